@@ -1,0 +1,180 @@
+"""A collection: docs, queries, qrels and candidates of one split, small or as large as MS MARCO. Ids are strings, always."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from ranker.errors import DataError
+from ranker.types import Qrels, Run
+
+
+@dataclass(frozen=True)
+class Doc:
+    """One document; `title` may be empty."""
+
+    doc_id: str
+    text: str
+    title: str = ""
+
+    @property
+    def full_text(self) -> str:
+        """Title and text, as every model and BM25 read them."""
+        return f"{self.title} {self.text}" if self.title else self.text
+
+
+class Docs(Protocol):
+    """Documents in a fixed order, with random access by id; may be larger than memory."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Doc]: ...
+
+    def __getitem__(self, doc_id: str) -> Doc: ...
+
+    def __contains__(self, doc_id: object) -> bool: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash that changes when any id or text changes."""
+        ...
+
+
+class MemoryDocs:
+    """Docs held in memory.
+
+    Raises:
+        DataError: Two docs have the same id.
+    """
+
+    def __init__(self, docs: Iterable[Doc]) -> None:
+        self._docs: dict[str, Doc] = {}
+        digest = hashlib.blake2b(digest_size=16)
+        for doc in docs:
+            if doc.doc_id in self._docs:
+                raise DataError(f"docs: expected each doc id once, got {doc.doc_id!r} twice; remove one")
+            self._docs[doc.doc_id] = doc
+            digest.update(repr((doc.doc_id, doc.title, doc.text)).encode("utf-8", "surrogatepass"))
+        self.fingerprint = digest.hexdigest()
+
+    def __len__(self) -> int:
+        return len(self._docs)
+
+    def __iter__(self) -> Iterator[Doc]:
+        return iter(self._docs.values())
+
+    def __getitem__(self, doc_id: str) -> Doc:
+        return self._docs[doc_id]
+
+    def __contains__(self, doc_id: object) -> bool:
+        return doc_id in self._docs
+
+
+@dataclass(frozen=True)
+class Candidates(Mapping[str, list[str]]):
+    """First-stage docs per query, best first, in flat arrays: 7,000 queries x 1,000 docs take 80 MB, not 1 GB of dicts.
+
+    Args:
+        query_ids: The queries, in order.
+        offsets: Query i's docs are `doc_ids[offsets[i]:offsets[i + 1]]`, int64 [queries + 1].
+        doc_ids: Doc ids, UTF-8 in a fixed-width bytes array [docs].
+        scores: The first stage's scores, float32 [docs].
+    """
+
+    query_ids: list[str]
+    offsets: np.ndarray
+    doc_ids: np.ndarray
+    scores: np.ndarray
+    _places: dict[str, int] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_places", {query_id: i for i, query_id in enumerate(self.query_ids)})
+
+    @classmethod
+    def from_lists(cls, ranked: Iterable[tuple[str, list[str], list[float]]]) -> Candidates:
+        """Build from (query_id, doc_ids, scores), each list best first."""
+        query_ids: list[str] = []
+        offsets, ids, scores = [0], [], []
+        for query_id, doc_ids, doc_scores in ranked:
+            query_ids.append(query_id)
+            offsets.append(offsets[-1] + len(doc_ids))
+            ids.append(np.array([doc_id.encode() for doc_id in doc_ids], dtype=np.bytes_))
+            scores.append(np.asarray(doc_scores, dtype=np.float32))
+        doc_ids_flat = np.concatenate(ids) if ids else np.array([], dtype="S1")
+        return cls(query_ids, np.array(offsets, dtype=np.int64), doc_ids_flat,
+                   np.concatenate(scores) if scores else np.array([], dtype=np.float32))  # fmt: skip
+
+    @classmethod
+    def from_run(cls, run: Run) -> Candidates:
+        """Order each query's docs as trec_eval does: score descending, then doc id descending."""
+        return cls.from_lists(
+            (query_id, *map(list, zip(*ranked, strict=True))) if (ranked := sorted(docs.items(), key=lambda d: (d[1], d[0]), reverse=True))
+            else (query_id, [], [])
+            for query_id, docs in run.items()
+        )  # fmt: skip
+
+    def __getitem__(self, query_id: str) -> list[str]:
+        return [doc_id.decode() for doc_id in self.ids(query_id)]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.query_ids)
+
+    def __len__(self) -> int:
+        return len(self.query_ids)
+
+    def __contains__(self, query_id: object) -> bool:
+        return query_id in self._places
+
+    def ids(self, query_id: str) -> np.ndarray:
+        """The query's doc ids as bytes [docs]; empty for an unknown query."""
+        place = self._places.get(query_id)
+        return self.doc_ids[:0] if place is None else self.doc_ids[self.offsets[place] : self.offsets[place + 1]]
+
+    def scores_of(self, query_id: str) -> np.ndarray:
+        """The query's first-stage scores, float32 [docs]; empty for an unknown query."""
+        place = self._places.get(query_id)
+        return self.scores[:0] if place is None else self.scores[self.offsets[place] : self.offsets[place + 1]]
+
+    def to_run(self, depth: int | None = None) -> Run:
+        """The first `depth` docs of each query with their scores."""
+        return {
+            query_id: dict(zip(self[query_id][:depth], self.scores_of(query_id)[:depth].tolist(), strict=True))
+            for query_id in self.query_ids
+        }
+
+
+@dataclass(frozen=True)
+class Collection:
+    """What one split needs: texts, judgements and the docs to re-rank.
+
+    Args:
+        name: Set name for folders and log keys, as `test/cwe`.
+        docs: The whole corpus; splits of one corpus share the object.
+        queries: query_id -> text.
+        qrels: query_id -> doc_id -> relevance.
+        candidates: First-stage docs to re-rank (and, in training, to draw negatives from); None until BM25 makes them.
+        triples: Training triples (query_id, more relevant doc_id, less relevant doc_id), or None. Re-iterable.
+        relevance: Smallest grade that counts as relevant: for training's positives and for binary measures.
+    """
+
+    name: str
+    docs: Docs
+    queries: dict[str, str]
+    qrels: Qrels
+    candidates: Candidates | None = None
+    triples: Iterable[tuple[str, str, str]] | None = None
+    relevance: int = 1
+
+
+@dataclass(frozen=True)
+class Splits:
+    """A source's product: each part is one Collection; `train` is None for data that only evaluates."""
+
+    train: Collection | None
+    val: Collection | None
+    tests: dict[str, Collection]
+    notice: str = ""  # licence text to print, where the data's owner asks for it

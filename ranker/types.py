@@ -1,0 +1,122 @@
+"""What flows through the program: texts, ragged token batches, rank batches, and the contracts of scorers, losses and sources.
+
+Axis names, in this order: batch (query groups), docs (docs of a group), tokens, dim. Masks are True where something is real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ranker.data.collection import Splits
+
+Qrels = dict[str, dict[str, int]]  # query_id -> doc_id -> relevance
+Run = dict[str, dict[str, float]]  # query_id -> doc_id -> score
+
+
+class _Movable:
+    """A frozen dataclass of tensors (and of such dataclasses) that Lightning and a pinning DataLoader can move."""
+
+    def _map(self, move: Callable[[Any], Any]) -> Self:
+        changed: dict[str, Any] = {}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            if isinstance(value, (Tensor, _Movable)):
+                changed[field.name] = move(value)
+            elif isinstance(value, tuple) and value and isinstance(value[0], _Movable):
+                changed[field.name] = tuple(move(part) for part in value)
+        return replace(self, **changed)  # type: ignore[type-var]
+
+    def to(self, device: torch.device | str, non_blocking: bool = True) -> Self:
+        """Return a copy with every tensor on `device`; Lightning calls this without `non_blocking`, so it is on by default."""
+        return self._map(lambda value: value.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """Return a copy in page-locked memory; without this method DataLoader leaves own types unpinned, silently."""
+        return self._map(lambda value: value.pin_memory())
+
+
+@dataclass(frozen=True)
+class TokenBatch(_Movable):
+    """Ragged token sequences: row r is `tokens[cu_seqlens[r]:cu_seqlens[r + 1]]`.
+
+    Args:
+        tokens: Token ids of all rows, one after another, int64 [tokens].
+        segments: Segment (token type) ids, int64 [tokens].
+        cu_seqlens: Cumulative row lengths, int32 [rows + 1], first 0, last the number of tokens.
+        max_length: The longest row, a host number so that no kernel launch has to wait for the device.
+    """
+
+    tokens: Tensor
+    segments: Tensor
+    cu_seqlens: Tensor
+    max_length: int
+
+    @property
+    def num_rows(self) -> int:
+        """Number of sequences."""
+        return self.cu_seqlens.shape[0] - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of real tokens over all rows."""
+        return self.tokens.shape[0]
+
+
+@dataclass(frozen=True)
+class RankBatch(_Movable):
+    """A micro-batch of query groups. A cross-encoder reads `pairs`; a bi-encoder reads `queries` and `docs`.
+
+    Args:
+        labels: What the loss aims at, float32 [batch, docs]; 0 where `doc_mask` is False.
+        doc_mask: True where a group has a doc, bool [batch, docs]. Rows of `pairs` and of `docs` are its True cells in row-major order.
+        places: Each group's place in the optimizer step (in the evaluation: the query's number), int64 [batch].
+        share: This micro-batch's groups over the groups of the whole step (all devices); shares of a step sum to 1.
+        pairs: One row per real doc: query and doc in one sequence.
+        queries: One row per group.
+        docs: One row per real doc.
+    """
+
+    labels: Tensor
+    doc_mask: Tensor
+    places: Tensor
+    share: float
+    pairs: TokenBatch | None = None
+    queries: TokenBatch | None = None
+    docs: TokenBatch | None = None
+
+
+@dataclass(frozen=True)
+class TrainStep(_Movable):
+    """All of one optimizer step's work on this device; `micro_batches` may be empty where another device got all groups."""
+
+    epoch: int
+    index: int
+    micro_batches: tuple[RankBatch, ...]
+    num_groups: int
+    num_docs: int
+
+
+class Scorer(Protocol):
+    """Scores [batch, docs] in float32, higher is better; cells where `doc_mask` is False are 0."""
+
+    def __call__(self, batch: RankBatch) -> Tensor: ...
+
+
+class Loss(Protocol):
+    """Scalar: the mean over groups of each group's own value. All inputs [batch, docs]."""
+
+    def __call__(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor: ...
+
+
+class Source(Protocol):
+    """Where a collection comes from."""
+
+    def load(self) -> Splits: ...
+
+
