@@ -118,5 +118,3 @@ class Source(Protocol):
     """Where a collection comes from."""
 
     def load(self) -> Splits: ...
-
-

@@ -1,0 +1,21 @@
+"""Evaluate a checkpoint or an existing run file: measures, baseline, paired tests. `python evaluate.py --help` lists the keys."""
+
+import hydra
+from omegaconf import DictConfig
+
+from ranker.entry import register, user_errors
+
+register()
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="evaluate")
+def main(cfg: DictConfig) -> None:
+    """Evaluate as the configuration says."""
+    from ranker.run import evaluate
+
+    evaluate(cfg)
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()

@@ -1,0 +1,89 @@
+"""Weights and configuration in one folder: written for other programs, read back for evaluation and further training."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from ranker.errors import CheckpointError
+
+# what a model folder says of its own: how the texts were cut and what the scorer is
+DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
+
+
+def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
+    """Write a scorer's Hugging Face folder and `ranker.yaml`, whole or not at all."""
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    longest = min(scorer.encoder.max_tokens, cfg.max_pair_tokens or scorer.encoder.max_tokens)
+    scorer.save(partial, max_tokens=longest)
+    described = OmegaConf.create({key: cfg[key] for key in DESCRIBED})
+    (partial / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.replace(folder)
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """What is known of a run folder, a model folder or a plain Hugging Face folder (then nothing)."""
+    for described in (path / "config.yaml", path / "ranker.yaml"):
+        if described.is_file():
+            content: Any = OmegaConf.to_container(OmegaConf.load(described))
+            return {key: content[key] for key in DESCRIBED if key in content}
+    if (path / "config.json").is_file():
+        return {}
+    raise CheckpointError(
+        f"checkpoint: expected a run folder or a model folder, got {str(path)!r}, which has no config.yaml, ranker.yaml or config.json"
+    )
+
+
+def load_scorer(path: Path, weights: str = "best") -> Any:
+    """Load a scorer from a run folder, a `model/` folder or a plain Hugging Face sequence classification folder.
+
+    Args:
+        path: The folder.
+        weights: Of a run folder, `best` (`model/`, or `checkpoints/last.ckpt` of an unfinished run) or `last`.
+
+    Raises:
+        CheckpointError: There are no trained weights.
+    """
+    description = read_description(path)
+    model = path / "model" if (path / "config.yaml").is_file() else path
+    if weights == "last" or not model.is_dir():
+        scorer = instantiate(OmegaConf.create(description["model"]), encoder=instantiate(OmegaConf.create(description["encoder"])))
+        _load_state(scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer.")
+        return scorer
+    target = description.get("model", {}).get("_target_", "ranker.models.monobert.MonoBERT")
+    module, _, name = target.rpartition(".")
+    ragged = description.get("encoder", {}).get("ragged", True)
+    return getattr(importlib.import_module(module), name).load(model, ragged=ragged)
+
+
+def load_checkpoint(module: nn.Module, path: Path) -> None:
+    """Load a training checkpoint's weights into the module that wrote it."""
+    _load_state(module, path, prefix="")
+
+
+def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint: expected {path}, got no such file; the run may have stopped before its first checkpoint")
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+    except Exception as error:
+        raise CheckpointError(f"{path}: expected a whole training checkpoint, got one that can't be read ({error})") from error
+    own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    expected = module.state_dict()
+    for key in sorted(set(own) | set(expected)):
+        if key not in own or key not in expected or own[key].shape != expected[key].shape:
+            got = tuple(own[key].shape) if key in own else "no such weight"
+            want = tuple(expected[key].shape) if key in expected else "no such weight"
+            raise CheckpointError(f"{path}: weight {key}: expected {want}, got {got}; the configuration differs from the checkpoint's")
+    module.load_state_dict(own)

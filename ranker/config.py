@@ -1,0 +1,289 @@
+"""Typed roots of the configuration, and `check`: every fault in one error, before anything heavy is imported."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from ranker.errors import ConfigError
+from ranker.signatures import Parameter, parameters_of
+
+# `_target_` may name these packages only: a config file is data, it must not be able to run anything it likes
+TRUSTED = ("ranker.", "torch.", "lightning.")
+# keys that the program reads out of a node itself, so that every source, encoder ... need not take them
+OWN_KEYS = {"data": ("negatives", "teacher", "random_negatives")}
+GROUPS = ("model", "encoder", "loss", "data", "optim", "schedule", "index", "probe")
+
+
+@dataclass
+class BatchConfig:
+    """Sizes of a step and of a micro-batch; see conf/train.yaml for the meaning of each."""
+
+    queries: int = 32
+    docs: int = 8
+    positives: int = 1
+    depth: int = 100
+    max_tokens: int = 16384
+    eval_max_tokens: int | None = None
+    workers: int = 0
+
+
+@dataclass
+class TrainerConfig:
+    """Lightning's Trainer, argument by argument; what the program builds itself (loggers, callbacks, folders) is left out."""
+
+    accelerator: str = "auto"
+    strategy: str = "auto"
+    devices: Any = "auto"
+    num_nodes: int = 1
+    precision: Any = None
+    fast_dev_run: Any = False
+    max_epochs: int | None = None
+    min_epochs: int | None = None
+    max_steps: int = -1
+    min_steps: int | None = None
+    max_time: Any = None
+    limit_train_batches: Any = None
+    limit_val_batches: Any = None
+    limit_test_batches: Any = None
+    limit_predict_batches: Any = None
+    overfit_batches: float = 0.0
+    val_check_interval: Any = None
+    check_val_every_n_epoch: int | None = 1
+    num_sanity_val_steps: int = 0
+    log_every_n_steps: int = 10
+    enable_checkpointing: bool = True
+    enable_progress_bar: bool = True
+    enable_model_summary: bool = False
+    accumulate_grad_batches: int = 1
+    gradient_clip_val: float | None = 1.0
+    gradient_clip_algorithm: str | None = None
+    deterministic: Any = None
+    benchmark: bool | None = None
+    inference_mode: bool = True
+    use_distributed_sampler: bool = False
+    profiler: str | None = None
+    detect_anomaly: bool = False
+    barebones: bool = False
+    sync_batchnorm: bool = False
+    reload_dataloaders_every_n_epochs: int = 0
+    enable_autolog_hparams: bool = True
+    model_registry: str | None = None
+
+
+@dataclass
+class TrainConfig:
+    """Root of train.py."""
+
+    name: str = MISSING
+    model: Any = MISSING
+    encoder: Any = MISSING
+    loss: Any = MISSING
+    data: Any = MISSING
+    optim: Any = MISSING
+    schedule: Any = MISSING
+    callbacks: Any = None
+    logger: Any = None
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    max_query_tokens: int = 64
+    max_doc_tokens: int = 256
+    max_pair_tokens: int | None = None
+    measures: list[str] = field(default_factory=list)
+    monitor: str | None = None
+    depth: int = 100
+    val_depth: int | None = None
+    seed: int = 0
+    checkpoint: str | None = None
+    resume: bool = False
+    save_every_steps: int = 500
+    cache_dir: str = ".cache"
+
+
+@dataclass
+class EvaluateConfig:
+    """Root of evaluate.py."""
+
+    name: str = "evaluate"
+    checkpoint: str | None = None
+    weights: str = "best"
+    data: Any = None
+    run: str | None = None
+    qrels: str | None = None
+    baseline: str | None = None
+    relevance: int = 1
+    split: str = "test"
+    measures: list[str] = field(default_factory=list)
+    depth: int | None = None
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    cache_dir: str = ".cache"
+
+
+ROOTS: dict[str, type] = {"train": TrainConfig, "evaluate": EvaluateConfig}
+
+
+def register() -> None:
+    """Make the typed roots known to Hydra, as `train_schema` and so on."""
+    for name, root in ROOTS.items():
+        ConfigStore.instance().store(name=f"{name}_schema", node=root)
+
+
+def check(cfg: DictConfig) -> None:
+    """Check a composed configuration.
+
+    Raises:
+        ConfigError: One line per fault: dotted key, what was expected, what came, how to fix it.
+    """
+    faults = [*_missing(cfg), *_targets(cfg), *_trainer(cfg), *_numbers(cfg), *_measures(cfg), *_files(cfg)]
+    if faults:
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
+
+
+def _missing(cfg: DictConfig) -> list[str]:
+    return [f"{key}: expected a value, got none; set {key}=..." for key in sorted(OmegaConf.missing_keys(cfg))]
+
+
+def suggestion(got: str, known: list[str]) -> str:
+    """Words that point to the nearest of the known names."""
+    near = difflib.get_close_matches(got, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(sorted(known))}" if known else ""
+
+
+def _targets(cfg: DictConfig) -> list[str]:
+    """Bind every `_target_` node's keys to the signature that it names."""
+    faults: list[str] = []
+
+    def walk(node: Any, path: str) -> None:
+        if not isinstance(node, DictConfig) or node._is_none() or node._is_missing():
+            return
+        target = node.get("_target_")
+        if target is not None:
+            faults.extend(_bind(node, path, str(target)))
+        for key in node:
+            if not OmegaConf.is_missing(node, key):
+                walk(node._get_node(key), f"{path}.{key}" if path else str(key))
+
+    walk(cfg, "")
+    for group in GROUPS:
+        node = cfg.get(group) if group in cfg and not OmegaConf.is_missing(cfg, group) else None
+        if isinstance(node, str):
+            faults.append(f"{group}: expected the name of a file in conf/{group}/, got {node!r} as a plain value")
+    return faults
+
+
+def _bind(node: DictConfig, path: str, target: str) -> list[str]:
+    if not target.startswith(TRUSTED):
+        return [f"{path}._target_: expected a name that starts with {', '.join(TRUSTED)}; got {target!r}"]
+    try:
+        parameters = parameters_of(target)
+    except LookupError as error:
+        return [f"{path}._target_: expected the dotted path of a class or function, got {target!r} ({error})"]
+    if parameters is None:  # an outside signature that can't be read without importing; Python will check it
+        return []
+    given = {str(key) for key in node if not str(key).startswith("_")} - set(OWN_KEYS.get(path, ()))
+    faults = [f"{path}.{key}: unknown key for {target}{suggestion(key, list(parameters))}" for key in sorted(given - set(parameters))]
+    live = {"encoder", "params", "folder", "step", "total", "scorer"}  # filled in by the program
+    for name, parameter in parameters.items():
+        if name in given and not OmegaConf.is_missing(node, name):
+            fault = parameter.fault(node.get(name))
+            if fault:
+                faults.append(f"{path}.{name}: {fault}")
+        elif parameter.required and name not in given and name not in live and not node.get("_partial_"):
+            faults.append(f"{path}.{name}: expected a value, got none; set {path}.{name}=...")
+    return faults
+
+
+def _trainer(cfg: DictConfig) -> list[str]:
+    trainer = cfg.get("trainer")
+    if trainer is None:
+        return []
+    faults = []
+    number = Parameter("number", ("int", "float"), required=False)
+    for key in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"):
+        value = trainer.get(key)
+        if value is not None and number.fault(value):
+            faults.append(f"trainer.{key}: {number.fault(value)}")
+    devices = trainer.get("devices")
+    if isinstance(devices, str) and devices != "auto" and not devices.lstrip("-").replace(",", "").isdigit():
+        faults.append(f"trainer.devices: expected a number, a list of indices or auto; got {devices!r}")
+    if isinstance(devices, int) and (devices == 0 or devices < -1):
+        faults.append(f"trainer.devices: expected a number above 0 (or -1 for all), got {devices}")
+    precisions = (None, "16-mixed", "bf16-mixed", "32-true", "64-true", "bf16-true", 32, 64, "32", "64", "bf16")
+    if trainer.get("precision") not in precisions:
+        faults.append(f"trainer.precision: expected one of bf16-mixed, 32-true, 64-true, bf16-true; got {trainer.get('precision')!r}")
+    if trainer.get("precision") == "16-mixed":
+        faults.append("trainer.precision: 16-mixed is refused, since gradients would be clipped before they are unscaled; use bf16-mixed")
+    strategies = ("auto", "ddp", "ddp_find_unused_parameters_true")
+    if trainer.get("strategy") not in strategies:
+        faults.append(f"trainer.strategy: expected one of {', '.join(strategies)}; got {trainer.get('strategy')!r}")
+    if trainer.get("overfit_batches"):
+        faults.append("trainer.overfit_batches: not supported with one item per optimizer step; use trainer.limit_train_batches")
+    if trainer.get("gradient_clip_algorithm") not in (None, "norm"):
+        faults.append(f"trainer.gradient_clip_algorithm: expected norm, got {trainer.get('gradient_clip_algorithm')!r}")
+    if trainer.get("accumulate_grad_batches", 1) < 1:
+        faults.append(f"trainer.accumulate_grad_batches: expected at least 1, got {trainer.accumulate_grad_batches}")
+    if "optim" in cfg and trainer.get("max_epochs") is None and trainer.get("max_steps", -1) < 0 and trainer.get("max_time") is None:
+        faults.append("trainer.max_epochs: expected trainer.max_epochs or trainer.max_steps, got neither; the schedule needs an end")
+    return faults
+
+
+def _numbers(cfg: DictConfig) -> list[str]:
+    faults = []
+    least = {"batch.queries": 1, "batch.docs": 1, "batch.positives": 1, "batch.depth": 1, "batch.max_tokens": 1, "batch.workers": 0,
+             "depth": 1, "val_depth": 1, "max_query_tokens": 1, "max_doc_tokens": 1, "max_pair_tokens": 5, "save_every_steps": 1, "seed": 0}  # fmt: skip
+    for key, lowest in least.items():
+        value = OmegaConf.select(cfg, key)
+        if value is not None and value < lowest:
+            faults.append(f"{key}: expected at least {lowest}, got {value}")
+    batch = cfg.get("batch")
+    if batch is not None and batch.positives > batch.docs:
+        faults.append(f"batch.positives: expected at most batch.docs={batch.docs}, got {batch.positives}")
+    for key in ("optim.lr", "optim.weight_decay", "schedule.warmup"):
+        value = OmegaConf.select(cfg, key)
+        if isinstance(value, (int, float)) and value < 0:
+            faults.append(f"{key}: expected a number of at least 0, got {value}")
+    return faults
+
+
+def _measures(cfg: DictConfig) -> list[str]:
+    if "measures" not in cfg:
+        return []
+    from ranker.metrics import parse_measures  # ir_measures takes a moment, and --help does not need it
+
+    try:
+        parse_measures(list(cfg.measures))
+    except ConfigError as error:
+        return str(error).split("\n")
+    monitor = cfg.get("monitor")
+    logged = [f"val/{name}" for name in cfg.measures]
+    if monitor is not None and monitor not in logged:
+        return [f"monitor: expected one of {', '.join(logged)} (from measures), got {monitor!r}"]
+    return []
+
+
+def _files(cfg: DictConfig) -> list[str]:
+    faults = []
+    for key in ("checkpoint", "run", "qrels", "baseline", "data.negatives", "data.teacher"):
+        value = OmegaConf.select(cfg, key) if key.split(".")[0] in cfg and not OmegaConf.is_missing(cfg, key.split(".")[0]) else None
+        if value is not None and not Path(str(value)).exists():
+            faults.append(f"{key}: expected a file or folder, got {value!r}, which does not exist")
+    if cfg.get("resume") and not cfg.get("checkpoint"):
+        faults.append("resume: expected checkpoint=RUN_FOLDER beside resume=true, got none")
+    return faults
+
+
+def known_keys(root: type, prefix: str = "") -> list[str]:
+    """All dotted keys of a typed root."""
+    keys = []
+    for entry in fields(root):
+        keys.append(prefix + entry.name)
+        factory = entry.default_factory
+        if is_dataclass(factory):
+            keys += known_keys(factory, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
+    return keys

@@ -1,0 +1,239 @@
+"""How an optimizer step is cut: which groups, which device, which micro-batch; and the token batches made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from ranker.data.token_store import TokenStore
+from ranker.errors import ConfigError, DataError
+from ranker.types import RankBatch, TokenBatch
+
+
+def deal(sizes: Sequence[int], bins: int) -> list[list[int]]:
+    """Deal items to bins, longest first, each to the lightest bin; returns positions per bin.
+
+    >>> deal([5, 1, 4, 2], 2)
+    [[0, 1], [2, 3]]
+    """
+    load, out = [0] * bins, [[] for _ in range(bins)]  # type: tuple[list[int], list[list[int]]]
+    for item in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        lightest = min(range(bins), key=lambda b: (load[b], b))
+        load[lightest] += sizes[item]
+        out[lightest].append(item)
+    return out
+
+
+@lru_cache(maxsize=2)
+def _order(num_groups: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(num_groups)
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The optimizer steps of an epoch, fixed by the config alone; devices and memory only decide how a step is cut.
+
+    Args:
+        num_groups: Groups in the training set.
+        queries: Groups per optimizer step, over all devices; an epoch's last step may have fewer.
+        max_tokens: Token budget of a micro-batch on one device.
+        seed: Seed of the shuffle.
+        min_micro_batches: Cut each device's part into at least this many micro-batches.
+    """
+
+    num_groups: int
+    queries: int
+    max_tokens: int
+    seed: int = 0
+    min_micro_batches: int = 1
+
+    def __len__(self) -> int:
+        return -(-self.num_groups // self.queries)
+
+    def groups(self, epoch: int, step: int) -> np.ndarray:
+        """The step's groups, in the same order on every device."""
+        return _order(self.num_groups, self.seed, epoch)[step * self.queries : (step + 1) * self.queries]
+
+    def cut(self, sizes: Sequence[int], rank: int, world: int) -> list[list[int]]:
+        """This device's micro-batches, as places in the step; [] where other devices got all groups.
+
+        Args:
+            sizes: Tokens of each group of the step.
+            rank: This device.
+            world: Number of devices.
+
+        Raises:
+            DataError: A single group is over the budget.
+        """
+        if max(sizes) > self.max_tokens:
+            raise DataError(
+                f"batch.max_tokens: expected at least {max(sizes)}, the tokens of the largest query group, got {self.max_tokens}; "
+                "raise it, or lower batch.docs or max_doc_tokens"
+            )
+        mine = deal(sizes, world)[rank]
+        own = [sizes[place] for place in mine]
+        bins = max(self.min_micro_batches, -(-sum(own) // self.max_tokens))
+        while any(sum(own[i] for i in part) > self.max_tokens for part in deal(own, bins)):
+            bins += 1
+        return [sorted(mine[i] for i in part) for part in deal(own, bins) if part]
+
+
+@dataclass(frozen=True)
+class Template:
+    """The special tokens around texts, read off the tokenizer itself: `[CLS] a [SEP] b [SEP]` or `<s> a </s></s> b </s>`.
+
+    Args:
+        specials: Special ids before the first text, after it, (and after the second).
+        segments: Segment id of each text.
+    """
+
+    specials: tuple[tuple[int, ...], ...]
+    segments: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokenizer: Any, texts: int) -> Template:
+        """Read the layout of 1 or 2 texts off a fast tokenizer."""
+        encoded = tokenizer(*(["a", "b"][:texts]), return_token_type_ids=True)
+        owners, ids, kinds = encoded.sequence_ids(), encoded["input_ids"], encoded.get("token_type_ids") or [0] * len(encoded["input_ids"])
+        specials: list[list[int]] = [[]]
+        segments = []
+        for place, owner in enumerate(owners):
+            if owner is None:
+                specials[-1].append(ids[place])
+            elif owner == len(specials) - 1:
+                specials.append([])
+                segments.append(kinds[place])
+        return cls(tuple(map(tuple, specials)), tuple(segments))
+
+    @property
+    def num_special(self) -> int:
+        """Special tokens of a whole sequence."""
+        return sum(map(len, self.specials))
+
+    def lay_out(self, parts: Sequence[tuple[TokenStore, np.ndarray, np.ndarray]]) -> TokenBatch:
+        """Copy stored tokens into one ragged batch.
+
+        Args:
+            parts: For each text its store, the rows to take [n] and how many tokens of each [n].
+        """
+        rows = len(parts[0][1])
+        blocks = [np.full(rows, len(self.specials[0]))]
+        for (_, _, lengths), after in zip(parts, self.specials[1:], strict=True):
+            blocks += [lengths, np.full(rows, len(after))]
+        widths = np.stack(blocks, axis=1)
+        starts = np.cumsum(widths.ravel()).reshape(widths.shape) - widths
+        total = int(widths.sum())
+        tokens, segments = np.empty(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
+        for i, special in enumerate(self.specials):
+            segment = self.segments[max(i - 1, 0)]
+            for j, token in enumerate(special):
+                tokens[starts[:, 2 * i] + j] = token
+                segments[starts[:, 2 * i] + j] = segment
+        for i, (store, text_rows, lengths) in enumerate(parts):
+            within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+            at = np.repeat(starts[:, 2 * i + 1], lengths) + within
+            tokens[at] = store.tokens[np.repeat(store.offsets[text_rows], lengths) + within]
+            segments[at] = self.segments[i]
+        row_lengths = widths.sum(axis=1)
+        return TokenBatch(
+            torch.from_numpy(tokens),
+            torch.from_numpy(segments),
+            torch.from_numpy(np.concatenate([[0], np.cumsum(row_lengths)]).astype(np.int32)),
+            int(row_lengths.max()),
+        )
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Make the token batches that a scorer reads, from rows of the stores.
+
+    Args:
+        queries: Token store of the queries.
+        docs: Token store of the docs.
+        reads: What the scorer reads: `pairs` (query and doc in one sequence) or `texts` (queries and docs apart).
+        pair: Layout of a pair.
+        query: Layout of a query by itself.
+        doc: Layout of a doc by itself.
+        max_pair_tokens: Longest pair, special tokens included; the doc is cut, never the query.
+        max_query_tokens: Longest query in a pair or by itself, special tokens not counted.
+        max_doc_tokens: Longest doc, special tokens not counted.
+    """
+
+    queries: TokenStore
+    docs: TokenStore
+    reads: str
+    pair: Template
+    query: Template
+    doc: Template
+    max_pair_tokens: int
+    max_query_tokens: int
+    max_doc_tokens: int
+
+    @classmethod
+    def of(
+        cls, tokenizer: Any, reads: str, queries: TokenStore, docs: TokenStore, positions: int, max_query_tokens: int, max_doc_tokens: int,
+        max_pair_tokens: int | None = None,
+    ) -> Collator:  # fmt: skip
+        """Fit the limits to the encoder's positions.
+
+        Raises:
+            ConfigError: The positions leave no room for a query and a doc.
+        """
+        pair, single = Template.of(tokenizer, 2), Template.of(tokenizer, 1)
+        longest = min(positions, max_pair_tokens or positions)
+        if longest < pair.num_special + 2:
+            raise ConfigError(f"max_pair_tokens: expected at least {pair.num_special + 2} tokens for a pair, got {longest}")
+        return cls(
+            queries, docs, reads, pair, single, single, longest,
+            # one token at least is left for the doc, so that no query, however long, can crash a pair
+            min(max_query_tokens, longest - pair.num_special - 1 if reads == "pairs" else positions - single.num_special),
+            min(max_doc_tokens, positions - (pair.num_special if reads == "pairs" else single.num_special)),
+        )  # fmt: skip
+
+    def query_lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Tokens kept of each query, special tokens not counted."""
+        return np.minimum(self.queries.lengths[rows], self.max_query_tokens).astype(np.int64)
+
+    def doc_lengths(self, rows: np.ndarray, query_lengths: np.ndarray) -> np.ndarray:
+        """Tokens kept of each doc beside a query of so many tokens, special tokens not counted."""
+        lengths = np.minimum(self.docs.lengths[rows], self.max_doc_tokens).astype(np.int64)
+        if self.reads == "pairs":
+            lengths = np.minimum(lengths, self.max_pair_tokens - self.pair.num_special - query_lengths)
+        return lengths
+
+    def group_sizes(self, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
+        """Tokens that each group costs, int64 [groups]; `doc_rows` [groups, docs], -1 where no doc is."""
+        real = doc_rows >= 0
+        query_lengths = self.query_lengths(query_rows)
+        doc_lengths = self.doc_lengths(np.where(real, doc_rows, 0), query_lengths[:, None])
+        if self.reads == "pairs":
+            return ((doc_lengths + query_lengths[:, None] + self.pair.num_special) * real).sum(axis=1)
+        return query_lengths + self.query.num_special + ((doc_lengths + self.doc.num_special) * real).sum(axis=1)
+
+    def collate(self, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray, places: np.ndarray, share: float) -> RankBatch:
+        """Make the micro-batch of some groups; `doc_rows` and `labels` are [groups, docs], -1 where no doc is."""
+        mask = doc_rows >= 0
+        flat_docs = doc_rows[mask]
+        group_of_doc = np.nonzero(mask)[0]
+        query_lengths = self.query_lengths(query_rows)
+        doc_lengths = self.doc_lengths(flat_docs, query_lengths[group_of_doc])
+        texts: dict[str, TokenBatch] = {}
+        if self.reads == "pairs":
+            texts["pairs"] = self.pair.lay_out(
+                [(self.queries, query_rows[group_of_doc], query_lengths[group_of_doc]), (self.docs, flat_docs, doc_lengths)]
+            )
+        else:
+            texts["queries"] = self.query.lay_out([(self.queries, query_rows, query_lengths)])
+            texts["docs"] = self.doc.lay_out([(self.docs, flat_docs, doc_lengths)])
+        return RankBatch(
+            labels=torch.from_numpy(np.where(mask, labels, 0.0).astype(np.float32)),
+            doc_mask=torch.from_numpy(mask),
+            places=torch.from_numpy(places.astype(np.int64)),
+            share=share,
+            **texts,
+        )

@@ -1,0 +1,202 @@
+"""The data side of a run: source -> candidates -> token stores -> steps and scoring batches."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from torch.utils.data import DataLoader
+
+from ranker.data.batching import Collator, StepPlan
+from ranker.data.collection import Collection, Splits
+from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
+from ranker.data.sampling import GroupSampler, JudgedGroups, TripleGroups
+from ranker.data.token_store import TokenStore, token_store
+from ranker.data.trec import read_candidates, read_run
+from ranker.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """How much goes into an optimizer step and a micro-batch.
+
+    Args:
+        queries: Query groups per optimizer step, over all devices.
+        docs: Docs per group.
+        max_tokens: Token budget of a micro-batch on one device.
+        eval_max_tokens: Token budget of a scoring batch; None takes `max_tokens`.
+        positives: Relevant docs per group.
+        depth: Negatives are drawn from this many top candidates.
+        min_micro_batches: At least so many micro-batches per device and step (`trainer.accumulate_grad_batches`).
+        workers: Worker processes that collate ahead.
+    """
+
+    queries: int = 32
+    docs: int = 8
+    max_tokens: int = 16384
+    eval_max_tokens: int | None = None
+    positives: int = 1
+    depth: int = 100
+    min_micro_batches: int = 1
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class TextLimits:
+    """Longest texts, in word pieces; special tokens count in `pair` only."""
+
+    query: int = 64
+    doc: int = 256
+    pair: int | None = None
+
+
+class RankData(pl.LightningDataModule):
+    """Loaders over one source's splits.
+
+    Args:
+        splits: What the source gave, with candidates.
+        tokenizer: The encoder's fast tokenizer.
+        reads: What the scorer reads, `pairs` or `texts`.
+        positions: Longest sequence that the encoder takes.
+        batch: Step and micro-batch sizes.
+        limits: Text lengths.
+        depth: Candidates per query that are re-ranked.
+        seed: Seed of shuffles and draws.
+        cache_dir: Folder of the token stores.
+        negatives: A run of mined negatives, or None.
+        teacher: A teacher's run whose scores are the labels, or None.
+        random_negatives: Fill too small groups from the corpus.
+    """
+
+    def __init__(
+        self,
+        splits: Splits,
+        tokenizer: Any,
+        reads: str,
+        positions: int,
+        batch: BatchOptions,
+        limits: TextLimits,
+        depth: int = 100,
+        seed: int = 0,
+        cache_dir: str | Path = ".cache",
+        negatives: str | Path | None = None,
+        teacher: str | Path | None = None,
+        random_negatives: bool = False,
+    ) -> None:
+        super().__init__()
+        self.splits, self.tokenizer, self.reads, self.positions = splits, tokenizer, reads, positions
+        self.batch, self.limits, self.depth, self.seed = batch, limits, depth, seed
+        self.cache_dir = Path(cache_dir)
+        self.negatives, self.teacher, self.random_negatives = negatives, teacher, random_negatives
+        self._stores: dict[str, TokenStore] = {}
+        self._samplers: dict[int, GroupSampler] = {}
+
+    # token stores -----------------------------------------------------------------------------------------------------------------
+
+    def _doc_store(self, collection: Collection) -> TokenStore:
+        docs = collection.docs
+        if docs.fingerprint not in self._stores:
+            self._stores[docs.fingerprint] = token_store(
+                self.cache_dir, "docs", lambda: ((doc.doc_id, doc.full_text) for doc in docs), docs.fingerprint, self.tokenizer, self.limits.doc
+            )  # fmt: skip
+        return self._stores[docs.fingerprint]
+
+    def _query_store(self, collection: Collection) -> TokenStore:
+        fingerprint = _queries_fingerprint(collection)
+        if fingerprint not in self._stores:
+            self._stores[fingerprint] = token_store(
+                self.cache_dir, "queries", lambda: iter(collection.queries.items()), fingerprint, self.tokenizer, self.limits.query
+            )
+        return self._stores[fingerprint]
+
+    def collator(self, collection: Collection) -> Collator:
+        """The collator over a collection's token stores; builds or opens them."""
+        return Collator.of(
+            self.tokenizer, self.reads, self._query_store(collection), self._doc_store(collection),
+            self.positions, self.limits.query, self.limits.doc, self.limits.pair,
+        )  # fmt: skip
+
+    # training ---------------------------------------------------------------------------------------------------------------------
+
+    def _sampler(self, collection: Collection, collator: Collator) -> GroupSampler:
+        if collection.triples is not None and self.teacher is None and self.negatives is None:
+            return TripleGroups(collection, collator.queries, collator.docs)
+        return JudgedGroups(
+            collection, collator.queries, collator.docs, self.batch.docs, self.batch.positives, self.batch.depth, self.seed,
+            negatives=read_candidates(Path(self.negatives)) if self.negatives else None,
+            teacher=read_run(Path(self.teacher)) if self.teacher else None,
+            random_negatives=self.random_negatives,
+        )  # fmt: skip
+
+    def train_steps(self, rank: int = 0, world: int = 1) -> TrainSteps:
+        """One device's training steps.
+
+        Raises:
+            ConfigError: No training data, or a group may be larger than the token budget.
+        """
+        if self.splits.train is None:
+            raise ConfigError("data: expected a training set, got a source without one; use evaluate.py, or name training data")
+        collection = self.splits.train
+        collator = self.collator(collection)
+        if id(collection) not in self._samplers:
+            self._samplers[id(collection)] = self._sampler(collection, collator)
+        sampler = self._samplers[id(collection)]
+        docs = 2 if isinstance(sampler, TripleGroups) else self.batch.docs
+        largest = _largest_group(collator, docs)
+        if largest > self.batch.max_tokens:
+            raise ConfigError(
+                f"batch.max_tokens: expected at least {largest}, the tokens of the largest possible group of {docs} docs, "
+                f"got {self.batch.max_tokens}; raise it, or lower batch.docs or max_doc_tokens"
+            )
+        plan = StepPlan(len(sampler), self.batch.queries, self.batch.max_tokens, self.seed, self.batch.min_micro_batches)
+        return TrainSteps(plan, sampler, collator, rank, world)
+
+    def train_dataloader(self) -> StepLoader:
+        """Steps of this device; resumable."""
+        assert self.trainer is not None
+        steps = self.train_steps(self.trainer.global_rank, self.trainer.world_size)
+        return StepLoader(steps, self.batch.workers, pin_memory=self.trainer.strategy.root_device.type == "cuda")
+
+    # evaluation -------------------------------------------------------------------------------------------------------------------
+
+    def score_batches(self, collection: Collection, rank: int = 0, world: int = 1) -> ScoreBatches:
+        """One device's share of the candidates of a collection."""
+        budget = self.batch.eval_max_tokens or self.batch.max_tokens
+        return ScoreBatches(collection, self.depth, self.collator(collection), budget, rank, world)
+
+    def _loader(self, collection: Collection) -> DataLoader[Any]:
+        assert self.trainer is not None
+        batches = self.score_batches(collection, self.trainer.global_rank, self.trainer.world_size)
+        return DataLoader(
+            batches, batch_size=None, num_workers=self.batch.workers, pin_memory=self.trainer.strategy.root_device.type == "cuda"
+        )
+
+    def val_dataloader(self) -> DataLoader[Any] | list[Any]:
+        """The validation set's candidates, or nothing."""
+        return self._loader(self.splits.val) if self.splits.val is not None else []
+
+    def test_dataloader(self) -> list[DataLoader[Any]]:
+        """Each test set's candidates, in the order of `splits.tests`."""
+        return [self._loader(collection) for collection in self.splits.tests.values()]
+
+
+def _queries_fingerprint(collection: Collection) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for item in collection.queries.items():
+        digest.update(repr(item).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
+
+
+def _largest_group(collator: Collator, docs: int) -> int:
+    """Upper bound of a group's tokens, from the longest query and doc that the stores hold."""
+    query = min(int(collator.queries.lengths.max(initial=0)), collator.max_query_tokens)
+    doc = min(int(collator.docs.lengths.max(initial=0)), collator.max_doc_tokens)
+    if collator.reads == "pairs":
+        return docs * min(query + doc + collator.pair.num_special, collator.max_pair_tokens)
+    return query + collator.query.num_special + docs * (doc + collator.doc.num_special)

@@ -1,0 +1,220 @@
+"""Which docs a training group holds: a draw that depends on (seed, epoch, query) alone, never on workers, devices or history."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ranker.data.collection import Candidates, Collection
+from ranker.data.token_store import TokenStore
+from ranker.errors import DataError
+from ranker.types import Run
+
+log = logging.getLogger(__name__)
+
+
+class GroupSampler(Protocol):
+    """Training groups, numbered from 0; each is one query and some docs."""
+
+    query_rows: np.ndarray  # row of each group's query in the query store, int64 [groups]
+
+    def __len__(self) -> int: ...
+
+    def draw(self, epoch: int, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return doc rows int64 [groups, docs] (-1 where a group has fewer docs) and labels float32 [groups, docs]."""
+        ...
+
+
+def mix(*parts: int | np.ndarray) -> np.ndarray:
+    """Hash integers to uniform uint64, elementwise (the finaliser of SplitMix64, Steele et al., 2014).
+
+    >>> bool(mix(1, 2) == mix(1, 2)), bool(mix(1, 2) == mix(2, 1))
+    (True, False)
+    """
+    with np.errstate(over="ignore"):
+        state = np.uint64(0)
+        for part in parts:
+            state = state * np.uint64(0x9E3779B97F4A7C15) + np.asarray(part).astype(np.uint64) + np.uint64(0x632BE59BD9B4E019)
+            state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            state = state ^ (state >> np.uint64(31))
+    return state
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Ragged doc rows with labels: group g has `rows[offsets[g]:offsets[g + 1]]`."""
+
+    offsets: np.ndarray
+    rows: np.ndarray
+    labels: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> _Pool:
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in rows])]).astype(np.int64)
+        return cls(offsets, np.concatenate(rows).astype(np.int32), np.concatenate(labels).astype(np.float32))
+
+    def draw(self, groups: np.ndarray, count: int, *seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draw `count` docs of each group without replacement, rows [groups, count] (-1: the pool is smaller) and labels."""
+        sizes = self.offsets[groups + 1] - self.offsets[groups]
+        width = max(int(sizes.max(initial=0)), count)
+        places = np.arange(width)
+        real = places < sizes[:, None]
+        keys = np.where(real, mix(*seed, groups[:, None], places[None, :]), np.uint64(2**64 - 1))
+        chosen = np.argpartition(keys, count - 1, axis=1)[:, :count] if count < width else np.broadcast_to(places, keys.shape)
+        chosen = np.take_along_axis(chosen, np.take_along_axis(keys, chosen, 1).argsort(1, kind="stable"), 1)
+        kept = np.take_along_axis(real, chosen, 1)
+        at = np.where(kept, self.offsets[groups][:, None] + chosen, 0)
+        if not len(self.rows):
+            return np.full(chosen.shape, -1, dtype=np.int64), np.zeros(chosen.shape, dtype=np.float32)
+        return np.where(kept, self.rows[at].astype(np.int64), -1), np.where(kept, self.labels[at], np.float32(0.0))
+
+
+class JudgedGroups:
+    """One group per training query: relevant docs from the qrels, the others from the candidates.
+
+    A doc whose grade reaches `collection.relevance` is never drawn as a negative; other judged docs may be, with their grade (if it
+    is positive) as label. A group with fewer negatives than asked for stays smaller and is masked, nothing is repeated.
+
+    Args:
+        collection: Queries, qrels and candidates.
+        queries: Token store of the queries.
+        docs: Token store of the docs.
+        num_docs: Docs per group.
+        positives: Relevant docs per group; the rest are negatives.
+        depth: Draw negatives from this many top candidates.
+        seed: Seed of all draws.
+        negatives: Mined negatives to draw from in place of the candidates.
+        teacher: A teacher's run; only docs with a teacher's score are drawn, and the scores are the labels.
+        random_negatives: Fill groups whose pool is too small with random docs of the corpus.
+
+    Raises:
+        DataError: No query has a relevant doc, or a query has no negative and `random_negatives` is off.
+    """
+
+    def __init__(
+        self,
+        collection: Collection,
+        queries: TokenStore,
+        docs: TokenStore,
+        num_docs: int,
+        positives: int = 1,
+        depth: int = 100,
+        seed: int = 0,
+        negatives: Candidates | None = None,
+        teacher: Run | None = None,
+        random_negatives: bool = False,
+    ) -> None:
+        self.num_docs, self.positives, self.seed, self.random_negatives = num_docs, positives, seed, random_negatives
+        self.corpus_size = len(docs)
+        pool = negatives if negatives is not None else collection.candidates
+        kept: list[str] = []
+        positive_ids, positive_labels, negative_ids, negative_labels = [], [], [], []
+        for query_id, judged in collection.qrels.items():
+            relevant = [doc_id for doc_id, grade in judged.items() if grade >= collection.relevance and doc_id in collection.docs]
+            taught = teacher.get(query_id, {}) if teacher is not None else None
+            if taught is not None:
+                relevant = [doc_id for doc_id in relevant if doc_id in taught]
+            if not relevant:
+                continue
+            others = pool[query_id][:depth] if pool is not None and query_id in pool else []
+            if taught is not None and pool is None:
+                others = sorted(taught, key=lambda doc_id: (taught[doc_id], doc_id), reverse=True)[:depth]
+            others = [doc_id for doc_id in others if judged.get(doc_id, 0) < collection.relevance and (taught is None or doc_id in taught)]
+            if not others and not random_negatives:
+                raise DataError(
+                    f"{collection.name}: query {query_id!r}: expected at least one candidate that is not relevant, got none among "
+                    f"{len(pool[query_id][:depth]) if pool is not None and query_id in pool else 0}; set data.random_negatives=true to fill from the corpus"
+                )
+            kept.append(query_id)
+            positive_ids.append(relevant)
+            negative_ids.append(others)
+            label = taught.__getitem__ if taught is not None else lambda doc_id, judged=judged: max(float(judged.get(doc_id, 0)), 0.0)
+            positive_labels.append(np.array([label(doc_id) for doc_id in relevant], dtype=np.float32))
+            negative_labels.append(np.array([label(doc_id) for doc_id in others], dtype=np.float32))
+        if not kept:
+            raise DataError(f"{collection.name}: expected training queries with a relevant doc, got none of {len(collection.qrels)}")
+        if len(kept) < len(collection.qrels):
+            log.warning("%s: %d of %d judged queries have no relevant doc to learn from and are left out",
+                        collection.name, len(collection.qrels) - len(kept), len(collection.qrels))  # fmt: skip
+        self.query_ids = kept
+        self.query_rows = queries.rows(kept)
+        self._positives = _Pool.of(_rows(docs, positive_ids), positive_labels)
+        self._negatives = _Pool.of(_rows(docs, negative_ids), negative_labels)
+
+    def __len__(self) -> int:
+        return len(self.query_rows)
+
+    def draw(self, epoch: int, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return doc rows [groups, docs], relevant ones first, and labels."""
+        first_rows, first_labels = self._positives.draw(groups, self.positives, self.seed, epoch, 1)
+        other_rows, other_labels = self._negatives.draw(groups, self.num_docs - self.positives, self.seed, epoch, 2)
+        rows = np.concatenate([first_rows[:, : self.positives], other_rows[:, : self.num_docs - self.positives]], axis=1)
+        labels = np.concatenate([first_labels[:, : self.positives], other_labels[:, : self.num_docs - self.positives]], axis=1)
+        if self.random_negatives:
+            self._fill(rows, epoch, groups)
+        return rows, labels
+
+    def _fill(self, rows: np.ndarray, epoch: int, groups: np.ndarray) -> None:
+        """Put random docs of the corpus, not relevant and not there yet, into the empty places of `rows`."""
+        for i, place in zip(*np.nonzero(rows < 0), strict=True):
+            group = int(groups[i])
+            taken = set(rows[i].tolist()) | set(
+                self._positives.rows[self._positives.offsets[group] : self._positives.offsets[group + 1]].tolist()
+            )
+            for attempt in range(100):
+                row = int(mix(self.seed, epoch, 3, group, int(place), attempt)) % self.corpus_size
+                if row not in taken:
+                    rows[i, place] = row
+                    break
+
+
+def _rows(store: TokenStore, ids: list[list[str]]) -> list[np.ndarray]:
+    """Rows of ragged ids, looked up in one go."""
+    flat = store.rows([doc_id for part in ids for doc_id in part])
+    return np.split(flat, np.cumsum([len(part) for part in ids])[:-1])
+
+
+class TripleGroups:
+    """One group per training triple (query, more relevant doc, less relevant doc); nothing is drawn.
+
+    Args:
+        collection: Has `triples`.
+        queries: Token store of the queries.
+        docs: Token store of the docs.
+        chunk: Triples looked up at a time.
+    """
+
+    def __init__(self, collection: Collection, queries: TokenStore, docs: TokenStore, chunk: int = 1_000_000) -> None:
+        assert collection.triples is not None
+        parts: list[np.ndarray] = []
+        buffer: list[tuple[str, str, str]] = []
+
+        def look_up() -> None:
+            query_ids, more, less = zip(*buffer, strict=True)
+            parts.append(np.stack([queries.rows(list(query_ids)), docs.rows(list(more)), docs.rows(list(less))], axis=1).astype(np.int32))
+            buffer.clear()
+
+        for triple in collection.triples:
+            buffer.append(triple)
+            if len(buffer) == chunk:
+                look_up()
+        if buffer:
+            look_up()
+        if not parts:
+            raise DataError(f"{collection.name}: expected training triples, got none")
+        triples = np.concatenate(parts)
+        self.query_rows = triples[:, 0].astype(np.int64)
+        self._docs = triples[:, 1:]
+
+    def __len__(self) -> int:
+        return len(self.query_rows)
+
+    def draw(self, epoch: int, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # noqa: ARG002 - a triple is the same in every epoch
+        """Return the triples' doc rows [groups, 2] and labels 1, 0."""
+        rows = self._docs[groups].astype(np.int64)
+        return rows, np.tile(np.array([1.0, 0.0], dtype=np.float32), (len(groups), 1))

@@ -1,0 +1,105 @@
+"""The edge between the command line and the program: run folders, and errors as one message with exit code 1."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import datetime
+
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ranker import config
+from ranker.errors import RankerError
+
+
+def register() -> None:
+    """Make typed roots and resolvers known to Hydra; before `hydra.main`."""
+    # Hydra would print its own traceback and exit; with this it hands every error to `user_errors`
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    config.register()
+    OmegaConf.register_new_resolver("stamp", _stamp, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("root", _root, use_cache=True, replace=True)
+
+
+def global_rank() -> int:
+    """This process's number under torchrun or SLURM; 0 where one process was started by hand."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+
+
+def _stamp() -> str:
+    """A folder name that no other run has, even one started in the same second."""
+    return f"{datetime.now():%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}"
+
+
+def _root(folder: str) -> str:
+    """Where runs go; other processes than the first get a folder of their own elsewhere, and learn the run's from the first."""
+    return folder if global_rank() == 0 else os.path.join(tempfile.gettempdir(), f"ranker-process-{os.getpid()}")  # noqa: PTH118
+
+
+@contextlib.contextmanager
+def user_errors() -> Iterator[None]:
+    """Print a user's mistake without a traceback and exit with 1; anything else is a bug and keeps its traceback."""
+    try:
+        yield
+    except RankerError as error:
+        _fail(str(error))
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ or error.__context__
+        _fail(str(cause) if isinstance(cause, RankerError) else in_one_line(error))
+    except KeyboardInterrupt:
+        _fail("stopped by the keyboard")
+
+
+def _fail(message: str) -> None:
+    for line in message.split("\n"):
+        print(f"error: {line}", file=sys.stderr)  # noqa: T201 - the logger may not be there yet
+    sys.stderr.flush()
+    raise SystemExit(1)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Say Hydra's or OmegaConf's complaint as: where, expected, got, fix."""
+    text = "\n".join(str(part) for part in (error, error.__cause__, error.__context__) if part is not None)
+    missing = re.search(
+        r"Could not find '([^'/]+)/([^']+)'(?:\s+Available options in '[^']+':\s+(.*?)(?:\n\n|\nConfig search|$))?", text, re.S
+    )
+    if missing:
+        group, got, options = missing.groups()
+        known = re.findall(r"\S+", options or "")
+        return f"{group}: expected one of {', '.join(known)}; got {got!r}" if known else f"{group}: no such file conf/{group}/{got}.yaml"
+    key = re.search(
+        r"(?:Could not override|Key|Could not append to config\. An item is already at|Error merging override) '?\+?([\w./@-]+)'?", text
+    )
+    struct = re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text)
+    if struct:
+        return f"{struct.group(2)}: unknown key{_near(struct.group(2))}"
+    if key and "not in" in text:
+        full = re.search(r"full_key: (\S+)", text)
+        name = full.group(1) if full else key.group(1)
+        return f"{name}: unknown key{_near(name)}"
+    value = re.search(r"Value '([^']*)'(?: of type '[^']*')? could not be converted to (\w+)", text)
+    if value:
+        full = re.search(r"full_key: (\S+)", text)
+        kinds = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false"}
+        return f"{full.group(1) if full else '?'}: expected {kinds.get(value.group(2), value.group(2))}, got {value.group(1)!r}"
+    if "mismatched input '='" in text or "extraneous input" in text:
+        return (
+            f"{_first(text)}; quote a value that holds '=' or ',' for Hydra as well as for the shell: 'key=\"a=b.ckpt\"' or key=a\\=b.ckpt"
+        )
+    return _first(text)
+
+
+def _first(text: str) -> str:
+    return " ".join(text.strip().split("\n\n")[0].split())
+
+
+def _near(name: str) -> str:
+    known = [key for root in config.ROOTS.values() for key in config.known_keys(root)]
+    return config.suggestion(name, known) if config.difflib.get_close_matches(name, known, n=1, cutoff=0.6) else "; see --help for the keys"

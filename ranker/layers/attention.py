@@ -1,0 +1,89 @@
+"""Self-attention over ragged token sequences: the library's variable-length kernel on CUDA in half precision, padded SDPA elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ranker.types import TokenBatch
+
+try:  # torch.nn.attention.varlen needs no extra package, but its kernel is CUDA only
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # pragma: no cover - every supported torch has it
+    varlen_attn = None
+
+
+@dataclass(frozen=True)
+class RaggedLayout:
+    """Where each token of a ragged batch stands, worked out once per forward and read by every layer.
+
+    Args:
+        cu_seqlens: Cumulative row lengths, int32 [rows + 1].
+        max_length: Longest row.
+        positions: Place of each token in its row, int64 [tokens].
+        cells: Place of each token in a flat [rows * max_length] grid, int64 [tokens].
+        mask: True where the grid holds a token, bool [rows, max_length].
+    """
+
+    cu_seqlens: Tensor
+    max_length: int
+    positions: Tensor
+    cells: Tensor
+    mask: Tensor
+
+    @classmethod
+    def of(cls, batch: TokenBatch) -> RaggedLayout:
+        """Work out the layout of `batch` on its own device, without waiting for it."""
+        starts, lengths = batch.cu_seqlens[:-1].long(), batch.cu_seqlens.diff().long()
+        rows = torch.repeat_interleave(torch.arange(batch.num_rows, device=starts.device), lengths, output_size=batch.num_tokens)
+        positions = torch.arange(batch.num_tokens, device=starts.device) - starts[rows]
+        mask = torch.arange(batch.max_length, device=starts.device) < lengths.unsqueeze(1)
+        return cls(batch.cu_seqlens, batch.max_length, positions, rows * batch.max_length + positions, mask)
+
+    def pad(self, flat: Tensor) -> Tensor:
+        """[tokens, ...] -> [rows, max_length, ...], zeros where no token is."""
+        grid = flat.new_zeros(self.mask.numel(), *flat.shape[1:]).index_copy(0, self.cells, flat)
+        return grid.view(*self.mask.shape, *flat.shape[1:])
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """[rows, max_length, ...] -> [tokens, ...]."""
+        return padded.reshape(self.mask.numel(), *padded.shape[2:]).index_select(0, self.cells)
+
+
+def varlen_missing(query: Tensor) -> str:
+    """Why the variable-length kernel can't serve `query` [tokens, heads, dim], in words; empty when it can."""
+    if query.device.type != "cuda":
+        return f"the device is {query.device.type}, not cuda"
+    if query.dtype not in (torch.bfloat16, torch.float16):
+        return f"the precision is {query.dtype}, not bfloat16 or float16 (trainer.precision=bf16-mixed)"
+    if varlen_attn is None:
+        return "this torch has no torch.nn.attention.varlen"
+    return ""
+
+
+def ragged_attention(query: Tensor, key: Tensor, value: Tensor, layout: RaggedLayout, dropout: float = 0.0) -> Tensor:
+    """Attend within each row of a ragged batch.
+
+    Args:
+        query: [tokens, heads, dim]; key and value likewise.
+        key: Keys.
+        value: Values.
+        layout: The rows.
+        dropout: Attention dropout, in the padded path only: the variable-length kernel has none.
+
+    Returns:
+        [tokens, heads, dim]
+    """
+    if not varlen_missing(query):
+        return varlen_attn(query, key, value, layout.cu_seqlens, layout.cu_seqlens, layout.max_length, layout.max_length)
+    padded = functional.scaled_dot_product_attention(
+        layout.pad(query).transpose(1, 2),
+        layout.pad(key).transpose(1, 2),
+        layout.pad(value).transpose(1, 2),
+        attn_mask=layout.mask[:, None, None, :],
+        dropout_p=dropout,
+    )
+    return layout.unpad(padded.transpose(1, 2))

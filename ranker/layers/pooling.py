@@ -1,0 +1,33 @@
+"""Pooling: one vector per row of a ragged batch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ranker.types import TokenBatch
+
+POOLINGS = ("cls", "mean", "max")
+
+
+def pool(states: Tensor, batch: TokenBatch, how: str) -> Tensor:
+    """Pool the token states of each row.
+
+    Args:
+        states: Token states, [tokens, dim].
+        batch: The rows that the states belong to; each has at least one token.
+        how: `cls` takes a row's first token, `mean` and `max` all its tokens, special ones included.
+
+    Returns:
+        [rows, dim]
+    """
+    if how == "cls":
+        return states.index_select(0, batch.cu_seqlens[:-1])
+    lengths = batch.cu_seqlens.diff().long()
+    rows = torch.repeat_interleave(torch.arange(batch.num_rows, device=states.device), lengths, output_size=states.shape[0])
+    if how == "mean":
+        return states.new_zeros(batch.num_rows, states.shape[1]).index_add(0, rows, states) / lengths.unsqueeze(1).to(states.dtype)
+    if how == "max":
+        lowest = states.new_full((batch.num_rows, states.shape[1]), -torch.inf)
+        return lowest.scatter_reduce(0, rows.unsqueeze(1).expand_as(states), states, "amax")
+    raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {how!r}")

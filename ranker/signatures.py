@@ -1,0 +1,156 @@
+"""Signatures of classes and functions read from source files, without importing them: torch alone takes seconds."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig
+
+_SCALARS = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter: the scalar types that its annotation admits (empty: anything goes)."""
+
+    name: str
+    types: tuple[str, ...]
+    required: bool
+
+    def fault(self, value: Any) -> str:
+        """Say in words why `value` does not fit; empty when it does."""
+        if not self.types:
+            return ""
+        if value is None:
+            return "" if "None" in self.types else f"expected {self._expected()}, got null"
+        if isinstance(value, (DictConfig, dict)):
+            fits = "dict" in self.types
+        elif isinstance(value, (ListConfig, list)):
+            fits = "list" in self.types
+        elif isinstance(value, bool):
+            fits = "bool" in self.types
+        else:
+            fits = any(isinstance(value, _SCALARS[name]) for name in self.types if name in _SCALARS and name != "bool")
+        return "" if fits else f"expected {self._expected()}, got {value!r}"
+
+    def _expected(self) -> str:
+        return " or ".join(name for name in self.types if name != "None") + (" or null" if "None" in self.types else "")
+
+
+@cache
+def parameters_of(target: str) -> dict[str, Parameter] | None:
+    """Parameters of the class or function at a dotted path; None when the source can't tell (it has **kwargs or is not Python).
+
+    Raises:
+        LookupError: There is no such module or name.
+    """
+    return _parameters(target, depth=0)
+
+
+def _parameters(target: str, depth: int) -> dict[str, Parameter] | None:
+    module, name, path = _locate(target)
+    if path is None or depth > 5:
+        return None
+    node = _definition(path, name)
+    if isinstance(node, ast.ImportFrom):  # re-exported: follow it
+        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+        for _ in range(node.level - 1):
+            package = package.rpartition(".")[0]
+        origin = ".".join(part for part in ((package if node.level else ""), node.module or "") if part)
+        source = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
+        return _parameters(f"{origin}.{source}", depth + 1)
+    if isinstance(node, ast.FunctionDef):
+        return _signature(node, skip=0)
+    if isinstance(node, ast.ClassDef):
+        return _class_signature(node)
+    if node is None and module.split(".")[0] == "ranker":
+        raise LookupError(f"{path.name} has no {name}")
+    return None
+
+
+def _locate(target: str) -> tuple[str, str, Path | None]:
+    module, _, name = target.rpartition(".")
+    if not module:
+        raise LookupError("no module in it")
+    top, *inner = module.split(".")
+    spec = importlib.util.find_spec(top)  # of the top package only: asking for more would import it
+    if spec is None or not spec.submodule_search_locations:
+        raise LookupError(f"no package {top}")
+    path = Path(next(iter(spec.submodule_search_locations)))
+    for part in inner:
+        path = path / part
+    if path.is_dir():
+        path = path / "__init__.py"
+    elif path.with_suffix(".py").is_file():
+        path = path.with_suffix(".py")
+    else:
+        raise LookupError(f"no module {module}")
+    return module, name, path if path.is_file() else None
+
+
+def _definition(path: Path, name: str) -> ast.AST | None:
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+            return node
+        if isinstance(node, ast.ImportFrom) and any((alias.asname or alias.name) == name for alias in node.names):
+            return node
+    return None
+
+
+def _class_signature(node: ast.ClassDef) -> dict[str, Parameter] | None:
+    for item in node.body:
+        if isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            return _signature(item, skip=1)
+    names = [decorator.func if isinstance(decorator, ast.Call) else decorator for decorator in node.decorator_list]
+    if any(isinstance(name, ast.Name) and name.id == "dataclass" for name in names):
+        annotated = [item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
+        return {item.target.id: _parameter(item.target.id, item.annotation, item.value is None) for item in annotated}  # type: ignore[union-attr]
+    return {} if not node.bases or all(isinstance(base, ast.Name) and base.id == "object" for base in node.bases) else _plain_module(node)
+
+
+def _plain_module(node: ast.ClassDef) -> dict[str, Parameter] | None:
+    """A class without `__init__` takes what its base takes; of the bases only nn.Module is known to take nothing."""
+    known = all(ast.unparse(base) in ("nn.Module", "torch.nn.Module") for base in node.bases)
+    return {} if known else None
+
+
+def _signature(node: ast.FunctionDef, skip: int) -> dict[str, Parameter] | None:
+    if node.args.kwarg is not None:
+        return None
+    positional = [*node.args.posonlyargs, *node.args.args]
+    required = len(positional) - len(node.args.defaults)
+    found = {arg.arg: _parameter(arg.arg, arg.annotation, i < required) for i, arg in enumerate(positional) if i >= skip}
+    for arg, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+        found[arg.arg] = _parameter(arg.arg, arg.annotation, default is None)
+    return found
+
+
+def _parameter(name: str, annotation: ast.expr | None, required: bool) -> Parameter:
+    return Parameter(name, _types(annotation), required)
+
+
+def _types(annotation: ast.expr | None) -> tuple[str, ...]:
+    """Scalar names of an annotation made of int, float, bool, str, None, lists and dicts; empty for anything else."""
+    if annotation is None:
+        return ()
+    if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
+        left, right = _types(annotation.left), _types(annotation.right)
+        return (*left, *right) if left and right else ()
+    if isinstance(annotation, ast.Constant):
+        return ("None",) if annotation.value is None else ()
+    if isinstance(annotation, ast.Subscript):
+        outer = ast.unparse(annotation.value)
+        return (outer,) if outer in ("list", "dict") else ("list",) if outer in ("tuple", "Sequence") else ()
+    if isinstance(annotation, ast.Name):
+        if annotation.id in _SCALARS:
+            return (annotation.id,)
+        if annotation.id in ("list", "dict"):
+            return (annotation.id,)
+        if annotation.id == "Path":
+            return ("str",)
+    return ()

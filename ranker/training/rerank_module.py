@@ -1,0 +1,219 @@
+"""The training and evaluation of a reranker under Lightning: the same optimisation on any number of devices and any memory."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ranker.data.dataset import ScoreBatch, ScoreBatches
+from ranker.data.sampling import mix
+from ranker.errors import DataError, RankerError
+from ranker.metrics import evaluate
+from ranker.types import Loss, RankBatch, Run, TrainStep
+
+log = logging.getLogger(__name__)
+
+Evaluated = Callable[[str, Run], None]  # what to do with a finished run of a set
+
+
+class RerankModule(pl.LightningModule):
+    """Train a scorer by one optimizer step per `TrainStep`, and evaluate it by one run per set.
+
+    A micro-batch's loss is the mean over its groups, weighted by its share of the step's groups; gradients are summed over
+    micro-batches and devices, so devices and memory change nothing but rounding.
+
+    Args:
+        scorer: Scores [batch, docs].
+        measures: ir-measures names, computed on every validation.
+        loss: Scalar of scores, labels, mask; a mean over groups. None for a module that only evaluates, like the next two.
+        optimizer: Makes the optimizer of parameter groups.
+        schedule: Learning rate factor by (step from 1, total steps).
+        weight_decay: Decay of matrices; biases and norms have none.
+        max_norm: Gradient norm is clipped to this; None clips nothing.
+        seed: Seeds each micro-batch's dropout, so that a resumed run repeats it.
+        on_evaluated: Called on the first device with a test set's name and run.
+    """
+
+    def __init__(
+        self,
+        scorer: nn.Module,
+        measures: list[str],
+        loss: Loss | None = None,
+        optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] | None = None,
+        schedule: Callable[[int, int], float] | None = None,
+        weight_decay: float = 0.01,
+        max_norm: float | None = 1.0,
+        seed: int = 0,
+        on_evaluated: Evaluated | None = None,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.scorer, self.loss = scorer, loss
+        self._optimizer, self._schedule = optimizer, schedule
+        self.measures, self.weight_decay, self.max_norm, self.seed = measures, weight_decay, max_norm, seed
+        self.on_evaluated = on_evaluated
+        self._scored: dict[int, list[tuple[Tensor, Tensor]]] = {}  # slots and scores, by loader
+
+    # training ---------------------------------------------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> Any:
+        """AdamW (or what the config names) with decay groups, and a schedule over optimizer steps."""
+        decayed = [p for p in self.parameters() if p.requires_grad and p.ndim >= 2]
+        others = [p for p in self.parameters() if p.requires_grad and p.ndim < 2]
+        groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        assert self._optimizer is not None and self._schedule is not None
+        optimizer = self._optimizer([group for group in groups if group["params"]])
+        total = int(self.trainer.estimated_stepping_batches)
+        schedule = self._schedule
+        return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: schedule(done + 1, total))]
+
+    def training_step(self, step: TrainStep, step_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
+        """One optimizer step: all micro-batches of this device, one gradient sync, clip, step."""
+        total = self.accumulate(step)
+        optimizer: Any = self.optimizers()
+        norm = self._clip()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedulers: Any = self.lr_schedulers()
+        self.log("optim/lr", optimizer.param_groups[0]["lr"])
+        schedulers.step()
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        self._refuse_nonfinite(total, step)
+        self.log("train/loss", total.float(), prog_bar=True)
+        self.log("train/grad_norm", norm.float())
+
+    def accumulate(self, step: TrainStep) -> Tensor:
+        """Backward over this device's micro-batches; returns its part of the step's loss, float64."""
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        if not step.micro_batches:  # every device must take part in the reduction
+            self.manual_backward(self._nothing())
+        for i, batch in enumerate(step.micro_batches):
+            self._seed_dropout(step, i)
+            with self._gradient_sync(only_if=i == len(step.micro_batches) - 1):
+                loss = self.micro_batch_loss(batch) * batch.share
+                self.manual_backward(loss * self.trainer.world_size)  # DDP divides by the number of devices
+            total += loss.detach()
+        return total
+
+    def micro_batch_loss(self, batch: RankBatch) -> Tensor:
+        """Mean loss over the micro-batch's groups."""
+        assert self.loss is not None
+        return self.loss(self.scorer(batch), batch.labels, batch.doc_mask)
+
+    def _nothing(self) -> Tensor:
+        """A loss that reaches every parameter with gradient 0."""
+        return torch.stack([p.view(-1)[0] * 0.0 for p in self.parameters() if p.requires_grad]).sum()
+
+    def _seed_dropout(self, step: TrainStep, micro_batch: int) -> None:
+        """Each micro-batch's randomness depends on where it stands, so that resuming needs no saved random state."""
+        torch.manual_seed(int(mix(self.seed, step.epoch, step.index, micro_batch, self.global_rank)) % 2**63)
+
+    def _gradient_sync(self, only_if: bool) -> contextlib.AbstractContextManager[Any]:
+        block = getattr(self.trainer.strategy, "block_backward_sync", None)  # missing on a single device
+        return contextlib.nullcontext() if only_if or block is None else block()
+
+    def _clip(self) -> Tensor:
+        parameters = [p for p in self.parameters() if p.grad is not None]
+        return nn.utils.clip_grad_norm_(parameters, torch.inf if self.max_norm is None else self.max_norm)
+
+    def _refuse_nonfinite(self, total: Tensor, step: TrainStep) -> None:
+        # reading the value makes a GPU wait, so there it is looked at when it is logged anyway
+        look = total.device.type == "cpu" or (self.trainer.global_step % self.trainer.log_every_n_steps == 0)  # type: ignore[attr-defined]
+        if look and not bool(torch.isfinite(total)):
+            raise RankerError(
+                f"training: expected a finite loss, got {total.item()} at step {self.trainer.global_step} "
+                f"(epoch {step.epoch}, step {step.index} of it); lower optim.lr, or look at this step's queries"
+            )
+
+    # evaluation -------------------------------------------------------------------------------------------------------------------
+
+    def _score(self, batch: ScoreBatch, loader: int = 0) -> None:
+        scores = self.scorer(batch.batch)[batch.batch.doc_mask]
+        real = batch.slots >= 0
+        self._scored.setdefault(loader, []).append((batch.slots[real], scores[real].float()))
+
+    def validation_step(self, batch: ScoreBatch, batch_idx: int) -> None:  # noqa: ARG002
+        """Score a batch of candidates."""
+        self._score(batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Measure the gathered run; every device logs the same values."""
+        if self.trainer.sanity_checking:
+            self._scored.clear()
+            return
+        collection = self.trainer.datamodule.splits.val  # type: ignore[attr-defined]
+        batches: ScoreBatches = self.trainer.val_dataloaders.dataset  # type: ignore[union-attr]
+        run = self._gather_run(batches)
+        values = self._on_first_device(lambda: evaluate(run or {}, collection.qrels, self.measures, collection.relevance).means)
+        for name, value in values.items():
+            self.log(f"val/{name}", value, prog_bar=name == next(iter(values)), sync_dist=False)
+
+    def test_step(self, batch: ScoreBatch, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+        """Score a batch of candidates of the set that is being tested."""
+        self._score(batch, dataloader_idx)
+
+    def on_test_epoch_end(self) -> None:
+        """Gather, measure and hand over one run per test set."""
+        loaders: Any = self.trainer.test_dataloaders
+        tests = self.trainer.datamodule.splits.tests  # type: ignore[attr-defined]
+        for i, (name, collection) in enumerate(tests.items()):
+            run = self._gather_run(loaders[i].dataset, i)
+
+            def measure(name: str = name, run: Run | None = run, collection: Any = collection) -> dict[str, float]:
+                if self.on_evaluated is not None:
+                    self.on_evaluated(name, run or {})
+                return evaluate(run or {}, collection.qrels, self.measures, collection.relevance).means
+
+            for measure_name, value in self._on_first_device(measure).items():
+                self.log(f"test/{name}/{measure_name}", value, sync_dist=False)
+
+    def _gather_run(self, batches: ScoreBatches, loader: int = 0) -> Run | None:
+        """The whole run on the first device, None on the others; only numbers travel."""
+        scored = self._scored.pop(loader, None) or [
+            (torch.zeros(0, dtype=torch.int64, device=self.device), torch.zeros(0, device=self.device))
+        ]
+        slots, scores = (torch.cat(parts) for parts in zip(*scored, strict=True))
+        if self.trainer.world_size > 1:
+            counts = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.trainer.world_size)]
+            dist.all_gather(counts, torch.tensor([len(slots)], device=self.device))
+            most = max(int(count) for count in counts)
+            slots, scores = (_gather(nn.functional.pad(part, (0, most - len(part))), counts) for part in (slots, scores))
+        if not self.trainer.is_global_zero:
+            return None
+        # float64 scores of tests aside, a score is float32: what is written equals what is measured
+        values = np.full(batches.num_slots, np.nan, dtype=np.float32)
+        values[slots.cpu().numpy()] = scores.cpu().numpy()
+        if len(slots) != batches.num_slots:
+            raise DataError(
+                f"evaluation: expected {batches.num_slots} scores, got {len(slots)}; limit_val_batches and limit_test_batches must be off"
+            )
+        return batches.run(values)
+
+    def _on_first_device(self, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Compute on the first device and give every device the result, or the error."""
+        outcome: Any = None
+        if self.trainer.is_global_zero:
+            try:
+                outcome = compute()
+            except RankerError as error:
+                outcome = error
+        if self.trainer.world_size > 1:
+            outcome = self.trainer.strategy.broadcast(outcome, src=0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+
+def _gather(padded: Tensor, counts: list[Tensor]) -> Tensor:
+    parts = [torch.zeros_like(padded) for _ in counts]
+    dist.all_gather(parts, padded.contiguous())
+    return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])

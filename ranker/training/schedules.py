@@ -1,0 +1,61 @@
+"""Learning rates as a factor of the base rate, by optimizer step (never by micro-batch, device or epoch)."""
+
+from __future__ import annotations
+
+import math
+
+
+def warmup_steps(warmup: float, total: int) -> int:
+    """Steps of warm-up: a share of all steps below 1, a count from 1 on.
+
+    >>> warmup_steps(0.1, 314), warmup_steps(40, 314)
+    (31, 40)
+    """
+    return int(warmup * total) if warmup < 1 else min(int(warmup), total)
+
+
+def _warm(step: int, warm: int) -> float | None:
+    return step / warm if step <= warm and warm else None
+
+
+def linear(step: int, total: int, warmup: float = 0.1, end: float = 0.0) -> float:
+    """Rise linearly to 1 at the last warm-up step, fall linearly to `end` at the last step.
+
+    Args:
+        step: Optimizer step, from 1.
+        total: Number of optimizer steps.
+        warmup: Share of the steps (below 1) or number of steps.
+        end: Factor at the last step.
+
+    >>> linear(31, 314), linear(314, 314)
+    (1.0, 0.0)
+    """
+    warm = warmup_steps(warmup, total)
+    rising = _warm(step, warm)
+    if rising is not None:
+        return rising
+    return end + (1 - end) * max(total - step, 0) / max(total - warm, 1)
+
+
+def cosine(step: int, total: int, warmup: float = 0.1, end: float = 0.0) -> float:
+    """Rise linearly, fall along half a cosine (Loshchilov and Hutter, 2017); arguments as for `linear`.
+
+    >>> round(cosine(60, 100, warmup=20), 3), cosine(100, 100, warmup=20)
+    (0.5, 0.0)
+    """
+    warm = warmup_steps(warmup, total)
+    rising = _warm(step, warm)
+    if rising is not None:
+        return rising
+    done = min((step - warm) / max(total - warm, 1), 1.0)
+    return end + (1 - end) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def constant(step: int, total: int, warmup: float = 0.1) -> float:
+    """Rise linearly, then stay at 1; arguments as for `linear`.
+
+    >>> constant(5, 100), constant(100, 100)
+    (0.5, 1.0)
+    """
+    rising = _warm(step, warmup_steps(warmup, total))
+    return 1.0 if rising is None else rising
