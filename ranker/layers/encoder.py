@@ -95,7 +95,7 @@ class Encoder(nn.Module):
         shape = (states.shape[0], attention.num_attention_heads, attention.attention_head_size)
         query, key, value = (part(states).view(shape) for part in (attention.query, attention.key, attention.value))
         self._tell_path(query)
-        dropout = attention.dropout.p if self.training else 0.0
+        dropout = attention.dropout.p if attention.training else 0.0
         mixed = ragged_attention(query, key, value, layout, dropout).reshape(states.shape[0], -1)
         states = output.LayerNorm(output.dropout(output.dense(mixed)) + states)
         inner = layer.intermediate.intermediate_act_fn(layer.intermediate.dense(states))

@@ -1,0 +1,52 @@
+# make demo: train and evaluate the default model. make test: lint, types, all tests. Needs Python 3.11 or 3.12 and nothing else.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH := torch>=2.11,<2.14
+CPU_WHEELS := https://download.pytorch.org/whl/cpu
+# faiss and torch for the hardware that is seen
+HARDWARE := $(shell if nvidia-smi -L >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
+
+.PHONY: demo test lint types tests clean help
+
+help:
+	@echo "make demo | make test | make lint | make types | make tests | make clean"
+
+demo: $(VENV)/.demo
+	$(BIN)/python train.py
+	@echo "more: $(BIN)/python train.py --help; README.md"
+
+test: lint types tests
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+# one thread a process: the tests run side by side
+tests: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+$(VENV)/.torch:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 12) else "error: PYTHON: expected Python 3.11 or 3.12, got " + sys.version.split()[0] + "; make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+ifeq ($(HARDWARE),cpu)
+	@# the CPU build is 200 MB, the default build several GB; where its index can't be reached, the default index serves
+	$(BIN)/python -m pip install -q --retries 0 --timeout 15 --index-url $(CPU_WHEELS) '$(TORCH)' 2>/dev/null || $(BIN)/python -m pip install -q '$(TORCH)'
+else
+	$(BIN)/python -m pip install -q '$(TORCH)'
+endif
+	@touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(BIN)/python -m pip install -q -e '.[$(HARDWARE),demo]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml
+	$(BIN)/python -m pip install -q -e '.[$(HARDWARE),demo,probe,sweep,dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .cache outputs multirun

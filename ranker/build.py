@@ -1,0 +1,159 @@
+"""From configuration to objects and folders: what train(), evaluate(), search() and probe() have in common."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from omegaconf import DictConfig, OmegaConf
+from transformers.utils import logging as transformers_logging
+
+from ranker.checkpoint import load_scorer
+from ranker.config import OWN_KEYS
+from ranker.data.collection import Splits
+from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.entry import global_rank
+from ranker.retrieval.bm25 import with_candidates
+from ranker.training import loggers
+from ranker.training.run_writer import environment, log_to, write_json, write_text
+
+log = logging.getLogger(__name__)
+
+
+def open_run(cfg: DictConfig) -> Path:
+    """Make the run folder with its configuration, environment and log; other processes than the first only learn its name."""
+    folder = Path(HydraConfig.get().runtime.output_dir).resolve()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    for noisy in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
+        logging.getLogger(noisy).addFilter(_advertising)
+    if _is_first_process():
+        write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+        write_json(folder / "environment.json", environment(cfg.get("seed", 0)))
+        log_to(folder / "train.log")
+    else:
+        logging.getLogger().setLevel(logging.WARNING)
+    return folder
+
+
+def _is_first_process() -> bool:
+    return global_rank() == 0 and int(os.environ.get("LOCAL_RANK", "0")) == 0
+
+
+def _advertising(record: logging.LogRecord) -> bool:
+    """Lightning's tips, among them one to use static_graph, which breaks micro-batches."""
+    text = record.getMessage()
+    return not any(word in text for word in ("litlogger", "static_graph", "💡", "Checkpoint directory"))
+
+
+def load_source(node: Any) -> Splits:
+    """Load the collections that a `data` node names."""
+    return instantiate({key: value for key, value in node.items() if key not in OWN_KEYS["data"]}).load()
+
+
+def load_splits(cfg: DictConfig) -> Splits:
+    """Load the training data with first-stage candidates, those of the validation cut to `val_depth`."""
+    splits = with_candidates(load_source(cfg.data), max(cfg.depth, cfg.batch.depth), Path(cfg.cache_dir))
+    print_notice(splits)
+    if splits.val is not None and cfg.val_depth is not None and splits.val.candidates is not None:
+        candidates = splits.val.candidates
+        splits = replace(splits, val=replace(splits.val, candidates=type(candidates).from_run(candidates.to_run(cfg.val_depth))))
+    return splits
+
+
+def print_notice(splits: Splits) -> None:
+    """Print the licence notice that a data owner asks for."""
+    if splits.notice:
+        log.info("%s", splits.notice)
+
+
+def build_scorer(cfg: DictConfig) -> Any:
+    """A new scorer, or the one that `checkpoint` trained."""
+    if cfg.checkpoint is not None and not cfg.resume:
+        return load_scorer(Path(cfg.checkpoint), "best")
+    return instantiate(cfg.model, encoder=instantiate(cfg.encoder))
+
+
+def batch_options(cfg: DictConfig) -> BatchOptions:
+    """Sizes of steps and micro-batches."""
+    options = OmegaConf.to_container(cfg.batch)
+    return BatchOptions(**options, min_micro_batches=cfg.trainer.accumulate_grad_batches)  # type: ignore[arg-type]
+
+
+def build_data(cfg: DictConfig, splits: Splits, scorer: Any) -> RankData:
+    """Loaders for what the scorer reads."""
+    return RankData(
+        splits,
+        scorer.encoder.tokenizer,
+        scorer.reads,
+        scorer.encoder.max_tokens,
+        batch_options(cfg),
+        TextLimits(cfg.max_query_tokens, cfg.max_doc_tokens, cfg.max_pair_tokens),
+        depth=cfg.depth,
+        seed=cfg.seed,
+        cache_dir=cfg.cache_dir,
+        negatives=cfg.data.get("negatives"),
+        teacher=cfg.data.get("teacher"),
+        random_negatives=cfg.data.get("random_negatives", False),
+    )
+
+
+def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None) -> pl.Trainer:
+    """Lightning's Trainer; loggers write to the run folder."""
+    options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
+    # a step is one item and clips by itself, so Lightning must not see these two
+    for own in ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"):
+        options.pop(own)
+    if options["precision"] is None:
+        options["precision"] = "bf16-mixed" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "32-true"
+    options["strategy"] = _strategy(options)
+    if options["enable_progress_bar"]:
+        callbacks = [*callbacks, RichProgressBar(leave=True)]
+    callbacks = [*callbacks, *(instantiate(node) for node in (cfg.get("callbacks") or {}).values())]
+    made: list[Any] = []
+    if logger is not None and not logger.get("none"):
+        made = [loggers.csv(folder)]
+        if "_target_" in logger:
+            made.append(instantiate(logger)(folder))
+    _prepare_children(folder)
+    return pl.Trainer(**options, callbacks=callbacks, logger=made or False, default_root_dir=folder)
+
+
+def _strategy(options: dict[str, Any]) -> Strategy | str:
+    """DDP as the training step needs it; Lightning decides about one device."""
+    devices = options["devices"]
+    all_gpus = devices in ("auto", -1, "-1") and options["accelerator"] != "cpu" and torch.cuda.device_count() > 1
+    counted = (isinstance(devices, int) and devices > 1) or (
+        isinstance(devices, str) and ("," in devices or (devices.isdigit() and int(devices) > 1))
+    )
+    several = options["num_nodes"] > 1 or all_gpus or counted or (isinstance(devices, list) and len(devices) > 1)
+    if not several:
+        return "auto"
+    return DDPStrategy(
+        find_unused_parameters=options["strategy"] == "ddp_find_unused_parameters_true",
+        broadcast_buffers=False,  # nothing has buffers that change; one hidden collective less
+        gradient_as_bucket_view=True,
+        timeout=timedelta(minutes=30),
+    )
+
+
+def _prepare_children(folder: Path) -> None:
+    """Let Lightning start its other processes with the composed configuration instead of the command line.
+
+    The command line may be a multirun, whose children would start the whole sweep again, and `now` would name other folders.
+    """
+    if HydraConfig.initialized() and _is_first_process():
+        script = sys.argv[0]
+        overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+        sys.argv = [script, "--config-path", str(folder), "--config-name", "config", *overrides]

@@ -1,0 +1,114 @@
+"""A small training under one hardware layout; writes losses and final weights. Run by test_invariance.py, one process tree a layout."""
+
+import argparse
+import json
+import random
+from pathlib import Path
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from transformers import BertModel
+
+from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
+from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.layers.encoder import Encoder
+from ranker.layers.tiny import tiny_config, tiny_tokenizer
+from ranker.losses.ranknet import RankNet
+from ranker.models.monobert import MonoBERT
+from ranker.training.rerank_module import RerankModule
+from ranker.training.schedules import linear
+
+
+def collection(num_queries: int) -> Collection:
+    """Queries with graded docs of 1 to 30 words."""
+    words = [first + second for first in "bcdfgk" for second in ("ab", "el", "ir", "om")]
+    rng = random.Random(7)
+    text = lambda least, most: " ".join(rng.choices(words, k=rng.randint(least, most)))  # noqa: E731
+    docs = MemoryDocs(Doc(f"d{i}", text(1, 30)) for i in range(6 * num_queries))
+    queries = {f"q{i}": text(1, 8) for i in range(num_queries)}
+    qrels = {f"q{i}": {f"d{6 * i}": 2, f"d{6 * i + 1}": 1, f"d{6 * i + 2}": 0} for i in range(num_queries)}
+    run = {f"q{i}": {f"d{6 * i + j}": float(-j) for j in range(rng.randint(4, 6))} for i in range(num_queries)}
+    return Collection("small", docs, queries, qrels, Candidates.from_run(run))
+
+
+class Losses(pl.Callback):
+    """Each step's loss, as the module logged it."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
+        self.values.append(module.last_loss)
+
+
+class Recorded(RerankModule):
+    """Keeps the step's loss in full precision."""
+
+    last_loss = float("nan")
+
+    def _refuse_nonfinite(self, total, step) -> None:
+        self.last_loss = total.item()
+        super()._refuse_nonfinite(total, step)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--max-tokens", type=int, default=100_000)
+    parser.add_argument("--min-micro-batches", type=int, default=1)
+    parser.add_argument("--double", action="store_true")
+    parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--cache", required=True)
+    parser.add_argument("--out", required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    pl.seed_everything(1, verbose=False)
+    train = collection(9)  # steps of 4, 4 and 1 groups: with two processes one of them has nothing to do in the third
+    config = tiny_config(dim=16)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    scorer = MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
+    data = RankData(
+        Splits(train, train, {}), scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens,
+        BatchOptions(queries=4, docs=5, positives=2, max_tokens=args.max_tokens, min_micro_batches=args.min_micro_batches),
+        TextLimits(16, 64), seed=3, cache_dir=args.cache,
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW if args.optimizer == "adamw" else torch.optim.SGD
+    kind = seed_fault(args.fault)
+    module = kind(
+        scorer, ["nDCG@10", "RR"], loss=RankNet(), optimizer=lambda groups: optimizer(groups, lr=3e-3 if args.optimizer == "adamw" else 0.3),
+        schedule=lambda step, total: linear(step, total, warmup=2), max_norm=1.0,
+    )  # fmt: skip
+    if args.double:
+        module = module.double()
+    losses = Losses()
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=args.devices, max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, callbacks=[losses],
+        precision="64-true" if args.double else "32-true",
+        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True) if args.devices > 1 else "auto",
+    )  # fmt: skip
+    trainer.fit(module, datamodule=data)
+    if trainer.is_global_zero:
+        torch.save(module.scorer.state_dict(), f"{args.out}.pt")
+        measured = {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("val/")}
+        Path(f"{args.out}.json").write_text(json.dumps({"losses": losses.values, "val": measured}))
+
+
+def seed_fault(fault: str) -> type[RerankModule]:
+    """The module, or one with a fault that the test must see."""
+
+    class Faulty(Recorded):
+        def micro_batch_loss(self, batch):
+            loss = super().micro_batch_loss(batch)
+            return loss / batch.share if fault == "share" else loss / self.trainer.world_size if fault == "world" else loss
+
+        def _gradient_sync(self, only_if):
+            return super()._gradient_sync(only_if=False if fault == "sync" else only_if)
+
+    return Faulty if fault else Recorded
+
+
+if __name__ == "__main__":
+    main()

