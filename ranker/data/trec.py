@@ -1,0 +1,350 @@
+"""TREC files: qrels, runs and candidates, read with file and line in every complaint, written whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import logging
+import math
+import os
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, TextIO, cast
+
+import numpy as np
+
+from ranker.errors import DataError
+
+if TYPE_CHECKING:  # both modules import torch, which reading a run does not need
+    from ranker.data.collection import Candidates
+    from ranker.types import Qrels, Run
+
+log = logging.getLogger(__name__)
+
+QRELS_COLUMNS = "query_id iteration doc_id relevance"
+RUN_COLUMNS = "query_id Q0 doc_id rank score tag"
+_CHUNK_DOCS = 65_536  # ids that wait as Python objects before they are packed
+
+
+# reading ----------------------------------------------------------------------------------------------------------------------------
+
+
+def read_qrels(path: str | Path) -> Qrels:
+    r"""Read judgements: 4 columns, plain or gzip. A line that says the same again is dropped with a warning.
+
+    Raises:
+        DataError: A missing, empty or broken file, or two grades for one query and doc.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as folder:
+    ...     path = Path(folder, "qrels.txt")
+    ...     _ = path.write_text("q1 0 d1 2\nq1 0 d2 0\n")
+    ...     read_qrels(path)
+    {'q1': {'d1': 2, 'd2': 0}}
+    """
+    path = Path(path)
+    qrels: Qrels = {}
+    repeats: list[int] = []
+    for line, (query, _, doc, grade) in _rows(path, QRELS_COLUMNS):
+        query_id, doc_id, relevance = _text(path, line, query), _text(path, line, doc), _whole_number(path, line, grade)
+        judged = qrels.setdefault(query_id, {})
+        if doc_id not in judged:
+            judged[doc_id] = relevance
+        elif judged[doc_id] == relevance:
+            repeats.append(line)
+        else:
+            raise DataError(
+                f"{path}:{line}: expected one relevance for query {query_id!r} and doc {doc_id!r}, "
+                f"got {relevance} after {judged[doc_id]} on an earlier line; remove the wrong one"
+            )
+    if repeats:
+        log.warning("%s: %d repeated judgements dropped, the first on line %d", path, len(repeats), repeats[0])
+    return qrels
+
+
+def read_run(path: str | Path) -> Run:
+    """Read a run: 6 columns, plain or gzip, lines in any order; the rank column is not used.
+
+    Raises:
+        DataError: A missing, empty or broken file, a score that is not a finite number, or a doc twice for one query.
+    """
+    run: Run = {}
+    for query_id, doc_id, score in iter_run(path):
+        run.setdefault(query_id, {})[doc_id] = score
+    return run
+
+
+def iter_run(path: str | Path) -> Iterator[tuple[str, str, float]]:
+    """Yield (query_id, doc_id, score) line by line, with the checks of `read_run`.
+
+    Memory is 8 bytes a line as long as each query's lines stand together.
+    """
+    path = Path(path)
+    seen = _SeenDocs()
+    for line, (query, _, doc, _, number, _) in _rows(path, RUN_COLUMNS):
+        query_id, doc_id, score = _text(path, line, query), _text(path, line, doc), _score(path, line, number)
+        if not seen.is_new(query_id, doc_id):
+            raise DataError(f"{path}:{line}: expected each doc once per query, got doc {doc_id!r} again for query {query_id!r}; remove one")
+        yield query_id, doc_id, score
+
+
+def read_candidates(path: str | Path) -> Candidates:
+    """Read a run as a first stage to re-rank: 7 million lines take some 200 MB. Docs are put in trec_eval's order.
+
+    A doc that stands twice in a query's list is kept once, with its best score, and a warning is logged.
+
+    Raises:
+        DataError: A missing, empty or broken file, or a score that is not a finite number.
+    """
+    from ranker.data.collection import Candidates
+
+    path = Path(path)
+    numbers: dict[bytes, int] = {}
+    row_queries, row_scores = array("i"), array("d")
+    packed: list[np.ndarray] = []
+    pending: list[bytes] = []
+    for line, (query, _, doc, _, number, _) in _rows(path, RUN_COLUMNS):
+        if query not in numbers:
+            _text(path, line, query)
+            numbers[query] = len(numbers)
+        if not doc.isascii():
+            _text(path, line, doc)
+        row_queries.append(numbers[query])
+        row_scores.append(_score(path, line, number))
+        pending.append(doc)
+        if len(pending) == _CHUNK_DOCS:
+            packed.append(np.array(pending, dtype=np.bytes_))
+            pending.clear()
+    packed.append(np.array(pending, dtype=np.bytes_))
+    queries, scores, doc_ids = np.frombuffer(row_queries, np.intc), np.frombuffer(row_scores, np.float64), np.concatenate(packed)
+    del packed
+    if np.any(np.diff(queries) < 0):  # lines of one query do not stand together
+        order = np.argsort(queries, kind="stable")
+        queries, scores, doc_ids = queries[order], scores[order], doc_ids[order]
+    query_ids = [query.decode() for query in numbers]
+    starts = np.concatenate([[0], np.cumsum(np.bincount(queries, minlength=len(numbers)))]).tolist()
+    offsets, repeats, repeated_query = [0], 0, ""
+    for query_id, (start, stop) in zip(query_ids, pairwise(starts), strict=True):
+        order = start + _best_first(doc_ids[start:stop], scores[start:stop])
+        end = offsets[-1] + len(order)
+        doc_ids[offsets[-1] : end], scores[offsets[-1] : end] = doc_ids[order], scores[order]
+        offsets.append(end)
+        if len(order) < stop - start:
+            repeats, repeated_query = repeats + stop - start - len(order), repeated_query or query_id
+    if repeats:
+        log.warning(
+            "%s: %d repeated candidates dropped, as for query %r; each doc is kept with its best score", path, repeats, repeated_query
+        )
+    return Candidates(query_ids, np.array(offsets, np.int64), doc_ids[: offsets[-1]], scores[: offsets[-1]].astype(np.float32))
+
+
+def _best_first(doc_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+    """Places of one query's docs in trec_eval's order, each doc once, int64 [docs]."""
+    order = np.arange(len(scores)) if np.all(np.diff(scores) < 0) else np.lexsort((doc_ids, scores))[::-1]
+    first = np.unique(doc_ids[order], return_index=True)[1]
+    return order if len(first) == len(order) else order[np.sort(first)]
+
+
+class _SeenDocs:
+    """Which docs a run has listed: hashes of the docs of all finished queries, 8 bytes each, and a set for the open one."""
+
+    def __init__(self) -> None:
+        self._query_id: str | None = None
+        self._open: set[int] = set()
+        self._finished: dict[str, array | set[int]] = {}
+
+    def is_new(self, query_id: str, doc_id: str) -> bool:
+        if query_id != self._query_id:
+            if self._query_id is not None and self._query_id not in self._finished:
+                self._finished[self._query_id] = array("q", self._open)
+            before = self._finished.get(query_id)
+            if before is None:
+                self._open = set()
+            else:  # the query comes back: lines are interleaved, so keep its set from now on
+                self._open = before if isinstance(before, set) else set(before)
+                self._finished[query_id] = self._open
+            self._query_id = query_id
+        size = len(self._open)
+        self._open.add(hash(doc_id))
+        return len(self._open) > size
+
+
+def _rows(path: Path, layout: str) -> Iterator[tuple[int, list[bytes]]]:
+    """Line numbers and columns, split as trec_eval splits them: at ASCII white space only, since ids may hold U+00A0 or U+2028."""
+    num_columns = len(layout.split())
+    line = 0
+    for line, text in _lines(path):
+        columns = text.split()
+        if len(columns) != num_columns:
+            shown = text.decode(errors="replace").strip()
+            raise DataError(f"{path}:{line}: expected {num_columns} columns ({layout}), got {len(columns)}: {shown[:100]!r}")
+        yield line, columns
+    if line == 0:
+        raise DataError(f"{path}: expected lines of {num_columns} columns ({layout}), got an empty file; write it again")
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Numbered lines that are not blank; only a line feed ends a line, and a leading byte order mark is dropped."""
+    line = 0
+    try:
+        with path.open("rb") as raw:
+            file = cast(IO[bytes], raw)
+            if raw.peek(2)[:2] == b"\x1f\x8b":  # by content: a browser may unpack a download and leave it its name
+                file = io.BufferedReader(gzip.GzipFile(fileobj=raw))  # type: ignore[arg-type]
+            for line, text in enumerate(file, 1):
+                if line == 1:
+                    text = text.removeprefix(b"\xef\xbb\xbf")
+                    if text.startswith((b"\xff\xfe", b"\xfe\xff")):
+                        raise DataError(f"{path}: expected UTF-8 text, got UTF-16; save it as UTF-8")
+                if text.strip():
+                    yield line, text
+    except FileNotFoundError:
+        raise DataError(f"{path}: expected a file, got nothing at this path; check the path") from None
+    except IsADirectoryError:
+        raise DataError(f"{path}: expected a file, got a folder; name the file in it") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: expected a whole gzip file, got one that breaks after line {line} ({error}); copy it again") from None
+    except OSError as error:
+        raise DataError(f"{path}: expected a file that can be read, got {error.strerror!r}; check its permissions") from None
+
+
+def _text(path: Path, line: int, column: bytes) -> str:
+    try:
+        return column.decode()
+    except UnicodeDecodeError:
+        raise DataError(f"{path}:{line}: expected UTF-8 text, got {column!r}; save the file as UTF-8") from None
+
+
+def _whole_number(path: Path, line: int, column: bytes) -> int:
+    try:
+        if b"_" not in column:  # Python would read 1_0 as 10
+            return int(column)
+    except ValueError:
+        pass
+    raise DataError(f"{path}:{line}: expected a whole number as relevance, got {column.decode(errors='replace')!r}; mend the line")
+
+
+def _score(path: Path, line: int, column: bytes) -> float:
+    try:
+        score = float(column) if b"_" not in column else math.nan
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):
+        raise DataError(f"{path}:{line}: expected a finite number as score, got {column.decode(errors='replace')!r}; mend the line")
+    return score
+
+
+# order ------------------------------------------------------------------------------------------------------------------------------
+
+
+def rank_docs(docs: Mapping[str, float]) -> list[str]:
+    """Doc ids in trec_eval's order: score descending, then doc id descending as strings.
+
+    >>> rank_docs({"d10": 0.5, "d9": 0.5, "d1": 0.7})
+    ['d1', 'd9', 'd10']
+    """
+    doc_ids = sorted(docs, reverse=True)  # code points, the order of UTF-8 bytes
+    doc_ids.sort(key=docs.__getitem__, reverse=True)  # stable
+    return doc_ids
+
+
+def separate_ties(run: Run) -> Run:
+    """Lower tied scores by the least float32 step, so that every tool sees trec_eval's order, whatever its own tie rule.
+
+    Tools that hold scores in float32 (trec_eval up to 9, pytrec_eval) tie more than the file does; those are separated too. All other
+    scores stay as they are.
+
+    >>> separate_ties({"q1": {"d10": 0.5, "d9": 0.5, "d1": 0.7}})
+    {'q1': {'d1': 0.7, 'd9': 0.5, 'd10': 0.4999999701976776}}
+    """
+    return {query_id: docs if is_strict(scores_of(docs)) else _separated(docs) for query_id, docs in run.items()}
+
+
+def _separated(docs: Mapping[str, float]) -> dict[str, float]:
+    separate: dict[str, float] = {}
+    above = np.float32(np.inf)
+    for doc_id in rank_docs(docs):
+        score = float(docs[doc_id])
+        if not np.float32(score) < above:
+            score = float(np.nextafter(above, np.float32(-np.inf)))
+        separate[doc_id] = score
+        above = np.float32(score)
+    return separate
+
+
+def scores_of(docs: Mapping[str, float]) -> np.ndarray:
+    """One query's scores, float64 [docs]."""
+    return np.fromiter(docs.values(), np.float64, len(docs))
+
+
+def is_strict(scores: np.ndarray) -> bool:
+    """Whether all scores [docs] differ even in float32."""
+    return len(np.unique(scores.astype(np.float32))) == len(scores)
+
+
+# writing ----------------------------------------------------------------------------------------------------------------------------
+
+
+def write_run(path: str | Path, run: Run, tag: str = "ranker") -> None:
+    """Write a run (gzip if the name ends in .gz): ranks 1..n in trec_eval's order, scores with all digits.
+
+    Raises:
+        DataError: No docs at all, an id or tag that is empty or holds white space, or a score that is not a finite number.
+    """
+    _check_word("tag", tag)
+    if not any(run.values()):
+        raise DataError(f"{path}: expected a run with at least one doc, got none; check the candidates")
+    with atomic_write(path) as file:
+        for query_id, docs in run.items():
+            _check_word("query id", query_id)
+            for rank, doc_id in enumerate(rank_docs(docs), 1):
+                _check_word("doc id", doc_id)
+                score = float(docs[doc_id])
+                if not math.isfinite(score):
+                    raise DataError(f"run: expected a finite score for query {query_id!r} and doc {doc_id!r}, got {score}")
+                file.write(f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n")
+
+
+def write_qrels(path: str | Path, qrels: Qrels) -> None:
+    """Write judgements (gzip if the name ends in .gz).
+
+    Raises:
+        DataError: An id that is empty or holds white space.
+    """
+    with atomic_write(path) as file:
+        for query_id, judged in qrels.items():
+            _check_word("query id", query_id)
+            for doc_id, relevance in judged.items():
+                _check_word("doc id", doc_id)
+                file.write(f"{query_id} 0 {doc_id} {int(relevance)}\n")
+
+
+def _check_word(what: str, word: str) -> None:
+    # readers differ in what white space is, so all of Unicode's is refused
+    if word.split() != [word]:
+        raise DataError(f"{what}: expected text without white space, got {word!r}; TREC files cannot hold it")
+
+
+@contextmanager
+def atomic_write(path: str | Path) -> Iterator[TextIO]:
+    """Open a UTF-8 text file that appears under its name, whole, when the block ends, and not at all when it fails."""
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as raw:
+            packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.suffix == ".gz" else raw
+            with io.TextIOWrapper(cast(IO[bytes], packed), encoding="utf-8", newline="\n") as file:
+                yield file
+        part.replace(path)
+    except OSError as error:
+        raise DataError(f"{path}: expected a place to write to, got {error.strerror!r}") from error
+    except UnicodeEncodeError as error:
+        raise DataError(f"{path}: expected text that UTF-8 can hold, got {error.object[error.start : error.end]!r}") from None
+    finally:
+        with suppress(OSError):  # gone already where all went well
+            part.unlink()
