@@ -1,0 +1,39 @@
+"""Binary cross-entropy with soft labels, doc by doc."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from ranker.losses._groups import mean_in_groups, real_cells, require_positive
+
+
+class BCE(nn.Module):
+    r"""Read the score as the log-odds of relevance and compare it with a soft label.
+
+    .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i [-w\, t_i \log \sigma(s_i) - (1 - t_i) \log (1 - \sigma(s_i))],
+        \quad t_i = \min(\max(y_i / m, 0), 1)
+
+    A label beyond 0 or `max_label` counts as that bound: past it the loss would fall without end. A group without docs counts 0.
+
+    Args:
+        max_label: The label m that means certainly relevant; graded labels are divided by it. Must be positive.
+        positive_weight: Weight w of the relevant part; number of negatives per positive balances the two. Must be positive.
+
+    >>> import torch
+    >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 1.5]])
+    >>> BCE(max_label=3.0)(scores, labels, torch.ones(1, 2, dtype=torch.bool))  # score 0 costs ln 2 for any label
+    tensor(0.6931)
+    """
+
+    def __init__(self, max_label: float = 1.0, positive_weight: float = 1.0) -> None:
+        super().__init__()
+        self.max_label = require_positive("loss.max_label", max_label)
+        self.positive_weight = require_positive("loss.positive_weight", positive_weight)
+
+    def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
+        """Return the mean over groups of each group's mean over docs. All inputs [batch, docs]; scores are log-odds."""
+        scores, labels = real_cells(scores, labels, doc_mask)
+        target = (labels / self.max_label).clamp(0.0, 1.0)
+        doc_loss = -self.positive_weight * target * logsigmoid(scores) - (1 - target) * logsigmoid(-scores)
+        return mean_in_groups(doc_loss, doc_mask)

@@ -1,0 +1,36 @@
+"""Pairwise hinge: a higher label has to win by a margin (Herbrich et al., 2000)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.functional import relu
+
+from ranker.losses._groups import gaps, mean_in_groups, ordered_pairs, real_cells, require_positive
+
+
+class Hinge(nn.Module):
+    r"""Penalise every pair of docs in proportion to what its scores lack of the margin.
+
+    .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > y_j} \max(0, m - (s_i - s_j))
+
+    A group without an ordered pair counts 0.
+
+    Source: Herbrich, Graepel and Obermayer, "Large Margin Rank Boundaries for Ordinal Regression", 2000.
+
+    Args:
+        margin: The score gap m from which a pair costs nothing; must be positive.
+
+    >>> import torch
+    >>> scores, labels = torch.tensor([[0.5, 0.25]]), torch.tensor([[1.0, 0.0]])
+    >>> Hinge(margin=1.0)(scores, labels, torch.ones(1, 2, dtype=torch.bool))
+    tensor(0.7500)
+    """
+
+    def __init__(self, margin: float = 1.0) -> None:
+        super().__init__()
+        self.margin = require_positive("loss.margin", margin)
+
+    def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
+        """Return the mean over groups of each group's mean over ordered pairs (0 if it has none). All inputs [batch, docs]."""
+        scores, labels = real_cells(scores, labels, doc_mask)
+        return mean_in_groups(relu(self.margin - gaps(scores)), ordered_pairs(labels, doc_mask))

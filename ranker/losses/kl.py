@@ -1,0 +1,39 @@
+"""KL divergence of the student's from the teacher's distribution over a group's docs."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ranker.losses._groups import log_softmax, real_cells, require_positive
+
+
+class KL(nn.Module):
+    r"""Make the softmax over a group's scores the one over its labels, which are a teacher's scores.
+
+    .. math:: \ell(s, y) = \mathrm{mean}_{groups} \sum_i p_i (\log p_i - \log q_i), \quad
+        p = \mathrm{softmax}(y / \tau), \; q = \mathrm{softmax}(s / \tau)
+
+    Least, 0, where student and teacher agree up to a constant. Equal labels are a teacher's opinion too: they pull the scores
+    together. A group with no or one doc counts 0. The value is not multiplied by :math:`\tau^2`.
+
+    Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", arXiv:1503.02531, 2015.
+
+    Args:
+        temperature: What both sides are divided by; a larger one gives the teacher's lower docs more say. Must be positive.
+
+    >>> import torch
+    >>> scores, labels = torch.tensor([[3.0, 1.0]]), torch.tensor([[7.0, 5.0]])
+    >>> KL()(scores, labels, torch.ones(1, 2, dtype=torch.bool))  # the same gap
+    tensor(0.)
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = require_positive("loss.temperature", temperature)
+
+    def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
+        """Return the mean over groups of each group's divergence in nats. All inputs [batch, docs]."""
+        scores, labels = real_cells(scores, labels, doc_mask)
+        teacher = log_softmax(labels / self.temperature, doc_mask)
+        student = log_softmax(scores / self.temperature, doc_mask)
+        return (teacher.exp() * (teacher - student)).sum(1).mean()  # 1 * (0 - 0) where there is no doc

@@ -1,0 +1,78 @@
+"""LambdaLoss: RankNet whose pairs weigh what they mean for nDCG (NDCG-Loss2++, Wang et al., 2018)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from ranker.errors import ConfigError
+from ranker.losses._groups import discounts, gaps, ndcg_gains, ordered_pairs, real_cells, require_positive
+
+
+class LambdaLoss(nn.Module):
+    r"""Penalise pairs in the wrong order by how much nDCG they can cost, at the ranks that the current scores give.
+
+    .. math:: \ell(s, y) = \mathrm{mean}_{groups} \sum_{y_i > y_j} (\rho_{ij} + \mu\, \delta_{ij})\, |G_i - G_j|
+        \log_2(1 + e^{-\sigma (s_i - s_j)})
+
+    .. math:: \rho_{ij} = \left|\frac{1}{D(r_i)} - \frac{1}{D(r_j)}\right|, \quad
+        \delta_{ij} = \left|\frac{1}{D(|r_i - r_j|)} - \frac{1}{D(|r_i - r_j| + 1)}\right|, \quad
+        D(r) = \log_2(1 + r), \quad G_i = \frac{2^{y_i} - 1}{\max \mathrm{DCG@}k}
+
+    :math:`\rho` is LambdaRank's weight, :math:`\delta` that of the tighter bound NDCG-Loss2; the sum of both is NDCG-Loss2++. Ranks
+    carry no gradient. Docs with equal scores are ranked with the lower label first, so that a scorer without an opinion pays for it
+    and the value does not depend on the docs' order in the batch. Labels below 0 gain nothing. A group without an ordered pair
+    counts 0.
+
+    Source: Wang et al., "The LambdaLoss Framework for Ranking Metric Optimization", CIKM 2018.
+
+    Args:
+        sigma: Steepness of the logistic curve, in 1/score; must be positive.
+        mu: Weight of delta against rho, 0 or more; 0 leaves LambdaRank. 10 is the paper's value.
+        k: Depth of the nDCG that is aimed at: a rank beyond it is worth nothing, and a pair wholly beyond it costs nothing. None: all ranks.
+
+    >>> import torch
+    >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])
+    >>> LambdaLoss(mu=0.0)(scores, labels, torch.ones(1, 2, dtype=torch.bool))  # 1 - 1 / log2(3)
+    tensor(0.3691)
+    """
+
+    def __init__(self, sigma: float = 1.0, mu: float = 10.0, k: int | None = None) -> None:
+        super().__init__()
+        if not (math.isfinite(mu) and mu >= 0):
+            raise ConfigError(f"loss.mu: expected a finite number of 0 or more, got {mu!r}; set loss.mu to one, as 10.0")
+        if k is not None and k < 1:
+            raise ConfigError(f"loss.k: expected a rank of 1 or more, or null for all ranks, got {k!r}; set loss.k to one, as 10")
+        self.sigma = require_positive("loss.sigma", sigma)
+        self.mu = mu
+        self.k = k
+
+    def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
+        """Return the mean over groups of each group's weighted sum over ordered pairs (0 if it has none). All inputs [batch, docs]."""
+        scores, labels = real_cells(scores, labels, doc_mask)
+        ordered = ordered_pairs(labels, doc_mask)
+        weight = self._pair_weights(scores.detach(), labels, doc_mask).masked_fill(~ordered, 0.0)
+        pair_loss = -logsigmoid(self.sigma * gaps(scores)) / math.log(2)
+        return (weight * pair_loss).sum((1, 2)).mean()
+
+    def _pair_weights(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
+        """Return (rho + mu delta) |G_i - G_j|, [batch, docs, docs]; what it says of a doc and itself is not used."""
+        ranks = _ranks(scores, labels, doc_mask).to(scores.dtype)
+        worth = discounts(ranks)
+        distance = gaps(ranks).abs().clamp(min=1.0)  # only a doc and itself are 0 apart, where delta is infinite
+        weight = self.mu * (discounts(distance) - discounts(distance + 1.0)).abs()
+        if self.k is not None:
+            worth = worth.masked_fill(ranks > self.k, 0.0)
+            weight = weight.masked_fill(torch.minimum(ranks.unsqueeze(2), ranks.unsqueeze(1)) > self.k, 0.0)
+        return (weight + gaps(worth).abs()) * gaps(ndcg_gains(labels, doc_mask, self.k)).abs()
+
+
+def _ranks(scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
+    """Return 1-based ranks [batch, docs]: scores descending, then labels ascending; cells without a doc come last."""
+    by_label = labels.argsort(dim=1, stable=True)
+    shown = scores.masked_fill(~doc_mask, -torch.inf).gather(1, by_label)
+    order = by_label.gather(1, shown.argsort(dim=1, descending=True, stable=True))
+    return order.argsort(dim=1) + 1

@@ -1,0 +1,46 @@
+"""Localized contrastive estimation: one positive against the sampled negatives of its query (Gao et al., 2021)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from ranker.losses._groups import mean_in_groups, real_cells, require_positive
+
+
+class LCE(nn.Module):
+    r"""Softmax cross-entropy of a positive doc among the group's negatives.
+
+    .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > 0}
+        -\log \frac{e^{s_i / \tau}}{e^{s_i / \tau} + \sum_{y_j \le 0} e^{s_j / \tau}}
+
+    Positives are docs with a label above 0. Where a group has several, each stands against the negatives only, never against another
+    positive. Fewer negatives than others have simply make a smaller sum: padding is masked, no negative is repeated. A group without
+    a positive or without a negative counts 0.
+
+    Source: Gao, Dai and Callan, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline", ECIR 2021.
+
+    Args:
+        temperature: What scores are divided by before the softmax; must be positive.
+
+    >>> import torch
+    >>> scores, labels = torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([[1.0, 0.0, 0.0, 0.0]])
+    >>> LCE()(scores, labels, torch.ones(1, 4, dtype=torch.bool))  # ln(1 + 3/e)
+    tensor(0.7437)
+    >>> LCE()(scores, labels, torch.tensor([[True, True, False, False]]))  # ln(1 + 1/e)
+    tensor(0.3133)
+    """
+
+    def __init__(self, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.temperature = require_positive("loss.temperature", temperature)
+
+    def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
+        """Return the mean over groups of each group's mean over positives (0 if it has none). All inputs [batch, docs]."""
+        scores, labels = real_cells(scores, labels, doc_mask)
+        logits = scores / self.temperature
+        positive = labels > 0
+        # The lowest finite number instead of -inf: logsumexp of nothing but -inf, a group without a negative, is NaN on its way back.
+        against = logits.masked_fill(positive | ~doc_mask, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)  # [batch, 1]
+        return mean_in_groups(-logsigmoid(logits - against), positive)
