@@ -20,7 +20,10 @@ Run = dict[str, dict[str, float]]  # query_id -> doc_id -> score
 
 
 class _Movable:
-    """A frozen dataclass of tensors (and of such dataclasses) that Lightning and a pinning DataLoader can move."""
+    """A dataclass of tensors (and of such dataclasses) that Lightning and a pinning DataLoader can move.
+
+    Treat it as frozen. It is not, since Lightning's 64-true and bf16-true precision can't convert frozen dataclasses.
+    """
 
     def _map(self, move: Callable[[Any], Any]) -> Self:
         changed: dict[str, Any] = {}
@@ -41,7 +44,7 @@ class _Movable:
         return self._map(lambda value: value.pin_memory())
 
 
-@dataclass(frozen=True)
+@dataclass
 class TokenBatch(_Movable):
     """Ragged token sequences: row r is `tokens[cu_seqlens[r]:cu_seqlens[r + 1]]`.
 
@@ -68,7 +71,7 @@ class TokenBatch(_Movable):
         return self.tokens.shape[0]
 
 
-@dataclass(frozen=True)
+@dataclass
 class RankBatch(_Movable):
     """A micro-batch of query groups. A cross-encoder reads `pairs`; a bi-encoder reads `queries` and `docs`.
 
@@ -91,7 +94,7 @@ class RankBatch(_Movable):
     docs: TokenBatch | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainStep(_Movable):
     """All of one optimizer step's work on this device; `micro_batches` may be empty where another device got all groups."""
 

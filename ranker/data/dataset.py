@@ -79,7 +79,7 @@ class StepLoader:
         self.epoch, self.done = state["epoch"], state["done"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class ScoreBatch(_Movable):
     """Candidates to score: `slots` [docs] says which candidate each real doc of `batch` is; -1 is a stand-in that counts for nothing."""
 

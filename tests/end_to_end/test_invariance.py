@@ -32,7 +32,8 @@ def train(folder: Path, name: str, *arguments: str) -> tuple[list[float], dict[s
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
-    assert process.returncode == 0, output
+    if process.returncode:
+        raise RuntimeError(output)
     kept = json.loads(out.with_suffix(".json").read_text())
     return kept["losses"], torch.load(out.with_suffix(".pt"), weights_only=True), kept["val"]
 
@@ -75,6 +76,10 @@ def test_steps_are_three_an_epoch_and_learn(reference):
     [("share", ["--max-tokens", "420"]), ("world", ["--devices", "2"]), ("sync", ["--devices", "2"])],
 )
 def test_a_seeded_fault_is_seen(reference, fault, layout):
-    folder, (losses, weights, _), _ = reference
-    got_losses, got_weights, _ = train(folder, f"fault {fault}", "--double", "--fault", fault, *layout)
-    assert furthest(got_weights, weights) > 1e-6
+    folder, (_, weights, _), _ = reference
+    try:
+        _, got_weights, _ = train(folder, f"fault {fault}", "--double", "--fault", fault, *layout)
+    except RuntimeError:
+        assert fault == "sync"  # one process waits in a reduction that the other never enters
+    else:
+        assert furthest(got_weights, weights) > 1e-6
