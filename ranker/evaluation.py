@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ranker.data.trec import atomic_write, separate_ties, write_run
+from ranker.data.trec import atomic_write, write_run
 from ranker.metrics import Evaluation, evaluate
+from ranker.ranking import separate_ties
 from ranker.significance import holm, randomisation_test, t_test, wins_losses_ties
 
 if TYPE_CHECKING:

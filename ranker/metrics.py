@@ -15,8 +15,8 @@ import numpy as np
 from ir_measures import Measure
 from ir_measures.providers import FallbackProvider
 
-from ranker.data.trec import is_strict, rank_docs, scores_of
 from ranker.errors import ConfigError, DataError
+from ranker.ranking import is_strict, rank_docs, scores_of
 
 if TYPE_CHECKING:
     from ranker.types import Qrels, Run
@@ -159,9 +159,10 @@ def _parse(name: str | Measure) -> Measure:
 
 
 def _hint(name: str, error: Exception) -> str:
-    known = {key.lower(): key for key in ir_measures.measures.registry}
+    registry = ir_measures.measures.registry
+    known = {key.lower(): key for key in reversed(registry)}  # nDCG comes before its alias NDCG
     base, rest = re.fullmatch(r"\s*([^@(\s]*)(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
-    if base in known.values():
+    if base in registry:
         cutoff_missing = "cutoff" in str(error) and "@" not in rest
         return f"give it a cutoff, as {base}@10" if cutoff_missing else str(error)
     try:
