@@ -53,12 +53,17 @@ class TokenBatch(_Movable):
         segments: Segment (token type) ids, int64 [tokens].
         cu_seqlens: Cumulative row lengths, int32 [rows + 1], first 0, last the number of tokens.
         max_length: The longest row, a host number so that no kernel launch has to wait for the device.
+        attended: Only the first so many tokens of each row are attended to, int32 [rows]; the others read them and are read by none
+            (ColBERT's query expansion). None: every token is.
+        num_attended: The sum of `attended`, a host number.
     """
 
     tokens: Tensor
     segments: Tensor
     cu_seqlens: Tensor
     max_length: int
+    attended: Tensor | None = None
+    num_attended: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -95,6 +100,22 @@ class RankBatch(_Movable):
 
 
 @dataclass
+class Contrast(_Movable):
+    """What in-batch negatives have to know of the whole step, the same on every device. `docs` are the step's real docs, group by group.
+
+    Args:
+        labels: What the loss aims at in each doc's own group, float32 [docs].
+        owners: Each doc's group, ascending, int64 [docs].
+        mask: True where a doc stands in a query's ranking, bool [groups, docs]: the query's own docs, and those of other groups that are
+            neither a known positive of the query nor the same text as one of its own.
+    """
+
+    labels: Tensor
+    owners: Tensor
+    mask: Tensor
+
+
+@dataclass
 class TrainStep(_Movable):
     """All of one optimizer step's work on this device; `micro_batches` may be empty where another device got all groups."""
 
@@ -103,6 +124,7 @@ class TrainStep(_Movable):
     micro_batches: tuple[RankBatch, ...]
     num_groups: int
     num_docs: int
+    contrast: Contrast | None = None
 
 
 class Scorer(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -90,10 +90,18 @@ class Template:
     Args:
         specials: Special ids before the first text, after it, (and after the second).
         segments: Segment id of each text.
+        fill_to: Shorter rows are filled up to this many tokens at their end (ColBERT's query expansion); 0 fills nothing.
+        fill_token: What they are filled with.
+        attend_fill: Whether tokens attend to the filling.
+        max_tokens: Longest row; None: what the encoder takes.
     """
 
     specials: tuple[tuple[int, ...], ...]
     segments: tuple[int, ...]
+    fill_to: int = 0
+    fill_token: int = 0
+    attend_fill: bool = True
+    max_tokens: int | None = None
 
     @classmethod
     def of(cls, tokenizer: Any, texts: int) -> Template:
@@ -115,6 +123,14 @@ class Template:
         """Special tokens of a whole sequence."""
         return sum(map(len, self.specials))
 
+    def with_prompt(self, tokens: Sequence[int]) -> Template:
+        """The same layout with tokens of a prompt before the first text."""
+        return replace(self, specials=((*self.specials[0], *tokens), *self.specials[1:]))
+
+    def row_lengths(self, text_lengths: np.ndarray) -> np.ndarray:
+        """Tokens of rows whose texts have so many, special tokens and filling included."""
+        return np.maximum(text_lengths + self.num_special, self.fill_to)
+
     def lay_out(self, parts: Sequence[tuple[TokenStore, np.ndarray, np.ndarray]]) -> TokenBatch:
         """Copy stored tokens into one ragged batch.
 
@@ -125,10 +141,12 @@ class Template:
         blocks = [np.full(rows, len(self.specials[0]))]
         for (_, _, lengths), after in zip(parts, self.specials[1:], strict=True):
             blocks += [lengths, np.full(rows, len(after))]
-        widths = np.stack(blocks, axis=1)
+        real = np.sum(blocks, axis=0)
+        widths = np.stack([*blocks, np.maximum(self.fill_to - real, 0)], axis=1)
         starts = np.cumsum(widths.ravel()).reshape(widths.shape) - widths
         total = int(widths.sum())
-        tokens, segments = np.empty(total, dtype=np.int64), np.zeros(total, dtype=np.int64)
+        # whatever is not written below is filling
+        tokens, segments = np.full(total, self.fill_token, dtype=np.int64), np.zeros(total, dtype=np.int64)
         for i, special in enumerate(self.specials):
             segment = self.segments[max(i - 1, 0)]
             for j, token in enumerate(special):
@@ -140,11 +158,14 @@ class Template:
             tokens[at] = store.tokens[np.repeat(store.offsets[text_rows], lengths) + within]
             segments[at] = self.segments[i]
         row_lengths = widths.sum(axis=1)
+        unread = self.fill_to > 0 and not self.attend_fill
         return TokenBatch(
             torch.from_numpy(tokens),
             torch.from_numpy(segments),
             torch.from_numpy(np.concatenate([[0], np.cumsum(row_lengths)]).astype(np.int32)),
             int(row_lengths.max()),
+            attended=torch.from_numpy(real.astype(np.int32)) if unread else None,
+            num_attended=int(real.sum()) if unread else 0,
         )
 
 
@@ -177,22 +198,40 @@ class Collator:
     @classmethod
     def of(
         cls, tokenizer: Any, reads: str, queries: TokenStore, docs: TokenStore, positions: int, max_query_tokens: int, max_doc_tokens: int,
-        max_pair_tokens: int | None = None,
+        max_pair_tokens: int | None = None, layouts: tuple[Template, Template] | None = None,
     ) -> Collator:  # fmt: skip
         """Fit the limits to the encoder's positions.
+
+        Args:
+            tokenizer: The encoder's.
+            reads: What the scorer reads, `pairs` or `texts`.
+            queries: Token store of the queries.
+            docs: Token store of the docs.
+            positions: Longest sequence that the encoder takes.
+            max_query_tokens: Longest query, special tokens not counted.
+            max_doc_tokens: Longest doc, special tokens not counted.
+            max_pair_tokens: Longest pair, special tokens included; None: `positions`.
+            layouts: The scorer's own layouts of a query and of a doc by themselves; None: the tokenizer's.
 
         Raises:
             ConfigError: The positions leave no room for a query and a doc.
         """
         pair, single = Template.of(tokenizer, 2), Template.of(tokenizer, 1)
+        query, doc = layouts or (single, single)
         longest = min(positions, max_pair_tokens or positions)
         if longest < pair.num_special + 2:
             raise ConfigError(f"max_pair_tokens: expected at least {pair.num_special + 2} tokens for a pair, got {longest}")
+        for name, layout in (("query", query), ("doc", doc)):
+            if min(positions, layout.max_tokens or positions) < layout.num_special + 1 or layout.fill_to > positions:
+                raise ConfigError(
+                    f"{name}: expected room for a token beside {layout.num_special} special ones and at most {positions} tokens in all, "
+                    f"got rows of {layout.max_tokens or positions}, filled up to {layout.fill_to}"
+                )
         return cls(
-            queries, docs, reads, pair, single, single, longest,
+            queries, docs, reads, pair, query, doc, longest,
             # one token at least is left for the doc, so that no query, however long, can crash a pair
-            min(max_query_tokens, longest - pair.num_special - 1 if reads == "pairs" else positions - single.num_special),
-            min(max_doc_tokens, positions - (pair.num_special if reads == "pairs" else single.num_special)),
+            min(max_query_tokens, longest - pair.num_special - 1 if reads == "pairs" else _room(query, positions)),
+            min(max_doc_tokens, positions - pair.num_special if reads == "pairs" else _room(doc, positions)),
         )  # fmt: skip
 
     def query_lengths(self, rows: np.ndarray) -> np.ndarray:
@@ -213,7 +252,7 @@ class Collator:
         doc_lengths = self.doc_lengths(np.where(real, doc_rows, 0), query_lengths[:, None])
         if self.reads == "pairs":
             return ((doc_lengths + query_lengths[:, None] + self.pair.num_special) * real).sum(axis=1)
-        return query_lengths + self.query.num_special + ((doc_lengths + self.doc.num_special) * real).sum(axis=1)
+        return self.query.row_lengths(query_lengths) + (self.doc.row_lengths(doc_lengths) * real).sum(axis=1)
 
     def collate(self, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray, places: np.ndarray, share: float) -> RankBatch:
         """Make the micro-batch of some groups; `doc_rows` and `labels` are [groups, docs], -1 where no doc is."""
@@ -237,3 +276,8 @@ class Collator:
             share=share,
             **texts,
         )
+
+
+def _room(layout: Template, positions: int) -> int:
+    """Tokens of a text that fit into a row of its own."""
+    return min(positions, layout.max_tokens or positions) - layout.num_special

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 from torch.utils.data import DataLoader
 
-from ranker.data.batching import Collator, StepPlan
+from ranker.data.batching import Collator, StepPlan, Template
 from ranker.data.collection import Collection, Splits
+from ranker.data.contrast import KnownPositives
 from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
 from ranker.data.sampling import GroupSampler, JudgedGroups, TripleGroups
 from ranker.data.token_store import TokenStore, token_store
@@ -72,6 +74,8 @@ class RankData(pl.LightningDataModule):
         negatives: A run of mined negatives, or None.
         teacher: A teacher's run whose scores are the labels, or None.
         random_negatives: Fill too small groups from the corpus.
+        layouts: The scorer's layouts of a query and of a doc by themselves; None: the tokenizer's.
+        in_batch: Whether a step's groups take each other's docs as negatives (`TrainStep.contrast`).
     """
 
     def __init__(
@@ -88,12 +92,15 @@ class RankData(pl.LightningDataModule):
         negatives: str | Path | None = None,
         teacher: str | Path | None = None,
         random_negatives: bool = False,
+        layouts: tuple[Template, Template] | None = None,
+        in_batch: bool = False,
     ) -> None:
         super().__init__()
         self.splits, self.tokenizer, self.reads, self.positions = splits, tokenizer, reads, positions
         self.batch, self.limits, self.depth, self.seed = batch, limits, depth, seed
         self.cache_dir = Path(cache_dir)
         self.negatives, self.teacher, self.random_negatives = negatives, teacher, random_negatives
+        self.layouts, self.in_batch = layouts, in_batch
         self._stores: dict[str, TokenStore] = {}
         self._samplers: dict[int, GroupSampler] = {}
 
@@ -119,7 +126,7 @@ class RankData(pl.LightningDataModule):
         """The collator over a collection's token stores; builds or opens them."""
         return Collator.of(
             self.tokenizer, self.reads, self._query_store(collection), self._doc_store(collection),
-            self.positions, self.limits.query, self.limits.doc, self.limits.pair,
+            self.positions, self.limits.query, self.limits.doc, self.limits.pair, self.layouts,
         )  # fmt: skip
 
     # training ---------------------------------------------------------------------------------------------------------------------
@@ -155,7 +162,8 @@ class RankData(pl.LightningDataModule):
                 f"got {self.batch.max_tokens}; raise it, or lower batch.docs or max_doc_tokens"
             )
         plan = StepPlan(len(sampler), self.batch.queries, self.batch.max_tokens, self.seed, self.batch.min_micro_batches)
-        return TrainSteps(plan, sampler, collator, rank, world)
+        positives = KnownPositives.of(collection, collator.queries, collator.docs) if self.in_batch else None
+        return TrainSteps(plan, sampler, collator, rank, world, positives)
 
     def train_dataloader(self) -> StepLoader:
         """Steps of this device; resumable."""
@@ -199,4 +207,4 @@ def _largest_group(collator: Collator, docs: int) -> int:
     doc = min(int(collator.docs.lengths.max(initial=0)), collator.max_doc_tokens)
     if collator.reads == "pairs":
         return docs * min(query + doc + collator.pair.num_special, collator.max_pair_tokens)
-    return query + collator.query.num_special + docs * (doc + collator.doc.num_special)
+    return int(collator.query.row_lengths(np.array(query)) + docs * collator.doc.row_lengths(np.array(doc)))

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ranker.data.batching import Collator, StepPlan
 from ranker.data.collection import Candidates, Collection
+from ranker.data.contrast import KnownPositives, contrast
 from ranker.data.sampling import GroupSampler
 from ranker.types import RankBatch, Run, TrainStep, _Movable
 
@@ -20,8 +21,11 @@ from ranker.types import RankBatch, Run, TrainStep, _Movable
 class TrainSteps(Dataset[TrainStep]):
     """This device's part of each optimizer step, by (epoch, step); every worker and device works out the same cut by itself."""
 
-    def __init__(self, plan: StepPlan, sampler: GroupSampler, collator: Collator, rank: int, world: int) -> None:
+    def __init__(
+        self, plan: StepPlan, sampler: GroupSampler, collator: Collator, rank: int, world: int, positives: KnownPositives | None = None
+    ) -> None:
         self.plan, self.sampler, self.collator, self.rank, self.world = plan, sampler, collator, rank, world
+        self.positives = positives  # given: the groups of a step take each other's docs as negatives
 
     def __getitem__(self, key: tuple[int, int]) -> TrainStep:
         epoch, index = key
@@ -33,7 +37,8 @@ class TrainSteps(Dataset[TrainStep]):
         micro_batches = tuple(
             self.collator.collate(query_rows[part], doc_rows[part], labels[part], np.asarray(part), len(part) / len(groups)) for part in cut
         )
-        return TrainStep(epoch, index, micro_batches, num_groups=len(groups), num_docs=int((doc_rows >= 0).sum()))
+        whole = contrast(self.collator, query_rows, doc_rows, labels, self.positives) if self.positives is not None else None
+        return TrainStep(epoch, index, micro_batches, len(groups), int((doc_rows >= 0).sum()), whole)
 
 
 class StepLoader:
@@ -123,10 +128,10 @@ class ScoreBatches(Dataset[ScoreBatch]):
     def _query_batches(self) -> list[np.ndarray]:
         """Whole queries in order while they fit, a query with many docs by itself in parts."""
         query_lengths = self.collator.query_lengths(self.query_rows)
-        sizes = self.collator.doc_lengths(self.doc_rows, query_lengths) + self.collator.doc.num_special
+        sizes = self.collator.doc.row_lengths(self.collator.doc_lengths(self.doc_rows, query_lengths))
         first = np.zeros(self.num_slots, dtype=np.int64)
         starts = self.candidates.offsets[:-1][np.diff(self.candidates.offsets) > 0]
-        first[starts] = query_lengths[starts] + self.collator.query.num_special
+        first[starts] = self.collator.query.row_lengths(query_lengths[starts])
         return _fill(np.arange(self.num_slots), sizes + first, self.max_tokens)
 
     def __len__(self) -> int:

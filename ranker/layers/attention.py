@@ -26,6 +26,9 @@ class RaggedLayout:
         positions: Place of each token in its row, int64 [tokens].
         cells: Place of each token in a flat [rows * max_length] grid, int64 [tokens].
         mask: True where the grid holds a token, bool [rows, max_length].
+        key_mask: True where the grid holds a token that is attended to, bool [rows, max_length].
+        keys: Places of the attended tokens, int64 [keys]; None: all tokens are.
+        cu_keys: Cumulative counts of attended tokens, int32 [rows + 1].
     """
 
     cu_seqlens: Tensor
@@ -33,6 +36,9 @@ class RaggedLayout:
     positions: Tensor
     cells: Tensor
     mask: Tensor
+    key_mask: Tensor
+    keys: Tensor | None
+    cu_keys: Tensor
 
     @classmethod
     def of(cls, batch: TokenBatch) -> RaggedLayout:
@@ -40,8 +46,15 @@ class RaggedLayout:
         starts, lengths = batch.cu_seqlens[:-1].long(), batch.cu_seqlens.diff().long()
         rows = torch.repeat_interleave(torch.arange(batch.num_rows, device=starts.device), lengths, output_size=batch.num_tokens)
         positions = torch.arange(batch.num_tokens, device=starts.device) - starts[rows]
-        mask = torch.arange(batch.max_length, device=starts.device) < lengths.unsqueeze(1)
-        return cls(batch.cu_seqlens, batch.max_length, positions, rows * batch.max_length + positions, mask)
+        places = torch.arange(batch.max_length, device=starts.device)
+        mask = places < lengths.unsqueeze(1)
+        key_mask, keys, cu_keys = mask, None, batch.cu_seqlens
+        if batch.attended is not None:
+            key_mask = places < batch.attended.unsqueeze(1)
+            cu_keys = functional.pad(batch.attended.cumsum(0), (1, 0)).int()
+            shift = (starts - cu_keys[:-1]).repeat_interleave(batch.attended, output_size=batch.num_attended)
+            keys = torch.arange(batch.num_attended, device=starts.device) + shift
+        return cls(batch.cu_seqlens, batch.max_length, positions, rows * batch.max_length + positions, mask, key_mask, keys, cu_keys)
 
     def pad(self, flat: Tensor) -> Tensor:
         """[tokens, ...] -> [rows, max_length, ...], zeros where no token is."""
@@ -78,12 +91,14 @@ def ragged_attention(query: Tensor, key: Tensor, value: Tensor, layout: RaggedLa
         [tokens, heads, dim]
     """
     if not varlen_missing(query):
-        return varlen_attn(query, key, value, layout.cu_seqlens, layout.cu_seqlens, layout.max_length, layout.max_length)
+        if layout.keys is not None:
+            key, value = key.index_select(0, layout.keys), value.index_select(0, layout.keys)
+        return varlen_attn(query, key, value, layout.cu_seqlens, layout.cu_keys, layout.max_length, layout.max_length)
     padded = functional.scaled_dot_product_attention(
         layout.pad(query).transpose(1, 2),
         layout.pad(key).transpose(1, 2),
         layout.pad(value).transpose(1, 2),
-        attn_mask=layout.mask[:, None, None, :],
+        attn_mask=layout.key_mask[:, None, None, :],
         dropout_p=dropout,
     )
     return layout.unpad(padded.transpose(1, 2))

@@ -108,7 +108,7 @@ class Encoder(nn.Module):
             log.info("attention: %s", f"padded, because {why}" if why else "variable-length kernel; attention dropout is off in it")
 
     def _padded_layers(self, tokens: Tensor, segments: Tensor, layout: RaggedLayout) -> Iterator[Tensor]:
-        inputs = {"input_ids": _pad_with(layout, tokens, self.tokenizer.pad_token_id), "attention_mask": layout.mask.long()}
+        inputs = {"input_ids": _pad_with(layout, tokens, self.tokenizer.pad_token_id), "attention_mask": layout.key_mask.long()}
         if getattr(self.config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = layout.pad(segments)
         for states in self.model(**inputs, output_hidden_states=True).hidden_states:

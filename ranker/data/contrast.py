@@ -1,0 +1,87 @@
+"""In-batch negatives: which docs of a step's other groups a query may be set against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ranker.data.batching import Collator
+from ranker.data.collection import Collection
+from ranker.data.sampling import mix
+from ranker.data.token_store import TokenStore
+from ranker.types import Contrast
+
+
+@dataclass(frozen=True)
+class KnownPositives:
+    """All relevant docs of each query, also those that no group drew: query row r has `docs[offsets[r]:offsets[r + 1]]`."""
+
+    offsets: np.ndarray
+    docs: np.ndarray
+
+    @classmethod
+    def of(cls, collection: Collection, queries: TokenStore, docs: TokenStore) -> KnownPositives:
+        """Read them off the judgements (grade >= `collection.relevance`); a triple's more relevant doc counts as well."""
+        relevant: dict[str, list[str]] = {
+            query_id: [doc_id for doc_id, grade in judged.items() if grade >= collection.relevance and doc_id in collection.docs]
+            for query_id, judged in collection.qrels.items()
+            if query_id in collection.queries
+        }
+        if not relevant and collection.triples is not None:
+            for query_id, doc_id, _ in collection.triples:
+                relevant.setdefault(query_id, []).append(doc_id)
+        query_rows = queries.rows(list(relevant))
+        counts = np.zeros(len(queries), dtype=np.int64)
+        counts[query_rows] = [len(doc_ids) for doc_ids in relevant.values()]
+        doc_rows = docs.rows([doc_id for doc_ids in relevant.values() for doc_id in doc_ids])
+        order = np.argsort(np.repeat(query_rows, counts[query_rows]), kind="stable")
+        return cls(np.concatenate([[0], np.cumsum(counts)]), doc_rows[order].astype(np.int32))
+
+    def __getitem__(self, query_row: int) -> np.ndarray:
+        return self.docs[self.offsets[query_row] : self.offsets[query_row + 1]]
+
+
+def contrast(
+    collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray, positives: KnownPositives
+) -> Contrast:  # fmt: skip
+    """Say who stands against whom in a step.
+
+    A doc of another group is left out of a query's ranking if it is a known positive of the query, or if the model can't tell it from
+    one (the same text under another id), or from a doc that the group has already, whose label it would contradict.
+
+    Args:
+        collator: Says what the model sees of a doc.
+        query_rows: The groups' queries [groups].
+        doc_rows: Their docs [groups, docs], -1 where no doc is.
+        labels: [groups, docs].
+        positives: Known positives of all queries.
+    """
+    real = doc_rows >= 0
+    owners = np.nonzero(real)[0]
+    own_keys = doc_keys(collator, doc_rows[real])
+    distinct, place_of = np.unique(own_keys, return_inverse=True)
+    barred = np.zeros((len(query_rows), len(distinct)), dtype=bool)
+    barred[owners, place_of] = True
+    known = [positives[row] for row in query_rows]
+    known_keys = doc_keys(collator, np.concatenate(known).astype(np.int64))
+    places = np.minimum(np.searchsorted(distinct, known_keys), len(distinct) - 1)
+    present = distinct[places] == known_keys
+    barred[np.repeat(np.arange(len(query_rows)), [len(rows) for rows in known])[present], places[present]] = True
+    mask = ~barred[:, place_of]
+    mask[owners, np.arange(len(owners))] = True
+    return Contrast(
+        torch.from_numpy(labels[real].astype(np.float32)), torch.from_numpy(owners.astype(np.int64)), torch.from_numpy(mask)
+    )  # fmt: skip
+
+
+def doc_keys(collator: Collator, rows: np.ndarray) -> np.ndarray:
+    """Hash what the model sees of each doc, its first tokens, to uint64 [docs]: equal for docs that it can't tell apart."""
+    store = collator.docs
+    lengths = collator.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64))
+    ends = np.cumsum(lengths)
+    within = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
+    tokens = store.tokens[np.repeat(store.offsets[rows], lengths) + within]
+    sums = np.concatenate([[np.uint64(0)], np.cumsum(mix(tokens, within), dtype=np.uint64)])  # wraps around, and so do differences
+    return mix(sums[ends] - sums[ends - lengths], lengths)

@@ -1,0 +1,98 @@
+"""Vectors of texts and how a query's meet a doc's: dot products, and MaxSim over token vectors without padding in the result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ranker.types import _Movable
+
+
+@dataclass
+class TextVectors(_Movable):
+    """Vectors of texts, one or several each, one text after another.
+
+    Args:
+        values: All vectors, float32 (float64 in double precision) [vectors, dim].
+        counts: Vectors of each text, int64 [texts]; None: one each.
+    """
+
+    values: Tensor
+    counts: Tensor | None = None
+
+    @property
+    def num_texts(self) -> int:
+        """Number of texts."""
+        return self.values.shape[0] if self.counts is None else self.counts.shape[0]
+
+    def places(self, texts: Tensor) -> Tensor:
+        """Where the vectors of the chosen texts stand, in their order, int64 [vectors]."""
+        if self.counts is None:
+            return texts
+        starts, counts = (self.counts.cumsum(0) - self.counts)[texts], self.counts[texts]
+        ends = counts.cumsum(0)
+        within = torch.arange(int(ends[-1]) if len(ends) else 0, device=texts.device)
+        return within + (starts - ends + counts).repeat_interleave(counts, output_size=len(within))
+
+    def take(self, texts: Tensor) -> TextVectors:
+        """The chosen texts, int64 [texts], in that order."""
+        return TextVectors(self.values.index_select(0, self.places(texts)), None if self.counts is None else self.counts[texts])
+
+    def padded(self) -> tuple[Tensor, Tensor]:
+        """Return [texts, most vectors, dim] with zeros where no vector is, and the mask [texts, most vectors]."""
+        counts = torch.ones_like(self.values[:, 0], dtype=torch.int64) if self.counts is None else self.counts
+        most = int(counts.max()) if len(counts) else 0
+        mask = torch.arange(most, device=counts.device) < counts.unsqueeze(1)
+        cells = torch.nonzero_static(mask.flatten(), size=self.values.shape[0]).squeeze(1)
+        grid = self.values.new_zeros(mask.numel(), self.values.shape[1]).index_copy(0, cells, self.values)
+        return grid.view(*mask.shape, -1), mask
+
+
+def full_precision(tensor: Tensor) -> Tensor:
+    """Float32, or float64 if it is: similarities in half precision overflow and tie (PC-52)."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def maxsim_pairs(queries: TextVectors, docs: TextVectors, owners: Tensor) -> Tensor:
+    r"""MaxSim of each doc with its own query (Khattab and Zaharia, 2020).
+
+    .. math:: s(q, d) = \sum_{i \in q} \max_{j \in d} q_i \cdot d_j
+
+    Args:
+        queries: Vectors of the queries.
+        docs: Vectors of the docs, at least one each.
+        owners: The query of each doc, int64 [docs].
+
+    Returns:
+        Scores [docs].
+
+    >>> one = TextVectors(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
+    >>> two = TextVectors(torch.tensor([[-0.6, 0.8], [0.5, 0.5], [0.1, 0.0]]), torch.tensor([1, 2]))
+    >>> maxsim_pairs(one, two, torch.tensor([0, 0]))  # no padding wins over -0.6
+    tensor([-0.6000,  0.5000])
+    """
+    query_grid, query_mask = queries.padded()
+    doc_grid, doc_mask = docs.padded()
+    with torch.autocast(doc_grid.device.type, enabled=False):
+        similarities = query_grid.index_select(0, owners) @ doc_grid.transpose(1, 2)  # [docs, query vectors, doc vectors]
+    best = similarities.masked_fill(~doc_mask.unsqueeze(1), -torch.inf).max(2).values
+    return best.masked_fill(~query_mask.index_select(0, owners), 0.0).sum(1)
+
+
+def maxsim_all(queries: TextVectors, docs: TextVectors) -> Tensor:
+    """MaxSim of every query with every doc, [queries, docs]; holds all similarities, so give it blocks (`blocks`)."""
+    query_grid, query_mask = queries.padded()
+    doc_grid, doc_mask = docs.padded()
+    with torch.autocast(doc_grid.device.type, enabled=False):
+        similarities = query_grid.flatten(0, 1) @ doc_grid.flatten(0, 1).T
+    similarities = similarities.view(*query_mask.shape, *doc_mask.shape)  # [queries, query vectors, docs, doc vectors]
+    best = similarities.masked_fill(~doc_mask, -torch.inf).max(3).values
+    return best.masked_fill(~query_mask.unsqueeze(2), 0.0).sum(1)
+
+
+def blocks(texts: Tensor, vectors: TextVectors, most_vectors: int) -> list[Tensor]:
+    """Cut texts, int64 [texts], into runs of about `most_vectors` vectors once padded, at least one text each."""
+    widest = 1 if vectors.counts is None or not vectors.num_texts else int(vectors.counts.max())
+    return list(texts.split(max(1, most_vectors // max(1, widest))))
