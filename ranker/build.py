@@ -36,8 +36,10 @@ def open_run(cfg: DictConfig) -> Path:
     folder = Path(HydraConfig.get().runtime.output_dir).resolve()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    for noisy in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
-        logging.getLogger(noisy).addFilter(_advertising)
+    for name in ("lightning.pytorch", "lightning.fabric"):  # they have handlers of their own: the root's would print each line again
+        logging.getLogger(name).propagate = False
+        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(f"{name}.utilities.rank_zero").addFilter(_advertising)
     if _is_first_process():
         write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
         write_json(folder / "environment.json", environment(cfg.get("seed", 0)))

@@ -140,13 +140,28 @@ def check(cfg: DictConfig) -> None:
     Raises:
         ConfigError: One line per fault: dotted key, what was expected, what came, how to fix it.
     """
-    faults = [*_missing(cfg), *_targets(cfg), *_trainer(cfg), *_numbers(cfg), *_measures(cfg), *_files(cfg)]
+    faults = [*_missing(cfg), *_unknown(cfg), *_targets(cfg), *_trainer(cfg), *_numbers(cfg), *_measures(cfg), *_files(cfg)]
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
 
 
 def _missing(cfg: DictConfig) -> list[str]:
     return [f"{key}: expected a value, got none; set {key}=..." for key in sorted(OmegaConf.missing_keys(cfg))]
+
+
+def _unknown(cfg: DictConfig) -> list[str]:
+    """Keys that `+` put into a typed node, where nothing reads them."""
+    root = OmegaConf.get_type(cfg)
+    if root not in ROOTS.values():  # a run folder's own config.yaml, checked when it was written
+        return []
+    typed = {"": root, **{entry.name: entry.default_factory for entry in fields(root) if is_dataclass(entry.default_factory)}}
+    faults = []
+    for path, kind in typed.items():
+        known = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
+        for key in cfg[path] if path else cfg:
+            if key not in known:
+                faults.append(f"{path + '.' if path else ''}{key}: unknown key{suggestion(str(key), known)}")
+    return faults
 
 
 def suggestion(got: str, known: list[str]) -> str:
@@ -242,12 +257,12 @@ def _numbers(cfg: DictConfig) -> list[str]:
         if value is not None and value < lowest:
             faults.append(f"{key}: expected at least {lowest}, got {value}")
     batch = cfg.get("batch")
-    if batch is not None and batch.positives > batch.docs:
+    if batch is not None and batch.positives > batch.docs >= 1:
         faults.append(f"batch.positives: expected at most batch.docs={batch.docs}, got {batch.positives}")
     for key in ("optim.lr", "optim.weight_decay", "schedule.warmup"):
         value = OmegaConf.select(cfg, key)
-        if isinstance(value, (int, float)) and value < 0:
-            faults.append(f"{key}: expected a number of at least 0, got {value}")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
+            faults.append(f"{key}: expected a number of at least 0, got {value!r}")
     return faults
 
 
@@ -257,11 +272,11 @@ def _measures(cfg: DictConfig) -> list[str]:
     from ranker.metrics import parse_measures  # ir_measures takes a moment, and --help does not need it
 
     try:
-        parse_measures(list(cfg.measures))
+        measures = parse_measures(list(cfg.measures))
     except ConfigError as error:
         return str(error).split("\n")
     monitor = cfg.get("monitor")
-    logged = [f"val/{name}" for name in cfg.measures]
+    logged = [f"val/{measure}" for measure in measures]
     if monitor is not None and monitor not in logged:
         return [f"monitor: expected one of {', '.join(logged)} (from measures), got {monitor!r}"]
     return []

@@ -17,7 +17,6 @@ from omegaconf import DictConfig, OmegaConf
 from ranker import evaluation
 from ranker.build import batch_options, build_data, build_scorer, build_trainer, load_source, load_splits, open_run, print_notice
 from ranker.checkpoint import load_checkpoint, load_scorer, read_description, save_model
-from ranker.config import check
 from ranker.data.collection import Splits
 from ranker.data.datamodule import RankData, TextLimits
 from ranker.data.trec import read_qrels, read_run
@@ -39,7 +38,6 @@ def train(cfg: DictConfig) -> float | None:
         The best value of `monitor`, or None.
     """
     started = time.perf_counter()
-    check(cfg)
     folder = open_run(cfg)
     pl.seed_everything(cfg.seed, verbose=False)
     splits = load_splits(cfg)
@@ -92,7 +90,6 @@ def train(cfg: DictConfig) -> float | None:
 
 def evaluate(cfg: DictConfig) -> None:
     """Measure a run file, or re-rank a collection's candidates with a checkpoint and measure that."""
-    check(cfg)
     if (cfg.run is None) == (cfg.checkpoint is None):
         raise ConfigError(
             "evaluate.py: expected either run=FILE qrels=FILE or checkpoint=RUN_FOLDER, got " + ("both" if cfg.run else "neither")

@@ -1,0 +1,31 @@
+"""Start the entry scripts as a user does, and end their whole process group when they hang."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(script: str, *arguments: str, cwd: Path | None = None, timeout: int = 240, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run `python SCRIPT arguments` in a folder, so that what it writes lies there."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **environment}
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(ROOT / script), *arguments],
+        cwd=cwd or ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        raise AssertionError(f"{script} {arguments} hung\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def run_folder(where: Path, kind: str = "outputs") -> Path:
+    """The only run folder below `where`."""
+    (folder,) = (path.parent for path in (where / kind).glob("*/*/config.yaml"))
+    return folder

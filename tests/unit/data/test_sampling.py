@@ -1,0 +1,163 @@
+"""Draws that depend on (seed, epoch, query) alone."""
+
+import numpy as np
+import pytest
+
+from ranker.data.batching import Collator, StepPlan
+from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
+from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
+from ranker.data.sampling import JudgedGroups, TripleGroups, mix
+from ranker.data.token_store import build_token_store
+from ranker.errors import DataError
+from ranker.layers.tiny import tiny_tokenizer
+
+
+@pytest.fixture
+def stores(tmp_path):
+    def make(collection):
+        tokenizer = tiny_tokenizer()
+        return (
+            build_token_store(collection.queries.items(), tmp_path / "queries", tokenizer, 16, fingerprint="q"),
+            build_token_store(((doc.doc_id, doc.full_text) for doc in collection.docs), tmp_path / "docs", tokenizer, 16, fingerprint="d"),
+        )
+
+    return make
+
+
+def collection_of(qrels, candidates, num_docs=0, triples=None) -> Collection:
+    names = {doc for docs in qrels.values() for doc in docs} | {doc for docs in candidates.values() for doc in docs}
+    docs = MemoryDocs(Doc(name, f"text of {name}") for name in sorted(names | {f"x{i}" for i in range(num_docs)}))
+    run = {query: {doc: float(-place) for place, doc in enumerate(docs)} for query, docs in candidates.items()}
+    return Collection("made", docs, {query: f"query {query}" for query in qrels}, qrels, Candidates.from_run(run), triples)
+
+
+def drawn(sampler, store, epoch=0, group=0):
+    rows, labels = sampler.draw(epoch, np.array([group]))
+    names = [name.decode() if isinstance(name, bytes) else name for name in store.ids()]
+    return [names[row] if row >= 0 else None for row in rows[0]], labels[0].tolist()
+
+
+def test_pc32_a_known_positive_is_never_a_negative(stores):
+    collection = collection_of({"q1": {"p1": 1, "p2": 2, "s": -2}}, {"q1": ["p2", "n1", "s", "p1", "n2"]})
+    queries, docs = stores(collection)
+    sampler = JudgedGroups(collection, queries, docs, num_docs=4)
+    seen = set()
+    for epoch in range(20):
+        names, labels = drawn(sampler, docs, epoch)
+        assert set(names[1:]) == {"n1", "s", "n2"}
+        assert labels[0] in (1.0, 2.0)
+        assert labels[1:] == [0.0, 0.0, 0.0]
+        seen.add(names[0])
+    assert seen == {"p1", "p2"}
+
+
+def test_pc31_fewer_negatives_are_masked_and_none_is_an_error(stores):
+    collection = collection_of({"q": {"A": 1}, "q2": {"B": 1}}, {"q": ["n1", "A"], "q2": ["A"]})
+    queries, docs = stores(collection)
+    names, labels = drawn(JudgedGroups(collection, queries, docs, num_docs=4), docs)
+    assert names == ["A", "n1", None, None]
+    assert labels == [1.0, 0.0, 0.0, 0.0]
+    empty = collection_of({"q": {"A": 1}, "q2": {"B": 1}}, {"q": ["n1"], "q2": []})
+    with pytest.raises(DataError, match="query 'q2': expected at least one candidate that is not relevant"):
+        JudgedGroups(empty, queries, docs, num_docs=4)
+
+
+def test_random_negatives_fill_without_repeats_or_positives(stores):
+    collection = collection_of({"q": {"A": 1, "B": 1}}, {"q": ["n1"]}, num_docs=30)
+    queries, docs = stores(collection)
+    names, _ = drawn(JudgedGroups(collection, queries, docs, num_docs=12, random_negatives=True), docs)
+    assert None not in names
+    assert len(set(names)) == 12
+    assert not {"A", "B"} & set(names[1:])
+
+
+def test_draws_are_uniform_without_replacement(stores):
+    negatives = [f"n{i}" for i in range(10)]
+    collection = collection_of({"q": {"A": 1}}, {"q": negatives})
+    queries, docs = stores(collection)
+    sampler = JudgedGroups(collection, queries, docs, num_docs=4)
+    counts = dict.fromkeys(negatives, 0)
+    for epoch in range(3000):
+        names, _ = drawn(sampler, docs, epoch)
+        assert len(set(names)) == 4
+        for name in names[1:]:
+            counts[name] += 1
+    assert max(abs(count - 900) for count in counts.values()) < 5 * (900 * 0.7) ** 0.5  # five standard deviations of a binomial
+
+
+def test_teacher_scores_are_the_labels(stores):
+    collection = collection_of({"q": {"A": 1}}, {"q": ["n1", "n2", "n3", "A"]})
+    queries, docs = stores(collection)
+    teacher = {"q": {"A": 7.5, "n1": -1.25, "n3": 2.0}}
+    names, labels = drawn(JudgedGroups(collection, queries, docs, num_docs=4, teacher=teacher), docs)
+    assert dict(zip(names, labels, strict=True)) == {"A": 7.5, "n1": -1.25, "n3": 2.0, None: 0.0}
+
+
+def test_triples_come_as_they_are(stores):
+    collection = collection_of({"q": {"A": 1}}, {"q": ["n1", "n2"]}, triples=[("q", "A", "n2"), ("q", "A", "n1")])
+    queries, docs = stores(collection)
+    sampler = TripleGroups(collection, queries, docs, chunk=1)
+    assert [drawn(sampler, docs, group=group) for group in range(2)] == [(["A", "n2"], [1.0, 0.0]), (["A", "n1"], [1.0, 0.0])]
+
+
+def test_mix_spreads_neighbours():
+    values = mix(0, np.arange(100_000))
+    assert len(set(values.tolist())) == 100_000
+    assert abs((values / 2**64).mean() - 0.5) < 0.005
+
+
+@pytest.fixture
+def steps(stores):
+    qrels = {f"q{i}": {f"p{i}": 1} for i in range(10)}
+    collection = collection_of(qrels, {f"q{i}": [f"n{i}{j}" for j in range(8)] for i in range(10)})
+    queries, docs = stores(collection)
+    collator = Collator.of(tiny_tokenizer(), "pairs", queries, docs, 512, 16, 16)
+    sampler = JudgedGroups(collection, queries, docs, num_docs=4, seed=3)
+    return TrainSteps(StepPlan(10, 4, 10_000, seed=3), sampler, collator, 0, 1)
+
+
+def contents(loader, epoch):
+    loader.set_epoch(epoch)
+    return [[micro.pairs.tokens.tolist() for micro in step.micro_batches] for step in loader]
+
+
+def test_pc91_pc92_workers_change_nothing_and_epochs_differ(steps):
+    alone = [contents(StepLoader(steps), epoch) for epoch in (0, 1)]
+    assert alone[0] != alone[1]
+    for workers in (1, 2):
+        loader = StepLoader(steps, workers=workers)
+        assert [contents(loader, epoch) for epoch in (0, 1)] == alone
+
+
+def test_pc71_a_resumed_epoch_goes_on_where_it_stood(steps):
+    whole = contents(StepLoader(steps, workers=1), 0)
+    loader = StepLoader(steps, workers=1)  # its worker prefetches beyond what is handed out
+    iterator = iter(loader)
+    first = [[micro.pairs.tokens.tolist() for micro in next(iterator).micro_batches]]
+    state = loader.state_dict()
+    assert state == {"epoch": 0, "done": 1}
+    resumed = StepLoader(steps)
+    resumed.load_state_dict(state)
+    assert first + contents(resumed, 0) == whole
+
+
+@pytest.mark.parametrize("reads", ["pairs", "texts"])
+@pytest.mark.parametrize("max_tokens", [20, 60, 100_000])
+@pytest.mark.parametrize("world", [1, 2, 7])
+def test_pc17_pc64_pc67_every_candidate_is_scored_once(stores, reads, max_tokens, world):
+    candidates = {"q1": ["a", "b", "c"], "q2": [], "q3": ["c"], "q4": ["b", "a"]}
+    collection = collection_of({query: {"a": 1} for query in candidates}, candidates)
+    queries, docs = stores(collection)
+    collator = Collator.of(tiny_tokenizer(), reads, queries, docs, 512, 16, 16)
+    scores = np.full(6, np.nan, dtype=np.float32)
+    for rank in range(world):
+        batches = ScoreBatches(collection, 2, collator, max_tokens, rank, world)
+        assert len(batches) > 0  # a device without a batch would leave the others waiting
+        for batch in (batches[i] for i in range(len(batches))):
+            for slot in batch.slots[batch.slots >= 0].tolist():
+                assert np.isnan(scores[slot])
+                scores[slot] = 10 * batches.doc_rows[slot] + batches.query_rows[slot]
+            assert int(batch.batch.doc_mask.sum()) == len(batch.slots)
+    run = batches.run(scores[: batches.num_slots])
+    assert {query: list(docs) for query, docs in run.items()} == {"q1": ["a", "b"], "q3": ["c"], "q4": ["b", "a"]}
+    assert not any(np.isnan(score) for docs in run.values() for score in docs.values())
