@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -20,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from transformers.utils import logging as transformers_logging
 
 from ranker.checkpoint import load_scorer
-from ranker.config import OWN_KEYS
+from ranker.config import constructor_keys
 from ranker.data.collection import Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.entry import global_rank
@@ -29,6 +30,16 @@ from ranker.training import loggers
 from ranker.training.run_writer import environment, log_to, write_json, write_text
 
 log = logging.getLogger(__name__)
+
+
+# warnings about what is meant to be so
+UNHELPFUL = (
+    "Experiment logs directory",  # the run folder holds more than the log
+    ".*LeafSpec.*is deprecated",
+    ".*does not have many workers.*",
+    ".*Checkpoint directory .* exists and is not empty",
+    ".*Your `IterableDataset`",
+)
 
 
 def open_run(cfg: DictConfig) -> Path:
@@ -40,6 +51,8 @@ def open_run(cfg: DictConfig) -> Path:
         logging.getLogger(name).propagate = False
         logging.getLogger(name).setLevel(logging.WARNING)
         logging.getLogger(f"{name}.utilities.rank_zero").addFilter(_advertising)
+    for message in UNHELPFUL:
+        warnings.filterwarnings("ignore", message=message)
     if _is_first_process():
         write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
         write_json(folder / "environment.json", environment(cfg.get("seed", 0)))
@@ -61,7 +74,7 @@ def _advertising(record: logging.LogRecord) -> bool:
 
 def load_source(node: Any) -> Splits:
     """Load the collections that a `data` node names."""
-    return instantiate({key: value for key, value in node.items() if key not in OWN_KEYS["data"]}).load()
+    return instantiate(constructor_keys("data", node)).load()
 
 
 def load_splits(cfg: DictConfig) -> Splits:
@@ -84,7 +97,7 @@ def build_scorer(cfg: DictConfig) -> Any:
     """A new scorer, or the one that `checkpoint` trained."""
     if cfg.checkpoint is not None and not cfg.resume:
         return load_scorer(Path(cfg.checkpoint), "best")
-    return instantiate(cfg.model, encoder=instantiate(cfg.encoder))
+    return instantiate(cfg.model, encoder=instantiate(constructor_keys("encoder", cfg.encoder)))
 
 
 def batch_options(cfg: DictConfig) -> BatchOptions:
@@ -111,7 +124,9 @@ def build_data(cfg: DictConfig, splits: Splits, scorer: Any) -> RankData:
     )
 
 
-def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None) -> pl.Trainer:
+def build_trainer(
+    cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None = None, steps_per_epoch: int = 0
+) -> pl.Trainer:
     """Lightning's Trainer; loggers write to the run folder."""
     options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
     # a step is one item and clips by itself, so Lightning must not see these two
@@ -119,6 +134,8 @@ def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], l
         options.pop(own)
     if options["precision"] is None:
         options["precision"] = "bf16-mixed" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "32-true"
+    if 0 < options["max_steps"] < steps_per_epoch and options["limit_train_batches"] is None:
+        options["limit_train_batches"] = options["max_steps"]  # the epoch ends there, with a validation
     options["strategy"] = _strategy(options)
     if options["enable_progress_bar"]:
         callbacks = [*callbacks, RichProgressBar(leave=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,13 @@ from ranker.signatures import Parameter, parameters_of
 # `_target_` may name these packages only: a config file is data, it must not be able to run anything it likes
 TRUSTED = ("ranker.", "torch.", "lightning.")
 # keys that the program reads out of a node itself, so that every source, encoder ... need not take them
-OWN_KEYS = {"data": ("negatives", "teacher", "random_negatives")}
+OWN_KEYS = {"data": ("negatives", "teacher", "random_negatives", "suggested_pair_tokens"), "encoder": ("suggested_lr",)}
 GROUPS = ("model", "encoder", "loss", "data", "optim", "schedule", "index", "probe")
+
+
+def constructor_keys(group: str, node: Mapping[str, Any]) -> dict[str, Any]:
+    """A node without the keys that the program reads itself: what `_target_` takes."""
+    return {key: value for key, value in node.items() if key not in OWN_KEYS[group]}
 
 
 @dataclass

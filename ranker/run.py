@@ -61,7 +61,7 @@ def train(cfg: DictConfig) -> float | None:
     callbacks: list[pl.Callback] = [throughput, SaveLast(folder / "checkpoints" / "last.ckpt", cfg.save_every_steps)]
     if cfg.monitor is not None and splits.val is not None:
         callbacks.append(best)
-    trainer = build_trainer(cfg, folder, callbacks, cfg.get("logger"))
+    trainer = build_trainer(cfg, folder, callbacks, cfg.get("logger"), steps_per_epoch=len(data.train_steps().plan))
     trainer.fit(module, datamodule=data, ckpt_path=_resume_from(cfg), weights_only=True)
     if best.best_model_path:
         load_checkpoint(module, Path(best.best_model_path))
@@ -134,7 +134,7 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
     )  # fmt: skip
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
     module = RerankModule(scorer, list(cfg.measures), on_evaluated=_writer(folder, splits, cfg, depth, baseline))
-    trainer = build_trainer(cfg, folder, [], None)
+    trainer = build_trainer(cfg, folder, [])
     trainer.test(module, datamodule=data, verbose=False)
     if trainer.is_global_zero:
         for name in splits.tests:

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(script: str, *arguments: str, cwd: Path | None = None, timeout: int = 240, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(script: str, *arguments: str, cwd: Path | None = None, timeout: int = 400, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `python SCRIPT arguments` in a folder, so that what it writes lies there."""
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **environment}
     process = subprocess.Popen(

@@ -4,8 +4,7 @@ import subprocess
 import sys
 
 import pytest
-
-from tests.end_to_end.commands import ROOT, run
+from commands import ROOT, run
 
 WRONG = [
     (["trainer.device=2"], "trainer.device: unknown key; did you mean trainer.devices?"),  # PC-85
@@ -52,7 +51,9 @@ def test_all_faults_come_at_once(tmp_path):
 
 @pytest.mark.parametrize("script", ["train.py", "evaluate.py"])
 def test_help_and_check_import_no_torch(script):
-    done = subprocess.run([sys.executable, "-X", "importtime", str(ROOT / script), "--help"], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", str(ROOT / script), "--help"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     assert done.returncode == 0
     assert "model" in done.stdout
     assert not {"torch", "lightning", "transformers"} & {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}

@@ -26,7 +26,9 @@ def train(folder: Path, name: str, *arguments: str) -> tuple[list[float], dict[s
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(SCRIPT), "--cache", str(folder / "cache"), "--out", str(out), *arguments]
     # a process group of its own: a hung child of the child would otherwise hold the pipe for ever
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
     try:
         output, _ = process.communicate(timeout=180)
     except subprocess.TimeoutExpired:

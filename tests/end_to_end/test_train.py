@@ -1,0 +1,150 @@
+"""A training from the command line: what it leaves, that others can recompute it, and that two processes leave the same."""
+
+import csv
+import json
+
+import pytest
+import pytrec_eval
+from commands import run, run_folder
+
+SMALL = [
+    "encoder=tiny", "data=files", "batch.queries=8", "batch.docs=4", "trainer.max_epochs=2", "optim.lr=3e-3", "depth=20",
+    "trainer.log_every_n_steps=1", "trainer.enable_progress_bar=false",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, small_files):
+    where = tmp_path_factory.mktemp("trained")
+    done = run("train.py", *SMALL, f"data.path={small_files}", "name=one", cwd=where)
+    assert done.returncode == 0, done.stderr
+    return where, run_folder(where), done
+
+
+def test_the_run_folder_holds_all_that_is_promised(trained, small_files):
+    _, folder, done = trained
+    for name in ("config.yaml", "environment.json", "train.log", "metrics.csv", "result.json", "checkpoints/last.ckpt", "checkpoints/best.ckpt",
+                 "model/config.json", "model/model.safetensors", "model/tokenizer.json", "model/ranker.yaml"):  # fmt: skip
+        assert (folder / name).stat().st_size > 0, name
+    result = json.loads((folder / "result.json").read_text())
+    metrics = json.loads((folder / f"evaluation/{small_files.name}/metrics.json").read_text())
+    assert result["measures"] == {small_files.name: metrics["measures"]}
+    assert metrics["num_queries"] == 8
+    assert result["steps"] == 6
+    assert {
+        "pairs_per_second",
+        "tokens_per_second",
+        "data_wait_share",
+        "peak_memory_bytes",
+        "seconds",
+        "best_step",
+        "objective",
+    } <= result.keys()
+    with (folder / "metrics.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    losses = [float(row["train/loss"]) for row in rows if row.get("train/loss")]
+    assert len(losses) == 6
+    assert max(float(row["val/nDCG@10"]) for row in rows if row.get("val/nDCG@10")) == pytest.approx(result["objective"])
+    assert "nDCG@10" in done.stdout + done.stderr
+    environment = json.loads((folder / "environment.json").read_text())
+    assert environment["packages"]["torch"]
+
+
+def test_outside_tools_get_the_same_numbers_from_the_run_file(trained, small_files):
+    _, folder, _ = trained
+    evaluation = folder / "evaluation" / small_files.name
+    run_rows = [line.split() for line in (evaluation / "run.trec").read_text().splitlines()]
+    ranked: dict[str, dict[str, float]] = {}
+    for query, _, doc, rank, score, _ in run_rows:
+        ranked.setdefault(query, {})[doc] = float(score)
+        assert int(rank) == len(ranked[query])
+    qrels = {}
+    for line in (small_files / "qrels.test.txt").read_text().splitlines():
+        query, _, doc, grade = line.split()
+        qrels[query] = {doc: int(grade)}
+    assert len(run_rows) == len({(row[0], row[2]) for row in run_rows})
+    theirs = pytrec_eval.RelevanceEvaluator(qrels, {"ndcg_cut.10", "map_cut.100"}).evaluate(ranked)
+    measures = json.loads((evaluation / "metrics.json").read_text())["measures"]
+    assert measures["nDCG@10"] == pytest.approx(sum(values["ndcg_cut_10"] for values in theirs.values()) / len(qrels), abs=1e-9)
+    assert measures["AP@100"] == pytest.approx(sum(values["map_cut_100"] for values in theirs.values()) / len(qrels), abs=1e-9)
+    per_query = [json.loads(line) for line in (evaluation / "per_query.jsonl").read_text().splitlines()]
+    assert {row["query_id"] for row in per_query} == qrels.keys()
+
+
+def test_sentence_transformers_gives_the_scores_of_the_run(trained, small_files):
+    from sentence_transformers import CrossEncoder
+
+    _, folder, _ = trained
+    docs = {row["id"]: row["text"] for row in map(json.loads, (small_files / "docs.jsonl").read_text().splitlines())}
+    queries = dict(line.split("\t") for line in (small_files / "queries.tsv").read_text().splitlines())
+    rows = [line.split() for line in (folder / "evaluation" / small_files.name / "run.trec").read_text().splitlines()][:40]
+    scores = CrossEncoder(str(folder / "model"), device="cpu").predict([(queries[row[0]], docs[row[2]]) for row in rows])
+    assert scores.tolist() == pytest.approx([float(row[4]) for row in rows], abs=1e-5)
+
+
+def test_evaluate_repeats_the_test_and_compares_runs(trained, small_files, tmp_path):
+    _, folder, _ = trained
+    written = (folder / "evaluation" / small_files.name / "run.trec").read_text().split("\n")
+    for checkpoint in (folder, folder / "model"):
+        where = tmp_path / checkpoint.name
+        where.mkdir()
+        done = run("evaluate.py", f"checkpoint={checkpoint}", "name=one", "trainer.enable_progress_bar=false", cwd=where)
+        assert done.returncode == 0, done.stderr
+        again = (run_folder(where) / "evaluation" / small_files.name / "run.trec").read_text().split("\n")
+        assert again == written
+    where = tmp_path / "file"
+    where.mkdir()
+    trec = folder / "evaluation" / small_files.name / "run.trec"
+    done = run("evaluate.py", f"run={trec}", f"qrels={small_files / 'qrels.test.txt'}", f"baseline={trec}", cwd=where)
+    assert done.returncode == 0, done.stderr
+    metrics = json.loads((run_folder(where) / "evaluation/run/metrics.json").read_text())
+    expected = json.loads((folder / "evaluation" / small_files.name / "metrics.json").read_text())["measures"]
+    assert metrics["measures"] == pytest.approx(expected, abs=1e-12)
+    assert metrics["comparison"]["nDCG@10"]["delta"] == 0
+    assert metrics["comparison"]["nDCG@10"]["p_value"] == 1
+
+
+def test_pc73_an_encoder_without_a_head_is_not_evaluated(tmp_path, small_files):
+    from ranker.layers.encoder import load_encoder
+
+    load_encoder("tiny").model.save_pretrained(tmp_path / "headless")
+    done = run("evaluate.py", f"checkpoint={tmp_path / 'headless'}", "data=files", f"data.path={small_files}", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "its head would be random" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_pc64_pc68_two_processes_leave_one_run_with_the_same_numbers(trained, small_files, tmp_path):
+    _, folder, _ = trained
+    done = run("train.py", *SMALL, f"data.path={small_files}", "name=one", "trainer.devices=2", "trainer.accelerator=cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    both = run_folder(tmp_path)
+    one, two = (json.loads((path / "result.json").read_text()) for path in (folder, both))
+    assert two["objective"] == pytest.approx(one["objective"], abs=1e-6)
+    assert two["steps"] == one["steps"]
+    runs = [(path / "evaluation" / small_files.name / "run.trec").read_text().splitlines() for path in (folder, both)]
+    assert len(runs[0]) == len(runs[1])
+    assert [line.split()[:4] for line in runs[0]] == [line.split()[:4] for line in runs[1]]
+
+
+def test_pc86_a_multirun_with_two_processes_has_one_folder_a_job(small_files, tmp_path):
+    done = run(
+        "train.py", "-m", *SMALL, f"data.path={small_files}", "name=sweep", "loss=lce,ranknet", "trainer.devices=2", "trainer.accelerator=cpu",
+        "trainer.max_epochs=1", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    jobs = sorted(path.parent for path in (tmp_path / "multirun/sweep").glob("*/*/result.json"))
+    assert [job.name for job in jobs] == ["0", "1"]
+    assert [("lce" in (job / "config.yaml").read_text(), len(list(job.glob("evaluation/*/run.trec")))) for job in jobs] == [
+        (True, 1),
+        (False, 1),
+    ]
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_max_steps_below_an_epoch_still_validates(small_files, tmp_path):
+    done = run("train.py", *SMALL, f"data.path={small_files}", "trainer.max_steps=2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((run_folder(tmp_path) / "result.json").read_text())
+    assert result["steps"] == result["best_step"] == 2
+    assert result["objective"] is not None
