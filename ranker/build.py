@@ -8,6 +8,7 @@ import sys
 import warnings
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ from ranker.config import constructor_keys
 from ranker.data.collection import Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.entry import global_rank
+from ranker.errors import ConfigError
 from ranker.retrieval.bm25 import with_candidates
 from ranker.training import loggers
+from ranker.training.contrastive_module import ContrastiveModule
+from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import environment, log_to, write_json, write_text
 
 log = logging.getLogger(__name__)
@@ -94,10 +98,44 @@ def print_notice(splits: Splits) -> None:
 
 
 def build_scorer(cfg: DictConfig) -> Any:
-    """A new scorer, or the one that `checkpoint` trained."""
+    """A new scorer, or the one that `checkpoint` trained; then `model` only says how it is trained on."""
     if cfg.checkpoint is not None and not cfg.resume:
-        return load_scorer(Path(cfg.checkpoint), "best")
+        scorer = load_scorer(Path(cfg.checkpoint), "best")
+        asked = cfg.model._target_.rpartition(".")[2]
+        if asked != type(scorer).__name__:
+            raise ConfigError(f"model: expected model={type(scorer).__name__.lower()}, which {cfg.checkpoint} holds, got {asked.lower()}")
+        return scorer
     return instantiate(cfg.model, encoder=instantiate(constructor_keys("encoder", cfg.encoder)))
+
+
+def text_limits(scorer: Any, trained: Any) -> TextLimits:
+    """Text lengths as in training; those of a folder of another program where that says them."""
+    query, doc = getattr(scorer, "text_limits", None) or (64, 448)
+    return TextLimits(trained.get("max_query_tokens", query), trained.get("max_doc_tokens", doc), trained.get("max_pair_tokens"))
+
+
+def in_batch_negatives(cfg: DictConfig) -> bool:
+    """Whether the training sets queries against the docs of the step's other queries.
+
+    Raises:
+        ConfigError: It should, but the labels are a teacher's scores, which other queries' docs have not; or a step would be one doc.
+    """
+    asked = cfg.model.get("in_batch_negatives", False)
+    taught = cfg.data.get("teacher") is not None
+    if asked and taught:
+        raise ConfigError("model.in_batch_negatives: expected false or null with data.teacher, which has no scores for other queries' docs")
+    if asked is False or (asked is None and taught):
+        if cfg.model.get("symmetric", False):
+            raise ConfigError("model.symmetric: expected false without in-batch negatives; set model.in_batch_negatives=true")
+        return False
+    if cfg.batch.queries * cfg.batch.docs == 1:
+        raise ConfigError("batch.queries: expected several queries or docs in a step with in-batch negatives, got one of each")
+    return True
+
+
+def training_module(cfg: DictConfig) -> Any:
+    """The class that trains: on each query's own docs, or on a whole step's score matrix."""
+    return partial(ContrastiveModule, symmetric=cfg.model.symmetric) if in_batch_negatives(cfg) else RerankModule
 
 
 def batch_options(cfg: DictConfig) -> BatchOptions:
@@ -121,6 +159,8 @@ def build_data(cfg: DictConfig, splits: Splits, scorer: Any) -> RankData:
         negatives=cfg.data.get("negatives"),
         teacher=cfg.data.get("teacher"),
         random_negatives=cfg.data.get("random_negatives", False),
+        layouts=scorer.layouts() if scorer.reads == "texts" else None,
+        in_batch=in_batch_negatives(cfg),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -13,10 +14,13 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from ranker.config import constructor_keys
 from ranker.errors import CheckpointError
 
 # what a model folder says of its own: how the texts were cut and what the scorer is
 DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
+# files that say which program wrote a folder
+FOREIGN = ("modules.json", "config_sentence_transformers.json", "config.json")
 
 
 def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
@@ -24,8 +28,13 @@ def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    longest = min(scorer.encoder.max_tokens, cfg.max_pair_tokens or scorer.encoder.max_tokens)
-    scorer.save(partial, max_tokens=longest)
+    positions = scorer.encoder.max_tokens
+    if scorer.reads == "texts":
+        query, doc = scorer.layouts()
+        longest_query = min(positions, cfg.max_query_tokens + query.num_special)
+        scorer.save(partial, max_tokens=min(positions, cfg.max_doc_tokens + doc.num_special), max_query_tokens=longest_query)
+    else:
+        scorer.save(partial, max_tokens=min(positions, cfg.max_pair_tokens or positions))
     described = OmegaConf.create({key: cfg[key] for key in DESCRIBED})
     (partial / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
@@ -38,15 +47,17 @@ def read_description(path: Path) -> dict[str, Any]:
         if described.is_file():
             content: Any = OmegaConf.to_container(OmegaConf.load(described))
             return {key: content[key] for key in DESCRIBED if key in content}
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() or (path / "modules.json").is_file():
         return {}
     raise CheckpointError(
-        f"checkpoint: expected a run folder or a model folder, got {str(path)!r}, which has no config.yaml, ranker.yaml or config.json"
+        f"checkpoint: expected a run folder or a model folder, got {str(path)!r}, which has no config.yaml, ranker.yaml, config.json or modules.json"
     )
 
 
 def load_scorer(path: Path, weights: str = "best") -> Any:
-    """Load a scorer from a run folder, a `model/` folder or a plain Hugging Face sequence classification folder.
+    """Load a scorer from a run folder, a `model/` folder, or a folder of another program.
+
+    Others are a Hugging Face sequence classification model, a sentence-transformers model of one or several vectors, a Stanford ColBERT.
 
     Args:
         path: The folder.
@@ -58,13 +69,27 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
     description = read_description(path)
     model = path / "model" if (path / "config.yaml").is_file() else path
     if weights == "last" or not model.is_dir():
-        scorer = instantiate(OmegaConf.create(description["model"]), encoder=instantiate(OmegaConf.create(description["encoder"])))
+        scorer = instantiate(
+            OmegaConf.create(description["model"]), encoder=instantiate(constructor_keys("encoder", description["encoder"]))
+        )
         _load_state(scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer.")
         return scorer
-    target = description.get("model", {}).get("_target_", "ranker.models.monobert.MonoBERT")
+    target = description.get("model", {}).get("_target_") or _target_of(model)
     module, _, name = target.rpartition(".")
     ragged = description.get("encoder", {}).get("ragged", True)
     return getattr(importlib.import_module(module), name).load(model, ragged=ragged)
+
+
+def _target_of(folder: Path) -> str:
+    """The scorer that reads a folder of another program."""
+    try:
+        read = {name: json.loads((folder / name).read_text(encoding="utf-8")) for name in FOREIGN if (folder / name).is_file()}
+    except ValueError as error:
+        raise CheckpointError(f"checkpoint: expected {folder} to hold readable JSON files, got one that is not ({error})") from error
+    several = read.get("config_sentence_transformers.json", {}).get("model_type") == "MultiVectorEncoder"
+    if several or "HF_ColBERT" in (read.get("config.json", {}).get("architectures") or []):
+        return "ranker.models.colbert.ColBERT"
+    return "ranker.models.dpr.DPR" if "modules.json" in read else "ranker.models.monobert.MonoBERT"
 
 
 def load_checkpoint(module: nn.Module, path: Path) -> None:

@@ -15,10 +15,21 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from omegaconf import DictConfig, OmegaConf
 
 from ranker import evaluation
-from ranker.build import batch_options, build_data, build_scorer, build_trainer, load_source, load_splits, open_run, print_notice
+from ranker.build import (
+    batch_options,
+    build_data,
+    build_scorer,
+    build_trainer,
+    load_source,
+    load_splits,
+    open_run,
+    print_notice,
+    text_limits,
+    training_module,
+)
 from ranker.checkpoint import load_checkpoint, load_scorer, read_description, save_model
 from ranker.data.collection import Splits
-from ranker.data.datamodule import RankData, TextLimits
+from ranker.data.datamodule import RankData
 from ranker.data.trec import read_qrels, read_run
 from ranker.errors import CheckpointError, ConfigError
 from ranker.retrieval.bm25 import with_candidates
@@ -43,7 +54,7 @@ def train(cfg: DictConfig) -> float | None:
     splits = load_splits(cfg)
     scorer = build_scorer(cfg)
     data = build_data(cfg, splits, scorer)
-    module = RerankModule(
+    module = training_module(cfg)(
         scorer,
         list(cfg.measures),
         loss=instantiate(cfg.loss),
@@ -129,8 +140,8 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
     folder = open_run(cfg)
     data = RankData(
         splits, scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, batch_options(cfg),
-        TextLimits(trained.get("max_query_tokens", 64), trained.get("max_doc_tokens", 448), trained.get("max_pair_tokens")),
-        depth=depth, cache_dir=cfg.cache_dir,
+        text_limits(scorer, trained), depth=depth, cache_dir=cfg.cache_dir,
+        layouts=scorer.layouts() if scorer.reads == "texts" else None,
     )  # fmt: skip
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
     module = RerankModule(scorer, list(cfg.measures), on_evaluated=_writer(folder, splits, cfg, depth, baseline))

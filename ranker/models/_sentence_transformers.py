@@ -1,0 +1,169 @@
+"""The folder layout of sentence-transformers: a chain of modules, each with its configuration and weights, read and written without it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+
+from ranker.data.batching import Template
+from ranker.errors import CheckpointError
+from ranker.layers.encoder import RAGGED_FAMILIES, Encoder
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"identity": nn.Identity, "tanh": nn.Tanh}
+
+
+def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
+    """Token ids of a prompt: the one token where the vocabulary has it as a whole (`[unused0]`), its pieces else."""
+    if not prompt.strip():
+        return []
+    vocabulary = tokenizer.get_vocab()
+    if prompt.strip() in vocabulary:
+        return [vocabulary[prompt.strip()]]
+    return tokenizer(prompt, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
+
+
+def is_layout(folder: Path) -> bool:
+    """Whether a folder has this layout."""
+    return (folder / "modules.json").is_file()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: expected JSON, got a file that can't be read ({error})") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON; makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One entry of modules.json: the class's last name, and the folder of its configuration and weights."""
+
+    kind: str
+    folder: Path
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Its config.json."""
+        return read_json(self.folder / "config.json")
+
+
+def read_modules(folder: Path) -> dict[str, list[Module]]:
+    """The chain of modules of each side: `{"query": [...], "document": [...]}`; equal lists where both sides share all.
+
+    Raises:
+        CheckpointError: modules.json is missing or starts with something that is neither a Transformer nor a Router.
+    """
+    if not is_layout(folder):
+        raise CheckpointError(f"{folder}: expected modules.json of sentence-transformers' layout, got a folder without it")
+    chain = [
+        Module(entry["type"].rpartition(".")[2], folder / entry["path"])
+        for entry in json.loads((folder / "modules.json").read_text("utf-8"))
+    ]
+    first, rest = chain[0], chain[1:]
+    if first.kind == "Transformer":
+        return {"query": chain, "document": chain}
+    if first.kind not in ("Router", "Asym"):
+        raise CheckpointError(f"{folder}: expected a Transformer or a Router as first module, got {first.kind}")
+    router = read_json(first.folder / "router_config.json")
+    if sorted(router.get("structure", {})) != ["document", "query"]:
+        raise CheckpointError(f"{folder}: expected a router with the routes query and document, got {sorted(router.get('structure', {}))}")
+    return {
+        route: [Module(router["types"][name].rpartition(".")[2], first.folder / name) for name in names] + rest
+        for route, names in router["structure"].items()
+    }
+
+
+def read_encoder(folder: Path, ragged: bool) -> tuple[Encoder, dict[str, Any]]:
+    """The transformer of a folder, without a pooler, and its sentence-transformers configuration."""
+    config = AutoConfig.from_pretrained(folder)
+    # BERT's relatives build a pooler that nothing reads; it would be an unused parameter under DDP
+    options = {"add_pooling_layer": False} if config.model_type in RAGGED_FAMILIES and config.model_type != "electra" else {}
+    model, info = AutoModel.from_pretrained(folder, config=config, output_loading_info=True, dtype=torch.float32, **options)
+    if info["missing_keys"]:
+        raise CheckpointError(f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing")
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    return Encoder(model, tokenizer, ragged=ragged), read_json(folder / "sentence_bert_config.json")
+
+
+def text_limit(encoder: Encoder, config: dict[str, Any], key: str, template: Template) -> int:
+    """Longest text of a side without special tokens: the side's own length, else `max_seq_length`, else the tokenizer's."""
+    longest = template.max_tokens or config.get(key) or config.get("max_seq_length") or encoder.tokenizer.model_max_length
+    return max(1, min(int(longest), encoder.max_tokens) - template.num_special)
+
+
+def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: dict[str, Any]) -> None:
+    """Write the transformer, its tokenizer and its sentence-transformers configuration."""
+    folder.mkdir(parents=True, exist_ok=True)
+    encoder.model.save_pretrained(folder)
+    tokenizer = copy.deepcopy(encoder.tokenizer)
+    tokenizer.model_max_length = max_tokens
+    tokenizer.save_pretrained(folder)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
+
+
+def read_dense(module: Module) -> tuple[nn.Linear, str]:
+    """A Dense module's linear layer and its activation's name in `ACTIVATIONS`.
+
+    Raises:
+        CheckpointError: A residual, an unknown activation, or no weights.
+    """
+    config = module.config
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
+    if activation not in ACTIVATIONS or config.get("use_residual"):
+        raise CheckpointError(f"{module.folder}: expected a Dense with activation Identity or Tanh and no residual, got {config}")
+    path = module.folder / "model.safetensors"
+    if path.is_file():
+        state = load_file(path)
+    elif (module.folder / "pytorch_model.bin").is_file():
+        state = torch.load(module.folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    else:
+        raise CheckpointError(f"{module.folder}: expected model.safetensors or pytorch_model.bin, got neither")
+    return linear_of(state["linear.weight"], state.get("linear.bias")), activation
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer with these weights."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+        if bias is not None:
+            linear.bias.copy_(bias)
+    return linear
+
+
+def write_dense(folder: Path, linear: nn.Linear, activation: str, extra: dict[str, Any] | None = None) -> None:
+    """Write a Dense module."""
+    names = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
+    write_json(folder / "config.json", {
+        "in_features": linear.in_features, "out_features": linear.out_features, "bias": linear.bias is not None,
+        "activation_function": names[activation], **(extra or {}),
+    })  # fmt: skip
+    save_file(
+        {f"linear.{name}": value.detach().contiguous().cpu() for name, value in linear.named_parameters()}, folder / "model.safetensors"
+    )
+
+
+def write_modules(folder: Path, modules: list[tuple[str, str]], prompts: dict[str, str], kind: str, similarity: str) -> None:
+    """Write modules.json from (path, dotted class) and config_sentence_transformers.json."""
+    write_json(folder / "modules.json", [{"idx": i, "name": str(i), "path": path, "type": name} for i, (path, name) in enumerate(modules)])
+    write_json(
+        folder / "config_sentence_transformers.json",
+        {"model_type": kind, "prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity},
+    )
