@@ -44,6 +44,19 @@ class Docs(Protocol):
         ...
 
 
+def add_to_digest(digest: hashlib.blake2b, doc: Doc) -> None:
+    """Take one doc into a corpus fingerprint; the same docs in the same order give the same fingerprint, whatever holds them."""
+    digest.update(repr((doc.doc_id, doc.title, doc.text)).encode("utf-8", "surrogatepass"))
+
+
+def fingerprint_of(docs: Iterable[Doc]) -> str:
+    """Fingerprint of docs in the order given."""
+    digest = hashlib.blake2b(digest_size=16)
+    for doc in docs:
+        add_to_digest(digest, doc)
+    return digest.hexdigest()
+
+
 class MemoryDocs:
     """Docs held in memory.
 
@@ -58,7 +71,7 @@ class MemoryDocs:
             if doc.doc_id in self._docs:
                 raise DataError(f"docs: expected each doc id once, got {doc.doc_id!r} twice; remove one")
             self._docs[doc.doc_id] = doc
-            digest.update(repr((doc.doc_id, doc.title, doc.text)).encode("utf-8", "surrogatepass"))
+            add_to_digest(digest, doc)
         self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
@@ -74,7 +87,7 @@ class MemoryDocs:
         return doc_id in self._docs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # Mapping's own equality: the generated one would compare arrays
 class Candidates(Mapping[str, list[str]]):
     """First-stage docs per query, best first, in flat arrays: 7,000 queries x 1,000 docs take 80 MB, not 1 GB of dicts.
 
@@ -111,11 +124,13 @@ class Candidates(Mapping[str, list[str]]):
     @classmethod
     def from_run(cls, run: Run) -> Candidates:
         """Order each query's docs as trec_eval does: score descending, then doc id descending."""
-        return cls.from_lists(
-            (query_id, *map(list, zip(*ranked, strict=True))) if (ranked := sorted(docs.items(), key=lambda d: (d[1], d[0]), reverse=True))
-            else (query_id, [], [])
-            for query_id, docs in run.items()
-        )  # fmt: skip
+
+        def ranked() -> Iterator[tuple[str, list[str], list[float]]]:
+            for query_id, docs in run.items():
+                doc_ids = sorted(docs, key=lambda doc_id: (docs[doc_id], doc_id), reverse=True)
+                yield query_id, doc_ids, [docs[doc_id] for doc_id in doc_ids]
+
+        return cls.from_lists(ranked())
 
     def __getitem__(self, query_id: str) -> list[str]:
         return [doc_id.decode() for doc_id in self.ids(query_id)]

@@ -1,0 +1,52 @@
+"""MS MARCO passage ranking (Nguyen et al., 2016) with the tests of TREC Deep Learning 2019 and 2020 (Craswell et al., 2020, 2021)."""
+
+from __future__ import annotations
+
+from ranker.data.collection import Splits
+from ranker.data.irds_splits import SplitReader
+
+_NAME = "msmarco-passage"
+
+
+class MsMarcoPassage:
+    """Train on MS MARCO, validate on dev/small, test on the judged queries of TREC DL 2019 and 2020 (relevant from grade 2 on).
+
+    Args:
+        train: Training subset, as `train` or `train/triples-v2`; None only evaluates.
+        train_candidates: `docpairs` (triples), `bm25`, `scoreddocs` (the official 1,000 per query, unranked) or a run file's path.
+        candidates: `bm25`, `scoreddocs` (the official 1,000 per query, unranked: for depth 1000 only), or by id one of these or a run file.
+        val_queries: Validate on so many of the 6,980 queries of dev/small, chosen by hash; None: all.
+        max_triples: Only the first so many of the 397 million triples; None: all.
+        test: Subset or subsets to test on.
+        split_seed: Seed of the choice of `val_queries`.
+    """
+
+    def __init__(
+        self,
+        train: str | None = "train",
+        train_candidates: str = "docpairs",
+        candidates: str | dict[str, str] = "bm25",
+        val_queries: int | None = None,
+        max_triples: int | None = None,
+        test: str | list[str] | tuple[str, ...] = ("trec-dl-2019/judged", "trec-dl-2020/judged"),
+        split_seed: int = 0,
+    ) -> None:
+        self._reader = SplitReader(
+            train=None if train is None else f"{_NAME}/{train}",
+            val=f"{_NAME}/dev/small",
+            test=[f"{_NAME}/{subset}" for subset in ([test] if isinstance(test, str) else test)],
+            train_candidates=train_candidates,
+            candidates=candidates,
+            relevance=None,
+            val_queries=val_queries,
+            max_triples=max_triples,
+            split_seed=split_seed,
+        )
+
+    def load(self) -> Splits:
+        """Read all sets; what is not on this machine yet is downloaded.
+
+        Raises:
+            DataError: An unknown subset, or one that cannot be read.
+        """
+        return self._reader.read()
