@@ -177,6 +177,7 @@ def load_encoder(
     if attention_dropout is not None:
         config.attention_probs_dropout_prob = attention_dropout
     model = _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code)
+    model.train()  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
     return Encoder(model, tokenizer, ragged=ragged)
 
 
