@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -18,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.strategies import DDPStrategy, Strategy
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 from transformers.utils import logging as transformers_logging
 
 from ranker.checkpoint import load_scorer
@@ -207,12 +209,29 @@ def _strategy(options: dict[str, Any]) -> Strategy | str:
     )
 
 
+@contextlib.contextmanager
+def own_processes() -> Iterator[None]:
+    """Undo at the end what starting processes left in this one, so that a multirun's next job can start its own (PC-86)."""
+    argv, variables = sys.argv, dict(os.environ)
+    try:
+        yield
+    finally:
+        sys.argv = argv
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK"):
+            if name not in variables:
+                os.environ.pop(name, None)
+
+
 def _prepare_children(folder: Path) -> None:
     """Let Lightning start its other processes with the composed configuration instead of the command line.
 
     The command line may be a multirun, whose children would start the whole sweep again, and `now` would name other folders.
     """
     if HydraConfig.initialized() and _is_first_process():
-        script = sys.argv[0]
+        composed: Any = HydraConfig.instance().cfg
+        with read_write(composed):
+            composed.hydra.run.dir = str(folder)  # Lightning passes this on; in a multirun it would be a folder that nobody uses
         overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
-        sys.argv = [script, "--config-path", str(folder), "--config-name", "config", *overrides]
+        sys.argv = [sys.argv[0], "--config-path", str(folder), "--config-name", "config", *overrides]
