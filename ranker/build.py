@@ -231,7 +231,7 @@ def _prepare_children(folder: Path) -> None:
     """
     if HydraConfig.initialized() and _is_first_process():
         composed: Any = HydraConfig.instance().cfg
-        with read_write(composed):
+        with read_write(composed.hydra):
             composed.hydra.run.dir = str(folder)  # Lightning passes this on; in a multirun it would be a folder that nobody uses
         overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
         sys.argv = [sys.argv[0], "--config-path", str(folder), "--config-name", "config", *overrides]
