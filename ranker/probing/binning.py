@@ -1,0 +1,80 @@
+"""From numbers to classes: k bins with exactly k - 1 inner edges, fitted on the training part alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ranker.errors import ConfigError
+
+METHODS = ("mean2std", "minmax", "quantile")
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Inner edges; a value on an edge belongs to the bin above it.
+
+    Args:
+        method: How the edges were found.
+        edges: Rising, float64 [k - 1].
+        mean: Mean of the training values.
+        std: Their standard deviation (of the population).
+    """
+
+    method: str
+    edges: np.ndarray
+    mean: float
+    std: float
+
+    @property
+    def num_bins(self) -> int:
+        """Number of classes k; all of them can occur."""
+        return len(self.edges) + 1
+
+    def __call__(self, values: np.ndarray) -> np.ndarray:
+        """Bin of each value, int64."""
+        return np.searchsorted(self.edges, values, side="right").astype(np.int64)
+
+    def record(self) -> dict[str, Any]:
+        """What to keep beside the data."""
+        return {"method": self.method, "edges": self.edges.tolist(), "mean": self.mean, "std": self.std}
+
+
+def fit_bins(values: np.ndarray, num_bins: int = 10, method: str = "mean2std") -> Bins:
+    """Find the edges.
+
+    `mean2std` cuts the range of two standard deviations about the mean into equal bins and clips what is outside; `minmax` the whole range
+    (outliers squeeze the bins); `quantile` gives bins of about equal size, fewer than asked where many values are equal.
+
+    Args:
+        values: Training values, float64 [targets].
+        num_bins: Number of classes k.
+        method: `mean2std`, `minmax` or `quantile`.
+
+    Raises:
+        ConfigError: An unknown method or fewer than two bins.
+
+    >>> fit_bins(np.array([0.0, 1.0]), num_bins=4, method="minmax")(np.array([-1, 0.2, 0.25, 0.9, 7])).tolist()
+    [0, 0, 1, 3, 3]
+    """
+    if method not in METHODS:
+        raise ConfigError(f"binning: expected one of {', '.join(METHODS)}; got {method!r}")
+    if num_bins < 2:
+        raise ConfigError(f"bins: expected at least 2, got {num_bins}")
+    mean, std = float(np.mean(values)), float(np.std(values))
+    inner = np.arange(1, num_bins) / num_bins
+    if method == "mean2std":
+        edges = mean + 4 * std * (inner - 0.5)
+    elif method == "minmax":
+        low, high = float(np.min(values)), float(np.max(values))
+        edges = low + (high - low) * inner
+    else:
+        edges = np.quantile(values, inner)
+    edges = np.unique(edges)
+    if method == "quantile":
+        edges = edges[edges > np.min(values)]  # nothing would be below
+    if std == 0:
+        edges = edges[:0]
+    return Bins(method, edges, mean, std)

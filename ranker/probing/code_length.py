@@ -1,0 +1,147 @@
+"""Minimum description length by online (prequential) coding (Voita and Titov, EMNLP 2020, arXiv:2003.12298), in bits.
+
+The labels are sent in blocks. The first block costs log2 k bits a target. Before each later block a fresh probe is trained on all that
+was sent so far, and the block costs -log2 p(label) a target under it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ranker.errors import ConfigError
+
+FRACTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)
+UNITS = ("bits", "legacy_mixed")
+
+
+def portion_ends(num_pairs: int, fractions: Sequence[float] = FRACTIONS) -> list[int]:
+    """Where the blocks end, in pairs; empty and repeated ends are dropped, so that block 1 holds at least one pair.
+
+    Args:
+        num_pairs: Training pairs, each with at least one target.
+        fractions: Shares of the training pairs, rising, the last one 1.
+
+    Raises:
+        ConfigError: The fractions do not rise to 1.
+
+    >>> portion_ends(40_000)
+    [40, 80, 160, 320, 640, 1280, 2500, 5000, 10000, 20000, 40000]
+    >>> portion_ends(200)
+    [1, 3, 6, 12, 25, 50, 100, 200]
+    """
+    rises = all(0 < low < high for low, high in pairwise(fractions))
+    if not fractions or fractions[-1] != 1 or fractions[0] <= 0 or not rises:
+        raise ConfigError(f"portions: expected rising shares above 0 that end in 1.0, got {list(fractions)}; set portions=[0.1,0.5,1.0]")
+    # 0.001 * 3000 is 3 - 4e-16 in floating point
+    ends = [int(fraction * num_pairs + 1e-9) for fraction in fractions]
+    return sorted({end for end in ends if end > 0})
+
+
+@dataclass(frozen=True)
+class CodeLength:
+    """What the labels cost.
+
+    Args:
+        classes: Number of classes k.
+        first: Targets in block 1.
+        targets: All targets n.
+        later_bits: Bits of all blocks but the first.
+    """
+
+    classes: int
+    first: int
+    targets: int
+    later_bits: float
+
+    @property
+    def first_bits(self) -> float:
+        """Bits of block 1, sent with a uniform code."""
+        return self.first * math.log2(self.classes)
+
+    @property
+    def uniform_bits(self) -> float:
+        """What a uniform code of all targets takes."""
+        return self.targets * math.log2(self.classes)
+
+    @property
+    def bits(self) -> float:
+        """The description length in bits."""
+        return self.first_bits + self.later_bits
+
+    @property
+    def legacy_mixed(self) -> float:
+        """The published number: block 1 in bits and the rest in nats, added up."""
+        return self.first_bits + self.later_bits * math.log(2)
+
+    def compression(self, units: str = "bits") -> float:
+        """Uniform code over this code; above 1 iff the probe beats the uniform code.
+
+        >>> round(CodeLength(classes=2, first=1, targets=8, later_bits=5.0).compression(), 4)
+        1.3333
+        """
+        length = self.bits if units == "bits" else self.legacy_mixed
+        return self.uniform_bits / length if length > 0 else math.inf
+
+
+def online_code(label_probabilities: np.ndarray, block_ends: Sequence[int], classes: int) -> CodeLength:
+    """Add up a code from the probability that the probe gave each target's label.
+
+    Args:
+        label_probabilities: [targets]; those of the first block are not looked at.
+        block_ends: Where each block ends, in targets; the last is their number.
+        classes: Number of classes.
+
+    >>> online_code(np.array([0.5, 0.5, 0.5, 1, 0.5, 1, 0.5, 0.5]), [1, 2, 4, 8], classes=2).bits
+    6.0
+    """
+    first, last = block_ends[0], block_ends[-1]
+    bits = -np.log2(label_probabilities[first:last].astype(np.float64))
+    return CodeLength(classes, first, last, float(bits.sum()))
+
+
+def bits_from_mixed(mixed: float, first_bits: float) -> float:
+    """Turn a published length (block 1 in bits, the rest in nats) into bits."""
+    return first_bits + (mixed - first_bits) / math.log(2)
+
+
+def counting_code(labels: np.ndarray, block_ends: Sequence[int], classes: int) -> np.ndarray:
+    """Bits of each target under the label prior: what a probe without input learns, add-one counts of what was sent before its block.
+
+    Args:
+        labels: Class of each target in the order they are sent, int64 [targets].
+        block_ends: Where each block ends, in targets.
+        classes: Number of classes.
+
+    Returns:
+        float64 [targets]; log2 k in block 1.
+
+    >>> counting_code(np.array([1, 1, 1, 1, 1, 1, 1, 0]), [1, 2, 4, 8], 2).sum().round(6)
+    np.float64(5.789103)
+    """
+    bits = np.full(len(labels), math.log2(classes))
+    for start, end in pairwise(block_ends):
+        counts = np.bincount(labels[:start], minlength=classes) + 1
+        bits[start:end] = -np.log2(counts[labels[start:end]] / counts.sum())
+    return bits
+
+
+def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """Share of targets whose class was told."""
+    return float(np.mean(predicted == labels)) if len(labels) else math.nan
+
+
+def macro_f1(predicted: np.ndarray, labels: np.ndarray) -> float:
+    """Mean F1 over the classes that occur in the prediction or in the truth.
+
+    >>> round(macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1])), 4)
+    0.6667
+    """
+    classes = np.union1d(predicted, labels)
+    hits = np.array([np.sum((predicted == c) & (labels == c)) for c in classes])
+    sizes = np.array([np.sum(predicted == c) + np.sum(labels == c) for c in classes])
+    return float(np.mean(2 * hits / sizes)) if len(classes) else math.nan

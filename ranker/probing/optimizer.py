@@ -1,0 +1,79 @@
+"""One optimiser and one dropout for many probes, each of which gets what it would get by itself."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Dropout:
+    """Masks of independent members: each has a generator of its own, so that it gets the same masks in any company.
+
+    Args:
+        keys: Seed of each member's generator.
+        rate: Share of hidden units to drop.
+        shape: Most targets of a batch, and hidden units.
+        device: Where the masks are needed.
+    """
+
+    def __init__(self, keys: Sequence[int], rate: float, shape: tuple[int, int], device: torch.device) -> None:
+        self._generators = [torch.Generator(device).manual_seed(key) for key in keys]
+        self._rate, self._shape, self._device = rate, shape, device
+        # several steps at once: a launch a member and step would be most of a GPU's time
+        self._steps = max(1, min(64, (1 << 19) // (shape[0] * shape[1])))
+        self._kept: Tensor | None = None
+        self._used = self._steps
+
+    def __call__(self, targets: int) -> Tensor | None:
+        """The next step's masks, bool [members, targets, hidden]; None without dropout."""
+        if self._rate == 0:
+            return None
+        if self._used == self._steps:
+            drawn = [torch.rand(self._steps, *self._shape, generator=own, device=self._device) >= self._rate for own in self._generators]
+            self._kept, self._used = torch.stack(drawn), 0
+        assert self._kept is not None
+        self._used += 1
+        return self._kept[:, self._used - 1, :targets]
+
+    def keep(self, members: Tensor) -> None:
+        """Go on with some members only, int64 [members]."""
+        self._generators = [self._generators[i] for i in members.tolist()]
+        self._kept = None if self._kept is None else self._kept[members.to(self._device)]
+
+
+class Adam:
+    """Adam (Kingma and Ba, 2015) on a matrix of members, with each member's own rate and gradient clipping.
+
+    Args:
+        parameters: float32 [members, parameters]; changed in place.
+        lr: Rate.
+        clip: Largest norm of a member's gradient.
+    """
+
+    BETAS, EPS = (0.9, 0.999), 1e-8
+
+    def __init__(self, parameters: Tensor, lr: float, clip: float) -> None:
+        self.parameters, self.clip = parameters, clip
+        self.gradient = torch.zeros_like(parameters)
+        self.rates = torch.full((len(parameters), 1), lr, device=parameters.device)
+        self._mean, self._square = torch.zeros_like(parameters), torch.zeros_like(parameters)
+        self._steps = 0
+
+    def step(self) -> None:
+        """Clip and update, as torch's clip_grad_norm_ and Adam do for each member by itself; a member of rate 0 stays as it is."""
+        self._steps += 1
+        norms = torch.linalg.vector_norm(self.gradient, dim=1, keepdim=True)
+        self.gradient.mul_((self.clip / (norms + 1e-6)).clamp(max=1.0))
+        first, second = self.BETAS
+        self._mean.lerp_(self.gradient, 1 - first)
+        self._square.mul_(second).addcmul_(self.gradient, self.gradient, value=1 - second)
+        scale = self._square.sqrt().div_(math.sqrt(1 - second**self._steps)).add_(self.EPS)
+        self.parameters.sub_(self._mean.div(scale).mul_(self.rates / (1 - first**self._steps)))
+
+    def keep(self, members: Tensor) -> None:
+        """Go on with some members only, int64 [members]."""
+        self.parameters, self.gradient, self.rates = self.parameters[members], self.gradient[members], self.rates[members]
+        self._mean, self._square = self._mean[members], self._square[members]

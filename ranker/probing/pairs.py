@@ -1,0 +1,99 @@
+"""Which pairs are probed, and which part each is in: by query, so that no query is in two parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ranker.data.collection import Collection
+from ranker.data.splits import split_queries
+from ranker.errors import ConfigError, DataError
+from ranker.probing.examples import PairSample, ProbeExample
+
+GROUPINGS = ("query", "doc", "pair")
+
+
+def sample_pairs(
+    collection: Collection, max_pairs: int, docs_per_query: int, depth: int, seed: int, val_fraction: float, test_fraction: float
+) -> PairSample:
+    """Shuffle the queries that have candidates and draw docs uniformly from each one's first `depth`, until there are enough pairs.
+
+    Args:
+        collection: Queries with candidates.
+        max_pairs: At most so many pairs.
+        docs_per_query: At most so many docs of a query.
+        depth: Candidates of a query to draw from.
+        seed: Seed of shuffle and draws.
+        val_fraction: Share of the queries for validation.
+        test_fraction: Share of the queries for the test.
+
+    Raises:
+        DataError: No query has candidates.
+    """
+    candidates = collection.candidates
+    queries = [] if candidates is None else [query_id for query_id in collection.queries if len(candidates.ids(query_id))]
+    if not queries or candidates is None:
+        raise DataError(f"{collection.name}: expected queries with candidates to probe, got none; take another data or split")
+    rng = np.random.default_rng(seed)
+    pairs: list[tuple[str, str]] = []
+    used: list[str] = []
+    for query_id in (queries[i] for i in rng.permutation(len(queries))):
+        if len(pairs) >= max_pairs:
+            break
+        docs = candidates[query_id][:depth]
+        used.append(query_id)
+        pairs += [(query_id, docs[i]) for i in rng.permutation(len(docs))[:docs_per_query]]
+    ids = split_queries(used, val_fraction, test_fraction, seed)
+    named = {"train": "train", "dev": "val", "test": "test"}
+    part_of = {query_id: named[part] for part, members in ids.items() for query_id in members}
+    parts = {query_id: part_of[query_id] for query_id in used}
+    return PairSample(collection, tuple(pairs[:max_pairs]), max_pairs, docs_per_query, depth, seed, parts)
+
+
+def assign_parts(
+    examples: Sequence[ProbeExample], sample: PairSample, group_by: str, val_fraction: float, test_fraction: float
+) -> list[str]:
+    """The part of each example: the source's own, else by query (or doc, or pair) with a seeded hash.
+
+    A source that names train and test but no validation has it cut from train.
+
+    Args:
+        examples: A task's examples.
+        sample: Its parts are kept where `group_by` is `query`, so that tasks on the same pairs have the same split.
+        group_by: What must not be in two parts: `query`, `doc` or `pair` (the published split).
+        val_fraction: Share for validation.
+        test_fraction: Share for the test.
+
+    Raises:
+        ConfigError: An unknown `group_by`.
+        DataError: A part is empty.
+    """
+    if group_by not in GROUPINGS:
+        raise ConfigError(f"group_by: expected one of {', '.join(GROUPINGS)}; got {group_by!r}")
+    given = {example.part for example in examples}
+    if given >= {"train", "val", "test"}:
+        parts = [example.part or "train" for example in examples]
+    elif given >= {"train", "test"}:
+        training = [_group(example, group_by) for example in examples if example.part == "train"]
+        held_out = set(split_queries(dict.fromkeys(training), val_fraction, 0.0, sample.seed)["dev"])
+        parts = [
+            "val" if example.part == "train" and _group(example, group_by) in held_out else example.part or "train" for example in examples
+        ]
+    elif group_by == "query" and all(example.query_id in sample.parts for example in examples):
+        parts = [sample.parts[example.query_id] for example in examples]
+    else:
+        ids = split_queries(dict.fromkeys(_group(example, group_by) for example in examples), val_fraction, test_fraction, sample.seed)
+        held = dict.fromkeys(ids["dev"], "val") | dict.fromkeys(ids["test"], "test")
+        parts = [held.get(_group(example, group_by), "train") for example in examples]
+    missing = {"train", "val", "test"} - set(parts)
+    if missing:
+        raise DataError(
+            f"probing pairs: expected examples in train, val and test, got none in {', '.join(sorted(missing))} of {len(examples)}; "
+            "raise max_pairs, val_fraction or test_fraction"
+        )
+    return parts
+
+
+def _group(example: ProbeExample, group_by: str) -> str:
+    return {"query": example.query_id, "doc": example.doc_id, "pair": f"{example.query_id}\t{example.doc_id}"}[group_by]

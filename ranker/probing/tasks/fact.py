@@ -1,0 +1,144 @@
+"""Probing task: does the doc support or refute the query? Labels from labelled pairs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ranker.data.corpus_files import JsonlDocs, read_lines, read_queries
+from ranker.errors import DataError
+from ranker.probing.examples import PairSample, ProbeExample, TaskUnavailable, file_fingerprint, whole_text_example
+
+PART_OF = {"train": "train", "dev": "val", "val": "val", "validation": "val", "test": "test", "": None}
+Row = tuple[str, str, str, str | None]  # query_id, doc_id, label, part
+
+
+class FactChecking:
+    """Label each pair of claim and evidence as the annotators did; pairs without a verdict are left out.
+
+    Reads a folder in one of two layouts, plain or gzipped: docs.jsonl, queries.tsv and labels.tsv (columns query_id, doc_id, label and
+    perhaps split), or BEIR's corpus.jsonl, queries.jsonl and qrels/*.tsv with the label in the query's metadata. Each part comes from the
+    source's part of that name, so that no claim trains and tests.
+
+    Args:
+        path: The folder; None where the data has none, then the task is not available.
+    """
+
+    classes: tuple[str, ...] | None = None
+    whole_text = True
+    ranks = False
+
+    def __init__(self, path: str | None = None) -> None:
+        self.path = None if path is None else Path(path).expanduser()
+        self.name = "fact"
+
+    @cached_property
+    def labeller(self) -> str:  # type: ignore[override]
+        """Id, version and the hash of the labels."""
+        labels = self._find("labels.tsv") or self._find("queries.jsonl")
+        if labels is None:
+            raise TaskUnavailable(
+                f"probe.fact.path: expected a folder with labels.tsv or BEIR's queries.jsonl, got {str(self.path)!r}; set probe.fact.path=DIR"
+            )
+        return f"fact-labels@1 {file_fingerprint(labels)}"
+
+    def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
+        """One target a pair, whole claim and whole evidence, at most `max_pairs` drawn by seed.
+
+        Raises:
+            TaskUnavailable: No such folder, or no labels in it.
+            DataError: A line is malformed.
+        """
+        labeller = self.labeller  # complains if there are no labels
+        assert labeller and self.path is not None
+        beir = self._find("labels.tsv") is None
+        queries, docs, rows = self._read_beir() if beir else self._read_labels()
+        rows = [row for row in rows if row[0] in queries and row[1] in docs]
+        if not rows:
+            raise DataError(f"{self.path}: expected labelled pairs of its queries and docs, got none; check labels and ids")
+        drawn = sorted(np.random.default_rng(sample.seed).permutation(len(rows))[: sample.max_pairs])
+        for query_id, doc_id, label, part in (rows[i] for i in drawn):
+            example = whole_text_example((query_id, doc_id, queries[query_id], docs[doc_id]), label=label)
+            yield ProbeExample(query_id, doc_id, example.query, example.doc, example.targets, part)
+
+    def _find(self, name: str) -> Path | None:
+        if self.path is None:
+            return None
+        return next((path for path in (self.path / name, self.path / f"{name}.gz") if path.is_file()), None)
+
+    def _need(self, name: str) -> Path:
+        path = self._find(name)
+        if path is None:
+            raise DataError(f"{self.path}: expected {name} or {name}.gz beside the labels, got neither; put it there")
+        return path
+
+    def _read_labels(self) -> tuple[dict[str, str], dict[str, str], list[Row]]:
+        path = self._need("labels.tsv")
+        lines = read_lines(path)
+        columns = next(lines, (0, ""))[1].split("\t")
+        if not {"query_id", "doc_id", "label"} <= set(columns):
+            raise DataError(f"{path}:1: expected columns query_id, doc_id, label (and split), got {columns}; write them in the first line")
+        rows: list[Row] = []
+        for number, line in lines:
+            cells = line.split("\t")
+            if len(cells) != len(columns):
+                raise DataError(f"{path}:{number}: expected {len(columns)} columns, got {len(cells)}; mend the line")
+            row = dict(zip(columns, cells, strict=True))
+            rows.append((row["query_id"], row["doc_id"], row["label"], _part(row.get("split", ""), f"{path}:{number}")))
+        wanted = {row[1] for row in rows}
+        docs = JsonlDocs(self._need("docs.jsonl"))
+        texts = {doc_id: docs[doc_id].full_text for doc_id in wanted if doc_id in docs}
+        return read_queries(self._need("queries.tsv")), texts, rows
+
+    def _read_beir(self) -> tuple[dict[str, str], dict[str, str], list[Row]]:
+        queries, metadata = {}, {}
+        for entry in _objects(self._need("queries.jsonl")):
+            queries[str(entry["_id"])], metadata[str(entry["_id"])] = entry["text"], entry.get("metadata") or {}
+        rows: list[Row] = []
+        assert self.path is not None
+        for path in sorted((self.path / "qrels").glob("*.tsv")):
+            part = _part(path.stem, str(path))
+            for number, line in read_lines(path):
+                cells = line.split("\t")
+                if number == 1 and not cells[-1].strip().lstrip("-").isdigit():  # header
+                    continue
+                label = _beir_label(metadata.get(cells[0], {}), cells[1])
+                if label is not None and int(cells[2]) > 0:
+                    rows.append((cells[0], cells[1], label, part))
+        wanted = {row[1] for row in rows}
+        docs = {
+            str(entry["_id"]): f"{entry['title']} {entry['text']}" if entry.get("title") else entry["text"]
+            for entry in _objects(self._need("corpus.jsonl"))
+            if str(entry["_id"]) in wanted
+        }
+        return queries, docs, rows
+
+
+def _objects(path: Path) -> Iterator[dict[str, Any]]:
+    for number, line in read_lines(path):
+        try:
+            entry = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{path}:{number}: expected one JSON object a line, got {line[:60]!r}; mend the line") from error
+        if not isinstance(entry, dict) or "_id" not in entry or "text" not in entry:
+            raise DataError(f"{path}:{number}: expected an object with _id and text, got {line[:60]!r}; mend the line")
+        yield entry
+
+
+def _beir_label(metadata: dict[str, Any], doc_id: str) -> str | None:
+    """The claim's label, or the one it has for this doc (a list of annotated sentences, as in SciFact)."""
+    found = metadata.get("label", metadata.get(doc_id))
+    if isinstance(found, list):
+        found = next((entry.get("label") for entry in found if isinstance(entry, dict)), None)
+    return None if found is None or "NOT ENOUGH" in str(found).upper() else str(found)
+
+
+def _part(name: str, where: str) -> str | None:
+    if name not in PART_OF:
+        raise DataError(f"{where}: expected the split to be train, dev or test, got {name!r}; mend it")
+    return PART_OF[name]

@@ -1,0 +1,82 @@
+"""Probing task: does a pronoun mean a name? Gold labels of GAP (Webster et al., TACL 2018, arXiv:1810.05201)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+
+from ranker.data.corpus_files import read_lines
+from ranker.errors import DataError
+from ranker.probing.examples import PairSample, ProbeExample, Span, Target, TaskUnavailable, check_example, file_fingerprint
+
+FILES = {"train": "gap-development.tsv", "val": "gap-validation.tsv", "test": "gap-test.tsv"}
+
+
+class Gap:
+    """Two-span targets (pronoun, name) in Wikipedia snippets, two a snippet; the texts are encoded by themselves, without a query.
+
+    GAP's development set trains, its validation set stops, its test set tests: 2,000, 454 and 2,000 snippets.
+
+    Args:
+        path: Folder of gap-{development,validation,test}.tsv, plain or gzipped.
+        max_pairs: At most so many snippets of each part; None for all.
+    """
+
+    name = "coref_gap"
+    classes: tuple[str, ...] | None = ("0", "1")
+    whole_text = False
+    ranks = False
+
+    def __init__(self, path: str, max_pairs: int | None = None) -> None:
+        self.path, self.max_pairs = Path(path).expanduser(), max_pairs
+
+    @cached_property
+    def labeller(self) -> str:  # type: ignore[override]
+        """Id, version and the files' hashes."""
+        return f"gap@1 max_pairs={self.max_pairs} " + " ".join(file_fingerprint(self._file(name)) for name in FILES.values())
+
+    def examples(self, sample: PairSample) -> Iterator[ProbeExample]:  # noqa: ARG002 - gold data; the collection is not looked at
+        """The snippets, part by part.
+
+        Raises:
+            TaskUnavailable: A file is missing.
+            DataError: A line lacks a column, or an offset does not fit its text.
+        """
+        for part, name in FILES.items():
+            path = self._file(name)
+            lines = read_lines(path)
+            columns = next(lines, (0, ""))[1].split("\t")
+            for number, line in islice(lines, self.max_pairs):
+                yield _example(dict(zip(columns, line.split("\t"), strict=False)), part, f"{path}:{number}")
+
+    def _file(self, name: str) -> Path:
+        for path in (self.path / name, self.path / f"{name}.gz"):
+            if path.is_file():
+                return path
+        raise TaskUnavailable(f"probe.gap.path: expected a folder with {name} or {name}.gz, got {str(self.path)!r}; set probe.gap.path=DIR")
+
+
+def _example(row: dict[str, str], part: str, where: str) -> ProbeExample:
+    try:
+        text = row["Text"]
+        pronoun = _span(text, row["Pronoun"], row["Pronoun-offset"])
+        targets = tuple(
+            Target((pronoun, _span(text, row[name], row[f"{name}-offset"])), "1" if row[f"{name}-coref"].upper() == "TRUE" else "0")
+            for name in ("A", "B")
+        )
+        example = ProbeExample(row["ID"], row["ID"], "", text, targets, part)
+    except (KeyError, ValueError) as error:
+        raise DataError(
+            f"{where}: expected GAP's columns and offsets, got a line where {error} fails; take the file as published"
+        ) from error
+    check_example(example, where)
+    return example
+
+
+def _span(text: str, words: str, offset: str) -> Span:
+    start = int(offset)
+    if text[start : start + len(words)] != words:
+        raise ValueError(f"{words!r} at character {start}")
+    return Span("doc", start, start + len(words))

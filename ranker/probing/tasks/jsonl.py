@@ -1,0 +1,118 @@
+"""Probing task: labels made elsewhere, imported from edge-probing records, one JSON object a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ranker.data.corpus_files import read_lines
+from ranker.errors import ConfigError, DataError
+from ranker.probing.examples import PairSample, ProbeExample, Span, Target, TaskUnavailable, file_fingerprint, from_record, parse_line
+
+SPANS = ("chars", "spacy_tokens")
+
+
+class JsonLines:
+    """Import examples: the only way to labels of tools that do not run here.
+
+    A record is `{"info": {"qid", "pid", "part"?}, "input": {"query", "passage"}, "targets": [{"span1", "span2"?, "label" or "value"}]}`.
+    With `spans=chars` a span is `{"side": "query" or "doc", "start", "end"}` in characters, without start and end the whole side. With
+    `spans=spacy_tokens` it is `[first, end]` in words of spaCy's English tokenizer over query + " " + passage, as the published data sets
+    have it; a target without spans reads both whole sides.
+
+    Args:
+        path: The file, plain or gzipped.
+        name: The task's name in reports.
+        spans: `chars` or `spacy_tokens`.
+        whole_text: Whether all spans are whole sides, one target a pair.
+        bins: Number of classes, where the targets have values.
+        binning: `mean2std`, `minmax` or `quantile`.
+    """
+
+    ranks = False
+
+    def __init__(
+        self, path: str, name: str = "jsonl", spans: str = "chars", whole_text: bool = False, bins: int = 10, binning: str = "mean2std"
+    ) -> None:
+        if spans not in SPANS:
+            raise ConfigError(f"probe.jsonl.spans: expected one of {', '.join(SPANS)}; got {spans!r}")
+        self.path, self.name, self.spans, self.whole_text = Path(path).expanduser(), name, spans, whole_text
+        self.bins, self.binning = bins, binning
+
+    @cached_property
+    def labeller(self) -> str:  # type: ignore[override]
+        """Id, version and the file's hash."""
+        return f"jsonl@1 spans={self.spans} {file_fingerprint(self._file())}"
+
+    @cached_property
+    def classes(self) -> tuple[str, ...] | None:  # type: ignore[override]
+        """The labels that occur, or bins where the first record has values."""
+        first = next(iter(self._records()), None)
+        return () if first is not None and any("value" in target for target in first[1].get("targets", [])) else None
+
+    def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
+        """The file's records, at most `max_pairs`.
+
+        Raises:
+            TaskUnavailable: There is no such file.
+            DataError: A line is no such record; the message names it.
+        """
+        words = _words() if self.spans == "spacy_tokens" else None
+        for where, record in islice(self._records(), sample.max_pairs):
+            example = from_record(record, where) if words is None else _from_words(record, where, words)
+            if example.targets:
+                yield example
+
+    def _file(self) -> Path:
+        if not self.path.is_file():
+            raise TaskUnavailable(f"probe.jsonl.path: expected a file of records, got {str(self.path)!r}, which is none")
+        return self.path
+
+    def _records(self) -> Iterator[tuple[str, Any]]:
+        for number, line in read_lines(self._file()):
+            yield f"{self.path}:{number}", parse_line(line, f"{self.path}:{number}")
+
+
+def _words() -> Any:
+    """The English tokenizer of spaCy; it needs no trained pipeline."""
+    try:
+        import spacy
+    except ImportError as error:
+        raise TaskUnavailable(
+            "probe.jsonl.spans: spacy_tokens expected spaCy, got no such package; install it with: pip install -e '.[probe]'"
+        ) from error
+    return spacy.blank("en").tokenizer
+
+
+def _from_words(record: Any, where: str, words: Any) -> ProbeExample:
+    """Turn spans in words of query + " " + passage into characters of a side."""
+    try:
+        query, doc = record["input"]["query"], record["input"]["passage"]
+        joined = words(f"{query} {doc}")
+        border = len(query) + 1
+        targets = []
+        for entry in record["targets"]:
+            given = [entry[key] for key in ("span1", "span2") if entry.get(key) is not None]
+            spans = [_side_span(joined[first:end], border, where) for first, end in given] or [Span("query"), Span("doc")]
+            label, value = entry.get("label"), entry.get("value")
+            targets.append(Target(tuple(spans), None if label is None else str(label), None if value is None else float(value)))
+        info = record["info"]
+        return ProbeExample(str(info["qid"]), str(info["pid"]), query, doc, tuple(targets), info.get("part"))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"{where}: expected info (qid, pid), input (query, passage) and targets with spans [first, end], got a record where {error} fails"
+        ) from error
+
+
+def _side_span(words: Any, border: int, where: str) -> Span:
+    if not len(words):
+        raise DataError(f"{where}: expected a span of at least one word inside the text, got none; mend the span")
+    start, end = words.start_char, words.end_char
+    if end < border:
+        return Span("query", start, end)
+    if start >= border:
+        return Span("doc", start - border, end - border)
+    raise DataError(f"{where}: expected a span inside the query or the passage, got {words.text!r} across both; mend the span")

@@ -1,0 +1,54 @@
+"""Probing task: the type of a named entity, tagged by spaCy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+from ranker.probing.examples import PairSample, ProbeExample, Span, Target
+from ranker.probing.spacy_model import MODEL, load_pipeline, parse_all, versions
+
+ONTONOTES = (
+    "CARDINAL", "DATE", "EVENT", "FAC", "GPE", "LANGUAGE", "LAW", "LOC", "MONEY", "NORP", "ORDINAL", "ORG", "PERCENT", "PERSON", "PRODUCT",
+    "QUANTITY", "TIME", "WORK_OF_ART",
+)  # fmt: skip
+
+
+class NamedEntities:
+    """One target per entity of query and doc: one span, its OntoNotes type. The sides are tagged apart, so that no entity crosses them.
+
+    Args:
+        model: spaCy pipeline, a package's name.
+        max_targets: At most so many entities of a pair, the first ones; None for all.
+    """
+
+    classes: tuple[str, ...] | None = ONTONOTES
+    whole_text = False
+    ranks = False
+
+    def __init__(self, model: str = MODEL, max_targets: int | None = None) -> None:
+        self.model, self.max_targets = model, max_targets
+        self.name = "ner" if model == MODEL else f"ner_{model}"
+
+    @cached_property
+    def labeller(self) -> str:  # type: ignore[override]
+        """Id, versions and settings."""
+        return f"ner-spacy@1 {self.model} {versions(self.model)} max_targets={self.max_targets}"
+
+    def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
+        """The pairs that hold an entity.
+
+        Raises:
+            TaskUnavailable: The pipeline is not installed.
+        """
+        pipeline = load_pipeline(self.model, without=("tagger", "parser", "attribute_ruler", "lemmatizer"))
+        tagged = parse_all(pipeline, (text for pair in sample.texts() for text in pair[2:]))
+        for query_id, doc_id, query, doc in sample.texts():
+            targets = [
+                Target((Span(side, entity.start_char, entity.end_char),), entity.label_)
+                for side, text in (("query", query), ("doc", doc))
+                for entity in tagged[text].ents
+                if entity.label_ in ONTONOTES
+            ]
+            if targets:
+                yield ProbeExample(query_id, doc_id, query, doc, tuple(targets[: self.max_targets]))

@@ -1,0 +1,71 @@
+"""Probing task: how similar query and doc are in meaning, by word vectors, binned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+from ranker.errors import ConfigError
+from ranker.probing.examples import PairSample, ProbeExample, file_fingerprint, whole_text_example
+from ranker.probing.word_vectors import WordVectors, cosine_of_means, mean_pairwise_cosine, ppmi_svd, read_vectors
+from ranker.probing.words import content_pieces
+
+SIMILARITIES = {"mean_cos": mean_pairwise_cosine, "mean_vec": cosine_of_means}
+
+
+class SemanticSimilarity:
+    """Label each pair with the similarity of its words' vectors.
+
+    Words are lower-case, without stop words, punctuation stays; an unknown word has the mean of all vectors. The vectors are made of the
+    collection (positive PMI + SVD, task `sem_svd`) or read from a file in GloVe's layout (task `sem_FILE`).
+
+    Args:
+        vectors: File of word vectors; None makes them of the collection.
+        similarity: `mean_cos`, the mean cosine over all pairs of words, or `mean_vec`, the cosine of the mean vectors.
+        dim: Size of the vectors made here.
+        window: Neighbours on each side that count for them.
+        min_count: Rarer words have no vector of their own.
+        bins: Number of classes.
+        binning: `mean2std`, `minmax` or `quantile`.
+    """
+
+    classes: tuple[str, ...] | None = ()
+    whole_text = True
+    ranks = False
+
+    def __init__(
+        self, vectors: str | None = None, similarity: str = "mean_cos", dim: int = 100, window: int = 5, min_count: int = 3,
+        bins: int = 10, binning: str = "mean2std",
+    ) -> None:  # fmt: skip
+        if similarity not in SIMILARITIES:
+            raise ConfigError(f"probe.sem.similarity: expected one of {', '.join(SIMILARITIES)}; got {similarity!r}")
+        self.vectors = None if vectors is None else Path(vectors).expanduser()
+        self.similarity, self.dim, self.window, self.min_count = similarity, dim, window, min_count
+        self.bins, self.binning = bins, binning
+        made_by = "svd" if self.vectors is None else self.vectors.name.split(".")[0]
+        self.name = f"sem_{made_by}" + ("" if similarity == "mean_cos" else f"_{similarity}")
+
+    @cached_property
+    def labeller(self) -> str:  # type: ignore[override]
+        """Id, version and settings; a vector file's content counts."""
+        if self.vectors is None:
+            made_by = f"ppmi-svd@1 dim={self.dim} window={self.window} min_count={self.min_count}"
+        else:
+            made_by = f"vectors {file_fingerprint(self.vectors) if self.vectors.is_file() else 'missing'}"
+        return f"sem@1 similarity={self.similarity} {made_by}"
+
+    def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
+        """One target a pair, whole query and whole doc."""
+        vectors = self._vectors(sample)
+        similarity = SIMILARITIES[self.similarity]
+        for pair in sample.texts():
+            query, doc = (vectors.of(content_pieces(text)) for text in pair[2:])
+            yield whole_text_example(pair, value=similarity(doc, query))
+
+    def _vectors(self, sample: PairSample) -> WordVectors:
+        if self.vectors is None:
+            words = (content_pieces(doc.full_text) for doc in sample.collection.docs)
+            return ppmi_svd(words, self.dim, self.window, self.min_count, seed=sample.seed)
+        wanted = {word for _, _, query, doc in sample.texts() for word in (*content_pieces(query), *content_pieces(doc))}
+        return read_vectors(self.vectors, wanted)

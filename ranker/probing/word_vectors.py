@@ -1,0 +1,160 @@
+"""Word vectors: made of the collection at hand (positive PMI + SVD), or read from a file in GloVe's layout."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from ranker.data.corpus_files import read_lines
+from ranker.errors import DataError
+from ranker.probing.examples import TaskUnavailable
+
+log = logging.getLogger(__name__)
+
+
+class WordVectors:
+    """Vectors by word; an unknown word has the mean of all vectors.
+
+    Args:
+        words: The vocabulary.
+        vectors: float [words, dim].
+    """
+
+    def __init__(self, words: list[str], vectors: np.ndarray) -> None:
+        self._places = {word: place for place, word in enumerate(words)}
+        # the unknown word comes last
+        self.vectors = np.vstack([vectors, vectors.mean(axis=0, keepdims=True)]).astype(np.float64)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def of(self, words: list[str]) -> np.ndarray:
+        """Vectors of the words, float64 [words, dim]."""
+        return self.vectors[[self._places.get(word, -1) for word in words]]
+
+
+def mean_pairwise_cosine(doc: np.ndarray, query: np.ndarray) -> float:
+    """Mean over all pairs of a doc's and a query's word of their cosine; 0 where a side has no word.
+
+    The mean of all products is the product of the means: linear in the lengths, not quadratic.
+
+    Args:
+        doc: [words, dim].
+        query: [words, dim].
+
+    >>> mean_pairwise_cosine(np.array([[2.0, 0.0], [0.0, 1.0]]), np.array([[3.0, 0.0]]))
+    0.5
+    """
+    if not len(doc) or not len(query):
+        return 0.0
+    return float(unit(doc).mean(axis=0) @ unit(query).mean(axis=0))
+
+
+def cosine_of_means(doc: np.ndarray, query: np.ndarray) -> float:
+    """Cosine of the two mean vectors; 0 where a side has no word."""
+    if not len(doc) or not len(query):
+        return 0.0
+    return float(unit(doc.mean(axis=0)) @ unit(query.mean(axis=0)))
+
+
+def unit(vectors: np.ndarray) -> np.ndarray:
+    """Vectors of length 1; a zero vector stays zero."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.where(lengths > 0, lengths, 1.0)
+
+
+def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
+    """Read a text file of `word number number ...` lines; only wanted words are kept, but every line counts for the unknown word's mean.
+
+    Raises:
+        TaskUnavailable: No such file.
+        DataError: A line of another width, or not one wanted word in it.
+    """
+    if not path.is_file():
+        raise TaskUnavailable(f"probe.sem.vectors: expected a file of word vectors in GloVe's layout, got {str(path)!r}, which is none")
+    words: list[str] = []
+    rows: list[np.ndarray] = []
+    total: np.ndarray | None = None
+    lines = 0
+    for number, line in read_lines(path):
+        word, *numbers = line.split(" ")
+        if number == 1 and len(numbers) == 1:  # word2vec's header: words and dim
+            continue
+        try:
+            row = np.array(numbers, dtype=np.float32)
+        except ValueError as error:
+            raise DataError(f"{path}:{number}: expected a word and numbers, got {line[:60]!r}; mend the line") from error
+        if total is not None and len(row) != len(total):
+            raise DataError(f"{path}:{number}: expected {len(total)} numbers as in the first line, got {len(row)}; mend the line")
+        total = row.astype(np.float64) if total is None else total + row
+        lines += 1
+        if word in wanted:
+            words.append(word)
+            rows.append(row)
+    if total is None or not rows:
+        raise DataError(f"{path}: expected vectors of words that occur in the pairs, got none; take another file")
+    log.info("%s: vectors for %d of %d words", path, len(words), len(wanted))
+    made = WordVectors(words, np.stack(rows))
+    made.vectors[-1] = total / lines
+    return made
+
+
+def ppmi_svd(
+    docs: Iterable[list[str]], dim: int = 100, window: int = 5, min_count: int = 3, max_words: int = 30_000, max_docs: int = 200_000, seed: int = 0
+) -> WordVectors:  # fmt: skip
+    """Vectors from positive pointwise mutual information and a truncated SVD (Levy, Goldberg and Dagan, TACL 2015).
+
+    Args:
+        docs: Words of each doc.
+        dim: Size of a vector; less where the vocabulary is smaller.
+        window: Words that count as neighbours on each side.
+        min_count: Rarer words have no vector of their own.
+        max_words: The most frequent words have vectors.
+        max_docs: Only so many docs are read.
+        seed: Start vector of the decomposition.
+
+    Raises:
+        DataError: Fewer than 3 words are frequent enough.
+    """
+    from scipy.sparse import coo_matrix, csr_matrix, diags
+    from scipy.sparse.linalg import svds
+
+    texts = list(islice(docs, max_docs))
+    counts = Counter(word for words in texts for word in words)
+    ranked = sorted((word for word, count in counts.items() if count >= min_count), key=lambda word: (-counts[word], word))
+    vocabulary = ranked[:max_words]
+    if len(vocabulary) < 3:
+        raise DataError(
+            f"probe.sem: expected at least 3 words that occur {min_count} times, got {len(vocabulary)}; lower probe.sem.min_count"
+        )
+    places = {word: place for place, word in enumerate(vocabulary)}
+    size = len(vocabulary)
+    pairs = csr_matrix((size, size))
+    for rows, columns in _neighbours(texts, places, window):
+        part = coo_matrix((np.ones(len(rows)), (rows, columns)), shape=(size, size)).tocsr()
+        pairs = pairs + part + part.T
+    sums = np.maximum(np.asarray(pairs.sum(axis=1)).ravel(), 1.0)
+    scaled = (diags(pairs.sum() / sums) @ pairs @ diags(1.0 / sums)).tocsr()
+    scaled.data = np.maximum(np.log(scaled.data), 0.0)
+    scaled.eliminate_zeros()
+    rank = min(dim, size - 1)
+    left, singular, _ = svds(scaled, k=rank, v0=np.random.default_rng(seed).standard_normal(size))
+    return WordVectors(vocabulary, left * np.sqrt(singular))
+
+
+def _neighbours(
+    texts: list[list[str]], places: dict[str, int], window: int, docs_at_once: int = 2_000
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Places of words that stand at most `window` words apart in one doc, each pair once."""
+    for first in range(0, len(texts), docs_at_once):
+        chunk = texts[first : first + docs_at_once]
+        flat = np.array([places.get(word, -1) for words in chunk for word in words], dtype=np.int64)
+        doc = np.repeat(np.arange(len(chunk)), [len(words) for words in chunk])
+        for gap in range(1, window + 1):
+            together = (doc[gap:] == doc[:-gap]) & (flat[gap:] >= 0) & (flat[:-gap] >= 0)
+            yield flat[:-gap][together], flat[gap:][together]

@@ -1,0 +1,87 @@
+"""Words of a text, as the label makers count them: tokenizers, a stop word list, Porter's stemmer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from ranker.errors import ConfigError
+
+# Letters join at ' . : and digits at . , ' as in Unicode's word boundaries (UAX 29), which Lucene's standard tokenizer follows.
+_STANDARD = re.compile(r"\w+(?:(?:(?<=[^\W\d_])['’.:](?=[^\W\d_])|(?<=\d)[.,'’](?=\d))\w+)*")
+_PIECES = re.compile(r"\w+|[^\w\s]")
+
+# Pronouns, articles, auxiliaries, prepositions, conjunctions and their contractions' halves; content words are left alone.
+STOP_WORDS = frozenset(
+    """
+    a about above after again against all am an and any are aren as at be because been before being below between both but by can cannot
+    could couldn d did didn do does doesn doing don down during each either few for from further had hadn has hasn have haven having he her
+    here hers herself him himself his how i if in into is isn it its itself just ll m ma may me might mightn more most must mustn my myself
+    needn neither no nor not now o of off on once only onto or other our ours ourselves out over own per re s same shall shan she should
+    shouldn so some such t than that the their theirs them themselves then there these they this those through to too toward towards under
+    until up upon us ve very via was wasn we were weren what when where whether which while who whom whose why will with within without won
+    would wouldn y you your yours yourself yourselves
+    """.split()  # noqa: SIM905 - a list literal would be a page
+)
+
+
+def standard_words(text: str) -> list[str]:
+    """Lower-case words as a search engine's standard analyser has them: no stop words removed, nothing stemmed.
+
+    >>> standard_words("Don't read example.com's v3.5, or C++!")
+    ["don't", 'read', "example.com's", 'v3.5', 'or', 'c']
+    """
+    return _STANDARD.findall(text.lower())
+
+
+def content_stems(text: str, legacy_case: bool = False) -> list[str]:
+    """Porter stems of the alphanumeric words that are no stop words.
+
+    Args:
+        text: The text.
+        legacy_case: Look for stop words before lower-casing, so that a capitalised one stays, as the published labels have it.
+
+    >>> content_stems("The servers were serving 3 files."), content_stems("The servers", legacy_case=True)
+    (['server', 'serv', '3', 'file'], ['the', 'server'])
+    """
+    words = re.findall(r"[^\W_]+", text if legacy_case else text.lower())
+    return _stem([word.lower() for word in words if word not in STOP_WORDS])
+
+
+def _stem(words: list[str]) -> list[str]:
+    import Stemmer  # of PyStemmer; a stemmer object is not shared, for it is not thread-safe
+
+    return Stemmer.Stemmer("porter").stemWords(words)
+
+
+def content_pieces(text: str) -> list[str]:
+    """Lower-case words that are no stop words, and punctuation marks, which stay.
+
+    >>> content_pieces("Is it a bird?")
+    ['bird', '?']
+    """
+    return [word for word in _PIECES.findall(text.lower()) if word not in STOP_WORDS]
+
+
+def first_content_word(text: str) -> str:
+    """The first word that is no stop word; the first word where there is none; empty where there are no words.
+
+    >>> first_content_word("What is the Java sandbox?")
+    'java'
+    """
+    words = re.findall(r"[^\W_]+", text.lower())
+    return next((word for word in words if word not in STOP_WORDS), words[0] if words else "")
+
+
+ANALYZERS: dict[str, Callable[[str], list[str]]] = {"standard": standard_words, "stemmed": content_stems}
+
+
+def analyzer(name: str, key: str) -> Callable[[str], list[str]]:
+    """Look up a way to cut a text into words.
+
+    Raises:
+        ConfigError: There is no such analyser; the message starts with `key`.
+    """
+    if name not in ANALYZERS:
+        raise ConfigError(f"{key}: expected one of {', '.join(ANALYZERS)}; got {name!r}")
+    return ANALYZERS[name]

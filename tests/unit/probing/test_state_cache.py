@@ -1,0 +1,169 @@
+"""States on disk: equal to a direct forward, resumable, refused when they are not what they say."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+from transformers import BertModel
+
+from ranker.errors import ConfigError, DataError
+from ranker.layers.encoder import Encoder, load_encoder
+from ranker.layers.tiny import tiny_config, tiny_tokenizer
+from ranker.probing import state_cache
+from ranker.probing.sequences import Sequences
+from ranker.probing.state_cache import StateCache
+from ranker.probing.subject import Subject, encoder_fingerprint
+
+CPU = torch.device("cpu")
+TOKENIZER = tiny_tokenizer()
+PAIRS = [(f"query number {i}", "some words of a doc " * (i % 5 + 1)) for i in range(20)] + [("", "alone")]
+
+
+def subject(seed: int = 0, dropout: float = 0.1, name: str = "tiny") -> Subject:
+    torch.manual_seed(seed)
+    config = tiny_config()
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
+    return Subject(name, Encoder(BertModel(config, add_pooling_layer=False), TOKENIZER))
+
+
+def sequences(reads: str = "pairs") -> Sequences:
+    return Sequences.of(PAIRS, TOKENIZER, reads, 512, 64, 256)
+
+
+@pytest.mark.parametrize("reads", ["pairs", "texts"])
+@pytest.mark.parametrize("mode", [True, False])
+def test_cached_states_are_those_of_a_direct_forward(tmp_path: Path, reads: str, mode: bool) -> None:
+    """Against transformers' own padded forward in evaluation mode, also where the owner switches to training mode."""
+    who, made = subject(), sequences(reads)
+    who.frozen.train(mode)
+    states = StateCache(tmp_path, dtype="float32", max_tokens=100).states(who, made, [0, 1, 2], CPU)
+    model = who.encoder.model.eval()
+    for query, doc in PAIRS[:3] + PAIRS[-1:]:
+        number = PAIRS.index((query, doc))
+        if reads == "pairs":
+            inputs = TOKENIZER(*((query, doc) if query else (doc,)), return_tensors="pt")
+        else:
+            inputs = TOKENIZER(doc, return_tensors="pt")
+        with torch.no_grad():
+            direct = model(**inputs, output_hidden_states=True).hidden_states
+        row = made.places[number, 1]
+        own = slice(made.starts[row], made.starts[row + 1])
+        for layer in range(3):
+            assert_close(states[layer, own], direct[layer][0], rtol=0, atol=2e-6)
+
+
+def test_half_precision_is_the_rounded_states(tmp_path: Path) -> None:
+    who, made = subject(), sequences()
+    exact = StateCache(tmp_path, dtype="float32").states(who, made, [0, 1, 2], CPU)
+    half = StateCache(tmp_path, dtype="float16").states(who, made, [0, 1, 2], CPU)
+    assert_close(half, exact.half(), rtol=1e-3, atol=1e-6)
+    some = StateCache(tmp_path, dtype="float32").states(who, made, [2], CPU)
+    assert_close(some[0], exact[2], rtol=0, atol=0)
+
+
+def test_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    who, made = subject(), sequences()
+    StateCache(tmp_path).states(who, made, [0, 1, 2], CPU)
+    monkeypatch.setattr(Encoder, "layers", lambda *_: pytest.fail("the encoder ran again"))
+    StateCache(tmp_path).states(subject(name="other name, same weights"), made, [0, 1, 2], CPU)
+    with pytest.raises(pytest.fail.Exception):
+        StateCache(tmp_path).states(subject(seed=1), made, [0, 1, 2], CPU)
+
+
+def test_a_killed_run_goes_on_and_ends_with_the_same_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    who, made = subject(), sequences()
+    whole = StateCache(tmp_path / "whole", max_tokens=100).states(who, made, [0, 1, 2], CPU)
+    calls = []
+    real = Encoder.layers
+
+    def dies(self, batch):
+        calls.append(batch.num_rows)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(self, batch)
+
+    monkeypatch.setattr(Encoder, "layers", dies)
+    cache = StateCache(tmp_path / "killed", max_tokens=100, sync_seconds=0)
+    with pytest.raises(KeyboardInterrupt):
+        cache.states(who, made, [0, 1, 2], CPU)
+    (folder,) = (path for path in (tmp_path / "killed").iterdir() if path.is_dir())
+    assert not (folder / "meta.json").exists(), "nothing that looks finished"
+    assert json.loads((folder / "progress.json").read_text())["done"] == 3
+    resumed = cache.states(who, made, [0, 1, 2], CPU)
+    assert len(calls) == 4 + len(made.chunks(100)) - 3, "only the rest was computed"
+    assert torch.equal(resumed, whole)
+
+
+def test_refused_when_a_hash_differs(tmp_path: Path) -> None:
+    who, made, cache = subject(), sequences(), StateCache(tmp_path)
+    cache.states(who, made, [0, 1, 2], CPU)
+    (meta,) = tmp_path.glob("*/meta.json")
+    content = json.loads(meta.read_text())
+    for key, value in (("subject", "0" * 32), ("sequences", "0" * 32), ("layers", [0]), ("mode", "train"), ("complete", False)):
+        meta.write_text(json.dumps({**content, key: value}))
+        with pytest.raises(DataError, match=f"expected {key}"):
+            cache.states(who, made, [0, 1, 2], CPU)
+    meta.write_text(json.dumps(content))
+    states = meta.with_name("states.bin")
+    states.write_bytes(states.read_bytes()[:-2])
+    with pytest.raises(DataError, match=r"states\.bin: expected"):
+        cache.states(who, made, [0, 1, 2], CPU)
+
+
+def test_size_is_told_and_limited_before_writing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    who, made = subject(), sequences()
+    size = 3 * made.num_tokens * 32 * 2
+    with caplog.at_level("INFO"), pytest.raises(ConfigError, match=r"cache\.max_bytes"):
+        StateCache(tmp_path, max_bytes=size - 1).states(who, made, [0, 1, 2], CPU)
+    assert f"{made.num_rows} sequences x {made.num_tokens} tokens" in caplog.text
+    assert not list(tmp_path.glob("*/states.bin"))
+    StateCache(tmp_path, max_bytes=size).states(who, made, [0, 1, 2], CPU)
+    assert next(tmp_path.glob("*/states.bin")).stat().st_size == size
+
+
+def test_states_that_half_precision_cannot_hold_are_refused(tmp_path: Path) -> None:
+    who = subject()
+    with torch.no_grad():
+        who.encoder.model.encoder.layer[1].output.LayerNorm.weight.fill_(1e6)
+    with pytest.raises(DataError, match=r"layer 2 .*cache\.dtype=float32"):
+        StateCache(tmp_path).states(who, sequences(), [0, 1, 2], CPU)
+    StateCache(tmp_path, dtype="float32").states(who, sequences(), [0, 1, 2], CPU)
+
+
+def test_fingerprint_changes_with_weights_and_tokenizer_alone() -> None:
+    first, same, other = subject(), subject(), subject(seed=1)
+    assert first.fingerprint == same.fingerprint != other.fingerprint
+    with torch.no_grad():
+        same.encoder.model.embeddings.word_embeddings.weight[7, 3] += 1e-3
+    assert encoder_fingerprint(same.encoder) != first.fingerprint
+
+
+def test_random_weights_have_the_same_shape_and_depend_on_the_seed() -> None:
+    who = Subject("tiny", load_encoder("tiny"))
+    before = {name: weight.clone() for name, weight in who.encoder.model.state_dict().items()}
+    one, again, other = who.randomised(0), who.randomised(0), who.randomised(1)
+    assert one.fingerprint == again.fingerprint != other.fingerprint
+    for name, weight in who.encoder.model.state_dict().items():
+        assert torch.equal(weight, before[name]), "the subject itself stays"
+        drawn = one.encoder.model.state_dict()[name]
+        assert drawn.shape == weight.shape
+        if weight.ndim == 2:
+            assert drawn.std() == pytest.approx(0.02, rel=0.05 + 3 / drawn.numel() ** 0.5)
+            assert not torch.equal(drawn, weight)
+        elif "LayerNorm.weight" in name:
+            assert torch.equal(drawn, torch.ones_like(drawn))
+
+
+def test_progress_of_another_cut_is_not_believed(tmp_path: Path) -> None:
+    who, made = subject(), sequences()
+    cache = StateCache(tmp_path, max_tokens=100, sync_seconds=0)
+    whole = np.array(cache.states(who, made, [0, 1, 2], CPU))
+    (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    (folder / "meta.json").unlink()
+    (folder / "progress.json").write_text(json.dumps({"chunks": 3, "max_tokens": 50, "done": 2}))
+    (folder / "states.bin").write_bytes(bytes((folder / "states.bin").stat().st_size))
+    assert np.array_equal(np.array(cache.states(who, made, [0, 1, 2], CPU)), whole)
+    assert state_cache.FORMAT == 1
