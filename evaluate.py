@@ -3,19 +3,15 @@
 import hydra
 from omegaconf import DictConfig
 
-from ranker.config import check
-from ranker.entry import register, user_errors
+from ranker.entry import job, register, user_errors
 
 register()
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="evaluate")
-def main(cfg: DictConfig) -> None:
+def main(cfg: DictConfig) -> float | None:
     """Evaluate as the configuration says."""
-    check(cfg)  # before torch is imported: a mistake is answered at once
-    from ranker.run import evaluate
-
-    evaluate(cfg)
+    return job("evaluate", cfg)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 import hydra
 from omegaconf import DictConfig
 
-from ranker.config import check
-from ranker.entry import register, user_errors
+from ranker.entry import job, register, user_errors
 
 register()
 
@@ -12,10 +11,7 @@ register()
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")
 def main(cfg: DictConfig) -> float | None:
     """Train as the configuration says; returns the monitored value, which sweeps optimise."""
-    check(cfg)  # before torch is imported: a mistake is answered at once
-    from ranker.run import train
-
-    return train(cfg)
+    return job("train", cfg)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.strategies import DDPStrategy, Strategy
@@ -28,7 +30,7 @@ from ranker.config import constructor_keys
 from ranker.data.collection import Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.entry import global_rank
-from ranker.errors import ConfigError
+from ranker.errors import ConfigError, RankerError
 from ranker.retrieval.bm25 import with_candidates
 from ranker.training import loggers
 from ranker.training.contrastive_module import ContrastiveModule
@@ -210,13 +212,24 @@ def _strategy(options: dict[str, Any]) -> Strategy | str:
 
 
 @contextlib.contextmanager
-def own_processes() -> Iterator[None]:
-    """Undo at the end what starting processes left in this one, so that a multirun's next job can start its own (PC-86)."""
-    argv, variables = sys.argv, dict(os.environ)
+def one_run() -> Iterator[None]:
+    """What begins with a run ends with it, so that a multirun's next job starts clean (PC-86): processes, log files, command line.
+
+    A user's mistake that shows before there is any result leaves no folder behind.
+    """
+    argv, variables, handlers = sys.argv, dict(os.environ), list(logging.getLogger().handlers)
     try:
         yield
+    except (RankerError, HydraException):  # instantiate wraps what a constructor raises
+        folder = Path(HydraConfig.get().runtime.output_dir)
+        if _is_first_process() and not any((folder / kept).exists() for kept in ("checkpoints", "evaluation", "probe_results.csv")):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     finally:
         sys.argv = argv
+        for handler in set(logging.getLogger().handlers) - set(handlers):
+            logging.getLogger().removeHandler(handler)
+            handler.close()
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK"):

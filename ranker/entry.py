@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import secrets
@@ -11,8 +12,10 @@ import tempfile
 from collections.abc import Iterator
 from datetime import datetime
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ranker import config
@@ -41,6 +44,18 @@ def _stamp() -> str:
 def _root(folder: str) -> str:
     """Where runs go; other processes than the first get a folder of their own elsewhere, and learn the run's from the first."""
     return folder if global_rank() == 0 else os.path.join(tempfile.gettempdir(), f"ranker-process-{os.getpid()}")  # noqa: PTH118
+
+
+def job(command: str, cfg: DictConfig) -> float | None:
+    """Check the configuration, then run `ranker.run.COMMAND`; a mistake is answered before torch is imported.
+
+    A sweep's job raises instead of ending the process, so that the other jobs go on.
+    """
+    sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    with contextlib.nullcontext() if sweep else user_errors():
+        config.check(cfg)
+        run = importlib.import_module("ranker.run")
+        return getattr(run, command)(cfg)
 
 
 @contextlib.contextmanager

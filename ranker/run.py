@@ -22,8 +22,8 @@ from ranker.build import (
     build_trainer,
     load_source,
     load_splits,
+    one_run,
     open_run,
-    own_processes,
     print_notice,
     text_limits,
     training_module,
@@ -43,7 +43,7 @@ from ranker.types import Run
 log = logging.getLogger(__name__)
 
 
-@own_processes()
+@one_run()
 def train(cfg: DictConfig) -> float | None:
     """Train a reranker, test its best state, and leave a run folder.
 
@@ -101,7 +101,7 @@ def train(cfg: DictConfig) -> float | None:
     return value
 
 
-@own_processes()
+@one_run()
 def evaluate(cfg: DictConfig) -> None:
     """Measure a run file, or re-rank a collection's candidates with a checkpoint and measure that."""
     if (cfg.run is None) == (cfg.checkpoint is None):

@@ -1,0 +1,107 @@
+"""The rules of the house that a machine can check."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from ranker import entry
+from ranker.config import OWN_KEYS, ROOTS, check
+from ranker.signatures import parameters_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = sorted((ROOT / "ranker").rglob("*.py"))
+YAMLS = sorted(path for path in (ROOT / "conf").glob("*/*.yaml") if path.parent.name not in ("hydra", "experiment", "local", "sweep"))
+# filled in by the program, not by a yaml
+LIVE = {"encoder", "params", "folder", "step", "total"}
+# targets that are functions of one file, or outside classes: the file is not the yaml's stem
+GATHERED = ("encoder", "schedule", "logger", "optim", "callbacks", "sweep")
+
+
+def targets(path: Path) -> list[tuple[str, dict]]:
+    """Every `_target_` node of a yaml with its keys."""
+    found = []
+
+    def walk(node):
+        if isinstance(node, dict):
+            if "_target_" in node:
+                found.append((node["_target_"], node))
+            for child in node.values():
+                walk(child)
+
+    walk(OmegaConf.to_container(OmegaConf.load(path), resolve=False))
+    return found
+
+
+@pytest.mark.parametrize("path", YAMLS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_yaml_lists_every_parameter_of_its_target(path):
+    for target, node in targets(path):
+        parameters = parameters_of(target)
+        assert parameters is not None, target
+        keys = {key for key in node if not key.startswith("_")} - set(OWN_KEYS.get(path.parent.name, ()))
+        assert keys <= set(parameters), f"{path}: {keys - set(parameters)} are no parameters of {target}"
+        if target.startswith("ranker."):
+            assert set(parameters) - LIVE <= keys, f"{path}: lacks {set(parameters) - LIVE - keys}"
+            if path.parent.name not in GATHERED:
+                assert target.rsplit(".", 2)[-2] == path.stem
+
+
+@pytest.mark.parametrize("path", YAMLS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_yaml_composes_and_passes_the_check(path, small_files, tmp_path):
+    entry.register()
+    group = path.parent.name
+    root = next((name for name in ("train", "evaluate", "search", "probe") if name in ROOTS and hasattr(ROOTS[name], group)), "train")
+    overrides = [f"{group}={path.stem}"]
+    if path.stem == "files":
+        overrides.append(f"data.path={small_files}")
+    filled = {"ir_datasets": ["data.train=vaswani", "data.test=[vaswani]"]}.get(path.stem, []) if group == "data" else []
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        cfg = compose(root, [*overrides, *filled, f"name={tmp_path.name}"])
+    check(cfg)
+
+
+def test_library_code_knows_no_hydra():
+    allowed = {"config.py", "entry.py", "build.py", "run.py", "checkpoint.py"}
+    for path in SOURCES:
+        if path.parent.name == "ranker" and path.name in allowed:
+            continue
+        imported = {
+            (node.module or "") if isinstance(node, ast.ImportFrom) else alias.name
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            for alias in node.names
+        }
+        assert not any(name.split(".")[0] == "hydra" for name in imported), path
+
+
+def test_measures_come_from_one_place():
+    users = [
+        path.name
+        for path in SOURCES
+        if any(line.startswith(("import ir_measures", "from ir_measures")) for line in path.read_text().splitlines())
+    ]
+    assert users == ["metrics.py"]
+
+
+def test_names():
+    for path in SOURCES:
+        assert path.stem not in ("utils", "helpers", "common", "base", "misc"), path
+        if path.name == "__init__.py":
+            assert len(ast.parse(path.read_text()).body) == 1, f"{path} holds more than a docstring"
+
+
+def test_no_constructor_that_yaml_reaches_takes_anything():
+    for path in YAMLS:
+        for target, _ in targets(path):
+            if target.startswith("ranker."):
+                assert parameters_of(target) is not None, f"{target} takes **kwargs"
+
+
+def test_weights_are_never_unpickled():
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
+                assert any(keyword.arg == "weights_only" and ast.unparse(keyword.value) == "True" for keyword in node.keywords), path
+            assert not (isinstance(node, (ast.Import, ast.ImportFrom)) and "pickle" in ast.unparse(node)), path
