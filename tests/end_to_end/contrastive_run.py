@@ -1,9 +1,13 @@
-"""A small contrastive training under one hardware layout; writes losses and final weights. Run by test_contrastive.py, one process tree a layout."""
+"""Small contrastive trainings under different hardware layouts; test_contrastive.py runs them, here and in two processes."""
 
-import argparse
+import faulthandler
 import importlib.util
 import json
+import os
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -64,79 +68,91 @@ def faulty(fault: str) -> type[ContrastiveModule]:
 
     class Faulty(Recorded):
         def _seed_dropout(self, step, micro_batch):
-            if fault != "replay":
+            if fault != "no replay":
                 super()._seed_dropout(step, micro_batch)
 
         def _through_scores(self, queries, docs, mine, on_scores):
             on_queries, on_docs, on_parameters = super()._through_scores(queries, docs, mine, on_scores)
-            if fault == "detached docs":  # only the query side learns from other groups
+            if fault == "detached docs":
                 on_docs = torch.zeros_like(on_docs)
-            if fault == "temperature":
+            if fault == "temperature twice":
                 on_parameters = [(p, g * 2) for p, g in on_parameters]
             return on_queries, on_docs, on_parameters
 
-        def _gradient_sync(self, only_if):
-            return super()._gradient_sync(only_if=only_if)
-
-    if fault == "gather":
-        contrastive_module._sum_over_devices = lambda values: None
     return Faulty if fault else Recorded
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--max-tokens", type=int, default=100_000)
-    parser.add_argument("--min-micro-batches", type=int, default=1)
-    parser.add_argument("--double", action="store_true")
-    parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
-    parser.add_argument("--model", choices=["dpr", "separate", "colbert"], default="dpr")
-    parser.add_argument("--dropout", type=float, default=0.0)
-    parser.add_argument("--one-pass", action="store_true")
-    parser.add_argument("--small-blocks", action="store_true")
-    parser.add_argument("--fault", default="")
-    parser.add_argument("--precision", default=None)
-    parser.add_argument("--cache", required=True)
-    parser.add_argument("--out", required=True)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+@dataclass
+class Job:
+    """One training."""
+
+    cache: str
+    model: str = "dpr"
+    devices: int = 1
+    max_tokens: int = 100_000
+    min_micro_batches: int = 1
+    double: bool = False
+    optimizer: str = "adamw"
+    dropout: float = 0.0
+    one_pass: bool = False
+    small_blocks: bool = False
+    fault: str = ""
+    precision: str | None = None
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Train as the job says; returns losses, weights and validation measures."""
     pl.seed_everything(1, verbose=False)
-    train = invariance_run.collection(9)  # steps of 4, 4 and 1 groups: with two processes one of them has nothing to do in the third
+    groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups: with two processes one of them has nothing to do in the third
     config = tiny_config(dim=16)
-    config.hidden_dropout_prob = config.attention_probs_dropout_prob = args.dropout
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = job.dropout
     encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer())
-    if args.model == "colbert":
+    if job.model == "colbert":
         scorer, loss = ColBERT(encoder, projection=8, query_length=12, in_batch_negatives=True), RankNet()
     else:
-        options = {"tied": False, "projection": 8, "similarity": "dot", "temperature": 3.0} if args.model == "separate" else {}
+        options = (
+            {"tied": False, "projection": 8, "similarity": "dot", "temperature": 3.0} if job.model == "separate" else {"temperature": 0.5}
+        )
         scorer, loss = DPR(encoder, learn_temperature=True, symmetric=True, **options), LCE()
-    if args.small_blocks:
-        contrastive_module.BLOCK_QUERIES, contrastive_module.BLOCK_DOCS = 24, 64
     data = RankData(
-        Splits(train, train, {}), scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens,
-        BatchOptions(queries=4, docs=5, positives=2, max_tokens=args.max_tokens, min_micro_batches=args.min_micro_batches),
-        TextLimits(16, 64), seed=3, cache_dir=args.cache, layouts=scorer.layouts(), in_batch=True,
+        Splits(groups, groups, {}), scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens,
+        BatchOptions(queries=4, docs=5, positives=2, max_tokens=job.max_tokens, min_micro_batches=job.min_micro_batches),
+        TextLimits(16, 64), seed=3, cache_dir=job.cache, layouts=scorer.layouts(), in_batch=True,
     )  # fmt: skip
-    optimizer = torch.optim.AdamW if args.optimizer == "adamw" else torch.optim.SGD
-    module = (OnePass if args.one_pass else faulty(args.fault))(
+    optimizer = torch.optim.AdamW if job.optimizer == "adamw" else torch.optim.SGD
+    module = (OnePass if job.one_pass else faulty(job.fault))(
         scorer, ["nDCG@10", "RR"], symmetric=scorer.symmetric, loss=loss,
-        optimizer=lambda groups: optimizer(groups, lr=3e-3 if args.optimizer == "adamw" else 0.3),
+        optimizer=lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.1),
         schedule=lambda step, total: linear(step, total, warmup=2), max_norm=1.0,
     )  # fmt: skip
-    if args.double:
+    if job.double:
         module = module.double()
     losses = Losses()
     trainer = pl.Trainer(
-        accelerator="cpu", devices=args.devices, max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu", devices=job.devices, max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, callbacks=[losses],
-        precision=args.precision or ("64-true" if args.double else "32-true"),
-        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True) if args.devices > 1 else "auto",
+        precision=job.precision or ("64-true" if job.double else "32-true"),
+        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True) if job.devices > 1 else "auto",
     )  # fmt: skip
-    trainer.fit(module, datamodule=data)
-    if trainer.is_global_zero:
-        torch.save(module.scorer.state_dict(), f"{args.out}.pt")
-        measured = {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("val/")}
-        Path(f"{args.out}.json").write_text(json.dumps({"losses": losses.values, "val": measured}))
+    whole = contrastive_module.BLOCK_QUERIES, contrastive_module.BLOCK_DOCS
+    if job.small_blocks:
+        contrastive_module.BLOCK_QUERIES, contrastive_module.BLOCK_DOCS = 24, 64
+    try:
+        trainer.fit(module, datamodule=data)
+    finally:
+        contrastive_module.BLOCK_QUERIES, contrastive_module.BLOCK_DOCS = whole
+    measured = {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("val/")}
+    return {"losses": losses.values, "val": measured, "weights": {k: v.clone() for k, v in module.scorer.state_dict().items()}}
+
+
+def main() -> None:
+    """Run the jobs of a JSON file one after another; every process of the launch does, the first writes the results."""
+    jobs, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(300, exit=True)  # a process that waits for ever says where
+    results = {name: train(Job(**job)) for name, job in jobs.items()}
+    if int(os.environ.get("RANK", "0")) == 0:
+        torch.save(results, out)
 
 
 if __name__ == "__main__":
