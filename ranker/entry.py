@@ -28,6 +28,7 @@ def register() -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     config.register()
     OmegaConf.register_new_resolver("stamp", _stamp, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("module_of", lambda target: target.split(".")[-2], replace=True)
     OmegaConf.register_new_resolver("root", _root, use_cache=True, replace=True)
 
 

@@ -89,7 +89,7 @@ def test_group_sizes_are_the_collated_tokens(collator_of):
 
 
 def test_no_room_for_a_pair_is_a_config_error(collator_of):
-    with pytest.raises(ConfigError, match="max_pair_tokens: expected at least 5"):
+    with pytest.raises(ConfigError, match="pair_tokens: expected at least 5"):
         collator_of(["q"], ["d"], max_pair_tokens=4)
 
 
@@ -122,7 +122,7 @@ def test_min_micro_batches_and_an_empty_device():
 
 
 def test_a_group_over_the_budget_is_refused():
-    with pytest.raises(DataError, match="batch.max_tokens: expected at least 41"):
+    with pytest.raises(DataError, match="max_tokens: expected at least 41"):
         StepPlan(2, 2, 40).cut([41, 3], 0, 1)
 
 
