@@ -1,0 +1,260 @@
+"""Writes the files of a token store: texts -> token ids in threads, chunk by chunk, in bounded memory (see docs/token_store.md)."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+import os
+import re
+import time
+import zlib
+from array import array
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from ranker.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1  # raise it when the files change: new folders are built then, old ones are left alone
+MAX_ID_BYTES = 512  # every id takes the room of the longest one, so one absurd id must not fill the disk
+MAX_CHUNK_CHARS = 1_000_000  # a chunk of long texts ends early: a token in flight takes about 100 bytes
+MAX_THREADS = 32  # beyond this the interpreter lock bounds the speed, and every thread holds a chunk
+BLOCK = 1 << 20  # ids handled at a time where all of them would take too much memory
+LOG_SECONDS = 30
+BAD_ID = re.compile("[\0\ud800-\udfff]")  # NumPy's bytes end at a NUL; UTF-8 has no surrogates
+Encoded = tuple[np.ndarray, np.ndarray]  # lengths [texts], token ids [tokens]
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Hash of everything that decides which ids a text gets; using the tokenizer (padding, truncation) does not change it.
+
+    Raises:
+        ConfigError: The tokenizer is not a fast one.
+    """
+    state = json.loads(_backend(tokenizer).to_str())
+    state["padding"] = state["truncation"] = None  # the state of the last call, not of the tokenizer
+    options = [bool(getattr(tokenizer, "split_special_tokens", False)), sorted(tokenizer.all_special_tokens), tokenizer.unk_token]
+    return hashlib.blake2b(json.dumps([state, options], sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+class TextEncoder:
+    """Texts -> token ids by a private copy of the tokenizer, so that the caller's keeps its state; may be called from threads.
+
+    No id of a control token (padding, separator, ...) comes out, whatever a text says.
+
+    Raises:
+        ConfigError: The tokenizer is not a fast one, or `max_tokens` is not positive.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, max_tokens: int) -> None:
+        if max_tokens < 1:
+            raise ConfigError(f"token store: expected max_tokens of at least 1, got {max_tokens!r}; raise it")
+        backend = copy.deepcopy(_backend(tokenizer))
+        backend.no_padding()
+        backend.enable_truncation(max_tokens, direction="right")
+        # Set on the copy, for it is not part of the copied state: a literal [SEP] in a text is text, whatever the tokenizer's own setting.
+        backend.encode_special_tokens = True
+        self._encode = getattr(backend, "encode_batch_fast", backend.encode_batch)  # the fast one leaves character offsets out
+        special = {place: token.content for place, token in backend.get_added_tokens_decoder().items() if token.special}
+        special |= {tokenizer.convert_tokens_to_ids(token): token for token in tokenizer.all_special_tokens}
+        for ordinary in (tokenizer.unk_token_id, None):  # None: a special token that the vocabulary lacks
+            special.pop(ordinary, None)
+        num_ids = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=0)
+        self._is_control = np.zeros(num_ids, dtype=bool)
+        self._is_control[list(special)] = True
+        self._literal = re.compile("|".join(re.escape(token) for token in special.values() if token) or "(?!)")
+        self.dtype = np.dtype("<u2" if num_ids <= 1 << 16 else "<i4")
+
+    def __call__(self, texts: list[str]) -> Encoded:
+        """Lengths, int64 [texts], and token ids, `dtype` [tokens]."""
+        lengths, tokens = self._ids(texts)
+        if self._is_control[tokens].any():
+            # A unigram model, or one that splits at spaces alone, has the literal as an ordinary piece: break it in the text.
+            lengths, tokens = self._ids([self._literal.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text) for text in texts])
+            leaks = self._is_control[tokens]  # what the normalizer made a literal (full-width letters, say) is dropped
+            lengths -= np.bincount(np.repeat(np.arange(len(texts)), lengths)[leaks], minlength=len(texts))
+            tokens = tokens[~leaks]
+        return lengths, tokens.astype(self.dtype)
+
+    def _ids(self, texts: list[str]) -> Encoded:
+        try:
+            encodings = self._encode(texts, add_special_tokens=False)
+        except TypeError:  # a lone surrogate, which JSON can hold and UTF-8 cannot, becomes U+FFFD
+            texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
+            encodings = self._encode(texts, add_special_tokens=False)
+        lengths, tokens = array("q"), array("I")
+        for encoding in encodings:  # one Python list at a time: all of them at once take ten times the memory
+            ids = encoding.ids
+            lengths.append(len(ids))
+            tokens.extend(ids)
+        return np.array(lengths, dtype=np.int64), np.array(tokens, dtype=np.uint32)
+
+
+def write_store(
+    texts: Iterable[tuple[str, str]], folder: Path, tokenizer: PreTrainedTokenizerFast, max_tokens: int, fingerprint: str, chunk: int
+) -> None:
+    """Write all files of a store into the empty `folder`, `meta.json` last.
+
+    Raises:
+        ConfigError: As `TextEncoder` says.
+        DataError: An id is a duplicate, not a string, too long or holds a NUL, or a text is not a string.
+    """
+    encoder = TextEncoder(tokenizer, max_tokens)
+    started = time.monotonic()
+    next_log = started + LOG_SECONDS
+    widths: list[tuple[int, int]] = []  # number and bytes of the ids of each chunk
+    rows = ends = 0
+    with _Writer(folder / "tokens.bin") as tokens, _Writer(folder / "offsets.bin") as offsets, _Writer(folder / "ids.raw") as raw_ids:
+        offsets.write(np.zeros(1, dtype="<i8"))
+        with closing(_encoded(_chunks(texts, chunk), encoder)) as chunks:
+            for ids, (lengths, chunk_tokens) in chunks:
+                raw_ids.write(ids)
+                widths.append((len(ids), ids.dtype.itemsize))
+                tokens.write(chunk_tokens)
+                offsets.write((ends + np.cumsum(lengths)).astype("<i8"))
+                rows, ends = rows + len(ids), ends + len(chunk_tokens)
+                if time.monotonic() >= next_log:
+                    next_log += LOG_SECONDS
+                    log.info("%s: %d texts tokenized, %.0f a second", folder.stem, rows, rows / (time.monotonic() - started))
+        files = {"tokens.bin": tokens.finish(), "offsets.bin": offsets.finish()}
+        raw_ids.finish()
+    id_bytes = max((width for _, width in widths), default=1)
+    files |= _index_ids(folder, widths, id_bytes)
+    meta = {
+        "format": FORMAT, "num_texts": rows, "num_tokens": ends, "max_tokens": max_tokens, "dtype": encoder.dtype.str, "id_bytes": id_bytes,
+        "texts": fingerprint, "tokenizer": tokenizer_fingerprint(tokenizer), "tokenizer_name": str(tokenizer.name_or_path),
+        "versions": {name: version(name) for name in ("tokenizers", "transformers", "numpy")},
+        "seconds": round(time.monotonic() - started, 3), "files": files,
+    }  # fmt: skip
+    with _Writer(folder / "meta.json") as last:
+        last.write(np.frombuffer(json.dumps(meta, indent=1).encode(), dtype=np.uint8))
+        last.finish()
+
+
+def map_array(path: Path, dtype: str) -> np.ndarray:
+    """Map a flat array read-only."""
+    # A plain view costs less per slice than np.memmap's own type; an empty file can't be mapped.
+    return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray) if path.stat().st_size else np.empty(0, dtype=dtype)
+
+
+def _backend(tokenizer: PreTrainedTokenizerFast) -> Any:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or not getattr(tokenizer, "is_fast", False):
+        raise ConfigError(
+            f"encoder tokenizer: expected a fast one (with a tokenizer.json), got {type(tokenizer).__name__!r}; convert it or take another encoder"
+        )
+    return backend
+
+
+def _chunks(texts: Iterable[tuple[str, str]], chunk: int) -> Iterator[tuple[np.ndarray, list[str]]]:
+    """Ids (bytes) and texts in pieces of at most `chunk` texts and, but for its last text, `MAX_CHUNK_CHARS` characters."""
+    ids: list[bytes] = []
+    batch: list[str] = []
+    chars = 0
+    for text_id, text in texts:
+        if not isinstance(text_id, str) or not isinstance(text, str):
+            raise DataError(f"texts: expected strings as id and text, got {text_id!r} with text {str(text)[:80]!r}; mend the source")
+        encoded = text_id.encode("utf-8", "replace")
+        if len(encoded) > MAX_ID_BYTES or BAD_ID.search(text_id):
+            raise DataError(f"texts: expected ids of at most {MAX_ID_BYTES} bytes without NUL, got {text_id[:80]!r}; rename it")
+        ids.append(encoded)
+        batch.append(text)
+        chars += len(text)
+        if len(batch) >= chunk or chars >= MAX_CHUNK_CHARS:
+            yield np.array(ids, dtype=np.bytes_), batch
+            ids, batch, chars = [], [], 0
+    if batch:
+        yield np.array(ids, dtype=np.bytes_), batch
+
+
+def _encoded(chunks: Iterable[tuple[np.ndarray, list[str]]], encoder: TextEncoder) -> Generator[tuple[np.ndarray, Encoded]]:
+    """Encode chunks in threads, in order, with a bounded number in flight.
+
+    The threads are ours, not the tokenizer's: its own pool outlives the build, and a DataLoader worker that forks later finds the pool's
+    locks without its threads (a deadlock, or a warning per worker). Rust releases the interpreter lock, so these scale as well.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = min(cores, MAX_THREADS)
+    waiting: deque[tuple[np.ndarray, Future[Encoded]]] = deque()
+    with _environment("TOKENIZERS_PARALLELISM", "false"):
+        pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        try:
+            for ids, texts in chunks:
+                waiting.append((ids, pool.submit(encoder, texts)))
+                if len(waiting) > threads + 1:
+                    done, future = waiting.popleft()
+                    yield done, future.result()
+            while waiting:
+                done, future = waiting.popleft()
+                yield done, future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _index_ids(folder: Path, widths: list[tuple[int, int]], id_bytes: int) -> dict[str, dict[str, int]]:
+    """Turn `ids.raw` into `ids.bin` (one width) and `order.bin` (the rows sorted by id)."""
+    with (folder / "ids.raw").open("rb") as raw, _Writer(folder / "ids.bin") as writer:
+        for count, width in widths:
+            writer.write(np.frombuffer(raw.read(count * width), dtype=f"S{width}").astype(f"S{id_bytes}"))
+        files = {"ids.bin": writer.finish()}
+    (folder / "ids.raw").unlink()
+    ids = map_array(folder / "ids.bin", f"S{id_bytes}")
+    order = np.argsort(ids, kind="stable")
+    for start in range(0, len(ids) - 1, BLOCK):
+        block = ids[order[start : start + BLOCK + 1]]
+        same = np.flatnonzero(block[1:] == block[:-1])
+        if len(same):
+            raise DataError(f"texts: expected each id once, got {block[same[0]].decode()!r} twice; remove one")
+    with _Writer(folder / "order.bin") as writer:
+        writer.write(order.astype("<i8", copy=False))
+        files["order.bin"] = writer.finish()
+    return files
+
+
+class _Writer:
+    """A file written from front to back that knows its size and checksum."""
+
+    def __init__(self, path: Path) -> None:
+        self._file, self._bytes, self._crc = path.open("wb"), 0, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, values: np.ndarray) -> None:
+        data = np.ascontiguousarray(values).data
+        self._file.write(data)
+        self._bytes, self._crc = self._bytes + data.nbytes, zlib.crc32(data, self._crc)
+
+    def finish(self) -> dict[str, int]:
+        self._file.flush()
+        os.fsync(self._file.fileno())  # on the disk before a rename says that it is
+        return {"bytes": self._bytes, "crc32": self._crc}
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
