@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import copy
+import logging
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
 from ranker.errors import CheckpointError, ConfigError
-from ranker.layers.encoder import Encoder
+from ranker.layers.encoder import Encoder, load_encoder
 from ranker.layers.pooling import POOLINGS, pool
 from ranker.types import RankBatch
 
+log = logging.getLogger(__name__)
+
 SMALL = 2.0**-12  # see MonoBERT.save
+CLASSIFIERS = ("bert", "roberta", "xlm-roberta", "camembert")  # families whose classifier is dense, tanh, linear on the first token
+HEAD_FILE = "head.safetensors"
 
 
 class MonoBERT(nn.Module):
@@ -60,29 +67,42 @@ class MonoBERT(nn.Module):
     # the Hugging Face folder -------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write config.json, model.safetensors and the tokenizer as a sequence classification model of the encoder's family.
+        """Write config.json, model.safetensors and the tokenizer, as a sequence classification model where the family has one that fits.
 
         transformers' BERT and RoBERTa classifiers put a dense layer and tanh between the first token and the logits. A scorer without
         a pooler is written with the dense layer `2^-12 I` and the head times `2^12`: tanh is the identity there up to 1e-7, and powers
-        of two scale without rounding, so other programs give the same scores and `load` gives the same weights back.
+        of two scale without rounding, so other programs give the same scores and `load` gives the same weights back. For other families
+        and poolings the encoder is written by itself, with the head beside it in `head.safetensors`, which only `load` reads.
 
         Args:
             folder: Where to.
             max_tokens: Longest pair, recorded with the tokenizer.
-
-        Raises:
-            CheckpointError: transformers has no classifier of this family with such a head.
         """
+        tokenizer = copy.deepcopy(self.encoder.tokenizer)
+        tokenizer.model_max_length = max_tokens
+        tokenizer.save_pretrained(folder)
+        model = self._classifier()
+        if model is not None:
+            model.save_pretrained(folder)
+            return
+        log.warning("model/: %s with %s pooling has no such classifier in transformers; the head lies in head.safetensors",
+                    self.encoder.config.model_type, self.pooling)  # fmt: skip
+        self.encoder.model.save_pretrained(folder)
+        own = {key: value.contiguous() for key, value in self.state_dict().items() if not key.startswith("encoder.")}
+        save_file(own, folder / HEAD_FILE, metadata={"pooling": self.pooling})
+
+    def _classifier(self) -> PreTrainedModel | None:
+        """The same scorer as a sequence classification model; None where the family has none that fits."""
         config = copy.deepcopy(self.encoder.config)
         config.num_labels = self.head.out_features
         config.architectures = None
         if self.head.out_features == 1:
             # sentence-transformers would otherwise put a sigmoid on the logit
             config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
+        if self.pooling != "cls" or config.model_type not in CLASSIFIERS:
+            return None
         model = AutoModelForSequenceClassification.from_config(config)
         dense, out = _classifier_of(model)
-        if self.pooling != "cls":
-            raise CheckpointError(f"model.pooling: expected cls for export to a sequence classification model, got {self.pooling!r}")
         model.base_model.load_state_dict(self.encoder.model.state_dict(), strict=False)
         with torch.no_grad():
             if isinstance(self.pooler, nn.Sequential):
@@ -94,10 +114,7 @@ class MonoBERT(nn.Module):
                 dense.bias.zero_()
                 out.weight.copy_(self.head.weight / SMALL)
             out.bias.copy_(self.head.bias)
-        model.save_pretrained(folder)
-        tokenizer = copy.deepcopy(self.encoder.tokenizer)
-        tokenizer.model_max_length = max_tokens
-        tokenizer.save_pretrained(folder)
+        return model
 
     @classmethod
     def load(cls, folder: Path, ragged: bool = True) -> MonoBERT:
@@ -106,12 +123,16 @@ class MonoBERT(nn.Module):
         Raises:
             CheckpointError: The folder has no trained head, or one of another size.
         """
+        if (Path(folder) / HEAD_FILE).is_file():
+            return cls._load_apart(Path(folder), ragged)
         config = AutoConfig.from_pretrained(folder)
         if not any("ForSequenceClassification" in name for name in config.architectures or []):
             raise CheckpointError(
                 f"{folder}: expected a trained reranker (a sequence classification model), got {config.architectures}; "
                 "its head would be random: train it first with encoder.name=..."
             )
+        if config.model_type not in CLASSIFIERS:
+            raise CheckpointError(f"{folder}: expected a classifier of one of {', '.join(CLASSIFIERS)}, got {config.model_type!r}")
         if config.num_labels not in (1, 2):
             raise CheckpointError(
                 f"{folder}: expected a head of 1 or 2 labels, got {config.num_labels}; train a new one with encoder.name=..."
@@ -133,15 +154,20 @@ class MonoBERT(nn.Module):
             scorer.head.bias.copy_(out.bias)
         return scorer
 
+    @classmethod
+    def _load_apart(cls, folder: Path, ragged: bool) -> MonoBERT:
+        with safe_open(folder / HEAD_FILE, "pt") as stored:
+            pooling, state = stored.metadata()["pooling"], {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+        scorer = cls(
+            load_encoder(str(folder), ragged=ragged), pooling, pooler="pooler.0.weight" in state, num_labels=len(state["head.bias"])
+        )
+        scorer.load_state_dict(state, strict=False)
+        return scorer
+
 
 def _classifier_of(model: nn.Module) -> tuple[nn.Linear, nn.Linear]:
-    """The dense layer before tanh and the output layer of a sequence classification model."""
+    """The dense layer before tanh and the output layer of a classifier of `CLASSIFIERS`."""
     pooler = getattr(model.base_model, "pooler", None)
-    head = getattr(model, "classifier", None)
-    if pooler is not None and hasattr(pooler, "dense") and isinstance(head, nn.Linear):  # BERT
-        return pooler.dense, head
-    if head is not None and hasattr(head, "dense") and hasattr(head, "out_proj") and model.config.model_type != "electra":  # RoBERTa
-        return head.dense, head.out_proj
-    raise CheckpointError(
-        f"model/: expected a family whose classifier is dense, tanh, linear (bert, roberta, xlm-roberta, camembert), got {model.config.model_type!r}"
-    )
+    if pooler is not None:
+        return pooler.dense, model.classifier
+    return model.classifier.dense, model.classifier.out_proj

@@ -5,10 +5,17 @@ import shlex
 from pathlib import Path
 
 import pytest
-
 from commands import ROOT, run, run_folder
 
-TINY = ["encoder=tiny", "trainer.max_steps=2", "batch.docs=3", "batch.depth=5", "depth=3", "val_depth=3", "trainer.enable_progress_bar=false"]
+TINY = [
+    "encoder=tiny",
+    "trainer.max_steps=2",
+    "batch.docs=3",
+    "batch.depth=5",
+    "depth=3",
+    "val_depth=3",
+    "trainer.enable_progress_bar=false",
+]
 
 
 def blocks() -> list[tuple[str, list[str]]]:
@@ -37,7 +44,12 @@ def test_the_readme_promises_the_two_commands():
 @pytest.mark.parametrize("command", OFFLINE)
 def test_a_command_of_the_readme_runs(command, small_files, tmp_path):
     script, *arguments = shlex.split(command)[1:]
-    places = {"DIR": str(small_files), "a.trec": str(tmp_path / "a.trec"), "q.txt": str(small_files / "qrels.test.txt"), "b.trec": str(tmp_path / "a.trec")}
+    places = {
+        "DIR": str(small_files),
+        "a.trec": str(tmp_path / "a.trec"),
+        "q.txt": str(small_files / "qrels.test.txt"),
+        "b.trec": str(tmp_path / "a.trec"),
+    }
     (tmp_path / "a.trec").write_text("".join(f"q{i} Q0 d{i} 1 1.0 t\n" for i in range(32, 40)))
     if any("STAMP" in argument for argument in arguments):
         done = run("train.py", *TINY, "data=files", f"data.path={small_files}", "name=first", cwd=tmp_path)
@@ -56,5 +68,9 @@ def test_a_command_of_the_readme_runs(command, small_files, tmp_path):
     done = run(script, *arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "nDCG@10" in done.stdout or "--help" in arguments or "-m" in arguments
-    results = [*Path(tmp_path).glob("*/*/*/result.json"), *Path(tmp_path).glob("*/*/*/*/result.json"), *Path(tmp_path).glob("*/*/*/evaluation")]
+    results = [
+        *Path(tmp_path).glob("*/*/*/result.json"),
+        *Path(tmp_path).glob("*/*/*/*/result.json"),
+        *Path(tmp_path).glob("*/*/*/evaluation"),
+    ]
     assert results or "--help" in arguments

@@ -13,7 +13,9 @@ from ranker.types import TokenBatch
 SMALL = {"vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
 FAMILIES = {
     "bert": lambda: BertModel(BertConfig(**SMALL), add_pooling_layer=False),
-    "roberta": lambda: RobertaModel(RobertaConfig(**SMALL, max_position_embeddings=66, pad_token_id=1, type_vocab_size=1), add_pooling_layer=False),
+    "roberta": lambda: RobertaModel(
+        RobertaConfig(**SMALL, max_position_embeddings=66, pad_token_id=1, type_vocab_size=1), add_pooling_layer=False
+    ),
     "electra": lambda: ElectraModel(ElectraConfig(**SMALL, embedding_size=8)),
     "distilbert": lambda: DistilBertModel(DistilBertConfig(vocab_size=120, dim=16, n_layers=3, n_heads=2, hidden_dim=32)),
 }

@@ -86,7 +86,10 @@ def test_model_folder_gives_the_same_scores_everywhere(batch, tmp_path, options)
     scorer.save(tmp_path / "model", max_tokens=64)
 
     pairs = [(query, doc) for query in QUERIES for doc in DOCS]
-    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval(), AutoTokenizer.from_pretrained(tmp_path / "model")
+    model, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval(),
+        AutoTokenizer.from_pretrained(tmp_path / "model"),
+    )
     encoded = tokenizer([query for query, _ in pairs], [doc for _, doc in pairs], padding=True, return_tensors="pt")
     with torch.no_grad():
         logits = model(**encoded).logits
@@ -105,7 +108,9 @@ def test_roberta_folder_too(tmp_path):
     from transformers import RobertaModel
 
     torch.manual_seed(0)
-    config = RobertaConfig(vocab_size=2000, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, type_vocab_size=1)
+    config = RobertaConfig(
+        vocab_size=2000, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, type_vocab_size=1
+    )
     scorer = MonoBERT(Encoder(RobertaModel(config, add_pooling_layer=False), tiny_tokenizer())).eval()
     scorer.save(tmp_path / "model", max_tokens=64)
     loaded = MonoBERT.load(tmp_path / "model").eval()
@@ -114,6 +119,23 @@ def test_roberta_folder_too(tmp_path):
         expected = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()(tokens).logits[0, 0]
         got = loaded.head(loaded.encoder.model(tokens).last_hidden_state[:, 0])[0, 0]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_a_family_without_such_a_classifier_comes_back_whole(tmp_path, pooling):
+    from transformers import ElectraConfig, ElectraModel
+
+    torch.manual_seed(0)
+    config = ElectraConfig(
+        vocab_size=2000, embedding_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    scorer = MonoBERT(Encoder(ElectraModel(config), tiny_tokenizer()), pooling=pooling, pooler=True)
+    scorer.save(tmp_path / "model", max_tokens=64)
+    loaded = MonoBERT.load(tmp_path / "model")
+    assert loaded.pooling == pooling
+    state = loaded.state_dict()
+    assert state.keys() == scorer.state_dict().keys()
+    assert all(torch.equal(value, state[key]) for key, value in scorer.state_dict().items())
 
 
 def test_pc73_a_head_of_another_size_or_none_is_refused(tmp_path):
@@ -139,7 +161,13 @@ def test_pc74_old_position_ids_are_ignored(tmp_path):
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in scorer.state_dict().items())
 
 
-@pytest.mark.parametrize(("options", "message"), [({"pooling": "avg"}, "model.pooling: expected one of cls, mean, max; got 'avg'"), ({"num_labels": 3}, "model.num_labels: expected 1 or 2, got 3")])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pooling": "avg"}, "model.pooling: expected one of cls, mean, max; got 'avg'"),
+        ({"num_labels": 3}, "model.num_labels: expected 1 or 2, got 3"),
+    ],
+)
 def test_wrong_options_say_so(options, message):
     with pytest.raises(ConfigError, match=message):
         scorer_of(**options)
