@@ -29,7 +29,15 @@ VARIANTS = {
 def train(variant: str, seed: int, out: Path, extra: list[str]) -> dict[str, float]:
     """Train once and read what the run left."""
     folder = out / f"{variant}-{seed}"
-    command = [sys.executable, "-W", "ignore", str(ROOT / "train.py"), f"hydra.run.dir={folder}", f"seed={seed}", "trainer.enable_progress_bar=false"]
+    command = [
+        sys.executable,
+        "-W",
+        "ignore",
+        str(ROOT / "train.py"),
+        f"hydra.run.dir={folder}",
+        f"seed={seed}",
+        "trainer.enable_progress_bar=false",
+    ]
     subprocess.run([*command, *VARIANTS[variant], *extra], check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     result = json.loads((folder / "result.json").read_text())
     return {

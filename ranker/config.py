@@ -157,16 +157,16 @@ def _missing(cfg: DictConfig) -> list[str]:
 
 def _unknown(cfg: DictConfig) -> list[str]:
     """Keys that `+` put into a typed node, where nothing reads them."""
-    root = OmegaConf.get_type(cfg)
+    root: Any = OmegaConf.get_type(cfg)
     if root not in ROOTS.values():  # a run folder's own config.yaml, checked when it was written
         return []
     typed = {"": root, **{entry.name: entry.default_factory for entry in fields(root) if is_dataclass(entry.default_factory)}}
     faults = []
     for path, kind in typed.items():
         known = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
-        for key in cfg[path] if path else cfg:
+        for key in map(str, cfg[path] if path else cfg):
             if key not in known:
-                faults.append(f"{path + '.' if path else ''}{key}: unknown key{suggestion(str(key), known)}")
+                faults.append(f"{path + '.' if path else ''}{key}: unknown key{suggestion(key, known)}")
     return faults
 
 
@@ -186,9 +186,9 @@ def _targets(cfg: DictConfig) -> list[str]:
         target = node.get("_target_")
         if target is not None:
             faults.extend(_bind(node, path, str(target)))
-        for key in node:
+        for key in map(str, node):
             if not OmegaConf.is_missing(node, key):
-                walk(node._get_node(key), f"{path}.{key}" if path else str(key))
+                walk(node._get_node(key), f"{path}.{key}" if path else key)
 
     walk(cfg, "")
     for group in GROUPS:

@@ -134,7 +134,7 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights)
     source = cfg.data if cfg.data is not None else trained.data
     splits = load_source(source)
-    chosen = {"test": splits.tests, "val": {"val": splits.val}, "train": {"train": splits.train}}.get(cfg.split)
+    chosen: Any = {"test": splits.tests, "val": {"val": splits.val}, "train": {"train": splits.train}}.get(cfg.split)
     if chosen is None or None in chosen.values():
         raise ConfigError(f"split: expected one of test, val, train that the data has, got {cfg.split!r}")
     depth = cfg.depth or trained.get("depth", 100)

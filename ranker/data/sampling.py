@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -36,7 +36,7 @@ def mix(*parts: int | np.ndarray) -> np.ndarray:
     (True, False)
     """
     with np.errstate(over="ignore"):
-        state = np.uint64(0)
+        state: Any = np.uint64(0)
         for part in parts:
             state = state * np.uint64(0x9E3779B97F4A7C15) + np.asarray(part).astype(np.uint64) + np.uint64(0x632BE59BD9B4E019)
             state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 
 from ranker.types import TokenBatch
 
-try:  # torch.nn.attention.varlen needs no extra package, but its kernel is CUDA only
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # pragma: no cover - every supported torch has it
-    varlen_attn = None
 
 
 @dataclass(frozen=True)
@@ -72,8 +70,6 @@ def varlen_missing(query: Tensor) -> str:
         return f"the device is {query.device.type}, not cuda"
     if query.dtype not in (torch.bfloat16, torch.float16):
         return f"the precision is {query.dtype}, not bfloat16 or float16 (trainer.precision=bf16-mixed)"
-    if varlen_attn is None:
-        return "this torch has no torch.nn.attention.varlen"
     return ""
 
 
@@ -93,7 +89,8 @@ def ragged_attention(query: Tensor, key: Tensor, value: Tensor, layout: RaggedLa
     if not varlen_missing(query):
         if layout.keys is not None:
             key, value = key.index_select(0, layout.keys), value.index_select(0, layout.keys)
-        return varlen_attn(query, key, value, layout.cu_seqlens, layout.cu_keys, layout.max_length, layout.max_length)
+        mixed: Any = varlen_attn(query, key, value, layout.cu_seqlens, layout.cu_keys, layout.max_length, layout.max_length)
+        return mixed
     padded = functional.scaled_dot_product_attention(
         layout.pad(query).transpose(1, 2),
         layout.pad(key).transpose(1, 2),

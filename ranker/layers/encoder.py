@@ -40,7 +40,8 @@ class Encoder(nn.Module):
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, ragged: bool = True) -> None:
         super().__init__()
-        self.model, self.tokenizer = model, tokenizer
+        self.model: Any = model
+        self.tokenizer = tokenizer
         self.ragged = ragged and model.config.model_type in RAGGED_FAMILIES
         self._told = False
 
@@ -89,7 +90,7 @@ class Encoder(nn.Module):
             states = self._ragged_layer(layer, states, layout)
             yield states
 
-    def _ragged_layer(self, layer: nn.Module, states: Tensor, layout: RaggedLayout) -> Tensor:
+    def _ragged_layer(self, layer: Any, states: Tensor, layout: RaggedLayout) -> Tensor:
         """One post-norm transformer layer (Devlin et al., 2019) on [tokens, dim]."""
         attention, output = layer.attention.self, layer.attention.output
         shape = (states.shape[0], attention.num_attention_heads, attention.attention_head_size)
@@ -157,7 +158,7 @@ def load_encoder(
     """
     if name == "tiny":
         config: Any = tiny_config()
-        tokenizer = tiny_tokenizer()
+        tokenizer: Any = tiny_tokenizer()
     else:
         name = str(_package_folder(package, name)) if package else name
         try:

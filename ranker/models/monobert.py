@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -104,10 +105,11 @@ class MonoBERT(nn.Module):
         model = AutoModelForSequenceClassification.from_config(config)
         dense, out = _classifier_of(model)
         model.base_model.load_state_dict(self.encoder.model.state_dict(), strict=False)
+        pooler: Any = self.pooler
         with torch.no_grad():
-            if isinstance(self.pooler, nn.Sequential):
-                dense.weight.copy_(self.pooler[0].weight)
-                dense.bias.copy_(self.pooler[0].bias)
+            if not isinstance(pooler, nn.Identity):
+                dense.weight.copy_(pooler[0].weight)
+                dense.bias.copy_(pooler[0].bias)
                 out.weight.copy_(self.head.weight)
             else:
                 dense.weight.copy_(torch.eye(self.encoder.dim) * SMALL)
@@ -145,11 +147,13 @@ class MonoBERT(nn.Module):
         base = model.base_model
         if getattr(base, "pooler", None) is not None:
             base.pooler = None
-        scorer = cls(Encoder(base, AutoTokenizer.from_pretrained(folder), ragged=ragged), pooler=not plain, num_labels=config.num_labels)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        scorer = cls(Encoder(base, tokenizer, ragged=ragged), pooler=not plain, num_labels=config.num_labels)
         with torch.no_grad():
-            if isinstance(scorer.pooler, nn.Sequential):
-                scorer.pooler[0].weight.copy_(dense.weight)
-                scorer.pooler[0].bias.copy_(dense.bias)
+            pooler: Any = scorer.pooler
+            if not plain:
+                pooler[0].weight.copy_(dense.weight)
+                pooler[0].bias.copy_(dense.bias)
             scorer.head.weight.copy_(out.weight * SMALL if plain else out.weight)
             scorer.head.bias.copy_(out.bias)
         return scorer
@@ -165,7 +169,7 @@ class MonoBERT(nn.Module):
         return scorer
 
 
-def _classifier_of(model: nn.Module) -> tuple[nn.Linear, nn.Linear]:
+def _classifier_of(model: Any) -> tuple[nn.Linear, nn.Linear]:
     """The dense layer before tanh and the output layer of a classifier of `CLASSIFIERS`."""
     pooler = getattr(model.base_model, "pooler", None)
     if pooler is not None:
