@@ -29,6 +29,21 @@ def deal(sizes: Sequence[int], bins: int) -> list[list[int]]:
     return out
 
 
+def fill(order: np.ndarray, sizes: np.ndarray, max_tokens: int) -> list[np.ndarray]:
+    """Cut `order` into runs of at most `max_tokens`; an item over the budget stands alone.
+
+    >>> fill(np.array([3, 1, 2]), np.array([5, 4, 9]), 10)
+    [array([3, 1]), array([2])]
+    """
+    batches, start, load = [], 0, 0
+    for i, size in enumerate(sizes.tolist()):
+        if load + size > max_tokens and i > start:
+            batches.append(order[start:i])
+            start, load = i, 0
+        load += size
+    return [*batches, order[start:]] if len(order) else batches
+
+
 @lru_cache(maxsize=2)
 def _order(num_groups: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng([seed, epoch]).permutation(num_groups)
@@ -245,6 +260,14 @@ class Collator:
             lengths = np.minimum(lengths, self.max_pair_tokens - self.pair.num_special - query_lengths)
         return lengths
 
+    def query_batch(self, rows: np.ndarray) -> TokenBatch:
+        """Queries by themselves."""
+        return self.query.lay_out([(self.queries, rows, self.query_lengths(rows))])
+
+    def doc_batch(self, rows: np.ndarray) -> TokenBatch:
+        """Docs by themselves."""
+        return self.doc.lay_out([(self.docs, rows, self.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64)))])
+
     def group_sizes(self, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
         """Tokens that each group costs, int64 [groups]; `doc_rows` [groups, docs], -1 where no doc is."""
         real = doc_rows >= 0
@@ -267,8 +290,7 @@ class Collator:
                 [(self.queries, query_rows[group_of_doc], query_lengths[group_of_doc]), (self.docs, flat_docs, doc_lengths)]
             )
         else:
-            texts["queries"] = self.query.lay_out([(self.queries, query_rows, query_lengths)])
-            texts["docs"] = self.doc.lay_out([(self.docs, flat_docs, doc_lengths)])
+            texts["queries"], texts["docs"] = self.query_batch(query_rows), self.doc_batch(flat_docs)
         return RankBatch(
             labels=torch.from_numpy(np.where(mask, labels, 0.0).astype(np.float32)),
             doc_mask=torch.from_numpy(mask),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ranker.data.batching import Collator, StepPlan
+from ranker.data.batching import Collator, StepPlan, fill
 from ranker.data.collection import Candidates, Collection
 from ranker.data.contrast import KnownPositives, contrast
 from ranker.data.sampling import GroupSampler
@@ -123,7 +123,7 @@ class ScoreBatches(Dataset[ScoreBatch]):
         query_lengths = self.collator.query_lengths(self.query_rows)
         sizes = query_lengths + self.collator.doc_lengths(self.doc_rows, query_lengths) + self.collator.pair.num_special
         order = np.argsort(-sizes, kind="stable")
-        return _fill(order, sizes[order], self.max_tokens)
+        return fill(order, sizes[order], self.max_tokens)
 
     def _query_batches(self) -> list[np.ndarray]:
         """Whole queries in order while they fit, a query with many docs by itself in parts."""
@@ -132,7 +132,7 @@ class ScoreBatches(Dataset[ScoreBatch]):
         first = np.zeros(self.num_slots, dtype=np.int64)
         starts = self.candidates.offsets[:-1][np.diff(self.candidates.offsets) > 0]
         first[starts] = self.collator.query.row_lengths(query_lengths[starts])
-        return _fill(np.arange(self.num_slots), sizes + first, self.max_tokens)
+        return fill(np.arange(self.num_slots), sizes + first, self.max_tokens)
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -178,14 +178,3 @@ def _cut(collection: Collection, depth: int) -> Candidates:
         np.concatenate(ids) if ids else np.array([], dtype="S1"),
         np.concatenate([part[2] for part in parts]) if parts else np.array([], dtype=np.float32),
     )
-
-
-def _fill(order: np.ndarray, sizes: np.ndarray, max_tokens: int) -> list[np.ndarray]:
-    """Cut `order` where the next item would go over the budget; an item over it stands alone."""
-    batches, start, load = [], 0, 0
-    for i, size in enumerate(sizes.tolist()):
-        if load + size > max_tokens and i > start:
-            batches.append(order[start:i])
-            start, load = i, 0
-        load += size
-    return [*batches, order[start:]] if len(order) else batches

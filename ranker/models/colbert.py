@@ -102,6 +102,10 @@ class ColBERT(nn.Module):
         )  # fmt: skip
         return expanded, doc
 
+    def settings(self) -> dict[str, Any]:
+        """What decides the vectors beside weights and tokenizer; an index remembers its hash."""
+        return {"scorer": "colbert", "similarity": self.similarity, "skiplist": self.skiplist, "layouts": repr(self.layouts())}
+
     # vectors and scores ---------------------------------------------------------------------------------------------------------------
 
     def encode_queries(self, batch: TokenBatch) -> TextVectors:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +91,13 @@ class DPR(nn.Module):
         single = Template.of(self.encoder.tokenizer, 1)
         query, doc = (layout.prompt_tokens(self.encoder.tokenizer, prompt) for prompt in (self.query_prompt, self.doc_prompt))
         return single.with_prompt(query), single.with_prompt(doc)
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the vectors beside weights and tokenizer; an index remembers its hash."""
+        return {
+            "scorer": "dpr", "pooling": self.pooling, "similarity": self.similarity, "activation": self.activation, "tied": self.tied,
+            "layouts": repr(self.layouts()),
+        }  # fmt: skip
 
     # vectors and scores ---------------------------------------------------------------------------------------------------------------
 
