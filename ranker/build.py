@@ -193,6 +193,19 @@ def build_trainer(
     return pl.Trainer(**options, callbacks=callbacks, logger=made or False, default_root_dir=folder)
 
 
+def total_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
+    """Optimizer steps of the whole training: what comes first of `max_steps` and `max_epochs`."""
+    limit = cfg.trainer.limit_train_batches
+    if limit is not None:
+        steps_per_epoch = min(steps_per_epoch, limit) if isinstance(limit, int) else int(steps_per_epoch * limit)
+    ends = []
+    if cfg.trainer.max_epochs is not None and cfg.trainer.max_epochs >= 0:
+        ends.append(cfg.trainer.max_epochs * steps_per_epoch)
+    if cfg.trainer.max_steps >= 0:
+        ends.append(cfg.trainer.max_steps)
+    return min(ends)
+
+
 def _strategy(options: dict[str, Any]) -> Strategy | str:
     """DDP as the training step needs it; Lightning decides about one device."""
     devices = options["devices"]

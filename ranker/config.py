@@ -126,12 +126,71 @@ class EvaluateConfig:
     split: str = "test"
     measures: list[str] = field(default_factory=list)
     depth: int | None = None
+    candidates: str | None = None
+    add_positives: bool = False
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     cache_dir: str = ".cache"
 
 
-ROOTS: dict[str, type] = {"train": TrainConfig, "evaluate": EvaluateConfig}
+@dataclass
+class EncodeConfig:
+    """Vectors on disk; see conf/search.yaml for the meaning of each."""
+
+    folder: str | None = None
+    dtype: str = "float32"
+    shard_docs: int = 50000
+
+
+@dataclass
+class LateConfig:
+    """How docs of several vectors are found; ranker/retrieval/search.py, LateOptions."""
+
+    token_depth: int = 256
+    candidates: int = 1000
+
+
+@dataclass
+class MiningConfig:
+    """Which docs become hard negatives; ranker/retrieval/mining.py, Mining."""
+
+    first: int = 1
+    last: int = 100
+    count: int = 30
+    order: str = "top"
+    margin: float | None = None
+    teacher: str | None = None
+    teacher_margin: float = 0.0
+
+
+@dataclass
+class SearchConfig:
+    """Root of search.py."""
+
+    name: str = "search"
+    checkpoint: str | None = None
+    weights: str = "best"
+    model: Any = None
+    data: Any = None
+    index: Any = MISSING
+    split: str | None = "test"
+    mine: str | None = None
+    measures: list[str] = field(default_factory=list)
+    depth: int = 100
+    baseline: str | None = "bm25"
+    latency_queries: int = 100
+    max_query_tokens: int | None = None
+    max_doc_tokens: int | None = None
+    encode: EncodeConfig = field(default_factory=EncodeConfig)
+    late: LateConfig = field(default_factory=LateConfig)
+    mining: MiningConfig = field(default_factory=MiningConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    seed: int = 0
+    cache_dir: str = ".cache"
+
+
+ROOTS: dict[str, type] = {"train": TrainConfig, "evaluate": EvaluateConfig, "search": SearchConfig}
 
 
 def register() -> None:
@@ -209,7 +268,7 @@ def _bind(node: DictConfig, path: str, target: str) -> list[str]:
         return []
     given = {str(key) for key in node if not str(key).startswith("_")} - set(OWN_KEYS.get(path, ()))
     faults = [f"{path}.{key}: unknown key for {target}{suggestion(key, list(parameters))}" for key in sorted(given - set(parameters))]
-    live = {"encoder", "params", "folder", "step", "total", "scorer"}  # filled in by the program
+    live = {"encoder", "params", "folder", "step", "total", "scorer", "docs"}  # filled in by the program
     for name, parameter in parameters.items():
         if name in given and not OmegaConf.is_missing(node, name):
             fault = parameter.fault(node.get(name))
@@ -249,7 +308,7 @@ def _trainer(cfg: DictConfig) -> list[str]:
         faults.append(f"trainer.gradient_clip_algorithm: expected norm, got {trainer.get('gradient_clip_algorithm')!r}")
     if trainer.get("accumulate_grad_batches", 1) < 1:
         faults.append(f"trainer.accumulate_grad_batches: expected at least 1, got {trainer.accumulate_grad_batches}")
-    if "optim" in cfg and trainer.get("max_epochs") is None and trainer.get("max_steps", -1) < 0 and trainer.get("max_time") is None:
+    if "optim" in cfg and (trainer.get("max_epochs") or -1) < 0 and trainer.get("max_steps", -1) < 0:
         faults.append("trainer.max_epochs: expected trainer.max_epochs or trainer.max_steps, got neither; the schedule needs an end")
     return faults
 

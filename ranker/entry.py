@@ -11,6 +11,8 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -19,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ranker import config
-from ranker.errors import RankerError
+from ranker.errors import ConfigError, RankerError
 
 
 def register() -> None:
@@ -54,9 +56,25 @@ def job(command: str, cfg: DictConfig) -> float | None:
     """
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     with contextlib.nullcontext() if sweep else user_errors():
+        if cfg.get("resume") and cfg.get("checkpoint"):
+            cfg = _resumed(cfg)
         config.check(cfg)
         run = importlib.import_module("ranker.run")
         return getattr(run, command)(cfg)
+
+
+def _resumed(cfg: DictConfig) -> DictConfig:
+    """The configuration of the run that goes on, with what the command line sets on top."""
+    stored = Path(cfg.checkpoint) / "config.yaml"
+    if not stored.is_file():
+        raise ConfigError(f"checkpoint: expected a run folder with config.yaml to resume from, got {cfg.checkpoint!r}")
+    resumed: Any = OmegaConf.load(stored)
+    for override in HydraConfig.get().overrides.task if HydraConfig.initialized() else []:
+        key = override.split("=", 1)[0].lstrip("+")
+        if key in config.GROUPS:
+            raise ConfigError(f"{key}: expected the choice of the run that is resumed, got {override!r}; start a new run for another")
+        OmegaConf.update(resumed, key, OmegaConf.select(cfg, key))
+    return resumed
 
 
 @contextlib.contextmanager

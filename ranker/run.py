@@ -25,6 +25,7 @@ from ranker.build import (
     one_run,
     open_run,
     print_notice,
+    total_steps,
     text_limits,
     training_module,
 )
@@ -56,12 +57,14 @@ def train(cfg: DictConfig) -> float | None:
     splits = load_splits(cfg)
     scorer = build_scorer(cfg)
     data = build_data(cfg, splits, scorer)
+    steps_per_epoch = len(data.train_steps().plan)
     module = training_module(cfg)(
         scorer,
         list(cfg.measures),
         loss=instantiate(cfg.loss),
         optimizer=instantiate(cfg.optim),
         schedule=instantiate(cfg.schedule),
+        total_steps=total_steps(cfg, steps_per_epoch),
         weight_decay=cfg.optim.weight_decay,
         max_norm=cfg.trainer.gradient_clip_val,
         seed=cfg.seed,
@@ -74,14 +77,15 @@ def train(cfg: DictConfig) -> float | None:
     callbacks: list[pl.Callback] = [throughput, SaveLast(folder / "checkpoints" / "last.ckpt", cfg.save_every_steps)]
     if cfg.monitor is not None and splits.val is not None:
         callbacks.append(best)
-    trainer = build_trainer(cfg, folder, callbacks, cfg.get("logger"), steps_per_epoch=len(data.train_steps().plan))
+    trainer = build_trainer(cfg, folder, callbacks, cfg.get("logger"), steps_per_epoch)
     trainer.fit(module, datamodule=data, ckpt_path=_resume_from(cfg), weights_only=True)
     if best.best_model_path:
         load_checkpoint(module, Path(best.best_model_path))
+    if trainer.is_global_zero:
+        save_model(folder / "model", scorer, cfg)  # before the test, so that nothing that goes wrong there loses it
     trainer.test(module, datamodule=data, verbose=False)
     value = float(best.best_model_score) if best.best_model_score is not None else None
     if trainer.is_global_zero:
-        save_model(folder / "model", scorer, cfg)
         measures = {name: _means(folder, name) for name in splits.tests}
         write_json(
             folder / "result.json",

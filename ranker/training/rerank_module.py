@@ -36,6 +36,8 @@ class RerankModule(pl.LightningModule):
         loss: Scalar of scores, labels, mask; a mean over groups. None for a module that only evaluates, like the next two.
         optimizer: Makes the optimizer of parameter groups.
         schedule: Learning rate factor by (step from 1, total steps).
+        total_steps: Optimizer steps of the whole training; None asks Lightning, which then can't resume in the middle of an epoch
+            (it loads the data for the answer, and forgets to give the loader its state).
         weight_decay: Decay of matrices; biases and norms have none.
         max_norm: Gradient norm is clipped to this; None clips nothing.
         seed: Seeds each micro-batch's dropout, so that a resumed run repeats it.
@@ -49,6 +51,7 @@ class RerankModule(pl.LightningModule):
         loss: Loss | None = None,
         optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] | None = None,
         schedule: Callable[[int, int], float] | None = None,
+        total_steps: int | None = None,
         weight_decay: float = 0.01,
         max_norm: float | None = 1.0,
         seed: int = 0,
@@ -57,7 +60,7 @@ class RerankModule(pl.LightningModule):
         super().__init__()
         self.automatic_optimization = False
         self.scorer, self.loss = scorer, loss
-        self._optimizer, self._schedule = optimizer, schedule
+        self._optimizer, self._schedule, self._total_steps = optimizer, schedule, total_steps
         self.measures, self.weight_decay, self.max_norm, self.seed = measures, weight_decay, max_norm, seed
         self.on_evaluated = on_evaluated
         self._scored: dict[int, list[tuple[Tensor, Tensor]]] = {}  # slots and scores, by loader
@@ -71,7 +74,7 @@ class RerankModule(pl.LightningModule):
         groups = [{"params": decayed, "weight_decay": self.weight_decay}, {"params": others, "weight_decay": 0.0}]
         assert self._optimizer is not None and self._schedule is not None
         optimizer = self._optimizer([group for group in groups if group["params"]])
-        total = int(self.trainer.estimated_stepping_batches)
+        total = self._total_steps or int(self.trainer.estimated_stepping_batches)
         schedule = self._schedule
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: schedule(done + 1, total))]
 
