@@ -148,3 +148,13 @@ def test_max_steps_below_an_epoch_still_validates(small_files, tmp_path):
     result = json.loads((run_folder(tmp_path) / "result.json").read_text())
     assert result["steps"] == result["best_step"] == 2
     assert result["objective"] is not None
+
+
+def test_early_stopping_watches_the_ir_measure(small_files, tmp_path):
+    done = run(
+        "train.py", *SMALL, f"data.path={small_files}", "callbacks=early_stopping", "callbacks.early_stopping.patience=1", "optim.lr=0",
+        "trainer.max_epochs=6", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    # nothing is learnt at rate 0: the second validation is no better than the first, and an epoch has 3 steps
+    assert json.loads((run_folder(tmp_path) / "result.json").read_text())["steps"] == 6
