@@ -190,7 +190,71 @@ class SearchConfig:
     cache_dir: str = ".cache"
 
 
-ROOTS: dict[str, type] = {"train": TrainConfig, "evaluate": EvaluateConfig, "search": SearchConfig}
+@dataclass
+class ProbeTrainingConfig:
+    """How a probe is trained; see conf/probe.yaml for the meaning of each."""
+
+    lr: float = 1e-3
+    batch_pairs: int = 32
+    max_rounds: int = 50
+    round_steps: int = 20
+    patience: int = 3
+    lr_factor: float = 0.5
+    clip: float = 5.0
+    hidden: int = 256
+    dropout: float = 0.3
+    head: str = "edge"
+
+
+@dataclass
+class ProbeCacheConfig:
+    """The encoder's states on disk; see conf/probe.yaml for the meaning of each."""
+
+    dtype: str = "float16"
+    max_bytes: float = 2e10
+    max_tokens: int = 8192
+
+
+@dataclass
+class ProbeConfig:
+    """Root of probe.py."""
+
+    name: str = "probe"
+    encoder: Any = MISSING
+    checkpoint: str | None = None
+    weights: str = "best"
+    reads: str = "pairs"
+    compare: str | None = None
+    data: Any = MISSING
+    probe: Any = MISSING
+    logger: Any = None
+    split: str = "val"
+    max_pairs: int = 2000
+    docs_per_query: int = 10
+    depth: int = 100
+    group_by: str = "query"
+    val_fraction: float = 0.1667
+    test_fraction: float = 0.1667
+    max_query_tokens: int = 64
+    max_doc_tokens: int = 256
+    layers: list[int] | None = None
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    controls: list[str] = field(default_factory=list)
+    control_seeds: int = 1
+    portions: list[float] = field(default_factory=list)
+    validation: str = "fixed"
+    units: str = "bits"
+    batching: str = "auto"
+    device: str = "auto"
+    seed: int = 0
+    skip_unavailable: bool = False
+    reuse: bool = True
+    training: ProbeTrainingConfig = field(default_factory=ProbeTrainingConfig)
+    cache: ProbeCacheConfig = field(default_factory=ProbeCacheConfig)
+    cache_dir: str = ".cache"
+
+
+ROOTS: dict[str, type] = {"train": TrainConfig, "evaluate": EvaluateConfig, "search": SearchConfig, "probe": ProbeConfig}
 
 
 def register() -> None:
@@ -349,7 +413,7 @@ def _measures(cfg: DictConfig) -> list[str]:
 
 def _files(cfg: DictConfig) -> list[str]:
     faults = []
-    for key in ("checkpoint", "run", "qrels", "baseline", "data.negatives", "data.teacher"):
+    for key in ("checkpoint", "compare", "run", "qrels", "baseline", "data.negatives", "data.teacher"):
         value = OmegaConf.select(cfg, key) if key.split(".")[0] in cfg and not OmegaConf.is_missing(cfg, key.split(".")[0]) else None
         if value is not None and not Path(str(value)).exists():
             faults.append(f"{key}: expected a file or folder, got {value!r}, which does not exist")

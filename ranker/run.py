@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import ModelCheckpoint
 from omegaconf import DictConfig, OmegaConf
@@ -30,6 +31,7 @@ from ranker.build import (
     training_module,
 )
 from ranker.checkpoint import load_checkpoint, load_scorer, read_description, save_model
+from ranker.config import constructor_keys
 from ranker.data.collection import Splits
 from ranker.data.datamodule import RankData
 from ranker.data.trec import read_qrels, read_run
@@ -158,6 +160,26 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
         for name in splits.tests:
             evaluation.print_table(name, json.loads((folder / "evaluation" / name / "metrics.json").read_text(encoding="utf-8")))
         log.info("evaluation: %s", folder / "evaluation")
+
+
+@one_run()
+def probe(cfg: DictConfig) -> None:
+    """Probe each layer of an encoder or of a trained ranker, with controls; leave tables, pictures and a report."""
+    from ranker.probing.probe_run import run_probe
+    from ranker.probing.subject import Subject
+
+    folder = open_run(cfg)
+    splits = load_source(cfg.data)
+    print_notice(splits)
+    if cfg.checkpoint is not None:
+        subject = Subject.of_checkpoint(Path(cfg.checkpoint), cfg.weights)
+    else:
+        encoder = instantiate(constructor_keys("encoder", cfg.encoder))
+        subject = Subject(str(HydraConfig.get().runtime.choices.encoder), encoder, cfg.reads)
+    tasks = [instantiate(node) for node in cfg.probe.values()]
+    logger = instantiate(cfg.logger)(folder) if cfg.logger is not None and "_target_" in cfg.logger else None
+    options: Any = OmegaConf.to_container(cfg, resolve=True)
+    run_probe(folder, options, splits, tasks, subject, logger)
 
 
 def _resume_from(cfg: DictConfig) -> Path | None:

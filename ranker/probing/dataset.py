@@ -103,6 +103,10 @@ class ProbeData:
         """Numbers of the pairs in a part, int64."""
         return np.flatnonzero(self.part == part)
 
+    def targets_of(self, pairs: np.ndarray) -> np.ndarray:
+        """The targets of some pairs, pair by pair, int64 [targets]."""
+        return np.concatenate([np.arange(self.pair_starts[pair], self.pair_starts[pair + 1]) for pair in pairs])
+
     @property
     def target_parts(self) -> np.ndarray:
         """Part of each target, str [targets]."""

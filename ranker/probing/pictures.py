@@ -1,0 +1,184 @@
+"""Pictures of a study: layer x task heat maps, compression lines with control bands, online curves. PNG and SVG."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ranker.probing.results import Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+log = logging.getLogger(__name__)
+
+BANDS = {
+    "label_prior": ("label prior", "#7f7f7f"), "shuffled": ("shuffled labels", "#bcbd22"), "surface": ("surface features", "#8c564b"),
+    "random_embeddings": ("random embeddings", "#e377c2"), "random_encoder": ("random encoder", "#ff7f0e"),
+}  # fmt: skip
+MODEL_COLOURS = ("#1f77b4", "#d62728", "#2ca02c")
+
+
+def save(figure: Figure, folder: Path, name: str) -> Path:
+    """Write `pictures/NAME.png` and `.svg`; returns the PNG."""
+    from matplotlib import rc_context
+
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
+    with rc_context({"svg.hashsalt": name}):  # the same picture is the same file
+        figure.savefig(folder / "pictures" / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
+    path = folder / "pictures" / f"{name}.png"
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    return path
+
+
+def heat_map(
+    values: Mapping[str, Mapping[int, float]], title: str, by_row: bool = False, signed: bool = False,
+    tied: Mapping[str, Mapping[int, bool]] | None = None, label: str = "compression",
+) -> Figure:  # fmt: skip
+    """Tasks down, layers across, each cell with its number.
+
+    Args:
+        values: task -> layer -> number.
+        title: Title.
+        by_row: Colour each task by its own range, so that its shape is seen; numbers stay absolute.
+        signed: Colours diverge from white at 0.
+        tied: Cells to grey out, whose number could be chance.
+        label: What the colours mean.
+    """
+    from matplotlib.figure import Figure
+
+    tasks = list(values)
+    layers = sorted({layer for own in values.values() for layer in own})
+    grid = np.array([[values[task].get(layer, math.nan) for layer in layers] for task in tasks], dtype=float)
+    shown = grid.copy()
+    if by_row:
+        low, high = np.nanmin(grid, axis=1, keepdims=True), np.nanmax(grid, axis=1, keepdims=True)
+        shown = (grid - low) / np.where(high > low, high - low, 1.0)
+    figure = Figure(figsize=(1.8 + 0.62 * len(layers), 1.3 + 0.45 * len(tasks)))
+    axes: Axes = figure.subplots()
+    limit = np.nanmax(np.abs(shown)) if np.isfinite(shown).any() else 1.0
+    limits = (
+        {"vmin": -limit, "vmax": limit, "cmap": "RdBu_r"}
+        if signed
+        else {"vmin": np.nanmin(shown), "vmax": np.nanmax(shown), "cmap": "viridis"}
+    )
+    image = axes.imshow(shown, aspect="auto", **limits)  # type: ignore[arg-type]
+    for row, task in enumerate(tasks):
+        for column, layer in enumerate(layers):
+            if not np.isfinite(grid[row, column]):
+                continue
+            is_tied = tied is not None and tied.get(task, {}).get(layer, False)
+            if is_tied:
+                axes.add_patch(_grey(column, row))
+            dark = not signed and shown[row, column] < (limits["vmin"] + limits["vmax"]) / 2  # type: ignore[operator]
+            strong = signed and not is_tied and abs(shown[row, column]) > 0.6 * limit
+            text = f"{grid[row, column]:+.2f}" if signed else f"{grid[row, column]:.2f}"
+            axes.text(
+                column,
+                row,
+                text,
+                ha="center",
+                va="center",
+                fontsize=8,
+                color="white" if dark or strong else "#777777" if is_tied else "black",
+            )
+    axes.set_xticks(range(len(layers)), [str(layer) for layer in layers])
+    axes.set_yticks(range(len(tasks)), tasks)
+    axes.set_xlabel("layer (0: embeddings)")
+    axes.set_title(title, fontsize=10)
+    figure.colorbar(image, ax=axes, label="share of the task's own range" if by_row else label)
+    return figure
+
+
+def _grey(column: int, row: int) -> Patch:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor="#dddddd", edgecolor="white")
+
+
+def compression_lines(results: Results) -> Figure:
+    """A panel a task: compression by layer, mean and range over seeds, and what the controls reach."""
+    axes_of, figure = _panels(list(results.tasks))
+    for task, axes in axes_of.items():
+        for model, colour in zip(results.models, MODEL_COLOURS, strict=False):
+            _line(axes, results, model, task, "none", model, colour, "-")
+            if "random_encoder" in {result.control for result in results.of(model, task, "random_encoder")} and model == results.models[0]:
+                _line(axes, results, model, task, "random_encoder", *BANDS["random_encoder"], "--")
+        for control, (name, colour) in BANDS.items():
+            found = [result.code.compression(results.units) for result in results.of(results.models[0], task, control)]
+            if found and control != "random_encoder":
+                axes.axhline(float(np.mean(found)), color=colour, linestyle=":", label=name)
+                axes.axhspan(min(found), max(found), color=colour, alpha=0.15, linewidth=0)
+        axes.set_title(task, fontsize=10)
+        axes.set_xlabel("layer")
+        axes.set_ylabel("compression")
+    _legend(figure, axes_of)
+    return figure
+
+
+def _line(axes: Axes, results: Results, model: str, task: str, control: str, name: str, colour: str, style: str) -> None:
+    by_layer = results.by_layer(model, task, control)
+    values = {layer: [result.code.compression(results.units) for result in own] for layer, own in by_layer.items()}
+    layers = list(values)
+    axes.plot(layers, [np.mean(values[layer]) for layer in layers], style, color=colour, marker="o", markersize=3, label=name)
+    axes.fill_between(layers, [min(values[layer]) for layer in layers], [max(values[layer]) for layer in layers], color=colour, alpha=0.2)
+
+
+def online_curves(results: Results, model: str) -> Figure:
+    """A panel a task: bits a target of each block against the targets known before it, a line a layer."""
+    from matplotlib import colormaps
+
+    axes_of, figure = _panels(list(results.tasks))
+    deepest = max((result.layer or 0 for result in results.all), default=1) or 1
+    for task, axes in axes_of.items():
+        for layer, own in results.by_layer(model, task).items():
+            curves = []
+            for result in own:
+                sizes = np.diff([0, *result.block_ends])
+                curves.append(np.array(result.block_bits) / np.maximum(sizes, 1))
+            known = np.mean([[result.block_ends[i - 1] if i else 0 for i in range(len(result.block_ends))] for result in own], axis=0)
+            # nothing is known before block 1, which costs log2 k whatever the layer
+            axes.plot(known[1:], np.mean(curves, axis=0)[1:], color=colormaps["viridis"](layer / deepest), label=f"layer {layer}")
+        prior = results.of(model, task, "label_prior")
+        if prior:
+            ends = prior[0].block_ends
+            axes.plot(
+                ends[:-1],
+                (np.array(prior[0].block_bits) / np.diff([0, *ends]))[1:],
+                ":",
+                color=BANDS["label_prior"][1],
+                label="label prior",
+            )
+        axes.axhline(math.log2(results.by_layer(model, task)[0][0].code.classes) if 0 in results.by_layer(model, task) else math.nan,
+                     color="black", linewidth=0.5)  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_title(task, fontsize=10)
+        axes.set_xlabel("targets sent before")
+        axes.set_ylabel("bits a target")
+    figure.suptitle(f"{model}: what each block costs (black line: uniform code)", fontsize=10)
+    _legend(figure, axes_of)
+    return figure
+
+
+def _panels(tasks: list[str]) -> tuple[dict[str, Axes], Figure]:
+    from matplotlib.figure import Figure
+
+    columns = min(3, len(tasks))
+    rows = -(-len(tasks) // columns)
+    figure = Figure(figsize=(4.2 * columns, 3.1 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False).ravel()
+    for unused in grid[len(tasks) :]:
+        unused.set_visible(False)
+    return dict(zip(tasks, grid, strict=False)), figure
+
+
+def _legend(figure: Figure, axes_of: Mapping[str, Axes]) -> None:
+    named = {label: handle for axes in axes_of.values() for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=4, fontsize=8)

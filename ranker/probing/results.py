@@ -1,0 +1,194 @@
+"""Results: one row for each subject, task, layer, seed and control; written as a table with the code lengths beside it, and read back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ranker.data.trec import atomic_write
+from ranker.errors import DataError
+from ranker.probing.code_length import CodeLength
+from ranker.probing.controls import MAIN
+
+RANKING = ("AP", "RR", "nDCG@10", "nDCG@20", "P@10", "P@20")
+COLUMNS = (
+    "model", "task", "layer", "seed", "control", "n_targets", "k", "t1", "mdl_bits", "mdl_legacy", "compression", "units", "uniform_bits",
+    "prior_bits", "acc", "macro_f1", *RANKING, "epochs", "seconds", "data_hash", "model_hash",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """One subject, task, layer, seed and control.
+
+    Args:
+        model: Name of the subject.
+        task: Name of the task.
+        layer: Layer, 0 for the embeddings; None for controls without states.
+        seed: Permutation and initial weights.
+        control: `none` for the task itself.
+        code: The description length.
+        prior_bits: Description length of the label prior in the same blocks.
+        accuracy: On the test part, after training on all pairs.
+        macro_f1: The same.
+        measures: Ranking measures on the test queries, where the task ranks.
+        epochs: Passes over the training pairs of the last training.
+        seconds: Time of this member's trainings.
+        data_hash: Hash of texts, spans, labels and parts.
+        model_hash: Hash of the subject.
+        bits: Bits of each training target in the order of the pairs, float32 [targets].
+        block_ends: Where each block ends, in targets.
+        block_bits: Bits of each block.
+    """
+
+    model: str
+    task: str
+    layer: int | None
+    seed: int
+    control: str
+    code: CodeLength
+    prior_bits: float
+    accuracy: float
+    macro_f1: float
+    measures: dict[str, float]
+    epochs: float
+    seconds: float
+    data_hash: str
+    model_hash: str
+    bits: np.ndarray = field(repr=False)
+    block_ends: list[int] = field(repr=False, default_factory=list)
+    block_bits: list[float] = field(repr=False, default_factory=list)
+
+    def row(self, units: str) -> dict[str, Any]:
+        """The row of the table."""
+        code = self.code
+        row = {
+            "model": self.model, "task": self.task, "layer": "" if self.layer is None else self.layer, "seed": self.seed,
+            "control": self.control, "n_targets": code.targets, "k": code.classes, "t1": code.first, "mdl_bits": code.bits,
+            "mdl_legacy": code.legacy_mixed, "compression": code.compression(units), "units": units, "uniform_bits": code.uniform_bits,
+            "prior_bits": self.prior_bits, "acc": self.accuracy, "macro_f1": self.macro_f1, "epochs": self.epochs, "seconds": self.seconds,
+            "data_hash": self.data_hash, "model_hash": self.model_hash,
+        }  # fmt: skip
+        row |= {name: self.measures.get(name, "") for name in RANKING}
+        return {name: row[name] for name in COLUMNS}
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """What is kept of a task beside its rows: description, and the query of each training target."""
+
+    description: dict[str, Any]
+    queries: np.ndarray
+
+
+class Results:
+    """All results of a study.
+
+    Args:
+        results: The rows.
+        tasks: By name of the task, in order.
+        units: `bits` or `legacy_mixed`, for compression.
+    """
+
+    def __init__(self, results: Iterable[Result], tasks: dict[str, TaskRecord], units: str = "bits") -> None:
+        self.all, self.tasks, self.units = list(results), tasks, units
+
+    @property
+    def models(self) -> list[str]:
+        """Names of the subjects, in order."""
+        return list(dict.fromkeys(result.model for result in self.all))
+
+    def of(self, model: str, task: str, control: str = MAIN) -> list[Result]:
+        """The results of one subject, task and control."""
+        return [result for result in self.all if (result.model, result.task, result.control) == (model, task, control)]
+
+    def by_layer(self, model: str, task: str, control: str = MAIN) -> dict[int, list[Result]]:
+        """The results of each layer, one a seed."""
+        layers: dict[int, list[Result]] = {}
+        for result in self.of(model, task, control):
+            if result.layer is not None:
+                layers.setdefault(result.layer, []).append(result)
+        return dict(sorted(layers.items()))
+
+    def compression(self, model: str, task: str, control: str = MAIN) -> dict[int, float]:
+        """Mean compression over seeds, by layer."""
+        found = self.by_layer(model, task, control)
+        return {layer: float(np.mean([result.code.compression(self.units) for result in own])) for layer, own in found.items()}
+
+    def value(self, model: str, task: str, control: str) -> float:
+        """Mean compression of a control, over seeds and, where it has some, layers; NaN without it."""
+        found = [result.code.compression(self.units) for result in self.of(model, task, control)]
+        return float(np.mean(found)) if found else math.nan
+
+    def mean_bits(self, model: str, task: str, layer: int) -> np.ndarray:
+        """Bits of each training target, the mean over seeds, float64 [targets]."""
+        return np.mean([result.bits.astype(np.float64) for result in self.by_layer(model, task)[layer]], axis=0)
+
+    def seed_lengths(self, model: str, task: str, layer: int) -> list[float]:
+        """Bits a target of each seed."""
+        return [result.code.bits / result.code.targets for result in self.by_layer(model, task)[layer]]
+
+    # files ------------------------------------------------------------------------------------------------------------------------
+
+    def write(self, folder: Path) -> None:
+        """Write `probe_results.csv`, `codes/TASK.npz` and `data/TASK.json`."""
+        for name, record in self.tasks.items():
+            with atomic_write(folder / "data" / f"{name}.json") as file:
+                json.dump(record.description, file, ensure_ascii=False, indent=2)
+            arrays: dict[str, np.ndarray] = {"queries": record.queries}
+            notes = []
+            for place, result in enumerate(result for result in self.all if result.task == name):
+                arrays[f"bits{place}"] = result.bits
+                notes.append(
+                    [result.model, result.layer, result.seed, result.control, result.block_ends, result.block_bits, result.measures]
+                )
+            arrays["notes"] = np.array(json.dumps(notes))
+            (folder / "codes").mkdir(parents=True, exist_ok=True)
+            np.savez_compressed(folder / "codes" / f"{name}.npz", **arrays)  # type: ignore[arg-type]
+        with atomic_write(folder / "probe_results.csv") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(result.row(self.units) for result in self.all)
+
+    @classmethod
+    def read(cls, folder: Path) -> Results:
+        """Read what `write` wrote.
+
+        Raises:
+            DataError: The folder is no finished probing run.
+        """
+        path = folder / "probe_results.csv"
+        if not path.is_file():
+            raise DataError(f"{folder}: expected a finished probing run with probe_results.csv, got none; give another folder")
+        with path.open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        tasks: dict[str, TaskRecord] = {}
+        results = []
+        try:
+            for name in dict.fromkeys(row["task"] for row in rows):
+                description = json.loads((folder / "data" / f"{name}.json").read_text(encoding="utf-8"))
+                with np.load(folder / "codes" / f"{name}.npz", allow_pickle=False) as arrays:
+                    tasks[name] = TaskRecord(description, arrays["queries"])
+                    own = [row for row in rows if row["task"] == name]
+                    for place, (row, note) in enumerate(zip(own, json.loads(str(arrays["notes"])), strict=True)):
+                        results.append(_result(row, note, arrays[f"bits{place}"]))
+        except (OSError, KeyError, ValueError) as error:
+            raise DataError(f"{folder}: expected a whole probing run, got one where {error}; run it again") from error
+        return cls(results, tasks, rows[0]["units"] if rows else "bits")
+
+
+def _result(row: dict[str, str], note: Sequence[Any], bits: np.ndarray) -> Result:
+    code = CodeLength(int(row["k"]), int(row["t1"]), int(row["n_targets"]), 0.0)
+    code = CodeLength(code.classes, code.first, code.targets, float(row["mdl_bits"]) - code.first_bits)
+    return Result(
+        row["model"], row["task"], None if row["layer"] == "" else int(row["layer"]), int(row["seed"]), row["control"], code,
+        float(row["prior_bits"]), float(row["acc"]), float(row["macro_f1"]), note[6], float(row["epochs"]), float(row["seconds"]),
+        row["data_hash"], row["model_hash"], bits, note[4], note[5],
+    )  # fmt: skip

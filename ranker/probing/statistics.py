@@ -1,0 +1,158 @@
+"""What the code lengths allow to say: query-clustered errors, the least difference that can be seen, ties, Holm, where a task lives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from ranker.significance import holm, randomisation_test
+
+POWER, LEVEL = 0.8, 0.05
+
+
+def cluster_sums(values: np.ndarray, clusters: np.ndarray) -> np.ndarray:
+    """Sum of the values of each cluster, clusters in sorted order, float64 [clusters]."""
+    _, places = np.unique(clusters, return_inverse=True)
+    return np.bincount(places, weights=values.astype(np.float64))
+
+
+def clustered_error(values: np.ndarray, clusters: np.ndarray) -> float:
+    r"""Standard error of a sum over targets that come in clusters (queries), :math:`\sqrt{Q/(Q-1) \sum_q (D_q - \bar D)^2}`.
+
+    Args:
+        values: One number a target [targets].
+        clusters: Its query [targets].
+
+    >>> clustered_error(np.array([1.0, 2.0, 3.0, 0.0]), np.array(["a", "a", "b", "c"]))  # sums 3, 3, 0
+    3.0
+    """
+    sums = cluster_sums(values, clusters)
+    if len(sums) < 2:
+        return float("nan")
+    return float(np.sqrt(len(sums) / (len(sums) - 1) * np.sum((sums - sums.mean()) ** 2)))
+
+
+def detectable_by_queries(values: np.ndarray, clusters: np.ndarray) -> float:
+    """Least true difference of two sums that a test at 5% finds with 80% power, from the clustered error: 2.80 SE."""
+    queries = len(np.unique(clusters))
+    return _quantiles(queries - 1) * clustered_error(values, clusters)
+
+
+def detectable_by_seeds(lengths: Sequence[float]) -> float:
+    """The same from the spread over seeds, 2.80 s sqrt(2 / S) with t quantiles for few seeds; NaN for one seed.
+
+    >>> round(detectable_by_seeds([10.0, 11.0, 12.0]), 3)
+    3.035
+    """
+    seeds = len(lengths)
+    if seeds < 2:
+        return float("nan")
+    return float(_quantiles(2 * (seeds - 1)) * np.std(lengths, ddof=1) * np.sqrt(2 / seeds))
+
+
+def _quantiles(freedom: int) -> float:
+    """z(0.975) + z(0.8) = 2.80, with Student's t for few observations."""
+    if freedom < 1:
+        return float("nan")
+    return float(stats.t.ppf(1 - LEVEL / 2, freedom) + stats.t.ppf(POWER, freedom))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A minus B, in bits a target.
+
+    Args:
+        mean: Mean over targets.
+        low: Lower end of the 95% bootstrap interval over queries.
+        high: Its upper end.
+        detectable: Least difference that could be seen.
+        p_value: Paired randomisation test over queries; Holm's correction is applied where several are compared.
+    """
+
+    mean: float
+    low: float
+    high: float
+    detectable: float
+    p_value: float
+
+    @property
+    def tied(self) -> bool:
+        """Whether it is within what could be seen."""
+        return not abs(self.mean) > self.detectable
+
+
+def compare_bits(
+    first: np.ndarray, second: np.ndarray, queries: np.ndarray, seed_lengths: tuple[Sequence[float], Sequence[float]] | None = None
+) -> Difference:
+    """Compare the code lengths of two runs on the same targets.
+
+    The least detectable difference is the larger of the one over queries and, with several seeds, the one over seeds (of the paired
+    differences, which share permutation and initial weights).
+
+    Args:
+        first: Bits of each target, the mean over seeds, [targets].
+        second: The same of the other run.
+        queries: Query of each target [targets].
+        seed_lengths: Bits a target of each seed, for both.
+    """
+    values = first.astype(np.float64) - second
+    targets = len(values)
+    sums = cluster_sums(values, queries)
+    sizes = cluster_sums(np.ones(targets), queries)
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(0, len(sums), (1000, len(sums)))
+    means = sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1)
+    detectable = detectable_by_queries(values, queries) / targets
+    if seed_lengths is not None and len(seed_lengths[0]) > 1:
+        paired = np.asarray(seed_lengths[0]) - np.asarray(seed_lengths[1])
+        by_seeds = _quantiles(len(paired) - 1) * float(np.std(paired, ddof=1)) / np.sqrt(len(paired))
+        detectable = float(np.nanmax([detectable, by_seeds]))
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Difference(float(values.mean()), float(low), float(high), detectable, randomisation_test(sums, num_samples=5_000))
+
+
+def holm_ties(differences: Mapping[int, Difference]) -> dict[int, float]:
+    """Holm's correction over layers: layer -> corrected p-value."""
+    corrected = holm({str(layer): difference.p_value for layer, difference in differences.items()})
+    return {layer: corrected[str(layer)] for layer in differences}
+
+
+# where a task lives -----------------------------------------------------------------------------------------------------------------
+
+
+def centre_of_gravity(compression: Mapping[int, float], control: Mapping[int, float]) -> float:
+    """Mean layer, weighted by the compression above the control's; NaN where no layer is above it.
+
+    >>> centre_of_gravity({0: 1.0, 1: 2.0, 2: 4.0}, {0: 1.0, 1: 1.0, 2: 1.0})
+    1.75
+    """
+    weights = {layer: max(0.0, value - control.get(layer, 1.0)) for layer, value in compression.items()}
+    total = sum(weights.values())
+    return sum(layer * weight for layer, weight in weights.items()) / total if total > 0 else float("nan")
+
+
+def expected_layer(compression: Mapping[int, float]) -> float:
+    """Expected layer at which the information appears (Tenney et al., ACL 2019, arXiv:1905.05950), on the best compression so far.
+
+    The published one scores probes over all layers up to l; here the running maximum over single layers stands for that. NaN where no layer
+    adds to layer 0.
+
+    >>> expected_layer({0: 1.0, 1: 2.0, 2: 1.5, 3: 3.0})
+    2.0
+    """
+    layers = sorted(compression)
+    best = np.maximum.accumulate([compression[layer] for layer in layers])
+    gains = np.diff(best)
+    return float(np.dot(layers[1:], gains) / gains.sum()) if gains.sum() > 0 else float("nan")
+
+
+def last_layer_drop(compression: Mapping[int, float]) -> float:
+    """Share of the best compression that is lost at the last layer.
+
+    >>> last_layer_drop({0: 1.0, 1: 4.0, 2: 3.0})
+    0.25
+    """
+    return 1 - compression[max(compression)] / max(compression.values())

@@ -1,0 +1,250 @@
+"""A study: subjects x tasks x layers x seeds, with controls, on the same pairs, permutations and initial weights."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ranker.errors import ConfigError, DataError
+from ranker.probing.blocks import BlockStore
+from ranker.probing.code_length import FRACTIONS, UNITS, portion_ends
+from ranker.probing.controls import (
+    CONTROLS,
+    MAIN,
+    check_controls,
+)
+from ranker.probing.dataset import ProbeData, build_data, labelled_examples, span_array, span_tokens
+from ranker.probing.examples import PairSample, ProbeExample, ProbeTask, TaskUnavailable
+from ranker.probing.jobs import KeyedStates, make_jobs
+from ranker.probing.measuring import prior_result, result_of
+from ranker.probing.online_code import OnlineCoder
+from ranker.probing.pairs import assign_parts
+from ranker.probing.results import Result, Results, TaskRecord
+from ranker.probing.sequences import Sequences
+from ranker.probing.state_cache import StateCache
+from ranker.probing.states import RandomEmbeddings, TensorStates
+from ranker.probing.subject import Subject
+from ranker.probing.training import TrainingOptions
+
+log = logging.getLogger(__name__)
+
+LOG_SECONDS = 20
+
+
+@dataclass(frozen=True)
+class StudyOptions:
+    """What a study measures.
+
+    Args:
+        seeds: One permutation and one set of initial weights each.
+        controls: Names of controls.
+        control_seeds: Controls are run with so many of the seeds.
+        layers: Layers to probe; None for all.
+        portions: Shares of the training pairs at which blocks end.
+        validation: `fixed` or `within`.
+        units: `bits` or `legacy_mixed`, for compression.
+        batching: `auto`, `separate` or `stacked`.
+        group_by: What must not be in two parts: `query`, `doc` or `pair`.
+        val_fraction: Share for validation.
+        test_fraction: Share for the test.
+        max_query_tokens: Longest query.
+        max_doc_tokens: Longest doc.
+        skip_unavailable: Leave out tasks whose labels can't be made here, and say so.
+        seed: Seed of control labels and random weights.
+    """
+
+    seeds: Sequence[int] = (0, 1, 2)
+    controls: Sequence[str] = CONTROLS
+    control_seeds: int = 1
+    layers: Sequence[int] | None = None
+    portions: Sequence[float] = FRACTIONS
+    validation: str = "fixed"
+    units: str = "bits"
+    batching: str = "auto"
+    group_by: str = "query"
+    val_fraction: float = 1 / 6
+    test_fraction: float = 1 / 6
+    max_query_tokens: int = 64
+    max_doc_tokens: int = 256
+    skip_unavailable: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_controls(self.controls)
+        if self.units not in UNITS:
+            raise ConfigError(f"units: expected one of {', '.join(UNITS)}; got {self.units!r}")
+        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            raise ConfigError(f"seeds: expected different numbers of at least 0, got {list(self.seeds)}")
+
+
+@dataclass
+class PairSet:
+    """Pairs whose states are computed together: (query, doc) texts and the tasks on them."""
+
+    texts: list[tuple[str, str]]
+    tasks: list[tuple[ProbeTask, list[ProbeExample], list[str]]] = field(default_factory=list)
+
+    @property
+    def place_of(self) -> dict[tuple[str, str], int]:
+        """Number of each pair."""
+        return {pair: place for place, pair in enumerate(self.texts)}
+
+
+class Study:
+    """Runs a study.
+
+    Args:
+        subjects: What is probed; two are compared.
+        tasks: Probing tasks.
+        sample: Pairs and collection.
+        options: What is measured.
+        training: How a probe is trained.
+        cache: Where states are kept.
+        cache_dir: Where labels and finished blocks are kept.
+        device: Where to compute.
+        reuse: Whether to take up blocks that an earlier run finished.
+    """
+
+    def __init__(
+        self, subjects: Sequence[Subject], tasks: Sequence[ProbeTask], sample: PairSample, options: StudyOptions, training: TrainingOptions,
+        cache: StateCache, cache_dir: Path, device: torch.device, reuse: bool = True,
+    ) -> None:  # fmt: skip
+        if len({subject.name for subject in subjects}) < len(subjects):
+            raise ConfigError(f"compare: expected another subject than {subjects[0].name!r}, got the same name twice; rename a run folder")
+        self.subjects, self.tasks, self.sample, self.options, self.training = list(subjects), list(tasks), sample, options, training
+        self.cache, self.cache_dir, self.device = cache, cache_dir, device
+        self.warnings: list[str] = []
+        self.queries: dict[str, set[str]] = {}
+        store = BlockStore(cache_dir / "probe_blocks.sqlite" if reuse else None)
+        self._coder = OnlineCoder(training, options.portions, options.validation, options.batching, store, self._progress)
+        self._done, self._total, self._told = 0, 0, time.monotonic()
+
+    def run(self) -> Results:
+        """Label, encode, code, and measure."""
+        results: list[Result] = []
+        records: dict[str, TaskRecord] = {}
+        for pair_set in self._pair_sets():
+            read = [self._sequences(subject, pair_set) for subject in self.subjects]
+            place_of = pair_set.place_of
+            data = [
+                build_data(task, examples, parts, [span_tokens(examples, sequences, place_of) for sequences in read])
+                for task, examples, parts in pair_set.tasks
+            ]
+            for own in data:
+                queries = own.target_queries[own.target_parts == "train"]
+                records[own.task.name] = TaskRecord(own.record(), queries)
+                self.queries[own.task.name] = {example.query for example in own.examples if example.query}
+                self._warn_of(own)
+            for subject, sequences in zip(self.subjects, read, strict=True):
+                results += self._probe(subject, sequences, data, place_of)
+        order = {task.name: place for place, task in enumerate(self.tasks)}
+        models = {subject.name: place for place, subject in enumerate(self.subjects)}
+        results.sort(key=lambda r: (models[r.model], order[r.task], r.control != MAIN, r.control, r.layer or 0, r.seed))
+        records = {name: records[name] for name in sorted(records, key=order.__getitem__)}
+        return Results(results, records, self.options.units)
+
+    # data -------------------------------------------------------------------------------------------------------------------------
+
+    def _pair_sets(self) -> list[PairSet]:
+        """Tasks on the shared pairs in one set, each other task in a set of its own."""
+        shared = PairSet([(query, doc) for _, _, query, doc in self.sample.texts()])
+        known = set(shared.texts)
+        sets = [shared]
+        for task in self.tasks:
+            try:
+                examples = labelled_examples(task, self.sample, self.cache_dir)
+            except TaskUnavailable as error:
+                if not self.options.skip_unavailable:
+                    raise
+                self.warnings.append(f"{task.name} was left out: {error}")
+                log.warning("%s is left out: %s", task.name, error)
+                continue
+            parts = assign_parts(examples, self.sample, self.options.group_by, self.options.val_fraction, self.options.test_fraction)
+            texts = dict.fromkeys((example.query, example.doc) for example in examples)
+            if texts.keys() <= known:
+                shared.tasks.append((task, examples, parts))
+            else:
+                sets.append(PairSet(list(texts), [(task, examples, parts)]))
+        if not any(pair_set.tasks for pair_set in sets):
+            raise DataError("probe: expected at least one task whose labels can be made here, got none; see the warnings above")
+        return [pair_set for pair_set in sets if pair_set.tasks]
+
+    def _sequences(self, subject: Subject, pair_set: PairSet) -> Sequences:
+        return Sequences.of(
+            pair_set.texts, subject.encoder.tokenizer, subject.reads, subject.encoder.max_tokens, self.options.max_query_tokens,
+            self.options.max_doc_tokens, subject.layouts,
+        )  # fmt: skip
+
+    def _warn_of(self, data: ProbeData) -> None:
+        record = data.record()
+        if record["cut_targets"]:
+            whole = len(data.labels) + record["cut_targets"]
+            self.warnings.append(f"{data.task.name}: {record['cut_targets']} of {whole} targets lie beyond the truncation and are left out")
+        shared = record["test_pairs_with_a_training_doc"]
+        if shared > 0.1 and self.options.group_by != "doc":
+            self.warnings.append(
+                f"{data.task.name}: {shared:.0%} of the test pairs have a doc that also occurs in training (group_by=doc avoids it)"
+            )
+        if self.options.group_by == "pair":
+            self.warnings.append(f"{data.task.name}: split by pair, so that a query's docs may be in several parts")
+
+    # probing ----------------------------------------------------------------------------------------------------------------------
+
+    def _probe(
+        self, subject: Subject, sequences: Sequences, data: Sequence[ProbeData], place_of: dict[tuple[str, str], int]
+    ) -> list[Result]:
+        layers = list(self.options.layers) if self.options.layers is not None else list(range(subject.num_states))
+        wrong = [layer for layer in layers if not 0 <= layer < subject.num_states]
+        if wrong:
+            raise ConfigError(f"layers: expected 0 to {subject.num_states - 1} for {subject.name}, got {wrong[0]}")
+        controls, seeds = self.options.controls, list(self.options.seeds)
+        states = {MAIN: self._states(subject, sequences, layers)}
+        if "random_encoder" in controls:
+            states["random_encoder"] = self._states(subject.randomised(self.options.seed), sequences, layers)
+        if "random_embeddings" in controls:
+            states["random_embeddings"] = self._random_embeddings(subject, sequences)
+        spans = [span_array(own, sequences, place_of) for own in data]
+        jobs = make_jobs(data, spans, states, layers, controls, seeds, self.options.control_seeds, self.options.seed, self.device)
+        self._done, self._total = (
+            0,
+            sum(
+                len(job.layers) * len(job.columns) * len(job.seeds) * len(portion_ends(len(job.train), self.options.portions))
+                for job in jobs
+            ),
+        )
+        log.info("%s: %s: %d probes to train", subject.name, ", ".join(own.task.name for own in data), self._total)
+        by_name = {own.task.name: own for own in data}
+        results = [
+            result_of(subject, by_name[outcome.column.task], outcome, self.options.portions, self.sample.collection)
+            for job in jobs
+            for outcome in self._coder.code(job)
+        ]
+        if "label_prior" in controls:
+            results += [prior_result(subject, own, seed, self.options.portions) for own in data for seed in seeds]
+        return results
+
+    def _states(self, subject: Subject, sequences: Sequences, layers: list[int]) -> KeyedStates:
+        data = self.cache.states(subject, sequences, layers, self.device)
+        if self.device.type == "cuda" and data.nbytes * 1.5 < torch.cuda.mem_get_info(self.device)[0]:
+            data = data.to(self.device)
+        key = hashlib.blake2b(repr(self.cache.identity(subject, sequences, layers)).encode(), digest_size=10).hexdigest()
+        return TensorStates(data), key
+
+    def _random_embeddings(self, subject: Subject, sequences: Sequences) -> KeyedStates:
+        tokens = np.concatenate([sequences.batch(*chunk).tokens.numpy() for chunk in sequences.chunks(self.cache.max_tokens)])
+        vocabulary = max(int(tokens.max()) + 1, subject.encoder.config.vocab_size)
+        made = RandomEmbeddings.of(tokens, vocabulary, subject.encoder.dim, self.options.seed, self.device)
+        return made, f"random-embeddings {subject.encoder.dim} {self.options.seed} {sequences.fingerprint}"
+
+    def _progress(self, members: int) -> None:
+        self._done += members
+        if time.monotonic() - self._told >= LOG_SECONDS:
+            self._told = time.monotonic()
+            log.info("%d of about %d probes trained", self._done, max(self._total, self._done))
