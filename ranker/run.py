@@ -1,10 +1,11 @@
-"""The program's table of contents: train() and evaluate(). The only place that turns configuration into objects."""
+"""The program's table of contents: train(), evaluate() and search(). The only place that turns configuration into objects."""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,39 @@ from ranker import evaluation
 from ranker.build import (
     batch_options,
     build_data,
+    build_fabric,
     build_scorer,
     build_trainer,
+    chosen_sets,
     load_source,
     load_splits,
     one_run,
     open_run,
     print_notice,
-    total_steps,
     text_limits,
+    total_steps,
     training_module,
 )
 from ranker.checkpoint import load_checkpoint, load_scorer, read_description, save_model
 from ranker.config import constructor_keys
-from ranker.data.collection import Splits
+from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
-from ranker.data.trec import read_qrels, read_run
+from ranker.data.trec import read_candidates, read_qrels, read_run, write_run
 from ranker.errors import CheckpointError, ConfigError
 from ranker.retrieval.bm25 import with_candidates
+from ranker.retrieval.encode import Device
+from ranker.retrieval.engines import (
+    EncodeOptions,
+    add_positives,
+    bm25_engines,
+    encode_sets,
+    in_words,
+    mine_set,
+    search_set,
+    vector_engines,
+)
+from ranker.retrieval.mining import Mining
+from ranker.retrieval.search import LateOptions, VectorEngine
 from ranker.training.checkpointing import SaveLast
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import write_json
@@ -140,11 +156,14 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights)
     source = cfg.data if cfg.data is not None else trained.data
     splits = load_source(source)
-    chosen: Any = {"test": splits.tests, "val": {"val": splits.val}, "train": {"train": splits.train}}.get(cfg.split)
-    if chosen is None or None in chosen.values():
-        raise ConfigError(f"split: expected one of test, val, train that the data has, got {cfg.split!r}")
+    chosen = chosen_sets(splits, cfg.split)
     depth = cfg.depth or trained.get("depth", 100)
+    if cfg.candidates is not None:
+        given = read_candidates(Path(cfg.candidates))
+        chosen = {name: replace(collection, candidates=given) for name, collection in chosen.items()}
     splits = with_candidates(Splits(None, None, chosen), depth, Path(cfg.cache_dir))
+    if cfg.add_positives:  # labelled in the output: such measures say nothing about a first stage
+        splits = replace(splits, tests={f"{name}+positives": add_positives(part, depth) for name, part in splits.tests.items()})
     print_notice(splits)
     folder = open_run(cfg)
     data = RankData(
@@ -163,47 +182,42 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
 
 
 @one_run()
-def probe(cfg: DictConfig) -> None:
-    """Probe each layer of an encoder or of a trained ranker, with controls; leave tables, pictures and a report."""
-    from ranker.probing.probe_run import run_probe
-    from ranker.probing.subject import Subject
-
+def search(cfg: DictConfig) -> None:
+    """Search whole collections with a bi-encoder or with BM25, measure the runs, and mine hard negatives."""
+    if (cfg.model is None) == (cfg.checkpoint is None):
+        raise ConfigError("search.py: expected either checkpoint=RUN_FOLDER or model=bm25, got " + ("both" if cfg.model else "neither"))
+    if cfg.model is not None and not cfg.model.get("_partial_"):
+        raise ConfigError(f"model: expected bm25, or checkpoint=RUN_FOLDER of a trained model; got {cfg.model._target_}")
+    trained = OmegaConf.create(read_description(Path(cfg.checkpoint)) if cfg.checkpoint is not None else {})
+    if cfg.data is None and "data" not in trained:
+        raise ConfigError("data: expected data=..., since nothing says what the model was trained on")
+    loaded = load_source(cfg.data if cfg.data is not None else trained.data)
+    sets = chosen_sets(loaded, cfg.split) if cfg.split is not None else {}
+    mined = chosen_sets(loaded, cfg.mine) if cfg.mine is not None else {}
+    options = Mining(**{key: value for key, value in cfg.mining.items() if key != "teacher"}, seed=cfg.seed)
+    if cfg.baseline == "bm25" and cfg.model is None:
+        sets = with_candidates(Splits(None, None, sets), cfg.depth, Path(cfg.cache_dir)).tests
     folder = open_run(cfg)
-    splits = load_source(cfg.data)
-    print_notice(splits)
-    if cfg.checkpoint is not None:
-        subject = Subject.of_checkpoint(Path(cfg.checkpoint), cfg.weights)
+    print_notice(loaded)
+    everything = {**{f"{name} (mined)": part for name, part in mined.items()}, **sets}
+    if cfg.model is not None:
+        engines: dict[str, Any] | None = bm25_engines(everything, instantiate(cfg.model))
     else:
-        encoder = instantiate(constructor_keys("encoder", cfg.encoder))
-        subject = Subject(str(HydraConfig.get().runtime.choices.encoder), encoder, cfg.reads)
-    tasks = [instantiate(node) for node in cfg.probe.values()]
-    logger = instantiate(cfg.logger)(folder) if cfg.logger is not None and "_target_" in cfg.logger else None
-    options: Any = OmegaConf.to_container(cfg, resolve=True)
-    run_probe(folder, options, splits, tasks, subject, logger)
-
-
-def _resume_from(cfg: DictConfig) -> Path | None:
-    if not cfg.resume:
-        return None
-    path = Path(cfg.checkpoint) / "checkpoints" / "last.ckpt"
-    if not path.is_file():
-        raise CheckpointError(f"checkpoint: expected {path}, which a training writes as it goes, got no such file")
-    return path
-
-
-def _writer(folder: Path, splits: Splits, cfg: DictConfig, depth: int | None = None, baseline: Run | None = None) -> Any:
-    """What to do with a finished run: write it, measured and compared with the first stage or with the given baseline."""
-
-    def write(name: str, run: Run) -> None:
-        collection = splits.tests[name]
-        first_stage = collection.candidates.to_run(depth or cfg.depth) if collection.candidates is not None else None
+        engines = _vector_engines(cfg, trained, everything, folder)
+    if engines is None:  # another process than the first: it has done its part of the encoding
+        return
+    baseline = read_run(Path(cfg.baseline)) if cfg.baseline not in (None, "bm25") else None
+    report = {}
+    for name, collection in sets.items():
+        first_stage = collection.candidates.to_run(depth or cfg.depth) if collection.candidates is not None else {}
+        judged = {query_id: docs for query_id, docs in first_stage.items() if query_id in collection.qrels}
         evaluation.write_evaluation(
             folder / "evaluation" / name,
             run,
             collection.qrels,
             list(cfg.measures),
             collection.relevance,
-            baseline or first_stage,
+            baseline or judged or None,
             tag=cfg.name,
         )
 
