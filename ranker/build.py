@@ -20,6 +20,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.utils import instantiate
+from lightning.fabric import Fabric
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from omegaconf import DictConfig, OmegaConf, read_write
@@ -27,7 +28,7 @@ from transformers.utils import logging as transformers_logging
 
 from ranker.checkpoint import load_scorer
 from ranker.config import constructor_keys
-from ranker.data.collection import Splits
+from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.entry import global_rank
 from ranker.errors import ConfigError, RankerError
@@ -109,6 +110,8 @@ def build_scorer(cfg: DictConfig) -> Any:
         if asked != type(scorer).__name__:
             raise ConfigError(f"model: expected model={type(scorer).__name__.lower()}, which {cfg.checkpoint} holds, got {asked.lower()}")
         return scorer
+    if cfg.model.get("_partial_"):
+        raise ConfigError(f"model: expected one that can be trained, got {cfg.model._target_}; python search.py model=... searches with it")
     return instantiate(cfg.model, encoder=instantiate(constructor_keys("encoder", cfg.encoder)))
 
 
@@ -144,7 +147,9 @@ def training_module(cfg: DictConfig) -> Any:
 
 def batch_options(cfg: DictConfig) -> BatchOptions:
     """Sizes of steps and micro-batches."""
-    options = OmegaConf.to_container(cfg.batch)
+    options: Any = OmegaConf.to_container(cfg.batch)
+    if options["workers"] is None:
+        options["workers"] = min(4, os.cpu_count() or 1) if torch.cuda.is_available() else 0
     return BatchOptions(**options, min_micro_batches=cfg.trainer.accumulate_grad_batches)  # type: ignore[arg-type]
 
 
@@ -168,6 +173,35 @@ def build_data(cfg: DictConfig, splits: Splits, scorer: Any) -> RankData:
     )
 
 
+def build_fabric(cfg: DictConfig, folder: Path) -> Fabric:
+    """Processes, devices and precision for work that is no training; starts the other processes."""
+    _prepare_children(folder)
+    options = cfg.trainer
+    fabric = Fabric(
+        accelerator=options.accelerator, devices=options.devices, num_nodes=options.num_nodes, precision=_precision(options.precision),
+        strategy="auto" if options.strategy == "auto" else "ddp",
+    )  # fmt: skip
+    fabric.launch()
+    return fabric
+
+
+def _precision(asked: Any) -> Any:
+    bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    return asked if asked is not None else "bf16-mixed" if bf16 else "32-true"
+
+
+def chosen_sets(splits: Splits, split: str | None) -> dict[str, Collection]:
+    """The collections of a split, by set name.
+
+    Raises:
+        ConfigError: The data has no such split.
+    """
+    sets: Any = {"test": splits.tests, "val": {"val": splits.val}, "train": {"train": splits.train}}.get(split or "")
+    if sets is None or None in sets.values():
+        raise ConfigError(f"split: expected one of test, val, train that the data has, got {split!r}")
+    return sets
+
+
 def build_trainer(
     cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None = None, steps_per_epoch: int = 0
 ) -> pl.Trainer:
@@ -176,13 +210,12 @@ def build_trainer(
     # a step is one item and clips by itself, so Lightning must not see these two
     for own in ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"):
         options.pop(own)
-    if options["precision"] is None:
-        options["precision"] = "bf16-mixed" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "32-true"
+    options["precision"] = _precision(options["precision"])
     if 0 < options["max_steps"] < steps_per_epoch and options["limit_train_batches"] is None:
         options["limit_train_batches"] = options["max_steps"]  # the epoch ends there, with a validation
     options["strategy"] = _strategy(options)
     if options["enable_progress_bar"]:
-        callbacks = [*callbacks, RichProgressBar(leave=True)]
+        callbacks = [*callbacks, RichProgressBar(leave=True, refresh_rate=10 if torch.cuda.is_available() else 1)]
     callbacks = [*callbacks, *(instantiate(node) for node in (cfg.get("callbacks") or {}).values())]
     made: list[Any] = []
     if logger is not None and not logger.get("none"):

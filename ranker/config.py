@@ -36,7 +36,7 @@ class BatchConfig:
     depth: int = 100
     max_tokens: int = 16384
     eval_max_tokens: int | None = None
-    workers: int = 0
+    workers: int | None = None
 
 
 @dataclass
@@ -380,7 +380,8 @@ def _trainer(cfg: DictConfig) -> list[str]:
 def _numbers(cfg: DictConfig) -> list[str]:
     faults = []
     least = {"batch.queries": 1, "batch.docs": 1, "batch.positives": 1, "batch.depth": 1, "batch.max_tokens": 1, "batch.workers": 0,
-             "depth": 1, "val_depth": 1, "max_query_tokens": 1, "max_doc_tokens": 1, "max_pair_tokens": 5, "save_every_steps": 1, "seed": 0}  # fmt: skip
+             "depth": 1, "val_depth": 1, "max_query_tokens": 1, "max_doc_tokens": 1, "max_pair_tokens": 5, "save_every_steps": 1, "seed": 0,
+             "latency_queries": 0, "encode.shard_docs": 1, "late.token_depth": 1, "late.candidates": 1}  # fmt: skip
     for key, lowest in least.items():
         value = OmegaConf.select(cfg, key)
         if value is not None and value < lowest:
@@ -413,9 +414,9 @@ def _measures(cfg: DictConfig) -> list[str]:
 
 def _files(cfg: DictConfig) -> list[str]:
     faults = []
-    for key in ("checkpoint", "compare", "run", "qrels", "baseline", "data.negatives", "data.teacher"):
+    for key in ("checkpoint", "compare", "run", "qrels", "baseline", "data.negatives", "data.teacher", "candidates", "mining.teacher"):
         value = OmegaConf.select(cfg, key) if key.split(".")[0] in cfg and not OmegaConf.is_missing(cfg, key.split(".")[0]) else None
-        if value is not None and not Path(str(value)).exists():
+        if value is not None and not Path(str(value)).exists() and not (key == "baseline" and value == "bm25" and "index" in cfg):
             faults.append(f"{key}: expected a file or folder, got {value!r}, which does not exist")
     if cfg.get("resume") and not cfg.get("checkpoint"):
         faults.append("resume: expected checkpoint=RUN_FOLDER beside resume=true, got none")

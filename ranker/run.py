@@ -209,9 +209,9 @@ def search(cfg: DictConfig) -> None:
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline not in (None, "bm25") else None
     report = {}
     for name, collection in sets.items():
-        first_stage = collection.candidates.to_run(depth or cfg.depth) if collection.candidates is not None else {}
-        judged = {query_id: docs for query_id, docs in first_stage.items() if query_id in collection.qrels}
-        evaluation.write_evaluation(
+        first_stage = collection.candidates.to_run(cfg.depth) if baseline is None and cfg.baseline and collection.candidates else None
+        found, report[name] = search_set(engines[name], collection, cfg.depth, cfg.latency_queries)
+        written = evaluation.write_evaluation(
             folder / "evaluation" / name,
             run,
             collection.qrels,

@@ -93,6 +93,17 @@ class BM25:
         if self._index is not None:
             self._index.index(bm25s.tokenization.Tokenized(ids=tokens, vocab=vocabulary), show_progress=False)
 
+    @property
+    def num_docs(self) -> int:
+        """Number of docs."""
+        return len(self._doc_ids)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the index in memory."""
+        arrays = [] if self._index is None else [part for part in self._index.scores.values() if isinstance(part, np.ndarray)]
+        return sum(part.nbytes for part in arrays) + self._doc_ids.nbytes
+
     def _token_ids(self, docs: Docs, ids: list[bytes]) -> tuple[_TokenIds, dict[str, int]]:
         """Tokenize chunk by chunk, so that no more than a chunk is ever there as Python lists; doc ids are added to `ids`."""
         vocabulary: dict[str, int] = {}

@@ -1,0 +1,194 @@
+"""An index over a folder of vectors: built by faiss, kept beside them, searched by inner product with exact scores at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from typing import Any, Protocol
+
+import numpy as np
+
+from ranker.errors import CheckpointError, ConfigError, DataError
+from ranker.retrieval.encode import Encoded
+
+log = logging.getLogger(__name__)
+
+TRAINED_PER_LIST = 64  # vectors per centroid that k-means learns from; faiss warns below 39
+FEW_PER_LIST = 39
+
+
+class Kind(Protocol):
+    """A kind of index: conf/index/*.yaml."""
+
+    exact: bool  # whether every vector is compared
+    rescore: int  # so many times the vectors asked for are fetched
+    gpu: bool | None
+
+    def make(self, dim: int, num_vectors: int) -> Any:
+        """An empty faiss index for inner products."""
+        ...
+
+    def train_vectors(self, num_vectors: int) -> int:
+        """How many vectors it learns from; 0: nothing to learn."""
+        ...
+
+
+def require(key: str, value: int | None) -> int | None:
+    """Return a value that is at least 1 or None.
+
+    Raises:
+        ConfigError: It is smaller.
+    """
+    if value is not None and value < 1:
+        raise ConfigError(f"{key}: expected at least 1, got {value}")
+    return value
+
+
+def num_lists(asked: int | None, num_vectors: int) -> int:
+    """Number of inverted lists: what was asked for, or 4 times the root of the vectors but no more than there are vectors to learn from."""
+    return min(asked or max(1, min(int(4 * num_vectors**0.5), num_vectors // FEW_PER_LIST)), max(1, num_vectors))
+
+
+class VectorIndex:
+    """A searchable index; vectors are known by their place in the folder.
+
+    Args:
+        index: The filled faiss index.
+        kind: What it was made by.
+        num_bytes: Its size.
+    """
+
+    def __init__(self, index: Any, kind: Kind, num_bytes: int) -> None:
+        self._index, self.kind, self.num_bytes = index, kind, num_bytes
+        self._told: set[str] = set()
+
+    @classmethod
+    def over(cls, encoded: Encoded, kind: Kind) -> VectorIndex:
+        """Open the index of this kind beside the vectors, or build it.
+
+        Raises:
+            ConfigError: faiss is missing, or has no GPU where one was asked for.
+            CheckpointError: The index that lies there is of other vectors.
+            DataError: A vector is not finite.
+        """
+        faiss = _faiss()
+        dim = encoded.description.dim
+        path = encoded.folder / f"index-{type(kind).__name__.lower()}-{_digest(kind)}.faiss"
+        meta = {
+            "vectors": encoded.description.digest,
+            "num_vectors": encoded.num_vectors,
+            "metric": "inner product",
+            "kind": repr(_settings(kind)),
+        }
+        beside = path.with_suffix(".json")
+        if path.is_file() and beside.is_file():
+            there = json.loads(beside.read_text(encoding="utf-8"))
+            index = faiss.read_index(str(path))
+            if there != meta or index.ntotal != encoded.num_vectors or index.d != dim or index.metric_type != faiss.METRIC_INNER_PRODUCT:
+                raise CheckpointError(f"{path}: expected an index of {meta}, got one of {there}; delete it, it is built anew")
+            index_settings(kind, index, encoded.num_vectors)
+            return cls(_on_gpu(faiss, index, kind.gpu), kind, path.stat().st_size)
+        index = kind.make(dim, max(1, encoded.num_vectors))
+        assert index.metric_type == faiss.METRIC_INNER_PRODUCT
+        index = _fill(_on_gpu(faiss, index, kind.gpu), kind, encoded)
+        if kind.exact:  # nothing was learned: the vectors themselves are the index
+            return cls(index, kind, encoded.num_vectors * dim * 4)
+        plain = faiss.index_gpu_to_cpu(index) if hasattr(faiss, "index_gpu_to_cpu") and "Gpu" in type(index).__name__ else index
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        faiss.write_index(plain, str(partial))
+        partial.replace(path)
+        beside.write_text(json.dumps(meta) + "\n", encoding="utf-8")
+        return cls(index, kind, path.stat().st_size)
+
+    @property
+    def num_vectors(self) -> int:
+        """Number of vectors in it."""
+        return self._index.ntotal
+
+    def search(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """The best vectors of each query, best first.
+
+        Args:
+            queries: float32 [queries, dim].
+            count: Vectors per query; more than there are gives all.
+
+        Returns:
+            Inner products (approximate for compressed vectors) and places [queries, min(count, vectors)]; place -1 and -inf where the
+            index found fewer.
+        """
+        count = min(count, self.num_vectors)
+        if not len(queries) or not count:
+            return np.zeros((len(queries), count), dtype=np.float32), np.zeros((len(queries), count), dtype=np.int64)
+        hnsw = getattr(self._index, "hnsw", None)
+        if hnsw is not None and hnsw.efSearch < count:
+            hnsw.efSearch = count
+        scores, places = self._index.search(np.ascontiguousarray(queries, dtype=np.float32), count)
+        empty = places < 0
+        if empty.any() and "few" not in self._told:
+            self._told.add("few")
+            fewest = int((~empty).sum(axis=1).min())
+            log.warning(
+                "index: %d of %d queries got fewer than %d vectors, the fewest %d; raise index.probes", int(empty.any(axis=1).sum()), len(queries),
+                count, fewest,
+            )  # fmt: skip
+        return np.where(empty, -np.inf, scores), places
+
+
+def index_settings(kind: Kind, index: Any, num_vectors: int) -> None:
+    """Put a kind's settings for searching into an index read from disk."""
+    fresh = kind.make(index.d, max(1, num_vectors))
+    if hasattr(fresh, "nprobe"):
+        index.nprobe = fresh.nprobe
+    if hasattr(fresh, "hnsw"):
+        index.hnsw.efSearch = fresh.hnsw.efSearch
+
+
+def _fill(index: Any, kind: Kind, encoded: Encoded) -> Any:
+    """Train and fill an empty index."""
+    wanted = kind.train_vectors(encoded.num_vectors)
+    if wanted and encoded.num_vectors:
+        sample = encoded.sample(wanted)
+        lists = getattr(index, "nlist", 1)
+        if len(sample) < FEW_PER_LIST * lists:
+            log.warning(
+                "index: %d lists learn from %d vectors, fewer than %d each; lower index.lists", lists, len(sample), FEW_PER_LIST
+            )  # fmt: skip
+        index.train(sample)
+    place = 0
+    for chunk in encoded.chunks():
+        bad = np.flatnonzero(~np.isfinite(chunk).all(axis=1))
+        if len(bad):
+            doc = int(np.searchsorted(encoded.ends, place + bad[0], side="right"))
+            raise DataError(
+                f"{encoded.folder}: expected finite vectors, got NaN or infinity in that of doc {encoded.doc_ids[doc].decode()!r}; encode again"
+            )
+        index.add(chunk)
+        place += len(chunk)
+    return index
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError as error:
+        raise ConfigError("index: expected faiss, got no such package; install it with: pip install -e '.[cpu]' (or '.[gpu]')") from error
+    return faiss
+
+
+def _on_gpu(faiss: Any, index: Any, asked: bool | None) -> Any:
+    """The index on all GPUs where that was asked for, or is possible and not refused."""
+    count = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0
+    if asked and not count:
+        raise ConfigError("index.gpu: expected a GPU that faiss sees, got none; install faiss-gpu-cu12, or set index.gpu=null")
+    return faiss.index_cpu_to_all_gpus(index) if count and asked is not False else index
+
+
+def _settings(kind: Kind) -> dict[str, Any]:
+    """What decides the built index; how it is searched may change later."""
+    return {key: value for key, value in sorted(vars(kind).items()) if key not in ("gpu", "probes", "rescore", "search_depth")}
+
+
+def _digest(kind: Kind) -> str:
+    return hashlib.blake2b(json.dumps(_settings(kind), sort_keys=True).encode(), digest_size=5).hexdigest()

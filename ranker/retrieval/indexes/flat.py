@@ -1,0 +1,29 @@
+"""Every vector is compared: exact, and slow in proportion to the collection."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Flat:
+    """All inner products.
+
+    Args:
+        gpu: Whether to search on all GPUs; None: where faiss sees one.
+    """
+
+    exact = True
+    rescore = 1
+
+    def __init__(self, gpu: bool | None = None) -> None:
+        self.gpu = gpu
+
+    def make(self, dim: int, num_vectors: int) -> Any:  # noqa: ARG002 - the kinds' common signature
+        """Return a faiss index."""
+        import faiss
+
+        return faiss.IndexFlatIP(dim)
+
+    def train_vectors(self, num_vectors: int) -> int:  # noqa: ARG002
+        """How many vectors it learns from: none."""
+        return 0

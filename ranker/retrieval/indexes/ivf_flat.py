@@ -1,0 +1,37 @@
+"""Vectors in lists by their nearest centroid; a query looks into the nearest lists (Sivic and Zisserman, 2003)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ranker.retrieval.index import TRAINED_PER_LIST, num_lists, require
+
+
+class IVFFlat:
+    """Inner products with the vectors of some lists.
+
+    Args:
+        lists: Number of lists; None: 4 times the root of the number of vectors.
+        probes: Lists that a query looks into; None: an eighth of them, at least 8.
+        gpu: Whether to search on all GPUs; None: where faiss sees one.
+    """
+
+    exact = False
+    rescore = 1
+
+    def __init__(self, lists: int | None = None, probes: int | None = None, gpu: bool | None = None) -> None:
+        self.lists, self.probes, self.gpu = require("index.lists", lists), require("index.probes", probes), gpu
+
+    def make(self, dim: int, num_vectors: int) -> Any:
+        """Return a faiss index."""
+        import faiss
+
+        lists = num_lists(self.lists, num_vectors)
+        # without the metric, faiss would search by L2 whatever the quantizer says
+        index = faiss.IndexIVFFlat(faiss.IndexFlatIP(dim), dim, lists, faiss.METRIC_INNER_PRODUCT)
+        index.nprobe = min(lists, self.probes or max(8, lists // 8))
+        return index
+
+    def train_vectors(self, num_vectors: int) -> int:
+        """How many vectors it learns from."""
+        return TRAINED_PER_LIST * num_lists(self.lists, num_vectors)

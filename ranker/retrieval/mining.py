@@ -1,0 +1,100 @@
+"""Hard negatives: docs that a search ranks high although nobody judged them relevant."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ranker.data.collection import Candidates, Collection
+from ranker.data.sampling import mix
+from ranker.errors import ConfigError
+from ranker.types import Run
+
+log = logging.getLogger(__name__)
+
+ORDERS = ("top", "random")
+
+
+@dataclass(frozen=True)
+class Mining:
+    """Which docs of a ranking become negatives.
+
+    Args:
+        first: Best rank of the window, 1 is the top.
+        last: Worst rank of the window.
+        count: Negatives per query, at most.
+        order: Which of the window: the `top` ones, or `random` ones.
+        margin: A negative's score is at least so much below that of the query's best positive; None: any score will do.
+        teacher_margin: The same for the scores of a teacher (a cross-encoder), which tells overlooked positives from negatives
+            (denoising; Qu et al., 2021); a doc without a teacher's score is left out.
+        seed: Of the random draws.
+    """
+
+    first: int = 1
+    last: int = 100
+    count: int = 30
+    order: str = "top"
+    margin: float | None = None
+    teacher_margin: float = 0.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.first <= self.last:
+            raise ConfigError(f"mining.first: expected 1 to mining.last={self.last}, got {self.first}")
+        if self.count < 1:
+            raise ConfigError(f"mining.count: expected at least 1, got {self.count}")
+        if self.order not in ORDERS:
+            raise ConfigError(f"mining.order: expected one of {', '.join(ORDERS)}; got {self.order!r}")
+
+
+def mine(
+    found: Candidates,
+    collection: Collection,
+    options: Mining,
+    score: Callable[[str, Sequence[str]], dict[str, float]] | None = None,
+    teacher: Run | None = None,
+) -> Run:
+    """Choose hard negatives from a search over the training queries.
+
+    A doc that is judged with `collection.relevance` or more for a query is never one of its negatives, whatever the options.
+
+    Args:
+        found: The search's ranking, best first.
+        collection: Queries and judgements.
+        options: The choice.
+        score: Gives the search's scores of a query's positives; needed with `margin`.
+        teacher: A teacher's run over docs of the window and positives, for denoising.
+
+    Returns:
+        query_id -> doc_id -> the search's score; queries without a negative are left out, and counted in the log.
+    """
+    run: Run = {}
+    without = 0
+    for number, query_id in enumerate(found.query_ids):
+        positives = {doc_id for doc_id, grade in collection.qrels.get(query_id, {}).items() if grade >= collection.relevance}
+        ids, scores = found[query_id][: options.last], found.scores_of(query_id)[: options.last].tolist()
+        window = [(doc_id, value) for doc_id, value in list(zip(ids, scores, strict=True))[options.first - 1 :] if doc_id not in positives]
+        if options.margin is not None:
+            assert score is not None
+            best = max(score(query_id, sorted(positives)).values(), default=-np.inf)
+            window = [(doc_id, value) for doc_id, value in window if value <= best - options.margin]
+        if teacher is not None:
+            taught = teacher.get(query_id, {})
+            best = max((taught[doc_id] for doc_id in positives if doc_id in taught), default=-np.inf)
+            window = [(doc_id, value) for doc_id, value in window if taught.get(doc_id, np.inf) <= best - options.teacher_margin]
+        if options.order == "random":
+            keys = mix(options.seed, number, np.arange(len(window)))
+            window = [window[i] for i in np.argsort(keys, kind="stable")]
+        if window:
+            run[query_id] = dict(window[: options.count])
+        else:
+            without += 1
+    if without:
+        log.warning(
+            "mining: %d of %d queries have no doc left to be a negative; train with data.random_negatives=true, or widen the window",
+            without, len(found.query_ids),
+        )  # fmt: skip
+    return run

@@ -1,0 +1,202 @@
+"""Search a whole collection: by vectors (one or several per text) with exact scores at the end, or by BM25."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ranker.data.batching import Collator
+from ranker.data.collection import Candidates, Collection
+from ranker.layers.interaction import TextVectors, maxsim_pairs
+from ranker.retrieval.bm25 import BM25
+from ranker.retrieval.encode import Device, Encoded, encode_queries
+from ranker.retrieval.index import VectorIndex
+
+log = logging.getLogger(__name__)
+
+SPARE = 32  # fetched beyond what is asked for, so that ties at the last place follow the tie rule
+QUERIES = 256  # searched at a time
+PAIR_VECTORS = 1 << 21  # MaxSim compares so many pairs of vectors at a time: 8 MiB
+
+
+class Engine(Protocol):
+    """Something that searches one collection's docs."""
+
+    num_bytes: int  # of the index
+
+    def search(self, query_ids: Sequence[str], depth: int) -> Candidates:
+        """The best docs of each query, ordered as trec_eval does: score descending, then doc id descending."""
+        ...
+
+    def score(self, query_id: str, doc_ids: Sequence[str]) -> dict[str, float]:
+        """Exact scores of some docs, those that the engine can tell."""
+        ...
+
+
+@dataclass(frozen=True)
+class LateOptions:
+    """How docs of several vectors are found.
+
+    Args:
+        token_depth: Nearest doc vectors fetched for each query vector.
+        candidates: Docs that are compared exactly, by all their vectors.
+    """
+
+    token_depth: int = 256
+    candidates: int = 1000
+
+
+class BM25Engine:
+    """BM25 over the collection's docs; needs no vectors.
+
+    Args:
+        collection: Docs and queries.
+        bm25: Its index.
+    """
+
+    def __init__(self, collection: Collection, bm25: BM25) -> None:
+        self.queries, self._bm25, self.num_bytes = collection.queries, bm25, bm25.num_bytes
+
+    def search(self, query_ids: Sequence[str], depth: int) -> Candidates:
+        """The best docs of each query; docs without any of its words are none of them."""
+        return self._bm25.search({query_id: self.queries[query_id] for query_id in query_ids}, depth)
+
+    def score(self, query_id: str, doc_ids: Sequence[str]) -> dict[str, float]:
+        """Scores of docs that share a word with the query."""
+        found = self._bm25.search({query_id: self.queries[query_id]}, self._bm25.num_docs)
+        scores = dict(zip(found[query_id], found.scores_of(query_id).tolist(), strict=True))
+        return {doc_id: scores[doc_id] for doc_id in doc_ids if doc_id in scores}
+
+
+class VectorEngine:
+    """A bi-encoder over a folder of vectors.
+
+    Args:
+        scorer: The bi-encoder.
+        collator: Holds the queries' token store.
+        encoded: The docs' vectors.
+        index: Over them.
+        where: Device.
+        late: For docs of several vectors.
+    """
+
+    def __init__(
+        self, scorer: Any, collator: Collator, encoded: Encoded, index: VectorIndex, where: Device, late: LateOptions | None = None
+    ) -> None:  # fmt: skip
+        self.scorer, self.collator, self.encoded, self.index, self.where = scorer, collator, encoded, index, where
+        self.late = late or LateOptions()
+        self.num_bytes = index.num_bytes + (encoded.num_bytes if encoded.description.several else 0)
+        order = np.argsort(encoded.doc_ids, kind="stable")
+        self._by_id, self._sorted_ids = order, encoded.doc_ids[order]
+        with torch.inference_mode():
+            self._divisor = float(scorer.divisor()) if hasattr(scorer, "divisor") else 1.0
+
+    def search(self, query_ids: Sequence[str], depth: int) -> Candidates:
+        """The best docs of each query; all docs where there are fewer than `depth`."""
+        vectors = encode_queries(self.scorer, self.collator, self.collator.queries.rows(list(query_ids)), self.where)
+        found: list[tuple[np.ndarray, np.ndarray]] = []
+        for start in range(0, len(query_ids), QUERIES):
+            some = vectors.take(torch.arange(start, min(start + QUERIES, len(query_ids))))
+            found += self._late(some, depth) if self.encoded.description.several else self._single(some.values.numpy(), depth)
+        offsets = np.concatenate([[0], np.cumsum([len(rows) for rows, _ in found])]).astype(np.int64)
+        rows = np.concatenate([rows for rows, _ in found] or [np.zeros(0, dtype=np.int64)])
+        scores = np.concatenate([scores for _, scores in found] or [np.zeros(0, dtype=np.float32)])
+        return Candidates(list(query_ids), offsets, self.encoded.doc_ids[rows], scores)
+
+    def score(self, query_id: str, doc_ids: Sequence[str]) -> dict[str, float]:
+        """Exact scores of docs of the collection."""
+        ids = np.array([doc_id.encode() for doc_id in doc_ids], dtype=np.bytes_)
+        places = np.minimum(np.searchsorted(self._sorted_ids, ids), max(0, len(self._sorted_ids) - 1))
+        known = self._sorted_ids[places] == ids if len(self._sorted_ids) else np.zeros(len(ids), dtype=bool)
+        rows = self._by_id[places[known]]
+        query = encode_queries(self.scorer, self.collator, self.collator.queries.rows([query_id]), self.where)
+        scores = self._exact(query, rows)
+        return dict(zip((doc_id for doc_id, there in zip(doc_ids, known, strict=True) if there), scores.tolist(), strict=True))
+
+    def _single(self, queries: np.ndarray, depth: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """One vector a doc."""
+        found: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))] * len(queries)
+        pending, fetched = np.arange(len(queries)), depth * self.index.kind.rescore + SPARE
+        while len(pending):
+            scores, places = self.index.search(queries[pending], fetched)
+            tied = []
+            for query, row_scores, row_places in zip(pending.tolist(), scores, places, strict=True):
+                rows = row_places[row_places >= 0]
+                found[query] = self._best(rows, self._exact(TextVectors(torch.from_numpy(queries[query : query + 1])), rows), depth)
+                # more docs than were fetched may tie with the last place: fetch more, so that the cut follows the tie rule
+                if self.index.kind.exact and depth < len(rows) < self.index.num_vectors and row_scores[-1] >= row_scores[depth - 1] - 1e-5:
+                    tied.append(query)
+            pending, fetched = np.array(tied, dtype=np.int64), fetched * 8
+        return found
+
+    def _late(self, queries: TextVectors, depth: int) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Several vectors a doc: docs near any query vector are candidates, the most promising are compared by all their vectors."""
+        assert queries.counts is not None
+        every_doc = np.arange(self.encoded.num_docs)
+        wanted = max(depth, self.late.candidates)
+        if wanted >= self.encoded.num_docs:
+            return [
+                self._best(every_doc, self._exact(queries.take(torch.tensor([query])), every_doc), depth)
+                for query in range(queries.num_texts)
+            ]
+        scores, places = self.index.search(queries.values.numpy(), self.late.token_depth * self.index.kind.rescore)
+        found = []
+        ends = queries.counts.cumsum(0).tolist()
+        for query, (end, count) in enumerate(zip(ends, queries.counts.tolist(), strict=True)):
+            rows = self._promising(scores[end - count : end], places[end - count : end], wanted)
+            found.append(self._best(rows, self._exact(queries.take(torch.tensor([query])), rows), depth))
+        return found
+
+    def _promising(self, scores: np.ndarray, places: np.ndarray, wanted: int) -> np.ndarray:
+        """Docs with the best sums, over query vectors, of the best fetched similarity; where a doc has none, the worst fetched one counts."""
+        real = places >= 0
+        rows = np.searchsorted(self.encoded.ends, np.where(real, places, 0), side="right")
+        vector = np.broadcast_to(np.arange(len(scores))[:, None], rows.shape)[real]
+        docs, doc_of = np.unique(rows[real], return_inverse=True)
+        worst = np.where(real, scores, np.inf).min(axis=1)
+        worst = np.where(np.isfinite(worst), worst, 0.0)
+        best = np.repeat(worst[:, None], len(docs), axis=1)
+        np.maximum.at(best, (vector, doc_of), scores[real])
+        sums = best.sum(axis=0)
+        return docs if len(docs) <= wanted else docs[np.argpartition(-sums, wanted - 1)[:wanted]]
+
+    def _exact(self, query: TextVectors, rows: np.ndarray) -> np.ndarray:
+        """Scores of docs from their stored vectors, the same whatever they were found with, float32 [docs]."""
+        if not self.encoded.description.several:
+            # in double precision, so that equal docs tie and the order of summation decides nothing
+            products = self.encoded.take(rows).values.numpy().astype(np.float64) @ query.values[0].numpy().astype(np.float64)
+            return (products / self._divisor).astype(np.float32)
+        out = np.empty(len(rows), dtype=np.float32)
+        on_device = query.to(self.where.device)
+        widest = int(self.encoded.counts[rows].max(initial=1)) * max(1, len(query.values))
+        step = max(1, PAIR_VECTORS // widest)
+        for start in range(0, len(rows), step):
+            some = rows[start : start + step]
+            with torch.inference_mode():
+                docs = self.encoded.take(some).to(self.where.device)
+                owners = torch.zeros(len(some), dtype=torch.int64, device=docs.values.device)
+                out[start : start + step] = maxsim_pairs(on_device, docs, owners).cpu().numpy()
+        return out
+
+    def _best(self, rows: np.ndarray, scores: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
+        order = np.lexsort((self.encoded.doc_ids[rows], scores))[::-1][:depth]
+        return rows[order], scores[order]
+
+
+def latencies(engine: Engine, query_ids: Sequence[str], depth: int, count: int) -> np.ndarray:
+    """Milliseconds that each of some queries takes by itself, encoding included; two are searched before, to warm up."""
+    chosen = list(query_ids)[:count]
+    for query_id in chosen[:2]:
+        engine.search([query_id], depth)
+    spent = []
+    for query_id in chosen:
+        started = time.perf_counter()
+        engine.search([query_id], depth)
+        spent.append(1000 * (time.perf_counter() - started))
+    return np.array(spent)
