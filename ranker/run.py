@@ -209,9 +209,84 @@ def search(cfg: DictConfig) -> None:
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline not in (None, "bm25") else None
     report = {}
     for name, collection in sets.items():
-        first_stage = collection.candidates.to_run(cfg.depth) if baseline is None and cfg.baseline and collection.candidates else None
+        first_stage = collection.candidates.to_run(cfg.depth) if baseline is None and cfg.baseline and collection.candidates else {}
+        judged = {query_id: docs for query_id, docs in first_stage.items() if query_id in collection.qrels}
         found, report[name] = search_set(engines[name], collection, cfg.depth, cfg.latency_queries)
         written = evaluation.write_evaluation(
+            folder / "evaluation" / name, found, collection.qrels, list(cfg.measures), collection.relevance, baseline or judged or None, cfg.name
+        )  # fmt: skip
+        evaluation.print_table(name, written)
+        log.info("%s: %s", name, in_words(report[name]))
+    for name, collection in mined.items():
+        teacher = read_run(Path(cfg.mining.teacher)) if cfg.mining.teacher else None
+        run = mine_set(engines[f"{name} (mined)"], collection, options, teacher)
+        write_run(folder / "negatives.trec", run, cfg.name)
+        report["mined"] = {"queries": len(run), "negatives": sum(map(len, run.values()))}
+        log.info("mined negatives: data.negatives=%s", folder / "negatives.trec")
+    write_json(folder / "search.json", report)
+    log.info("search: %s", folder)
+
+
+def _vector_engines(cfg: DictConfig, trained: DictConfig, sets: dict[str, Collection], folder: Path) -> dict[str, VectorEngine] | None:
+    """Encode what is not encoded yet, on all devices, and open an index over it; None on other processes than the first."""
+    scorer = load_scorer(Path(cfg.checkpoint), cfg.weights)
+    if scorer.reads != "texts":
+        raise ConfigError(f"checkpoint: expected a bi-encoder (dpr, colbert), got {type(scorer).__name__}; evaluate.py re-ranks with it")
+    limits = text_limits(scorer, trained)
+    limits = replace(limits, query=cfg.max_query_tokens or limits.query, doc=cfg.max_doc_tokens or limits.doc)
+    data = RankData(
+        Splits(None, None, sets), scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, batch_options(cfg), limits,
+        cache_dir=cfg.cache_dir, layouts=scorer.layouts(),
+    )  # fmt: skip
+    fabric = build_fabric(cfg, folder)
+    scorer = scorer.to(fabric.device)
+    where = Device(fabric.device, fabric.autocast, fabric.global_rank, fabric.world_size, cfg.batch.eval_max_tokens or cfg.batch.max_tokens)
+    own_folder = None if cfg.encode.folder is None else Path(cfg.encode.folder)
+    kept = EncodeOptions(Path(cfg.cache_dir), own_folder, cfg.encode.dtype, cfg.encode.shard_docs)
+    encoded = encode_sets(scorer, data, sets, kept, where, str(fabric._precision.precision))
+    fabric.barrier()
+    if fabric.global_rank > 0:
+        return None
+    return vector_engines(scorer, data, sets, encoded, instantiate(cfg.index), where, LateOptions(**cfg.late))
+
+
+@one_run()
+def probe(cfg: DictConfig) -> None:
+    """Probe each layer of an encoder or of a trained ranker, with controls; leave tables, pictures and a report."""
+    from ranker.probing.probe_run import run_probe
+    from ranker.probing.subject import Subject
+
+    folder = open_run(cfg)
+    splits = load_source(cfg.data)
+    print_notice(splits)
+    if cfg.checkpoint is not None:
+        subject = Subject.of_checkpoint(Path(cfg.checkpoint), cfg.weights)
+    else:
+        encoder = instantiate(constructor_keys("encoder", cfg.encoder))
+        subject = Subject(str(HydraConfig.get().runtime.choices.encoder), encoder, cfg.reads)
+    tasks = [instantiate(node) for node in cfg.probe.values()]
+    logger = instantiate(cfg.logger)(folder) if cfg.logger is not None and "_target_" in cfg.logger else None
+    options: Any = OmegaConf.to_container(cfg, resolve=True)
+    run_probe(folder, options, splits, tasks, subject, logger)
+
+
+def _resume_from(cfg: DictConfig) -> Path | None:
+    if not cfg.resume:
+        return None
+    path = Path(cfg.checkpoint) / "checkpoints" / "last.ckpt"
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint: expected {path}, which a training writes as it goes, got no such file")
+    return path
+
+
+def _writer(folder: Path, splits: Splits, cfg: DictConfig, depth: int | None = None, baseline: Run | None = None) -> Any:
+    """What to do with a finished run: write it, measured and compared with the first stage or with the given baseline."""
+
+    def write(name: str, run: Run) -> None:
+        collection = splits.tests[name]
+        first_stage = collection.candidates.to_run(depth or cfg.depth) if collection.candidates is not None else {}
+        judged = {query_id: docs for query_id, docs in first_stage.items() if query_id in collection.qrels}
+        evaluation.write_evaluation(
             folder / "evaluation" / name,
             run,
             collection.qrels,
