@@ -257,6 +257,7 @@ def probe(cfg: DictConfig) -> None:
     from ranker.probing.subject import Subject
 
     folder = open_run(cfg)
+    pl.seed_everything(cfg.seed, verbose=False)  # an encoder may be random
     splits = load_source(cfg.data)
     print_notice(splits)
     if cfg.checkpoint is not None:

@@ -40,7 +40,7 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
 
 def heat_map(
     values: Mapping[str, Mapping[int, float]], title: str, by_row: bool = False, signed: bool = False,
-    tied: Mapping[str, Mapping[int, bool]] | None = None, label: str = "compression",
+    tied: Mapping[str, Mapping[int, bool]] | None = None, boxed: Mapping[str, list[int]] | None = None, label: str = "compression",
 ) -> Figure:  # fmt: skip
     """Tasks down, layers across, each cell with its number.
 
@@ -50,6 +50,7 @@ def heat_map(
         by_row: Colour each task by its own range, so that its shape is seen; numbers stay absolute.
         signed: Colours diverge from white at 0.
         tied: Cells to grey out, whose number could be chance.
+        boxed: Layers to draw a box around, task by task.
         label: What the colours mean.
     """
     from matplotlib.figure import Figure
@@ -76,7 +77,9 @@ def heat_map(
                 continue
             is_tied = tied is not None and tied.get(task, {}).get(layer, False)
             if is_tied:
-                axes.add_patch(_grey(column, row))
+                axes.add_patch(_cell(column, row, facecolor="#dddddd", edgecolor="white"))
+            if boxed is not None and layer in boxed.get(task, []):
+                axes.add_patch(_cell(column, row, facecolor="none", edgecolor="red", linewidth=1.2))
             dark = not signed and shown[row, column] < (limits["vmin"] + limits["vmax"]) / 2  # type: ignore[operator]
             strong = signed and not is_tied and abs(shown[row, column]) > 0.6 * limit
             text = f"{grid[row, column]:+.2f}" if signed else f"{grid[row, column]:.2f}"
@@ -97,10 +100,10 @@ def heat_map(
     return figure
 
 
-def _grey(column: int, row: int) -> Patch:
+def _cell(column: int, row: int, **style: object) -> Patch:
     from matplotlib.patches import Rectangle
 
-    return Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor="#dddddd", edgecolor="white")
+    return Rectangle((column - 0.47, row - 0.47), 0.94, 0.94, **style)  # type: ignore[arg-type]
 
 
 def compression_lines(results: Results) -> Figure:
@@ -117,6 +120,7 @@ def compression_lines(results: Results) -> Figure:
                 axes.axhline(float(np.mean(found)), color=colour, linestyle=":", label=name)
                 axes.axhspan(min(found), max(found), color=colour, alpha=0.15, linewidth=0)
         axes.set_title(task, fontsize=10)
+        axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
         axes.set_xlabel("layer")
         axes.set_ylabel("compression")
     _legend(figure, axes_of)
@@ -134,6 +138,7 @@ def _line(axes: Axes, results: Results, model: str, task: str, control: str, nam
 def online_curves(results: Results, model: str) -> Figure:
     """A panel a task: bits a target of each block against the targets known before it, a line a layer."""
     from matplotlib import colormaps
+    from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     axes_of, figure = _panels(list(results.tasks))
     deepest = max((result.layer or 0 for result in results.all), default=1) or 1
@@ -159,6 +164,8 @@ def online_curves(results: Results, model: str) -> Figure:
         axes.axhline(math.log2(results.by_layer(model, task)[0][0].code.classes) if 0 in results.by_layer(model, task) else math.nan,
                      color="black", linewidth=0.5)  # fmt: skip
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_title(task, fontsize=10)
         axes.set_xlabel("targets sent before")
         axes.set_ylabel("bits a target")

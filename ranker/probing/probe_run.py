@@ -79,7 +79,7 @@ def run_probe(
     results.write(folder)
     seconds = time.perf_counter() - started
     notes = [
-        f"{len(sample.pairs)} shared pairs of {collection.name}, split {cfg['split']}; parts by {options.group_by}",
+        f"{len(sample.pairs)} shared pairs of {_data_name(cfg['data'])}, split {cfg['split']}; parts by {options.group_by}",
         f"seeds {list(options.seeds)}, controls with the first {options.control_seeds}; validation {options.validation}",
         f"training: {', '.join(f'{key}={value}' for key, value in cfg['training'].items())}",
         f"{seconds:.0f} s on {device}",
@@ -92,6 +92,11 @@ def run_probe(
         log.warning("%s", warning)
     log.info("report: %s", folder / "report.md")
     return results
+
+
+def _data_name(data: Mapping[str, Any]) -> str:
+    name = str(data["_target_"]).split(".")[-2]
+    return f"{name} {Path(data['path']).name}" if data.get("path") else name
 
 
 def _device(name: str) -> torch.device:

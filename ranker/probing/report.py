@@ -54,7 +54,9 @@ def _draw(folder: Path, results: Results) -> dict[str, Path]:
     for number, model in enumerate(models):
         values = {task: results.compression(model, task) for task in tasks}
         figures[f"heat_{number}"] = pictures.heat_map(values, f"{model}: compression")
-        figures[f"heat_by_row_{number}"] = pictures.heat_map(values, f"{model}: compression, shape of each task", by_row=True)
+        tied = {task: summarise(results, model, task).tied for task in tasks}
+        title = f"{model}: compression, shape of each task (red: best, and tied with it)"
+        figures[f"heat_by_row_{number}"] = pictures.heat_map(values, title, by_row=True, boxed=tied)
         selective = {task: found for task in tasks if (found := selectivity(results, model, task))}
         if selective:
             figures[f"selectivity_{number}"] = pictures.heat_map(

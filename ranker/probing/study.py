@@ -122,6 +122,7 @@ class Study:
         self.cache, self.cache_dir, self.device = cache, cache_dir, device
         self.warnings: list[str] = []
         self.queries: dict[str, set[str]] = {}
+        self._shared_docs: dict[str, float] = {}
         store = BlockStore(cache_dir / "probe_blocks.sqlite" if reuse else None)
         self._coder = OnlineCoder(training, options.portions, options.validation, options.batching, store, self._progress)
         self._done, self._total, self._told = 0, 0, time.monotonic()
@@ -144,6 +145,7 @@ class Study:
                 self._warn_of(own)
             for subject, sequences in zip(self.subjects, read, strict=True):
                 results += self._probe(subject, sequences, data, place_of)
+        self._warn_of_shared_docs()
         order = {task.name: place for place, task in enumerate(self.tasks)}
         models = {subject.name: place for place, subject in enumerate(self.subjects)}
         results.sort(key=lambda r: (models[r.model], order[r.task], r.control != MAIN, r.control, r.layer or 0, r.seed))
@@ -187,13 +189,15 @@ class Study:
         if record["cut_targets"]:
             whole = len(data.labels) + record["cut_targets"]
             self.warnings.append(f"{data.task.name}: {record['cut_targets']} of {whole} targets lie beyond the truncation and are left out")
-        shared = record["test_pairs_with_a_training_doc"]
-        if shared > 0.1 and self.options.group_by != "doc":
-            self.warnings.append(
-                f"{data.task.name}: {shared:.0%} of the test pairs have a doc that also occurs in training (group_by=doc avoids it)"
-            )
+        self._shared_docs[data.task.name] = record["test_pairs_with_a_training_doc"]
+
+    def _warn_of_shared_docs(self) -> None:
+        some = {task: share for task, share in self._shared_docs.items() if share > 0.1}
+        if some and self.options.group_by != "doc":
+            listed = ", ".join(f"{task} {share:.0%}" for task, share in some.items())
+            self.warnings.append(f"test pairs whose doc also occurs in a training pair: {listed} (group_by=doc avoids it)")
         if self.options.group_by == "pair":
-            self.warnings.append(f"{data.task.name}: split by pair, so that a query's docs may be in several parts")
+            self.warnings.append("parts by pair: a query's docs may be in several parts")
 
     # probing ----------------------------------------------------------------------------------------------------------------------
 

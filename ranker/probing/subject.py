@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ranker.checkpoint import load_scorer
 from ranker.data.batching import Template
 from ranker.data.token_writer import tokenizer_fingerprint
 from ranker.errors import CheckpointError
@@ -87,6 +86,8 @@ class Subject:
         Raises:
             CheckpointError: There is no trained ranker, or it has no encoder.
         """
+        from ranker.checkpoint import load_scorer  # brings the configuration with it, which an encoder by itself does not need
+
         scorer: Any = load_scorer(path, weights)
         encoder = getattr(scorer, "encoder", None)
         if not isinstance(encoder, Encoder):
