@@ -9,9 +9,8 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file
-
 from commands import ROOT, run, run_folder
+from safetensors.torch import load_file
 
 CHOICES = [
     "encoder=tiny", "encoder.dropout=0.1", "data=files", "batch.queries=4", "batch.docs=4", "trainer.max_epochs=3", "optim.lr=3e-3", "depth=5",
@@ -32,7 +31,9 @@ def test_pc71_pc77_a_killed_training_goes_on_exactly(small_files, tmp_path, kill
     assert run("train.py", *CHOICES, f"data.path={small_files}", cwd=whole).returncode == 0
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-W", "ignore", str(ROOT / "train.py"), *CHOICES, f"data.path={small_files}"]
-    process = subprocess.Popen(command, cwd=first, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    process = subprocess.Popen(
+        command, cwd=first, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     reached = 0
     while reached < kill_after and process.poll() is None:
         time.sleep(0.02)
