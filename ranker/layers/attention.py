@@ -1,17 +1,26 @@
-"""Self-attention over ragged token sequences: the library's variable-length kernel on CUDA in half precision, padded SDPA elsewhere."""
+"""Self-attention over ragged token sequences: kernels without padding on CUDA in half precision, padded SDPA elsewhere."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.varlen import varlen_attn
 
 from ranker.types import TokenBatch
 
+try:  # torch.nn.attention.varlen needs no extra package, but its kernel is CUDA only
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # pragma: no cover - every supported torch has it
+    varlen_attn = None
+try:  # Triton comes with torch's CUDA builds
+    from ranker.layers.kernels import short_attention as short
+except ImportError:
+    short = None  # type: ignore[assignment]
+
+TAIL = 64  # see with_tail
 
 
 @dataclass(frozen=True)
@@ -19,22 +28,16 @@ class RaggedLayout:
     """Where each token of a ragged batch stands, worked out once per forward and read by every layer.
 
     Args:
-        cu_seqlens: Cumulative row lengths, int32 [rows + 1].
-        max_length: Longest row.
+        batch: The batch.
+        rows: Row of each token, int64 [tokens].
         positions: Place of each token in its row, int64 [tokens].
-        cells: Place of each token in a flat [rows * max_length] grid, int64 [tokens].
-        mask: True where the grid holds a token, bool [rows, max_length].
-        key_mask: True where the grid holds a token that is attended to, bool [rows, max_length].
         keys: Places of the attended tokens, int64 [keys]; None: all tokens are.
         cu_keys: Cumulative counts of attended tokens, int32 [rows + 1].
     """
 
-    cu_seqlens: Tensor
-    max_length: int
+    batch: TokenBatch
+    rows: Tensor
     positions: Tensor
-    cells: Tensor
-    mask: Tensor
-    key_mask: Tensor
     keys: Tensor | None
     cu_keys: Tensor
 
@@ -44,15 +47,31 @@ class RaggedLayout:
         starts, lengths = batch.cu_seqlens[:-1].long(), batch.cu_seqlens.diff().long()
         rows = torch.repeat_interleave(torch.arange(batch.num_rows, device=starts.device), lengths, output_size=batch.num_tokens)
         positions = torch.arange(batch.num_tokens, device=starts.device) - starts[rows]
-        places = torch.arange(batch.max_length, device=starts.device)
-        mask = places < lengths.unsqueeze(1)
-        key_mask, keys, cu_keys = mask, None, batch.cu_seqlens
+        keys, cu_keys = None, batch.cu_seqlens
         if batch.attended is not None:
-            key_mask = places < batch.attended.unsqueeze(1)
             cu_keys = functional.pad(batch.attended.cumsum(0), (1, 0)).int()
             shift = (starts - cu_keys[:-1]).repeat_interleave(batch.attended, output_size=batch.num_attended)
             keys = torch.arange(batch.num_attended, device=starts.device) + shift
-        return cls(batch.cu_seqlens, batch.max_length, positions, rows * batch.max_length + positions, mask, key_mask, keys, cu_keys)
+        return cls(batch, rows, positions, keys, cu_keys)
+
+    @cached_property
+    def _places(self) -> Tensor:
+        return torch.arange(self.batch.max_length, device=self.rows.device)
+
+    @cached_property
+    def cells(self) -> Tensor:
+        """Place of each token in a flat [rows * max_length] grid, int64 [tokens]."""
+        return self.rows * self.batch.max_length + self.positions
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """True where the grid holds a token, bool [rows, max_length]."""
+        return self._places < self.batch.cu_seqlens.diff().unsqueeze(1)
+
+    @cached_property
+    def key_mask(self) -> Tensor:
+        """True where the grid holds a token that is attended to, bool [rows, max_length]."""
+        return self.mask if self.batch.attended is None else self._places < self.batch.attended.unsqueeze(1)
 
     def pad(self, flat: Tensor) -> Tensor:
         """[tokens, ...] -> [rows, max_length, ...], zeros where no token is."""
@@ -64,38 +83,70 @@ class RaggedLayout:
         return padded.reshape(self.mask.numel(), *padded.shape[2:]).index_select(0, self.cells)
 
 
-def varlen_missing(query: Tensor) -> str:
-    """Why the variable-length kernel can't serve `query` [tokens, heads, dim], in words; empty when it can."""
-    if query.device.type != "cuda":
-        return f"the device is {query.device.type}, not cuda"
-    if query.dtype not in (torch.bfloat16, torch.float16):
-        return f"the precision is {query.dtype}, not bfloat16 or float16 (trainer.precision=bf16-mixed)"
+def with_tail(batch: TokenBatch, multiple: int = TAIL) -> TokenBatch:
+    """The batch with a last row of filling, so that its tokens are a multiple of `multiple`, and a maximum length of the same kind.
+
+    Matrix products take full tiles then, and compiled code meets few shapes. The row may be empty.
+    """
+    tail, longest = -batch.num_tokens % multiple, -(-batch.max_length // multiple) * multiple
+    return TokenBatch(
+        functional.pad(batch.tokens, (0, tail)),
+        functional.pad(batch.segments, (0, tail)),
+        functional.pad(batch.cu_seqlens, (0, 1), value=batch.num_tokens + tail),
+        longest,
+        None if batch.attended is None else functional.pad(batch.attended, (0, 1), value=tail),
+        batch.num_attended + tail if batch.attended is not None else 0,
+    )
+
+
+def unpadded_missing(device: torch.device, dtype: torch.dtype) -> str:
+    """Why no kernel without padding serves, in words; empty when one does."""
+    if device.type != "cuda":
+        return f"the device is {device.type}, not cuda"
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"the precision is {dtype}, not bfloat16 or float16 (trainer.precision=bf16-mixed)"
+    if varlen_attn is None:
+        return "this torch has no torch.nn.attention.varlen"
     return ""
 
 
-def ragged_attention(query: Tensor, key: Tensor, value: Tensor, layout: RaggedLayout, dropout: float = 0.0) -> Tensor:
-    """Attend within each row of a ragged batch.
+def short_missing(head_size: int, max_length: int) -> str:
+    """Why the short-row kernel doesn't serve, in words; empty when it does."""
+    if short is None:
+        return "Triton is not installed"
+    if head_size not in short.HEAD_SIZES:
+        return f"heads have {head_size} numbers, not {', '.join(map(str, short.HEAD_SIZES))}"
+    if max_length > short.MAX_LENGTH:
+        return f"rows have up to {max_length} tokens, more than {short.MAX_LENGTH}"
+    return ""
+
+
+def short_attention(qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, keys: Tensor | None, max_length: int) -> Tensor:  # noqa: ARG001
+    """Attend by the kernel for short rows; arguments as `library_attention`."""
+    return short.short_attention(qkv, cu_seqlens, cu_keys, max_length)[0]
+
+
+def library_attention(qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, keys: Tensor | None, max_length: int) -> Tensor:
+    """Attend by torch's variable-length kernel.
 
     Args:
-        query: [tokens, heads, dim]; key and value likewise.
-        key: Keys.
-        value: Values.
-        layout: The rows.
-        dropout: Attention dropout, in the padded path only: the variable-length kernel has none.
+        qkv: [tokens, 3, heads, dim].
+        cu_seqlens: Cumulative row lengths, int32 [rows + 1].
+        cu_keys: Cumulative counts of attended tokens, int32 [rows + 1].
+        keys: Places of the attended tokens; None: all are.
+        max_length: Longest row.
 
     Returns:
         [tokens, heads, dim]
     """
-    if not varlen_missing(query):
-        if layout.keys is not None:
-            key, value = key.index_select(0, layout.keys), value.index_select(0, layout.keys)
-        mixed: Any = varlen_attn(query, key, value, layout.cu_seqlens, layout.cu_keys, layout.max_length, layout.max_length)
-        return mixed
-    padded = functional.scaled_dot_product_attention(
-        layout.pad(query).transpose(1, 2),
-        layout.pad(key).transpose(1, 2),
-        layout.pad(value).transpose(1, 2),
-        attn_mask=layout.key_mask[:, None, None, :],
-        dropout_p=dropout,
-    )
+    query, key, value = qkv.unbind(1)
+    if keys is not None:
+        key, value = key.index_select(0, keys), value.index_select(0, keys)
+    return varlen_attn(query, key, value, cu_seqlens, cu_keys, max_length, max_length)
+
+
+def padded_attention(qkv: Tensor, layout: RaggedLayout, dropout: float = 0.0) -> Tensor:
+    """Attend by padded SDPA, the only path with attention dropout; [tokens, 3, heads, dim] -> [tokens, heads, dim]."""
+    query, key, value = (layout.pad(part).transpose(1, 2) for part in qkv.unbind(1))
+    padded = functional.scaled_dot_product_attention(query, key, value, attn_mask=layout.key_mask[:, None, None, :], dropout_p=dropout)
     return layout.unpad(padded.transpose(1, 2))

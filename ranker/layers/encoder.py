@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,17 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ranker.errors import CheckpointError, ConfigError
-from ranker.layers.attention import RaggedLayout, ragged_attention, varlen_missing
+from ranker.layers.attention import (
+    TAIL,
+    RaggedLayout,
+    library_attention,
+    padded_attention,
+    short_attention,
+    short_missing,
+    unpadded_missing,
+    with_tail,
+)
+from ranker.layers.fused import compile_missing, compiled_layer, layer_weights, post_norm_layer
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.types import TokenBatch
 
@@ -30,20 +41,37 @@ class Encoder(nn.Module):
     """Turn ragged token batches into states, one vector per token.
 
     Families in `RAGGED_FAMILIES` run padding-free: every linear layer sees real tokens only. Others are padded at the door and run
-    through their own transformers forward. Both give the same states.
+    through their own transformers forward. Both give the same states. On CUDA in half precision attention is padding-free too, without
+    attention dropout, and layers are compiled.
 
     Args:
         model: The transformers model, without its pooler.
         tokenizer: Its fast tokenizer.
         ragged: Whether to run without padding where the family can; False takes transformers' own forward.
+        compile: Whether to compile the layers on CUDA in half precision; `auto` does it where the tools are there, True insists.
+        attention: Kernel on CUDA in half precision: `short`, `library` or `auto` (short where it serves).
+
+    Raises:
+        ConfigError: Neither of these.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, ragged: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerFast,
+        ragged: bool = True,
+        compile: bool | str = "auto",  # the key's name in yaml
+        attention: str = "auto",
+    ) -> None:
         super().__init__()
-        self.model: Any = model
-        self.tokenizer = tokenizer
+        if compile not in (True, False, "auto"):
+            raise ConfigError(f"encoder.compile: expected auto, true or false; got {compile!r}")
+        if attention not in ("auto", "short", "library"):
+            raise ConfigError(f"encoder.attention: expected auto, short or library; got {attention!r}")
+        self.model, self.tokenizer = model, tokenizer
         self.ragged = ragged and model.config.model_type in RAGGED_FAMILIES
-        self._told = False
+        self.compiled, self.attention = compile, attention
+        self._told: set[str] = set()
 
     @property
     def config(self) -> PretrainedConfig:
@@ -67,46 +95,86 @@ class Encoder(nn.Module):
 
     def forward(self, batch: TokenBatch) -> Tensor:
         """Return the last layer's states, [tokens, dim]."""
-        return deque(self.layers(batch), maxlen=1).pop()  # keeps no earlier layer alive
+        last = deque(self._layers(batch), maxlen=1).pop()  # keeps no earlier layer alive
+        return last[: batch.num_tokens].to(self.model.dtype)
 
     def layers(self, batch: TokenBatch) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer, each [tokens, dim]; stop early to save the rest."""
-        layout = RaggedLayout.of(batch)
-        segments = batch.segments if getattr(self.config, "type_vocab_size", 0) > 1 else torch.zeros_like(batch.segments)
-        if self.ragged:
-            yield from self._ragged_layers(batch.tokens, segments, layout)
-        else:
-            yield from self._padded_layers(batch.tokens, segments, layout)
+        for states in self._layers(batch):
+            yield states[: batch.num_tokens].to(self.model.dtype)
 
-    def _ragged_layers(self, tokens: Tensor, segments: Tensor, layout: RaggedLayout) -> Iterator[Tensor]:
+    def _layers(self, batch: TokenBatch) -> Iterator[Tensor]:
+        """The states as they come: perhaps in half precision, and with rows of filling."""
+        if getattr(self.config, "type_vocab_size", 0) <= 1:
+            batch = replace(batch, segments=torch.zeros_like(batch.segments))
+        if self.ragged:
+            yield from self._ragged_layers(batch)
+        else:
+            self._tell(f"padded batches through transformers' own forward ({self.config.model_type}, ragged={self.ragged})")
+            yield from self._padded_layers(batch.tokens, batch.segments, RaggedLayout.of(batch))
+
+    def computed_tokens(self, batch: TokenBatch) -> int:
+        """Tokens that the layers work on for this batch, padding included."""
+        if not self.ragged:
+            return batch.num_rows * batch.max_length
+        return batch.num_tokens + (-batch.num_tokens % TAIL if self._unpadded(batch.tokens.device) else 0)
+
+    def _unpadded(self, device: torch.device) -> bool:
+        """Whether attention runs without padding, too."""
+        weight = self.model.embeddings.word_embeddings.weight
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
+        why = unpadded_missing(device, dtype)
+        if why and device.type == "cuda":
+            self._tell(f"padded in attention, because {why}")
+        return not why and self.max_tokens >= TAIL
+
+    def _ragged_layers(self, batch: TokenBatch) -> Iterator[Tensor]:
+        unpadded = self._unpadded(batch.tokens.device)
+        if unpadded:
+            batch = with_tail(batch)
+        layout = RaggedLayout.of(batch)
         embeddings = self.model.embeddings
         positions = layout.positions + position_shift(self.config)
-        states = embeddings.word_embeddings(tokens) + embeddings.position_embeddings(positions) + embeddings.token_type_embeddings(segments)
-        states = embeddings.dropout(embeddings.LayerNorm(states))
+        states = embeddings.word_embeddings(batch.tokens) + embeddings.position_embeddings(positions)
+        states = embeddings.dropout(embeddings.LayerNorm(states + embeddings.token_type_embeddings(batch.segments)))
         if hasattr(self.model, "embeddings_project"):  # ELECTRA
             states = self.model.embeddings_project(states)
+        if unpadded:  # as all layers give them, so that the first is no case of its own
+            states = states.to(torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else states.dtype)
         yield states
+        heads = self.model.encoder.layer[0].attention.self.num_attention_heads
+        attend, places, run = padded_attention, (layout, 0.0), post_norm_layer
+        if unpadded:
+            attend, run = self._kernel(batch.max_length, heads, states.device)
+            # a power of two, so that compiled code meets few values; longer than the longest row costs next to nothing
+            places = (batch.cu_seqlens, layout.cu_keys, layout.keys, 1 << (batch.max_length - 1).bit_length())
         for layer in self.model.encoder.layer:
-            states = self._ragged_layer(layer, states, layout)
+            if not unpadded:
+                attention = layer.attention.self
+                places = (layout, attention.dropout.p if attention.training else 0.0)
+            drop = layer.output.dropout
+            activation, epsilon = layer.intermediate.intermediate_act_fn, layer.output.LayerNorm.eps
+            states = run(states, layer_weights(layer), heads, drop.p if drop.training else 0.0, epsilon, activation, attend, places)
             yield states
 
-    def _ragged_layer(self, layer: Any, states: Tensor, layout: RaggedLayout) -> Tensor:
-        """One post-norm transformer layer (Devlin et al., 2019) on [tokens, dim]."""
-        attention, output = layer.attention.self, layer.attention.output
-        shape = (states.shape[0], attention.num_attention_heads, attention.attention_head_size)
-        query, key, value = (part(states).view(shape) for part in (attention.query, attention.key, attention.value))
-        self._tell_path(query)
-        dropout = attention.dropout.p if attention.training else 0.0
-        mixed = ragged_attention(query, key, value, layout, dropout).reshape(states.shape[0], -1)
-        states = output.LayerNorm(output.dropout(output.dense(mixed)) + states)
-        inner = layer.intermediate.intermediate_act_fn(layer.intermediate.dense(states))
-        return layer.output.LayerNorm(layer.output.dropout(layer.output.dense(inner)) + states)
+    def _kernel(self, max_length: int, heads: int, device: torch.device) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
+        """The attention kernel and the layer function on CUDA in half precision."""
+        why_not = "encoder.attention=library" if self.attention == "library" else short_missing(self.dim // heads, max_length)
+        if why_not and self.attention == "short":
+            raise ConfigError(f"encoder.attention: expected auto or library, got 'short', but {why_not}")
+        name = f"torch's variable-length kernel, because {why_not}" if why_not else "the kernel for short rows"
+        self._tell(f"{name}; attention dropout is off in it")
+        uncompiled = "encoder.compile=false" if self.compiled is False else compile_missing(device)
+        if uncompiled and self.compiled is True:
+            raise ConfigError(f"encoder.compile: expected auto or false, got true, but {uncompiled}")
+        self._tell(f"layers run {'eagerly, because ' + uncompiled if uncompiled else 'compiled'}")
+        return library_attention if why_not else short_attention, post_norm_layer if uncompiled else compiled_layer
 
-    def _tell_path(self, query: Tensor) -> None:
-        if not self._told and query.device.type == "cuda":
-            self._told = True
-            why = varlen_missing(query)
-            log.info("attention: %s", f"padded, because {why}" if why else "variable-length kernel; attention dropout is off in it")
+    def _tell(self, line: str) -> None:
+        """Log a line about the path that is taken, once."""
+        if line not in self._told:
+            self._told.add(line)
+            log.info("encoder: %s", line)
 
     def _padded_layers(self, tokens: Tensor, segments: Tensor, layout: RaggedLayout) -> Iterator[Tensor]:
         inputs = {"input_ids": _pad_with(layout, tokens, self.tokenizer.pad_token_id), "attention_mask": layout.key_mask.long()}
@@ -138,6 +206,8 @@ def load_encoder(
     attention_dropout: float | None = None,
     pretrained: bool = True,
     ragged: bool = True,
+    compile: bool | str = "auto",
+    attention: str = "auto",
     trust_remote_code: bool = False,
 ) -> Encoder:
     """Load an encoder and its tokenizer.
@@ -147,9 +217,12 @@ def load_encoder(
         package: An installed Python package that carries the weights; it is located, never imported.
         layers: Keep only this many of the lower layers; None keeps all.
         dropout: Dropout after embeddings, attention and feed-forward; None keeps the checkpoint's.
-        attention_dropout: Dropout on attention weights (off in the variable-length kernel); None keeps the checkpoint's.
+        attention_dropout: Dropout on attention weights (off in the kernels without padding: CUDA in half precision); None keeps the
+            checkpoint's.
         pretrained: False takes the configuration and random weights.
         ragged: False pads every batch and runs transformers' own forward.
+        compile: Whether to compile the layers on CUDA in half precision: auto, true or false.
+        attention: Kernel on CUDA in half precision: auto, short or library.
         trust_remote_code: Whether code that lies beside the weights may run.
 
     Raises:
@@ -179,7 +252,7 @@ def load_encoder(
         config.attention_probs_dropout_prob = attention_dropout
     model = _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code)
     model.train()  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
-    return Encoder(model, tokenizer, ragged=ragged)
+    return Encoder(model, tokenizer, ragged, compile, attention)
 
 
 def _package_folder(package: str, folder: str) -> Path:

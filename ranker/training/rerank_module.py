@@ -140,9 +140,10 @@ class RerankModule(pl.LightningModule):
     # evaluation -------------------------------------------------------------------------------------------------------------------
 
     def _score(self, batch: ScoreBatch, loader: int = 0) -> None:
-        scores = self.scorer(batch.batch)[batch.batch.doc_mask]
-        real = batch.slots >= 0
-        self._scored.setdefault(loader, []).append((batch.slots[real], scores[real].float()))
+        scores = self.scorer(batch.batch)
+        # padding goes to the same slot as stand-ins; picking the real scores here would wait for the device at each batch
+        slots = torch.full(scores.shape, -1, dtype=batch.slots.dtype, device=scores.device).masked_scatter(batch.batch.doc_mask, batch.slots)
+        self._scored.setdefault(loader, []).append((slots.flatten(), scores.flatten().float()))
 
     def validation_step(self, batch: ScoreBatch, batch_idx: int) -> None:  # noqa: ARG002
         """Score a batch of candidates."""
@@ -185,6 +186,7 @@ class RerankModule(pl.LightningModule):
             (torch.zeros(0, dtype=torch.int64, device=self.device), torch.zeros(0, device=self.device))
         ]
         slots, scores = (torch.cat(parts) for parts in zip(*scored, strict=True))
+        slots, scores = slots[slots >= 0], scores[slots >= 0]
         if self.trainer.world_size > 1:
             counts = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.trainer.world_size)]
             dist.all_gather(counts, torch.tensor([len(slots)], device=self.device))

@@ -1,68 +1,174 @@
-"""Throughput of a training: pairs and tokens per second, the share of time spent waiting for data, peak memory."""
+"""Throughput of a training: pairs, tokens and floating-point operations per second, padding, waiting for data, peak memory."""
 
 from __future__ import annotations
 
 import resource
 import sys
 import time
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
+from torch import Tensor
 
 from ranker.types import TrainStep
 
+WARM_UP = 3  # first steps, which compile and fill caches; they are reported apart where more follow
+YARDSTICK = 8192  # a square bf16 matrix product of this size gives a card's rate
 
-class Throughput(pl.Callback):
-    """Measure training steps, validation left out; pairs are those of all devices, tokens are this device's times their number."""
 
-    def __init__(self) -> None:
-        self.pairs = self.tokens = self.steps = 0
-        self.busy_seconds = self.wait_seconds = 0.0
-        self._started = self._ended = None  # type: float | None
+def matmul_flops(config: Any, tokens: int, squares: float) -> float:
+    """Floating-point operations of a transformer encoder's matrix products, forward only.
 
-    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """Note how long the loop waited for this step's data."""
-        now = time.perf_counter()
-        if self._ended is not None:
-            self.wait_seconds += now - self._ended
-        self._started = now
+    2 l (4 d^2 + 2 d f) a token for the weights (queries, keys, values, output and both feed-forward products), and 4 l d n^2 a row of
+    n tokens for attention, with l layers, d states, f feed-forward states. Training takes three times as many: two products of the
+    backward pass for each of the forward pass. Embeddings, norms, heads and padding count nothing.
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: TrainStep, batch_idx: int) -> None:  # noqa: ARG002
-        """Count the step."""
-        now = time.perf_counter()
-        assert self._started is not None
-        self.busy_seconds += now - self._started
-        self._ended = now
-        self.steps += 1
-        self.pairs += batch.num_docs
-        self.tokens += trainer.world_size * sum(
-            texts.num_tokens for micro in batch.micro_batches for texts in (micro.pairs, micro.queries, micro.docs) if texts is not None
-        )
-        module.log("train/pairs_per_second", self.pairs / self.seconds, prog_bar=True)
+    Args:
+        config: A transformers configuration.
+        tokens: Number of real tokens.
+        squares: Sum over rows of the squared number of tokens.
 
-    def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
-        """What follows is not waiting for training data."""
-        self._ended = None
+    >>> from transformers import BertConfig
+    >>> matmul_flops(BertConfig(hidden_size=4, num_hidden_layers=1, intermediate_size=8, num_attention_heads=1), tokens=3, squares=9.0)
+    912.0
+    """
+    layers, dim = config.num_hidden_layers, config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "hidden_dim", 4 * dim)
+    return 2.0 * layers * (4 * dim**2 + 2 * dim * inner) * tokens + 4.0 * layers * dim * squares
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
-        """The time between epochs is not waiting either."""
-        self._ended = None
+
+@dataclass
+class Counts:
+    """What was done in how much time; pairs and tokens are those of all devices."""
+
+    pairs: int = 0
+    tokens: int = 0
+    computed_tokens: int = 0
+    busy_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    squares: Tensor | float = 0.0
 
     @property
     def seconds(self) -> float:
         """Time in training steps and in waiting for them."""
         return max(self.busy_seconds + self.wait_seconds, 1e-9)
 
+
+class Throughput(pl.Callback):
+    """Measure training steps, validation left out; tokens are this device's times the number of devices.
+
+    The first steps compile and fill caches: where more follow, they are counted apart, as `start_seconds`.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.start, self.counts = Counts(), Counts()
+        self.matmul_rate = 0.0  # of all devices, FLOP/s
+        self._config: Any = None
+        self._device = torch.device("cpu")
+        self._started = self._ended = None  # type: float | None
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Measure the card."""
+        self._config = getattr(getattr(getattr(module, "scorer", None), "encoder", None), "config", None)
+        self._device = module.device
+        if self._device.type == "cuda":
+            self.matmul_rate = measure_matmul(self._device) * trainer.world_size
+            torch.cuda.reset_peak_memory_stats(self._device)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+        """Note how long the loop waited for this step's data."""
+        self._started = time.perf_counter()
+        if self._ended is not None:
+            self.counts.wait_seconds += self._started - self._ended
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: TrainStep, batch_idx: int) -> None:  # noqa: ARG002
+        """Count the step."""
+        self.steps += 1
+        counts = self.counts
+        counts.pairs += batch.num_docs
+        computed = getattr(getattr(getattr(module, "scorer", None), "encoder", None), "computed_tokens", lambda texts: texts.num_tokens)
+        for micro in batch.micro_batches:
+            for texts in (micro.pairs, micro.queries, micro.docs):
+                if texts is not None:
+                    counts.tokens += trainer.world_size * texts.num_tokens
+                    counts.computed_tokens += trainer.world_size * computed(texts)
+                    # stays on the device: reading it here would make the host wait
+                    counts.squares = counts.squares + trainer.world_size * texts.cu_seqlens.diff().double().square().sum()
+        look = batch_idx % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        if self.steps == WARM_UP or look:
+            self._wait_for_device()
+        self._count_time()
+        if self.steps == WARM_UP:
+            self.start, self.counts = counts, Counts()
+        if look:
+            for name, value in self.report().items():
+                if name not in ("train_seconds", "start_seconds"):
+                    module.log(f"train/{name}", float(value), prog_bar=name == "pairs_per_second")
+        self._ended = time.perf_counter()
+
+    def _count_time(self) -> None:
+        assert self._started is not None
+        now = time.perf_counter()
+        self.counts.busy_seconds += now - self._started
+        self._started = now
+
+    def _wait_for_device(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _pause(self) -> None:
+        """What the device still works on belongs to the steps; what follows is no waiting for data."""
+        if self._ended is not None:
+            before = time.perf_counter()
+            self._wait_for_device()
+            self.counts.busy_seconds += time.perf_counter() - before
+        self._ended = None
+
+    def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Leave validation out."""
+        self._pause()
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Leave the time between epochs out."""
+        self._pause()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Count what the device still has to do."""
+        self._pause()
+
     def report(self) -> dict[str, float]:
-        """The figures for `result.json`."""
-        return {
-            "pairs_per_second": self.pairs / self.seconds,
-            "tokens_per_second": self.tokens / self.seconds,
-            "data_wait_share": self.wait_seconds / self.seconds,
+        """The figures for `result.json`; `mfu` is the share of the card's own rate in a large bf16 matrix product, on CUDA only."""
+        counts = self.counts if self.counts.pairs else self.start
+        figures = {
+            "pairs_per_second": counts.pairs / counts.seconds,
+            "tokens_per_second": counts.tokens / counts.seconds,
+            "padding_share": 1 - counts.tokens / max(counts.computed_tokens, 1),
+            "data_wait_share": counts.wait_seconds / counts.seconds,
             "peak_memory_bytes": peak_memory_bytes(),
-            "train_seconds": self.seconds,
+            "train_seconds": self.start.seconds + self.counts.seconds,
+            "start_seconds": self.start.seconds,
         }
+        if self.matmul_rate and hasattr(self._config, "num_hidden_layers"):
+            flops = 3 * matmul_flops(self._config, counts.tokens, float(counts.squares))
+            figures["flops_per_second"] = flops / counts.seconds
+            figures["mfu"] = flops / counts.seconds / self.matmul_rate
+        return figures
+
+
+def measure_matmul(device: torch.device, repeats: int = 10) -> float:
+    """FLOP/s of a square bf16 matrix product of `YARDSTICK`, the median of some."""
+    left, right = (torch.randn(YARDSTICK, YARDSTICK, device=device, dtype=torch.bfloat16) for _ in range(2))
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 4)]
+    for event in events:
+        left @ right
+        event.record()
+    torch.cuda.synchronize(device)
+    seconds = sorted(first.elapsed_time(then) / 1e3 for first, then in pairwise(events[3:]))
+    return 2 * YARDSTICK**3 / seconds[len(seconds) // 2]
 
 
 def peak_memory_bytes() -> int:

@@ -1,0 +1,252 @@
+"""Training throughput of the product, of sentence-transformers' CrossEncoderTrainer and of a plain padded loop, on the same pairs.
+
+    python benchmarks/train_throughput.py --size base --rounds 2
+
+All train a random BERT with the same number of steps' pairs, in alternation, in one process on one GPU; pairs have lengths like those
+of MS MARCO's passages (queries log-normal with mean 8 and standard deviation 4, docs 76 and 35 word pieces). The product runs through its
+own data module, Lightning module and callbacks. Each peer gets bf16, 8 workers, its better batch size and cuDNN's attention off, whose
+set-up for each new shape makes mixed lengths slow on Hopper. Printed last: pairs/s, the share of the card's rate in an 8192-cubed bf16
+matrix product, peak memory a pair, and ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits  # noqa: E402
+from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E402
+from ranker.layers.encoder import Encoder  # noqa: E402
+from ranker.losses.lce import LCE  # noqa: E402
+from ranker.models.monobert import MonoBERT  # noqa: E402
+from ranker.training.rerank_module import RerankModule  # noqa: E402
+from ranker.training.throughput import Throughput, matmul_flops, measure_matmul  # noqa: E402
+
+SIZES = {"tiny": (2, 64, 2), "minilm": (6, 384, 12), "base": (12, 768, 12), "large": (24, 1024, 16)}
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+DOCS = 8  # docs of a query group
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """One piece a word, in BERT's layout and with BERT's number of pieces."""
+    words = {word: i for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(30517))])}
+    backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
+        model_max_length=512, model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )  # fmt: skip
+
+
+def lognormal(rng: np.random.Generator, mean: float, deviation: float, count: int, most: int) -> np.ndarray:
+    """Lengths of 1 to `most`."""
+    spread = np.log(1 + (deviation / mean) ** 2)
+    return np.clip(np.round(rng.lognormal(np.log(mean) - spread / 2, spread**0.5, count)), 1, most).astype(int)
+
+
+def collection(groups: int, seed: int = 0) -> Collection:
+    """Query groups of `DOCS` docs, one of them relevant; lengths like MS MARCO's."""
+    rng = np.random.default_rng(seed)
+    text = lambda length: " ".join(f"w{i}" for i in rng.integers(0, 30517, length))  # noqa: E731
+    queries = {f"q{i}": text(length) for i, length in enumerate(lognormal(rng, 8, 4, groups, 64))}
+    docs = MemoryDocs(Doc(f"d{i}", text(length)) for i, length in enumerate(lognormal(rng, 76, 35, groups * DOCS, 256)))
+    qrels = {f"q{i}": {f"d{DOCS * i}": 1} for i in range(groups)}
+    run = {f"q{i}": {f"d{DOCS * i + j}": float(-j) for j in range(DOCS)} for i in range(groups)}
+    return Collection("generated", docs, queries, qrels, Candidates.from_run(run))
+
+
+def config_of(size: str) -> BertConfig:
+    layers, dim, heads = SIZES[size]
+    return BertConfig(hidden_size=dim, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * dim)
+
+
+def module_of(size: str, scorer: Any = None, rate: float = 1e-5, max_norm: float | None = 1.0, optimizer: Any = None) -> RerankModule:
+    torch.manual_seed(0)
+    scorer = scorer or MonoBERT(Encoder(BertModel(config_of(size), add_pooling_layer=False), tokenizer()))
+    optimizer = optimizer or (lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True))
+    return RerankModule(scorer, ["nDCG@10"], loss=LCE(), optimizer=optimizer, schedule=lambda step, total: 1.0, max_norm=max_norm)  # noqa: ARG005
+
+
+def product(size: str, data: Collection, pairs: int, max_tokens: int, cache: str) -> dict[str, float]:
+    """Train through the product's own modules."""
+    module = module_of(size)
+    loaders = RankData(
+        Splits(data, None, {}), module.scorer.encoder.tokenizer, "pairs", 512,
+        BatchOptions(queries=pairs // DOCS, docs=DOCS, max_tokens=max_tokens, workers=4 if torch.cuda.is_available() else 0),
+        TextLimits(64, 256), cache_dir=cache,
+    )  # fmt: skip
+    throughput = Throughput()
+    trainer = pl.Trainer(
+        accelerator="auto", devices=1, max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, use_distributed_sampler=False, callbacks=[throughput],
+        precision="bf16-mixed" if torch.cuda.is_available() else "32-true",
+    )  # fmt: skip
+    trainer.fit(module, datamodule=loaders)
+    return throughput.report()
+
+
+def padded_loop(size: str, data: Collection, pairs: int, steps: int, flops: float) -> dict[str, float]:
+    """What one writes by hand: padded batches, autocast, transformers' own forward and pooled classifier."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model, pieces = BertForSequenceClassification(config_of(size)).to(device), tokenizer()
+    model.config.problem_type, model.config.num_labels = None, 2
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    texts = list(pair_texts(data, pairs * steps))
+    batches = [
+        pieces(*map(list, zip(*texts[i : i + pairs], strict=True)), padding=True, return_tensors="pt") for i in range(0, len(texts), pairs)
+    ]
+    labels = torch.zeros(pairs, dtype=torch.long, device=device)
+    started = 0.0
+    for i, batch in enumerate(batches):
+        if i == 3:
+            _wait(device)
+            started = time.perf_counter()
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            loss = model(
+                **{key: value.to(device, non_blocking=True) for key, value in batch.items()}, labels=labels[: len(batch["input_ids"])]
+            ).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    _wait(device)
+    return figures(pairs * (steps - 3) / (time.perf_counter() - started), flops, pairs)
+
+
+def sentence_transformers(size: str, data: Collection, pairs: int, steps: int, flops: float) -> dict[str, float]:
+    """CrossEncoderTrainer with its binary cross-entropy."""
+    from datasets import Dataset
+    from sentence_transformers.cross_encoder import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
+    from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+    from transformers import TrainerCallback
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, args, state, control, **rest) -> None:  # noqa: ARG002
+            if state.global_step == 3:
+                _wait("cuda")
+                self.started = time.perf_counter()
+
+    config = config_of(size)
+    config.num_labels = 1
+    with tempfile.TemporaryDirectory() as folder:
+        BertForSequenceClassification(config).save_pretrained(folder)
+        tokenizer().save_pretrained(folder)
+        model = CrossEncoder(folder, max_length=512)
+        texts = list(pair_texts(data, pairs * steps))
+        rows = Dataset.from_dict(
+            {"query": [q for q, _ in texts], "doc": [d for _, d in texts], "label": [float(i % 2) for i in range(len(texts))]}
+        )
+        clock = Clock()
+        arguments = CrossEncoderTrainingArguments(
+            output_dir=folder, max_steps=steps, per_device_train_batch_size=pairs, bf16=torch.cuda.is_available(), dataloader_num_workers=8,
+            logging_strategy="no", save_strategy="no", report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        trainer = CrossEncoderTrainer(
+            model=model, args=arguments, train_dataset=rows, loss=BinaryCrossEntropyLoss(model), callbacks=[clock]
+        )
+        trainer.train()
+        _wait("cuda")
+        return figures(pairs * (steps - 3) / (time.perf_counter() - clock.started), flops, pairs)
+
+
+def pair_texts(data: Collection, count: int) -> Any:
+    """The first `count` pairs of texts, around again where there are fewer."""
+    docs = list(data.docs)
+    for i in range(count):
+        doc = docs[i % len(docs)]
+        yield data.queries[f"q{(i % len(docs)) // DOCS}"], doc.full_text
+
+
+def figures(rate: float, flops: float, pairs: int) -> dict[str, float]:
+    return {"pairs_per_second": rate, "mfu": rate * flops, "memory": _peak() / pairs}
+
+
+def _peak() -> int:
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+
+
+def _wait(device: str) -> None:
+    if device == "cuda" and torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--size", choices=SIZES, default="base")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=744, help="pairs of a step of the product")
+    parser.add_argument("--max-tokens", type=int, default=69632)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--peer-pairs", type=int, nargs="+", default=[128, 256])
+    parser.add_argument("--peer-steps", type=int, default=40)
+    parser.add_argument("--without", nargs="*", default=[], help="peers to leave out: sentence-transformers, padded")
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    gpu = torch.cuda.is_available()
+    rate = measure_matmul(torch.device("cuda")) if gpu else 1.0
+    data = collection(args.pairs // DOCS * args.steps)
+    lengths = np.array([len(q.split()) + len(d.split()) + 3 for q, d in pair_texts(data, 5000)])
+    flops = (
+        3 * matmul_flops(config_of(args.size), 1, 0.0) * lengths.mean()
+        + 12 * SIZES[args.size][0] * SIZES[args.size][1] * (lengths**2.0).mean()
+    )
+    rows: dict[str, list[dict[str, float]]] = {}
+
+    def note(name: str, train: Any, *arguments: Any) -> None:
+        _fresh()
+        try:
+            found = train(*arguments)
+        except Exception as error:  # one peer's failure must not lose the others' figures
+            print(name, "failed:", repr(error)[:500], flush=True)
+            return
+        if name == "product":
+            found["memory"] = found["peak_memory_bytes"] / args.pairs
+        rows.setdefault(name, []).append(found)
+        print(name, json.dumps({key: round(value, 4) for key, value in found.items()}), flush=True)
+
+    with tempfile.TemporaryDirectory() as cache:
+        for _ in range(args.rounds):
+            note("product", product, args.size, data, args.pairs, args.max_tokens, cache)
+            for pairs in args.peer_pairs:
+                for name, peer in {"sentence-transformers": sentence_transformers, "padded": padded_loop}.items():
+                    if name not in args.without:
+                        note(f"{name} {pairs}", peer, args.size, data, pairs, args.peer_steps, flops / rate)
+    best = {name: max(found["pairs_per_second"] for found in runs) for name, runs in rows.items()}
+    card = torch.cuda.get_device_name() if gpu else "CPU"
+    print(
+        f"\n{args.size} on {card}, torch {torch.__version__}, 8192-cubed bf16 product {rate / 1e12:.0f} TFLOP/s, {lengths.mean():.1f} tokens a pair"
+    )
+    for name, runs in rows.items():
+        print(
+            f"| {name} | {' / '.join(str(round(found['pairs_per_second'])) for found in runs)} | {max(found.get('mfu', 0) for found in runs):.3f} | "
+            f"{runs[0]['memory'] / 1e6:.1f} MB | {best['product'] / best[name]:.1f} |"
+        )
+
+
+def _fresh() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The CUDA paths against float64 and against the padded float32 path. CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/unit/layers"""
+
+import pytest
+import torch
+from transformers import BertConfig, BertModel
+
+from ranker.layers.attention import library_attention, short_attention
+from ranker.layers.encoder import Encoder
+from ranker.layers.tiny import tiny_tokenizer
+from ranker.types import TokenBatch
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0")]
+
+
+def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.detach().double() - expected.detach().double()).norm() / expected.detach().double().norm())
+
+
+def reference(qkv, lengths, attended):
+    query, key, value = (part.split(lengths) for part in qkv.unbind(1))
+    rows = []
+    for row, count in enumerate(attended):
+        logits = torch.einsum("ihd,jhd->hij", query[row], key[row][:count]) * qkv.shape[-1] ** -0.5
+        rows.append(torch.einsum("hij,jhd->ihd", logits.softmax(-1), value[row][:count]))
+    return torch.cat(rows)
+
+
+@pytest.mark.parametrize(("dim", "longest"), [(32, 128), (64, 512), (64, 64), (128, 512)])
+@pytest.mark.parametrize("partly", [False, True])
+@pytest.mark.parametrize("attend", [short_attention, library_attention])
+def test_pc41_attention_and_its_gradients_equal_float64(dim, longest, partly, attend):
+    torch.manual_seed(dim + longest)
+    lengths = [1, 63, 64, longest, *torch.randint(1, longest + 1, (12,)).tolist()]
+    attended = [int(torch.randint(1, length + 1, ())) if partly else length for length in lengths]
+    ends, cu_keys = (torch.tensor([0, *counts]).cumsum(0).int().cuda() for counts in (lengths, attended))
+    keys = (
+        torch.cat([torch.arange(count) + start for count, start in zip(attended, ends[:-1].tolist(), strict=True)]).cuda()
+        if partly
+        else None
+    )
+    qkv = torch.randn(sum(lengths), 3, 4, dim, device="cuda").bfloat16().requires_grad_()
+    above = torch.randn(sum(lengths), 4, dim, device="cuda").bfloat16()
+    torch.empty(2**27, device="cuda").fill_(float("nan"))  # what a kernel forgets to write is not zero by luck
+    got = attend(qkv, ends, cu_keys, keys, longest)
+    exact = qkv.detach().double().requires_grad_()
+    expected = reference(exact, lengths, attended)
+    assert error(got, expected) < 1e-2
+    gradient, exact_gradient = torch.autograd.grad(got, qkv, above)[0], torch.autograd.grad(expected, exact, above.double())[0]
+    for part in range(3):
+        assert error(gradient[:, part], exact_gradient[:, part]) < 1e-2
+
+
+def made(**options) -> Encoder:
+    torch.manual_seed(0)
+    config = BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_hidden_layers=4, vocab_size=1000)
+    return Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer(), **options).cuda()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("attention", ["short", "library"])
+@pytest.mark.parametrize("partly", [False, True])
+def test_states_and_gradients_equal_the_padded_float32_path(compiled, attention, partly):
+    torch.manual_seed(1)
+    for lengths in ([5, 80, 200, 33], [90] * 7, [300, 1]):  # new shapes go through the same compiled code
+        tokens = torch.randint(5, 1000, (sum(lengths),))
+        batch = TokenBatch(tokens, tokens % 2, torch.tensor([0, *lengths]).cumsum(0).int(), max(lengths))
+        if partly:
+            batch.attended = torch.tensor([max(length // 2, 1) for length in lengths], dtype=torch.int32)
+            batch.num_attended = int(batch.attended.sum())
+        batch = batch.to("cuda")
+        exact, fast = made(), made(compile=compiled, attention=attention)
+        expected = exact(batch)
+        with torch.autocast("cuda", torch.bfloat16):
+            got = fast(batch)
+        assert got.dtype == torch.float32
+        assert error(got, expected) < 1e-2
+        weights = torch.randn_like(expected)
+        (expected * weights).sum().backward()
+        (got * weights).sum().backward()
+        norms = [
+            torch.stack([p.grad.double().norm() for p in encoder.parameters() if p.grad is not None]).norm() for encoder in (exact, fast)
+        ]
+        assert abs(norms[1] / norms[0] - 1) < 1e-3
