@@ -209,7 +209,8 @@ def _encode_shard(scorer: Any, collator: Collator, rows: np.ndarray, folder: Pat
     ids.tofile(folder / "ids.bin")
     vectors = np.memmap(folder / "vectors.bin", description.dtype, "w+", shape=(int(ends[-1]), description.dim))
     for batch in batches:
-        values = _vectors(scorer.encode_docs, collator.doc_batch(rows[batch]), where).astype(description.dtype)
+        with np.errstate(over="ignore"):  # infinity is refused below
+            values = _vectors(scorer.encode_docs, collator.doc_batch(rows[batch]), where).astype(description.dtype)
         if not np.isfinite(values).all():
             bad = np.repeat(batch, counts[batch])[np.flatnonzero(~np.isfinite(values).all(axis=1))[0]]
             raise DataError(

@@ -13,7 +13,7 @@ import torch
 
 from ranker.data.batching import Collator
 from ranker.data.collection import Candidates, Collection
-from ranker.layers.interaction import TextVectors, maxsim_pairs
+from ranker.layers.interaction import TextVectors, blocks, maxsim_all
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device, Encoded, encode_queries
 from ranker.retrieval.index import VectorIndex
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 SPARE = 32  # fetched beyond what is asked for, so that ties at the last place follow the tie rule
 QUERIES = 256  # searched at a time
-PAIR_VECTORS = 1 << 21  # MaxSim compares so many pairs of vectors at a time: 8 MiB
+QUERY_VECTORS, DOC_VECTORS = 1024, 8192  # MaxSim compares so many at a time: 32 MiB
 
 
 class Engine(Protocol):
@@ -138,13 +138,10 @@ class VectorEngine:
     def _late(self, queries: TextVectors, depth: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """Several vectors a doc: docs near any query vector are candidates, the most promising are compared by all their vectors."""
         assert queries.counts is not None
-        every_doc = np.arange(self.encoded.num_docs)
         wanted = max(depth, self.late.candidates)
         if wanted >= self.encoded.num_docs:
-            return [
-                self._best(every_doc, self._exact(queries.take(torch.tensor([query])), every_doc), depth)
-                for query in range(queries.num_texts)
-            ]
+            every_doc = np.arange(self.encoded.num_docs)
+            return [self._best(every_doc, scores, depth) for scores in self._maxsim(queries, every_doc)]
         scores, places = self.index.search(queries.values.numpy(), self.late.token_depth * self.index.kind.rescore)
         found = []
         ends = queries.counts.cumsum(0).tolist()
@@ -172,16 +169,18 @@ class VectorEngine:
             # in double precision, so that equal docs tie and the order of summation decides nothing
             products = self.encoded.take(rows).values.numpy().astype(np.float64) @ query.values[0].numpy().astype(np.float64)
             return (products / self._divisor).astype(np.float32)
-        out = np.empty(len(rows), dtype=np.float32)
-        on_device = query.to(self.where.device)
-        widest = int(self.encoded.counts[rows].max(initial=1)) * max(1, len(query.values))
-        step = max(1, PAIR_VECTORS // widest)
+        return self._maxsim(query, rows)[0]
+
+    def _maxsim(self, queries: TextVectors, rows: np.ndarray) -> np.ndarray:
+        """Every query with every one of the docs, float32 [queries, docs]; docs are read once, some at a time."""
+        out = np.empty((queries.num_texts, len(rows)), dtype=np.float32)
+        on_device, everyone = queries.to(self.where.device), torch.arange(queries.num_texts, device=self.where.device)
+        step = max(1, DOC_VECTORS // max(1, int(self.encoded.counts[rows].max(initial=1))))
         for start in range(0, len(rows), step):
-            some = rows[start : start + step]
             with torch.inference_mode():
-                docs = self.encoded.take(some).to(self.where.device)
-                owners = torch.zeros(len(some), dtype=torch.int64, device=docs.values.device)
-                out[start : start + step] = maxsim_pairs(on_device, docs, owners).cpu().numpy()
+                docs = self.encoded.take(rows[start : start + step]).to(self.where.device)
+                parts = [maxsim_all(on_device.take(some), docs) for some in blocks(everyone, on_device, QUERY_VECTORS)]
+                out[:, start : start + step] = torch.cat(parts).cpu().numpy()
         return out
 
     def _best(self, rows: np.ndarray, scores: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:

@@ -42,7 +42,8 @@ class IVFPQ:
         if dim % subvectors:
             raise ConfigError(f"index.subvectors: expected a divisor of the vectors' size {dim}, got {subvectors}")
         lists = num_lists(self.lists, num_vectors)
-        index = faiss.IndexIVFPQ(faiss.IndexFlatIP(dim), dim, lists, subvectors, 8, faiss.METRIC_INNER_PRODUCT)
+        bits = min(8, max(1, num_vectors.bit_length() - 1))  # no more codes than there are vectors to learn them from
+        index = faiss.IndexIVFPQ(faiss.IndexFlatIP(dim), dim, lists, subvectors, bits, faiss.METRIC_INNER_PRODUCT)
         index.nprobe = min(lists, self.probes or max(8, lists // 8))
         return index
 

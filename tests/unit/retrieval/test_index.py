@@ -1,0 +1,144 @@
+"""faiss indexes: metric, probes, sizes, what is kept and what is refused."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ranker.errors import CheckpointError, ConfigError, DataError
+from ranker.retrieval.index import VectorIndex, num_lists
+from ranker.retrieval.indexes.flat import Flat
+from ranker.retrieval.indexes.hnsw import HNSW
+from ranker.retrieval.indexes.ivf_flat import IVFFlat
+from ranker.retrieval.indexes.ivf_pq import IVFPQ
+
+faiss = pytest.importorskip("faiss")
+
+
+class Vectors:
+    """What an index reads of a folder of vectors."""
+
+    def __init__(self, vectors: np.ndarray, folder) -> None:
+        self.values, self.folder = vectors.astype(np.float32), folder
+        self.description = SimpleNamespace(dim=vectors.shape[1], digest="made here")
+        self.num_vectors = len(vectors)
+        self.doc_ids = np.array([f"d{i}".encode() for i in range(len(vectors))])
+        self.ends = np.arange(1, len(vectors) + 1)
+
+    def chunks(self, most=64):
+        for start in range(0, len(self.values), most):
+            yield self.values[start : start + most]
+
+    def sample(self, count, seed=0):
+        return self.values[np.random.default_rng(seed).permutation(len(self.values))[:count]]
+
+
+@pytest.fixture
+def vectors(tmp_path):
+    def make(count=200, dim=16, seed=0):
+        values = np.random.default_rng(seed).normal(size=(count, dim))
+        return Vectors(values / np.linalg.norm(values, axis=1, keepdims=True), tmp_path)
+
+    return make
+
+
+KINDS = {"flat": Flat, "ivf_flat": IVFFlat, "ivf_pq": IVFPQ, "hnsw": HNSW}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_pc59_pc61_every_kind_searches_by_inner_product(tmp_path, name):
+    others = np.random.default_rng(0).normal(size=(300, 2)) * 0.1 - [1.0, 0.0]
+    points = Vectors(np.concatenate([[[3.0, 4.0], [1.0, 0.0], [10.0, 40.0]], others]), tmp_path)
+    kind = IVFPQ(lists=1, subvectors=1) if name == "ivf_pq" else IVFFlat(lists=1) if name == "ivf_flat" else KINDS[name]()
+    index = VectorIndex.over(points, kind)
+    assert index._index.metric_type == faiss.METRIC_INNER_PRODUCT
+    scores, places = index.search(np.array([[1.0, 0.0]]), 3)
+    assert places.tolist() == [[2, 0, 1]]  # C, A, B; by L2 it would be B, A, C
+    assert scores[0, 0] > scores[0, 1] > scores[0, 2]
+    if name != "ivf_pq":  # whose products are approximate
+        assert scores.tolist() == [[10.0, 3.0, 1.0]]
+
+
+def test_pc61_one_probe_finds_fewer_and_says_so_all_probes_find_all(vectors, caplog):
+    points = vectors()
+    query = points.values[:1]
+    few = VectorIndex.over(points, IVFFlat(lists=20, probes=1))
+    assert "20 lists learn from 200 vectors, fewer than 39 each; lower index.lists" in caplog.text
+    scores, places = few.search(query, 50)
+    found = int((places[0] >= 0).sum())
+    assert found < 50
+    assert f"1 of 1 queries got fewer than 50 vectors, the fewest {found}; raise index.probes" in caplog.text
+    assert (scores[0, found:] == -np.inf).all()
+    all_of_them = VectorIndex.over(points, IVFFlat(lists=20, probes=20)).search(query, 50)[1]
+    exact = np.argsort(-(points.values @ query[0]), kind="stable")[:50]
+    assert all_of_them[0].tolist() == exact.tolist()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_more_than_there_are_gives_all_and_no_place_twice(vectors, name):
+    points = vectors(count=300)
+    kind = KINDS[name](lists=4, probes=4) if name.startswith("ivf") else KINDS[name]()
+    _, places = VectorIndex.over(points, kind).search(points.values[:3], 1000)
+    assert places.shape == (3, 300)
+    assert all(sorted(row) == list(range(300)) for row in places.tolist())
+
+
+def test_no_query_and_no_vector(vectors, tmp_path):
+    index = VectorIndex.over(vectors(), Flat())
+    assert [part.shape for part in index.search(np.zeros((0, 16)), 5)] == [(0, 5), (0, 5)]
+    empty = VectorIndex.over(Vectors(np.zeros((0, 16)), tmp_path), Flat())
+    assert [part.shape for part in empty.search(np.zeros((2, 16)), 5)] == [(2, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("name", ["ivf_flat", "ivf_pq", "hnsw"])
+def test_what_was_learned_is_kept_and_other_vectors_are_refused(vectors, name):
+    points = vectors(count=400)
+    made = VectorIndex.over(points, KINDS[name]())
+    path = next(points.folder.glob("index-*.faiss"))
+    stamp = path.stat().st_mtime_ns
+    again = VectorIndex.over(points, KINDS[name]())
+    assert path.stat().st_mtime_ns == stamp and made.num_bytes == again.num_bytes == path.stat().st_size
+    for one, other in zip(made.search(points.values[:5], 10), again.search(points.values[:5], 10), strict=True):
+        np.testing.assert_array_equal(one, other)
+    points.description.digest = "of another model"
+    with pytest.raises(CheckpointError, match=r"expected an index of .*of another model.*, got one of .*made here.*; delete it"):
+        VectorIndex.over(points, KINDS[name]())
+
+
+def test_how_it_is_searched_may_change_without_building_it_again(vectors):
+    points = vectors()
+    VectorIndex.over(points, IVFFlat(lists=8, probes=1))
+    stamps = {path: path.stat().st_mtime_ns for path in points.folder.glob("index-*.faiss")}
+    index = VectorIndex.over(points, IVFFlat(lists=8, probes=8))
+    assert index._index.nprobe == 8
+    assert {path: path.stat().st_mtime_ns for path in points.folder.glob("index-*.faiss")} == stamps
+    assert json.loads(next(points.folder.glob("index-*.json")).read_text())["metric"] == "inner product"
+
+
+def test_a_vector_that_is_not_finite_is_refused(vectors):
+    points = vectors()
+    points.values[130, 3] = np.nan
+    with pytest.raises(DataError, match="expected finite vectors, got NaN or infinity in that of doc 'd130'"):
+        VectorIndex.over(points, Flat())
+
+
+def test_number_of_lists():
+    assert [num_lists(None, count) for count in (0, 10, 200, 100_000, 8_841_823)] == [1, 1, 5, 1264, 11894]
+    assert num_lists(20, 200) == 20 and num_lists(500, 200) == 200
+
+
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: IVFFlat(lists=0), "index.lists: expected at least 1, got 0"),
+    (lambda: HNSW(search_depth=0), "index.search_depth: expected at least 1, got 0"),
+    (lambda: IVFPQ(subvectors=5).make(16, 100), "index.subvectors: expected a divisor of the vectors' size 16, got 5"),
+])  # fmt: skip
+def test_wrong_options(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+@pytest.mark.skipif(hasattr(faiss, "StandardGpuResources"), reason="this faiss has GPU support")
+def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(vectors):
+    with pytest.raises(ConfigError, match=r"index.gpu: expected a GPU that faiss sees, got none"):
+        VectorIndex.over(vectors(), Flat(gpu=True))
