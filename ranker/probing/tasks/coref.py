@@ -17,6 +17,7 @@ EASY_TRIES = 500
 PERSONAL = {"he", "him", "his", "himself", "she", "her", "hers", "herself"}
 PLURAL = {"they", "them", "their", "theirs", "themselves"}
 NEUTRAL = {"it", "its", "itself"}
+LEADING = ("DET", "SCONJ", "CCONJ", "ADP")
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,8 @@ class Coreference:
         positives = rng.sample(positives, min(len(positives), self.max_positives))
         names = [(entity.start_char, entity.end_char) for entity in doc.ents]
         targets = []
-        for number, (first, later) in enumerate(positives):
-            hard = [mention for mention in told if _unlike(mention, first) and _unlike(mention, later)] if number % 2 else []
+        for first, later in positives:
+            hard = [mention for mention in told if _unlike(mention, first) and _unlike(mention, later)] if rng.random() < 0.5 else []
             other = rng.choice(hard) if hard else _easy(doc, told, names, rng)
             query_span = Span("query", first.start, first.end)
             targets.append(Target((query_span, Span("doc", later.start, later.end)), SAME))
@@ -130,8 +131,8 @@ def mentions(parsed: Any) -> list[Mention]:
         pronoun = root.pos_ == "PRON"
         if pronoun and (root.lower_ not in PERSONAL | PLURAL | NEUTRAL or root.dep_ == "expl"):
             continue
-        # a phrase without its article: "the attacker" and "an attacker" are one mention text
-        start = next((token.i for token in chunk if token.pos_ != "DET" and not token.is_punct), root.i)
+        # a phrase without what leads to it: "the attacker" and "if an attacker" are one mention text
+        start = next((token.i for token in chunk if token.pos_ not in LEADING and not token.is_punct), root.i)
         words = frozenset(form for token in parsed[start : chunk.end] for form in (token.lower_, token.lemma_.lower()))
         text = parsed[start : chunk.end]
         found.append(

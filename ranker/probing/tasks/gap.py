@@ -29,8 +29,8 @@ class Gap:
     whole_text = False
     ranks = False
 
-    def __init__(self, path: str, max_pairs: int | None = None) -> None:
-        self.path, self.max_pairs = Path(path).expanduser(), max_pairs
+    def __init__(self, path: str | None = None, max_pairs: int | None = None) -> None:
+        self.path, self.max_pairs = None if path is None else Path(path).expanduser(), max_pairs
 
     @cached_property
     def labeller(self) -> str:  # type: ignore[override]
@@ -52,10 +52,11 @@ class Gap:
                 yield _example(dict(zip(columns, line.split("\t"), strict=False)), part, f"{path}:{number}")
 
     def _file(self, name: str) -> Path:
-        for path in (self.path / name, self.path / f"{name}.gz"):
+        for path in () if self.path is None else (self.path / name, self.path / f"{name}.gz"):
             if path.is_file():
                 return path
-        raise TaskUnavailable(f"probe.gap.path: expected a folder with {name} or {name}.gz, got {str(self.path)!r}; set probe.gap.path=DIR")
+        got = "none" if self.path is None else repr(str(self.path))
+        raise TaskUnavailable(f"probe.gap.path: expected a folder with {name} or {name}.gz, got {got}; set probe.gap.path=DIR")
 
 
 def _example(row: dict[str, str], part: str, where: str) -> ProbeExample:

@@ -35,11 +35,18 @@ class JsonLines:
     ranks = False
 
     def __init__(
-        self, path: str, name: str = "jsonl", spans: str = "chars", whole_text: bool = False, bins: int = 10, binning: str = "mean2std"
+        self,
+        path: str | None = None,
+        name: str = "jsonl",
+        spans: str = "chars",
+        whole_text: bool = False,
+        bins: int = 10,
+        binning: str = "mean2std",
     ) -> None:
         if spans not in SPANS:
             raise ConfigError(f"probe.jsonl.spans: expected one of {', '.join(SPANS)}; got {spans!r}")
-        self.path, self.name, self.spans, self.whole_text = Path(path).expanduser(), name, spans, whole_text
+        self.path = None if path is None else Path(path).expanduser()
+        self.name, self.spans, self.whole_text = name, spans, whole_text
         self.bins, self.binning = bins, binning
 
     @cached_property
@@ -67,8 +74,9 @@ class JsonLines:
                 yield example
 
     def _file(self) -> Path:
-        if not self.path.is_file():
-            raise TaskUnavailable(f"probe.jsonl.path: expected a file of records, got {str(self.path)!r}, which is none")
+        if self.path is None or not self.path.is_file():
+            got = "none" if self.path is None else f"{str(self.path)!r}, which is none"
+            raise TaskUnavailable(f"probe.jsonl.path: expected a file of records, got {got}; set probe.jsonl.path=FILE")
         return self.path
 
     def _records(self) -> Iterator[tuple[str, Any]]:

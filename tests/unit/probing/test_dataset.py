@@ -1,0 +1,184 @@
+"""Samples, splits, hashes, arrays."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ranker.errors import ConfigError, DataError
+from ranker.layers.tiny import tiny_tokenizer
+from ranker.probing.controls import control_labels, shuffled_labels, surface_features, type_of
+from ranker.probing.dataset import build_data, labelled_examples, span_array, span_tokens
+from ranker.probing.examples import ProbeExample, Span, Target
+from ranker.probing.pairs import assign_parts, sample_pairs
+from ranker.probing.sequences import Sequences
+from ranker.probing.tasks.bm25 import BM25Score
+from ranker.probing.tasks.rel import Relevance
+from ranker.probing.tasks.tf import TermFrequency
+from tests.unit.probing.mini import mini_collection, mini_sample
+
+SAMPLE = mini_sample()
+TOKENIZER = tiny_tokenizer()
+
+
+def built(task, sample=SAMPLE, max_doc=256, **options):
+    examples = list(task.examples(sample))
+    parts = assign_parts(examples, sample, "query", 0.2, 0.2)
+    pairs = list(dict.fromkeys((example.query, example.doc) for example in examples))
+    place_of = {pair: place for place, pair in enumerate(pairs)}
+    sequences = Sequences.of(pairs, TOKENIZER, "pairs", 512, 64, max_doc)
+    return build_data(task, examples, parts, [span_tokens(examples, sequences, place_of)], **options), sequences, place_of
+
+
+def test_pairs_are_drawn_from_each_querys_candidates() -> None:
+    collection = mini_collection()
+    made = sample_pairs(collection, 50, 5, 8, 0, 0.2, 0.2)
+    assert len(made.pairs) == 50 == len(set(made.pairs))
+    for query_id, doc_id in made.pairs:
+        assert doc_id in collection.candidates[query_id][:8]
+    assert sample_pairs(collection, 50, 5, 8, 0, 0.2, 0.2).pairs == made.pairs != sample_pairs(collection, 50, 5, 8, 1, 0.2, 0.2).pairs
+    draws = [sample_pairs(collection, 10**6, 3, 12, seed, 0.2, 0.2).pairs for seed in range(200)]
+    ranks = np.array([collection.candidates[query_id].index(doc_id) for pairs in draws for query_id, doc_id in pairs])
+    assert np.bincount(ranks, minlength=12) / len(ranks) == pytest.approx(np.full(12, 1 / 12), abs=0.01), "uniform over the candidates"
+    with pytest.raises(DataError, match="expected queries with candidates"):
+        sample_pairs(replace(collection, candidates=None), 50, 5, 8, 0, 0.2, 0.2)
+
+
+@pytest.mark.parametrize("task", [BM25Score(), Relevance(pool=6)])
+def test_no_query_is_in_two_parts(task) -> None:
+    examples = list(task.examples(SAMPLE))
+    parts = assign_parts(examples, SAMPLE, "query", 0.2, 0.2)
+    where: dict[str, set[str]] = {}
+    for example, part in zip(examples, parts, strict=True):
+        where.setdefault(example.query_id, set()).add(part)
+    assert all(len(found) == 1 for found in where.values())
+    assert set(parts) == {"train", "val", "test"}
+
+
+def test_groupings() -> None:
+    examples = list(BM25Score().examples(SAMPLE))
+    for group_by, key in (("doc", lambda e: e.doc_id), ("pair", lambda e: (e.query_id, e.doc_id))):
+        parts = assign_parts(examples, SAMPLE, group_by, 0.2, 0.2)
+        where: dict = {}
+        for example, part in zip(examples, parts, strict=True):
+            where.setdefault(key(example), set()).add(part)
+        assert all(len(found) == 1 for found in where.values())
+    by_query: dict = {}
+    for example, part in zip(examples, parts, strict=True):
+        by_query.setdefault(example.query_id, set()).add(part)
+    assert any(len(found) > 1 for found in by_query.values()), "the published split by pair puts one query on several sides"
+    with pytest.raises(ConfigError, match="group_by: expected one of query, doc, pair"):
+        assign_parts(examples, SAMPLE, "author", 0.2, 0.2)
+
+
+def test_parts_of_the_source_are_kept() -> None:
+    named = [ProbeExample(f"q{i}", "d", "x", "y", (), "test" if i < 5 else "train") for i in range(20)]
+    parts = assign_parts(named, SAMPLE, "query", 0.2, 0.2)
+    assert parts[:5] == ["test"] * 5
+    assert parts[5:].count("val") == 3, "validation is cut from train"
+    whole = [replace(example, part=part) for example, part in zip(named, parts, strict=True)]
+    assert assign_parts(whole, SAMPLE, "query", 0.5, 0.5) == parts
+
+
+def test_bins_are_fitted_on_train_alone() -> None:
+    data, _, _ = built(BM25Score())
+    values = np.array([example.targets[0].value for example in data.examples])
+    train = values[data.part == "train"]
+    assert (data.bins.mean, data.bins.std) == (train.mean(), train.std())
+    assert data.labels.tolist() == data.bins(values).tolist()
+    assert data.record()["bins"]["edges"] == data.bins.edges.tolist()
+    assert sum(data.record()["class_counts"]["train"]) == (data.part == "train").sum()
+
+
+def test_hash_hangs_on_labels_texts_parts_and_labeller() -> None:
+    first = built(BM25Score())[0].fingerprint
+    assert built(BM25Score())[0].fingerprint == first
+    assert built(BM25Score(k1=0.9))[0].fingerprint != first
+    assert built(BM25Score(), mini_sample(seed=1))[0].fingerprint != first
+    assert built(TermFrequency())[0].fingerprint != first
+
+
+def test_labels_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = labelled_examples(BM25Score(), SAMPLE, tmp_path)
+    assert made == list(BM25Score().examples(SAMPLE))
+    monkeypatch.setattr(BM25Score, "score", lambda *_: pytest.fail("labelled again"))
+    assert labelled_examples(BM25Score(), SAMPLE, tmp_path) == made
+    with pytest.raises(pytest.fail.Exception):
+        labelled_examples(BM25Score(b=0.5), SAMPLE, tmp_path)
+    assert len([path for path in (tmp_path / "probe_labels").iterdir() if path.is_dir()]) == 1, "the broken attempt left nothing"
+
+
+class Words:
+    """Two-span targets on the doc's first and last word."""
+
+    name, labeller, classes, whole_text, ranks = "words", "words@1", ("a", "b"), False, False
+
+    def examples(self, sample):
+        for query_id, doc_id, query, doc in sample.texts():
+            last = doc.rindex(" ") + 1
+            ends = Target((Span("doc", 0, 3), Span("doc", last, len(doc) - 1)), "ab"[len(doc) % 2])
+            yield ProbeExample(query_id, doc_id, query, doc, (Target((Span("doc", 0, 3), Span("doc", 4, 8)), "a"), ends))
+
+
+def test_targets_beyond_the_truncation_are_left_out_and_counted() -> None:
+    whole, _, _ = built(Words())
+    assert (whole.num_cut, len(whole.labels)) == (0, 2 * len(SAMPLE.pairs))
+    cut, sequences, place_of = built(Words(), max_doc=20)
+    assert cut.num_cut == len(SAMPLE.pairs) == len(cut.labels)
+    assert span_array(cut, sequences, place_of).shape == (len(cut.labels), 2, 2)
+    assert cut.fingerprint != whole.fingerprint
+
+
+def test_two_subjects_keep_the_targets_that_both_see() -> None:
+    task = Words()
+    examples = list(task.examples(SAMPLE))
+    parts = assign_parts(examples, SAMPLE, "query", 0.2, 0.2)
+    pairs = list(dict.fromkeys((example.query, example.doc) for example in examples))
+    place_of = {pair: place for place, pair in enumerate(pairs)}
+    spans = [span_tokens(examples, Sequences.of(pairs, TOKENIZER, "pairs", 512, 64, limit), place_of) for limit in (20, 256)]
+    assert build_data(task, examples, parts, spans).num_cut == len(SAMPLE.pairs)
+
+
+def test_nothing_to_tell_apart_is_an_error() -> None:
+    class Constant(Words):
+        def examples(self, sample):
+            for example in super().examples(sample):
+                yield replace(example, targets=(Target((Span("doc"),), value=1.0),))
+
+    with pytest.raises(DataError, match="got 1; is there anything to tell apart"):
+        built(Constant())
+
+
+# controls ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_control_labels_hang_on_the_type_and_keep_the_histogram() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.choice(4, 20_000, p=[0.6, 0.2, 0.15, 0.05])
+    types = [f"type {i % 5_000}" for i in range(20_000)]
+    made = control_labels(types, labels, np.arange(20_000) < 10_000, 4, seed=0)
+    assert len({(kind, label) for kind, label in zip(types, made, strict=True)}) == 5_000, "one label a type"
+    assert np.bincount(made) / 20_000 == pytest.approx([0.6, 0.2, 0.15, 0.05], abs=0.02)
+    assert (made != control_labels(types, labels, np.arange(20_000) < 10_000, 4, seed=1)).mean() > 0.3
+    assert np.mean(made == labels) < 0.5
+
+
+def test_types() -> None:
+    example = ProbeExample("q", "d", "What is the Java sandbox?", "New  York Times", ())
+    assert type_of(example, Target((Span("query"), Span("doc")), "1")) == "java"
+    assert type_of(example, Target((Span("doc", 0, 9),), "GPE")) == "new york"
+
+
+def test_shuffled_labels_stay_in_their_part() -> None:
+    labels, parts = np.arange(300) % 7, np.repeat(["train", "val", "test"], 100)
+    made = shuffled_labels(labels, parts, 0)
+    for part in np.unique(parts):
+        assert sorted(made[parts == part]) == sorted(labels[parts == part])
+    assert (made == labels).mean() < 0.3
+
+
+def test_surface_features_by_hand() -> None:
+    # stems: [red, bird] and [red, bird, red, fox]: shared red and bird, tf (2/4 + 1/4) / 2
+    assert surface_features("The red birds", "A red bird, a red fox") == [2, 4, 2, 1, 0.375]
+    assert surface_features("", "text") == [0, 1, 0, 0, 0]
