@@ -49,4 +49,4 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache outputs multirun
+	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache

@@ -269,7 +269,16 @@ def check(cfg: DictConfig) -> None:
     Raises:
         ConfigError: One line per fault: dotted key, what was expected, what came, how to fix it.
     """
-    faults = [*_missing(cfg), *_unknown(cfg), *_targets(cfg), *_trainer(cfg), *_numbers(cfg), *_measures(cfg), *_files(cfg)]
+    faults = [
+        *_missing(cfg),
+        *_unknown(cfg),
+        *_targets(cfg),
+        *_trainer(cfg),
+        *_numbers(cfg),
+        *_measures(cfg),
+        *_evaluation(cfg),
+        *_files(cfg),
+    ]
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
 
@@ -366,6 +375,16 @@ def _trainer(cfg: DictConfig) -> list[str]:
     strategies = ("auto", "ddp", "ddp_find_unused_parameters_true")
     if trainer.get("strategy") not in strategies:
         faults.append(f"trainer.strategy: expected one of {', '.join(strategies)}; got {trainer.get('strategy')!r}")
+    if trainer.get("accelerator") not in ("auto", "cpu", "gpu", "cuda", "mps"):
+        faults.append(f"trainer.accelerator: expected one of auto, cpu, gpu, cuda, mps; got {trainer.get('accelerator')!r}")
+    interval = trainer.get("val_check_interval")
+    if interval is not None and number.fault(interval):
+        faults.append(f"trainer.val_check_interval: {number.fault(interval)}")
+    for key in ("fast_dev_run", "barebones", "use_distributed_sampler", "limit_val_batches", "limit_test_batches"):
+        if trainer.get(key):
+            faults.append(f"trainer.{key}: not supported, since an evaluation needs every query exactly once; leave it unset")
+    if trainer.get("enable_checkpointing") is False:
+        faults.append("trainer.enable_checkpointing: expected true, since the best state is what is tested and exported")
     if trainer.get("overfit_batches"):
         faults.append("trainer.overfit_batches: not supported with one item per optimizer step; use trainer.limit_train_batches")
     if trainer.get("gradient_clip_algorithm") not in (None, "norm"):
@@ -389,6 +408,17 @@ def _numbers(cfg: DictConfig) -> list[str]:
     batch = cfg.get("batch")
     if batch is not None and batch.positives > batch.docs >= 1:
         faults.append(f"batch.positives: expected at most batch.docs={batch.docs}, got {batch.positives}")
+    if "loss" in cfg and batch is not None and batch.positives >= batch.docs >= 1 and not OmegaConf.select(cfg, "model.in_batch_negatives"):
+        pointwise = ("pointwise_cross_entropy", "bce")
+        if not any(f".{name}." in str(OmegaConf.select(cfg, "loss._target_")) for name in pointwise) and not cfg.data.get("teacher"):
+            faults.append(
+                f"batch.docs: expected more than batch.positives={batch.positives}, got {batch.docs}; without negatives nothing is learnt"
+            )
+    depth, val_depth = cfg.get("depth"), cfg.get("val_depth")
+    if depth is not None and val_depth is not None and val_depth > depth:
+        faults.append(f"val_depth: expected at most depth={depth}, got {val_depth}")
+    if OmegaConf.select(cfg, "data.teacher") and OmegaConf.select(cfg, "data.random_negatives"):
+        faults.append("data.random_negatives: expected false beside data.teacher, since random docs have no teacher's score")
     for key in ("optim.lr", "optim.weight_decay", "schedule.warmup"):
         value = OmegaConf.select(cfg, key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
@@ -410,6 +440,21 @@ def _measures(cfg: DictConfig) -> list[str]:
     if monitor is not None and monitor not in logged:
         return [f"monitor: expected one of {', '.join(logged)} (from measures), got {monitor!r}"]
     return []
+
+
+def _evaluation(cfg: DictConfig) -> list[str]:
+    """What evaluate.py is asked for: a run file with its judgements, or a checkpoint."""
+    if "qrels" not in cfg:
+        return []
+    faults = []
+    if (cfg.run is None) == (cfg.checkpoint is None):
+        faults.append("run: expected either run=FILE qrels=FILE or checkpoint=RUN_FOLDER, got " + ("both" if cfg.run else "neither"))
+    if cfg.run is not None and cfg.qrels is None:
+        faults.append("qrels: expected the judgements of run=, got none; set qrels=FILE")
+    for key, known in (("split", ("test", "val", "train")), ("weights", ("best", "last"))):
+        if cfg[key] not in known:
+            faults.append(f"{key}: expected one of {', '.join(known)}; got {cfg[key]!r}")
+    return faults
 
 
 def _files(cfg: DictConfig) -> list[str]:

@@ -56,11 +56,31 @@ def job(command: str, cfg: DictConfig) -> float | None:
     """
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     with contextlib.nullcontext() if sweep else user_errors():
-        if cfg.get("resume") and cfg.get("checkpoint"):
-            cfg = _resumed(cfg)
+        # a child process reads the run folder's own configuration, where all this has been done
+        if command == "train" and cfg.get("checkpoint") and Path(cfg.checkpoint).is_dir() and _overridden("checkpoint"):
+            cfg = _resumed(cfg) if cfg.get("resume") else _started_from(cfg)
         config.check(cfg)
         run = importlib.import_module("ranker.run")
         return getattr(run, command)(cfg)
+
+
+def _overridden(key: str) -> list[str]:
+    """What the command line says of a key or group."""
+    task = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    return [override for override in task if re.match(rf"\+{{0,2}}{key}[.=]", override)]
+
+
+def _started_from(cfg: DictConfig) -> DictConfig:
+    """The configuration with the model and encoder of the checkpoint that the training starts from."""
+    stored = next((path for name in ("config.yaml", "ranker.yaml") if (path := Path(cfg.checkpoint) / name).is_file()), None)
+    if stored is None:  # another program's folder: what it is shows when it is loaded
+        return cfg
+    trained: Any = OmegaConf.load(stored)
+    for group in ("model", "encoder"):
+        if _overridden(group):
+            raise ConfigError(f"{group}: expected the {group} of checkpoint={cfg.checkpoint}, got {_overridden(group)[0]!r}; leave it out")
+        cfg[group] = trained[group]
+    return cfg
 
 
 def _resumed(cfg: DictConfig) -> DictConfig:

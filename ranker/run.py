@@ -53,7 +53,7 @@ from ranker.retrieval.engines import (
 )
 from ranker.retrieval.mining import Mining
 from ranker.retrieval.search import LateOptions, VectorEngine
-from ranker.training.checkpointing import SaveLast
+from ranker.training.checkpointing import SaveBest, SaveLast
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import write_json
 from ranker.training.throughput import Throughput
@@ -89,9 +89,7 @@ def train(cfg: DictConfig) -> float | None:
         on_evaluated=_writer(folder, splits, cfg),
     )
     throughput = Throughput()
-    best = ModelCheckpoint(
-        folder / "checkpoints", filename="best", monitor=cfg.monitor, mode="max", save_top_k=1, enable_version_counter=False, auto_insert_metric_name=False
-    )  # fmt: skip
+    best = SaveBest(folder / "checkpoints", cfg.monitor)
     callbacks: list[pl.Callback] = [throughput, SaveLast(folder / "checkpoints" / "last.ckpt", cfg.save_every_steps)]
     if cfg.monitor is not None and splits.val is not None:
         callbacks.append(best)
@@ -126,10 +124,6 @@ def train(cfg: DictConfig) -> float | None:
 @one_run()
 def evaluate(cfg: DictConfig) -> None:
     """Measure a run file, or re-rank a collection's candidates with a checkpoint and measure that."""
-    if (cfg.run is None) == (cfg.checkpoint is None):
-        raise ConfigError(
-            "evaluate.py: expected either run=FILE qrels=FILE or checkpoint=RUN_FOLDER, got " + ("both" if cfg.run else "neither")
-        )
     if cfg.run is not None:
         _evaluate_file(cfg)
     else:
@@ -137,8 +131,6 @@ def evaluate(cfg: DictConfig) -> None:
 
 
 def _evaluate_file(cfg: DictConfig) -> None:
-    if cfg.qrels is None:
-        raise ConfigError("qrels: expected the judgements of run=, got none; set qrels=FILE")
     run, qrels = read_run(Path(cfg.run)), read_qrels(Path(cfg.qrels))
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
     folder = open_run(cfg)
@@ -156,6 +148,7 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights)
     source = cfg.data if cfg.data is not None else trained.data
     splits = load_source(source)
+    print_notice(splits)
     chosen = chosen_sets(splits, cfg.split)
     depth = cfg.depth or trained.get("depth", 100)
     if cfg.candidates is not None:

@@ -1,11 +1,49 @@
-"""When checkpoints are written: the best by ModelCheckpoint, the last by `SaveLast`."""
+"""When checkpoints are written: the best by `SaveBest`, the last by `SaveLast`."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities import rank_zero_only
+
+
+class SaveBest(ModelCheckpoint):
+    """Keep `best.ckpt` by a monitored measure, higher is better; a run that goes on in another folder takes the best so far along.
+
+    Args:
+        folder: Where to.
+        monitor: The logged measure.
+    """
+
+    def __init__(self, folder: Path, monitor: str | None) -> None:
+        super().__init__(
+            folder, filename="best", monitor=monitor, mode="max", save_top_k=1, enable_version_counter=False, auto_insert_metric_name=False
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy the earlier best into this folder: Lightning would forget its score when the folder is another."""
+        earlier, score = Path(state_dict["best_model_path"] or "."), state_dict["best_model_score"]
+        assert self.dirpath is not None
+        best = Path(self.dirpath) / "best.ckpt"
+        if not earlier.is_file() or score is None or earlier == best:
+            super().load_state_dict(state_dict)
+            return
+        _copy(earlier, best)
+        self.best_model_path = self.kth_best_model_path = str(best)
+        self.best_model_score = self.kth_value = score
+        self.best_k_models = {str(best): score}
+
+
+@rank_zero_only
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.copyfile(source, partial)
+    partial.replace(target)
 
 
 class SaveLast(pl.Callback):

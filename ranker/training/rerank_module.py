@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ranker.data.dataset import ScoreBatch, ScoreBatches
 from ranker.data.sampling import mix
 from ranker.errors import DataError, RankerError
-from ranker.metrics import evaluate
+from ranker.metrics import evaluate, parse_measures, with_relevance
 from ranker.types import Loss, RankBatch, Run, TrainStep
 
 log = logging.getLogger(__name__)
@@ -81,6 +81,9 @@ class RerankModule(pl.LightningModule):
     def training_step(self, step: TrainStep, step_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """One optimizer step: all micro-batches of this device, one gradient sync, clip, step."""
         total = self.accumulate(step)
+        if dist.is_initialized():
+            dist.all_reduce(total)
+        self._refuse_nonfinite(total, step)  # before the step, so that no weight is spoiled
         optimizer: Any = self.optimizers()
         norm = self._clip()
         optimizer.step()
@@ -88,9 +91,6 @@ class RerankModule(pl.LightningModule):
         schedulers: Any = self.lr_schedulers()
         self.log("optim/lr", optimizer.param_groups[0]["lr"])
         schedulers.step()
-        if dist.is_initialized():
-            dist.all_reduce(total)
-        self._refuse_nonfinite(total, step)
         self.log("train/loss", total.float(), prog_bar=True)
         self.log("train/grad_norm", norm.float())
 
@@ -142,7 +142,9 @@ class RerankModule(pl.LightningModule):
     def _score(self, batch: ScoreBatch, loader: int = 0) -> None:
         scores = self.scorer(batch.batch)
         # padding goes to the same slot as stand-ins; picking the real scores here would wait for the device at each batch
-        slots = torch.full(scores.shape, -1, dtype=batch.slots.dtype, device=scores.device).masked_scatter(batch.batch.doc_mask, batch.slots)
+        slots = torch.full(scores.shape, -1, dtype=batch.slots.dtype, device=scores.device).masked_scatter(
+            batch.batch.doc_mask, batch.slots
+        )
         self._scored.setdefault(loader, []).append((slots.flatten(), scores.flatten().float()))
 
     def validation_step(self, batch: ScoreBatch, batch_idx: int) -> None:  # noqa: ARG002
@@ -160,6 +162,11 @@ class RerankModule(pl.LightningModule):
         values = self._on_first_device(lambda: evaluate(run or {}, collection.qrels, self.measures, collection.relevance).means)
         for name, value in values.items():
             self.log(f"val/{name}", value, prog_bar=name == next(iter(values)), sync_dist=False)
+        # a collection's relevance is part of a measure's name, AP(rel=2); `monitor` knows it by the name that was asked for
+        for asked in parse_measures(self.measures):
+            (measured,) = with_relevance([asked], collection.relevance)
+            if str(asked) not in values:
+                self.log(f"val/{asked}", values[str(measured)], sync_dist=False)
 
     def test_step(self, batch: ScoreBatch, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
         """Score a batch of candidates of the set that is being tested."""

@@ -18,6 +18,10 @@ WRONG = [
     (["monitor=val/nDCG@5"], "monitor: expected one of val/nDCG@10"),
     (["measures=[nDGC@10]"], "nDGC@10"),
     (["batch.docs=0"], "batch.docs: expected at least 1, got 0"),
+    (["batch.docs=1"], "batch.docs: expected more than batch.positives=1, got 1"),
+    (["val_depth=500"], "val_depth: expected at most depth=100, got 500"),
+    (["trainer.accelerator=banana"], "trainer.accelerator: expected one of auto"),
+    (["trainer.fast_dev_run=true"], "trainer.fast_dev_run: not supported"),
     (["trainer.strategy=fsdp"], "trainer.strategy: expected one of auto, ddp"),
     (["trainer.precision=16-mixed"], "trainer.precision: 16-mixed is refused"),
     (["trainer.overfit_batches=1"], "trainer.overfit_batches: not supported"),
@@ -40,6 +44,34 @@ def test_a_mistake_is_one_line(tmp_path, arguments, message):
     assert len([line for line in done.stderr.splitlines() if line.startswith("error: ")]) == 1
     assert "Error executing job" not in done.stderr
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and ".hydra" not in path.parts and ".cache" not in path.parts]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "run: expected either run=FILE qrels=FILE or checkpoint=RUN_FOLDER, got neither"),
+        (["run=good.trec"], "qrels: expected the judgements of run=, got none"),
+        (["run=good.trec", "qrels=qrels.txt", "split=foo"], "split: expected one of test, val, train; got 'foo'"),
+        (["run=nan.trec", "qrels=qrels.txt"], "nan.trec:1: "),
+        (["run=twice.trec", "qrels=qrels.txt"], "twice.trec:2: "),
+        (["run=short.trec", "qrels=qrels.txt"], "short.trec:1: expected 6 columns"),
+        (["run=empty.trec", "qrels=qrels.txt"], "empty.trec"),
+        (["run=good.trec", "qrels=contradicting.txt"], "contradicting.txt:2: "),
+        (["checkpoint=qrels.txt"], "checkpoint: expected a run folder or a model folder"),
+    ],
+)
+def test_pc07_pc08_a_broken_file_is_one_line(tmp_path, arguments, message):
+    for name, text in {
+        "good.trec": "q1 Q0 d1 1 2.0 t\n", "nan.trec": "q1 Q0 d1 1 nan t\n", "twice.trec": "q1 Q0 d1 1 2.0 t\nq1 Q0 d1 2 1.0 t\n",
+        "short.trec": "q1 Q0 d1\n", "empty.trec": "", "qrels.txt": "q1 0 d1 1\n", "contradicting.txt": "q1 0 d1 1\nq1 0 d1 0\n",
+    }.items():  # fmt: skip
+        (tmp_path / name).write_text(text)
+    done = run("evaluate.py", *arguments, cwd=tmp_path)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert done.returncode == 1
+    assert not list(tmp_path.rglob("metrics.json"))
+    assert not list(tmp_path.rglob("config.yaml")) or all(".hydra" in path.parts for path in tmp_path.rglob("config.yaml"))
 
 
 def test_all_faults_come_at_once(tmp_path):
