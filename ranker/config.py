@@ -18,6 +18,8 @@ from ranker.signatures import Parameter, parameters_of
 TRUSTED = ("ranker.", "torch.", "lightning.")
 # keys that the program reads out of a node itself, so that every source, encoder ... need not take them
 OWN_KEYS = {"data": ("negatives", "teacher", "random_negatives", "suggested_pair_tokens"), "encoder": ("suggested_lr",)}
+# keys of a model that say how it is trained, not what it is
+TRAINING_KEYS = ("model.in_batch_negatives", "model.symmetric")
 GROUPS = ("model", "encoder", "loss", "data", "optim", "schedule", "index", "probe")
 
 
@@ -414,9 +416,6 @@ def _numbers(cfg: DictConfig) -> list[str]:
             faults.append(
                 f"batch.docs: expected more than batch.positives={batch.positives}, got {batch.docs}; without negatives nothing is learnt"
             )
-    depth, val_depth = cfg.get("depth"), cfg.get("val_depth")
-    if depth is not None and val_depth is not None and val_depth > depth:
-        faults.append(f"val_depth: expected at most depth={depth}, got {val_depth}")
     if OmegaConf.select(cfg, "data.teacher") and OmegaConf.select(cfg, "data.random_negatives"):
         faults.append("data.random_negatives: expected false beside data.teacher, since random docs have no teacher's score")
     for key in ("optim.lr", "optim.weight_decay", "schedule.warmup"):

@@ -19,7 +19,6 @@ WRONG = [
     (["measures=[nDGC@10]"], "nDGC@10"),
     (["batch.docs=0"], "batch.docs: expected at least 1, got 0"),
     (["batch.docs=1"], "batch.docs: expected more than batch.positives=1, got 1"),
-    (["val_depth=500"], "val_depth: expected at most depth=100, got 500"),
     (["trainer.accelerator=banana"], "trainer.accelerator: expected one of auto"),
     (["trainer.fast_dev_run=true"], "trainer.fast_dev_run: not supported"),
     (["trainer.strategy=fsdp"], "trainer.strategy: expected one of auto, ddp"),
