@@ -23,14 +23,14 @@ def losses(folder) -> dict[int, str]:
         return {int(row["step"]): row["train/loss"] for row in csv.DictReader(lines) if row.get("train/loss")}
 
 
-@pytest.mark.parametrize("kill_after", [4, 11])
-def test_pc71_pc77_a_killed_training_goes_on_exactly(small_files, tmp_path, kill_after):
+@pytest.mark.parametrize(("kill_after", "layout"), [(4, []), (11, []), (8, ["trainer.devices=2", "trainer.accelerator=cpu"])])
+def test_pc71_pc77_a_killed_training_goes_on_exactly(small_files, tmp_path, kill_after, layout):
     whole, first, second = (tmp_path / name for name in ("whole", "first", "second"))
     for folder in (whole, first, second):
         folder.mkdir()
-    assert run("train.py", *CHOICES, f"data.path={small_files}", cwd=whole).returncode == 0
+    assert run("train.py", *CHOICES, *layout, f"data.path={small_files}", cwd=whole).returncode == 0
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-W", "ignore", str(ROOT / "train.py"), *CHOICES, f"data.path={small_files}"]
+    command = [sys.executable, "-W", "ignore", str(ROOT / "train.py"), *CHOICES, *layout, f"data.path={small_files}"]
     process = subprocess.Popen(
         command, cwd=first, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -62,3 +62,19 @@ def test_another_model_can_not_be_resumed_into(small_files, tmp_path):
     done = run("train.py", f"checkpoint={run_folder(tmp_path)}", "resume=true", "loss=ranknet", cwd=tmp_path / "other")
     assert done.returncode == 1
     assert "loss: expected the choice of the run that is resumed, got 'loss=ranknet'" in done.stderr
+
+
+def test_pc77_the_best_so_far_goes_along(tmp_path):
+    from ranker.training.checkpointing import SaveBest
+
+    first, second = (SaveBest(tmp_path / name, "val/nDCG@10") for name in ("first", "second"))
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/best.ckpt").write_bytes(b"weights")
+    first.best_model_path, first.best_model_score = str(tmp_path / "first/best.ckpt"), torch.tensor(0.5)
+    second.load_state_dict(first.state_dict())
+    assert (tmp_path / "second/best.ckpt").read_bytes() == b"weights"
+    assert second.best_model_path == str(tmp_path / "second/best.ckpt")
+    assert not second.check_monitor_top_k(
+        type("T", (), {"strategy": type("S", (), {"reduce_boolean_decision": lambda self, x: x})()})(), torch.tensor(0.4)
+    )
+    assert (tmp_path / "first/best.ckpt").exists()
