@@ -35,7 +35,7 @@ class Clock(pl.Callback):
     def __init__(self, first: int) -> None:
         self.first, self.pairs, self.started, self.seconds = first, 0, 0.0, 0.0
 
-    def on_test_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+    def on_test_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Start."""
         if batch_idx == self.first:
             _wait("cuda")

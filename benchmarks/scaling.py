@@ -37,7 +37,7 @@ class Losses(pl.Callback):
     def __init__(self) -> None:
         self.values: list[float] = []
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:  # noqa: ARG002
+    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
         """Keep it; reading it makes the device wait, which no timing sees."""
         self.values.append(float(trainer.callback_metrics["train/loss"]))
 

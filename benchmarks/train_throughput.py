@@ -82,7 +82,7 @@ def module_of(size: str, scorer: Any = None, rate: float = 1e-5, max_norm: float
     torch.manual_seed(0)
     scorer = scorer or MonoBERT(Encoder(BertModel(config_of(size), add_pooling_layer=False), tokenizer()))
     optimizer = optimizer or (lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True))
-    return RerankModule(scorer, ["nDCG@10"], loss=LCE(), optimizer=optimizer, schedule=lambda step, total: 1.0, max_norm=max_norm)  # noqa: ARG005
+    return RerankModule(scorer, ["nDCG@10"], loss=LCE(), optimizer=optimizer, schedule=lambda step, total: 1.0, max_norm=max_norm)
 
 
 def product(size: str, data: Collection, pairs: int, max_tokens: int, cache: str) -> dict[str, float]:
@@ -139,7 +139,7 @@ def sentence_transformers(size: str, data: Collection, pairs: int, steps: int, f
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
-        def on_step_end(self, args, state, control, **rest) -> None:  # noqa: ARG002
+        def on_step_end(self, args, state, control, **rest) -> None:
             if state.global_step == 3:
                 _wait("cuda")
                 self.started = time.perf_counter()

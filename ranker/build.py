@@ -268,7 +268,9 @@ def one_run() -> Iterator[None]:
         yield
     except (RankerError, HydraException):  # instantiate wraps what a constructor raises
         folder = Path(HydraConfig.get().runtime.output_dir)
-        if _is_first_process() and not any((folder / kept).exists() for kept in ("checkpoints", "metrics.csv", "evaluation", "probe_results.csv")):
+        if _is_first_process() and not any(
+            (folder / kept).exists() for kept in ("checkpoints", "metrics.csv", "evaluation", "probe_results.csv")
+        ):
             shutil.rmtree(folder, ignore_errors=True)
         raise
     finally:

@@ -71,14 +71,19 @@ def _overridden(key: str) -> list[str]:
 
 
 def _started_from(cfg: DictConfig) -> DictConfig:
-    """The configuration with the model and encoder of the checkpoint that the training starts from."""
+    """The configuration with the model and encoder of the checkpoint that the training starts from; how they are trained may change."""
     stored = next((path for name in ("config.yaml", "ranker.yaml") if (path := Path(cfg.checkpoint) / name).is_file()), None)
     if stored is None:  # another program's folder: what it is shows when it is loaded
         return cfg
     trained: Any = OmegaConf.load(stored)
     for group in ("model", "encoder"):
-        if _overridden(group):
-            raise ConfigError(f"{group}: expected the {group} of checkpoint={cfg.checkpoint}, got {_overridden(group)[0]!r}; leave it out")
+        changed = {override.split("=", 1)[0].lstrip("+"): override for override in _overridden(group)}
+        for key, override in changed.items():
+            if key == "model" and cfg.model.get("_target_") == trained.model.get("_target_"):
+                continue
+            if key not in config.TRAINING_KEYS:
+                raise ConfigError(f"{group}: expected the {group} of checkpoint={cfg.checkpoint}, got {override!r}; leave it out")
+            OmegaConf.update(trained, key, OmegaConf.select(cfg, key), force_add=True)
         cfg[group] = trained[group]
     return cfg
 

@@ -257,7 +257,8 @@ def probe(cfg: DictConfig) -> None:
         subject = Subject.of_checkpoint(Path(cfg.checkpoint), cfg.weights)
     else:
         encoder = instantiate(constructor_keys("encoder", cfg.encoder))
-        subject = Subject(str(HydraConfig.get().runtime.choices.encoder), encoder, cfg.reads)
+        choices: Any = HydraConfig.get().runtime.choices
+        subject = Subject(str(choices.encoder), encoder, cfg.reads)
     tasks = [instantiate(node) for node in cfg.probe.values()]
     logger = instantiate(cfg.logger)(folder) if cfg.logger is not None and "_target_" in cfg.logger else None
     options: Any = OmegaConf.to_container(cfg, resolve=True)

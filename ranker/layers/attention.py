@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
 
 from ranker.types import TokenBatch
 
-try:  # torch.nn.attention.varlen needs no extra package, but its kernel is CUDA only
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # pragma: no cover - every supported torch has it
-    varlen_attn = None
 try:  # Triton comes with torch's CUDA builds
     from ranker.layers.kernels import short_attention as short
 except ImportError:
@@ -105,8 +103,6 @@ def unpadded_missing(device: torch.device, dtype: torch.dtype) -> str:
         return f"the device is {device.type}, not cuda"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"the precision is {dtype}, not bfloat16 or float16 (trainer.precision=bf16-mixed)"
-    if varlen_attn is None:
-        return "this torch has no torch.nn.attention.varlen"
     return ""
 
 
@@ -142,7 +138,8 @@ def library_attention(qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, keys: Te
     query, key, value = qkv.unbind(1)
     if keys is not None:
         key, value = key.index_select(0, keys), value.index_select(0, keys)
-    return varlen_attn(query, key, value, cu_seqlens, cu_keys, max_length, max_length)
+    mixed: Any = varlen_attn(query, key, value, cu_seqlens, cu_keys, max_length, max_length)
+    return mixed
 
 
 def padded_attention(qkv: Tensor, layout: RaggedLayout, dropout: float = 0.0) -> Tensor:

@@ -68,7 +68,8 @@ class Encoder(nn.Module):
             raise ConfigError(f"encoder.compile: expected auto, true or false; got {compile!r}")
         if attention not in ("auto", "short", "library"):
             raise ConfigError(f"encoder.attention: expected auto, short or library; got {attention!r}")
-        self.model, self.tokenizer = model, tokenizer
+        self.model: Any = model
+        self.tokenizer = tokenizer
         self.ragged = ragged and model.config.model_type in RAGGED_FAMILIES
         self.compiled, self.attention = compile, attention
         self._told: set[str] = set()
@@ -143,7 +144,9 @@ class Encoder(nn.Module):
             states = states.to(torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else states.dtype)
         yield states
         heads = self.model.encoder.layer[0].attention.self.num_attention_heads
-        attend, places, run = padded_attention, (layout, 0.0), post_norm_layer
+        attend: Any = padded_attention
+        places: Any = (layout, 0.0)
+        run: Any = post_norm_layer
         if unpadded:
             attend, run = self._kernel(batch.max_length, heads, states.device)
             # only a grid's size, whose empty programs cost next to nothing; a new value would compile the layers again

@@ -12,13 +12,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import dropout, layer_norm, linear
 
 from ranker.layers.attention import short
 
 
-def layer_weights(layer: nn.Module) -> tuple[Tensor, ...]:
+def layer_weights(layer: Any) -> tuple[Tensor, ...]:
     """The weights of a BERT layer, in the order in which `post_norm_layer` takes them."""
     attention, output = layer.attention.self, layer.attention.output
     linears = (attention.query, attention.key, attention.value, output.dense, layer.intermediate.dense, layer.output.dense)

@@ -120,13 +120,14 @@ class DPR(nn.Module):
     def score_block(self, queries: TextVectors, docs: TextVectors) -> Tensor:
         """Score every query with every doc, [queries, docs]."""
         with torch.autocast(queries.values.device.type, enabled=False):
-            return queries.values @ docs.values.T / self._temperature()
+            return queries.values @ docs.values.T / self.divisor()
 
     def scoring_parameters(self) -> list[nn.Parameter]:
         """Parameters that `score_block` reads beside the vectors."""
         return [] if self.log_temperature is None else [self.log_temperature]
 
-    def _temperature(self) -> Tensor | float:
+    def divisor(self) -> Tensor | float:
+        """The temperature, that similarities are divided by."""
         return self.fixed_temperature if self.log_temperature is None else self.log_temperature.exp().clamp(min=LEAST_TEMPERATURE)
 
     def forward(self, batch: RankBatch) -> Tensor:
@@ -135,7 +136,7 @@ class DPR(nn.Module):
         queries, docs = self.encode_queries(batch.queries), self.encode_docs(batch.docs)
         owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
         with torch.autocast(docs.values.device.type, enabled=False):
-            scores = (queries.values.index_select(0, owners) * docs.values).sum(1) / self._temperature()
+            scores = (queries.values.index_select(0, owners) * docs.values).sum(1) / self.divisor()
         return scores.new_zeros(batch.doc_mask.shape).masked_scatter(batch.doc_mask, scores)
 
     # the sentence-transformers folder ---------------------------------------------------------------------------------------------------
