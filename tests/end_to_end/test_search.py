@@ -1,0 +1,169 @@
+"""Bi-encoders from the command line: train, search, mine, a second round, a teacher; what is refused."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import ROOT, run
+
+from ranker.data.trec import read_qrels, read_run
+from ranker.metrics import evaluate
+
+ROUND = ["data=files", "data.path={data}", "batch.queries=8", "batch.docs=4", "optim.lr=3e-3", "depth=20",
+         "trainer.enable_progress_bar=false", "logger=none"]  # fmt: skip
+SMALL = ["encoder=tiny", *ROUND]
+SEARCH = ["search.py", "encode.shard_docs=16"]
+COMMANDS = {
+    "dpr": ["train.py", *SMALL, "model=dpr", "name=dpr", "trainer.max_steps=4"],
+    "colbert": ["train.py", *SMALL, "model=colbert", "name=colbert", "trainer.max_steps=4", "model.in_batch_negatives=true"],
+    "flat": [*SEARCH, "checkpoint=@outputs/dpr/*", "name=flat", "mine=train", "mining.count=7", "latency_queries=3"],
+    "again": ["evaluate.py", "checkpoint=@outputs/dpr/*", "name=again"],
+    "second": ["train.py", *ROUND, "name=second", "checkpoint=@outputs/dpr/*", "data.negatives=@outputs/flat/*/negatives.trec",
+               "trainer.max_steps=2"],
+    "other model": ["train.py", *ROUND, "model=colbert", "name=other", "checkpoint=@outputs/dpr/*"],
+    "other weights": [*SEARCH, "checkpoint=@outputs/second/*", "encode.folder=@.cache/encoded/*"],
+    "teacher": ["evaluate.py", "checkpoint=@outputs/dpr/*", "name=teacher", "split=train", "add_positives=true", "depth=5"],
+    "taught": ["train.py", *ROUND, "name=taught", "loss=margin_mse", "model=colbert", "model.in_batch_negatives=null", "checkpoint=@outputs/colbert/*", "trainer.max_steps=2",
+               "data.teacher=@outputs/teacher/*/evaluation/train+positives/run.trec"],
+    "late": [*SEARCH, "checkpoint=@outputs/taught/*", "name=late", "index=hnsw", "encode.dtype=float16", "late.candidates=30"],
+    "bm25": ["search.py", "model=bm25", "data=files", "data.path={data}", "name=bm25"],
+    "in-batch and a teacher": ["train.py", *SMALL, "model=dpr", "model.in_batch_negatives=true", "name=both",
+                               "data.teacher=@outputs/teacher/*/evaluation/train+positives/run.trec"],
+    "spaces": ["search.py", "model=bm25", "data=files", "data.path={data}/../spaces", "name=spaces"],
+    "nothing": ["search.py"],
+    "no data": ["search.py", "model=bm25"],
+    "untrained": ["search.py", "model=dpr", "data=files", "data.path={data}"],
+    "index": ["search.py", "model=bm25", "index=flatt"],
+    "mining": ["search.py", "model=bm25", "mining.first=0", "data=files", "data.path={data}"],
+    "split": ["search.py", "model=bm25", "split=tests", "data=files", "data.path={data}"],
+    "bm25 trained": ["train.py", *SMALL, "model=bm25"],
+}  # fmt: skip
+MISTAKES = {
+    "other model": "model: expected the model of checkpoint=",
+    "other weights": "was made by other weights, tokenizer or pooling: scorer: expected",
+    "in-batch and a teacher": "model.in_batch_negatives: expected false or null with data.teacher",
+    "spaces": "'d 33'",
+    "nothing": "search.py: expected either checkpoint=RUN_FOLDER or model=bm25, got neither",
+    "no data": "data: expected data=...",
+    "untrained": "model: expected bm25, or checkpoint=RUN_FOLDER of a trained model",
+    "index": "index: expected one of flat, hnsw, ivf_flat, ivf_pq; got 'flatt'",
+    "mining": "mining.first: expected 1 to mining.last=100, got 0",
+    "split": "split: expected one of test, val, train",
+    "bm25 trained": "model: expected one that can be trained, got ranker.retrieval.bm25.BM25",
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, small_files):
+    """All of `COMMANDS`, one after another in one process; the folder they ran in, and what each said."""
+    where = tmp_path_factory.mktemp("bi_encoders")
+    data = where / "small"
+    shutil.copytree(small_files, data)
+    shutil.copytree(small_files, where / "spaces")
+    docs = where / "spaces/docs.jsonl"
+    docs.write_text(docs.read_text().replace('"d33"', '"d 33"'))
+    commands = {name: [argument.format(data=data) for argument in command] for name, command in COMMANDS.items()}
+    (where / "commands.json").write_text(json.dumps(commands))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
+    command = [sys.executable, str(Path(__file__).with_name("session.py")), "commands.json", "results.json"]
+    process = subprocess.Popen(
+        command, cwd=where, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+    try:
+        out, _ = process.communicate(timeout=400)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0, out[-3000:]
+    results = json.loads((where / "results.json").read_text())
+    for name, result in results.items():
+        if name not in MISTAKES:
+            assert result["code"] == 0, f"{name}: {result['out'][-3000:]}"
+    return where, results
+
+
+def folder_of(where, name):
+    (folder,) = (where / "outputs" / name).iterdir()
+    return folder
+
+
+def run_of(where, name, set_name="small"):
+    return read_run(folder_of(where, name) / "evaluation" / set_name / "run.trec")
+
+
+def test_a_search_leaves_a_run_its_measures_and_its_costs(done):
+    where, results = done
+    found, qrels = run_of(where, "flat"), read_qrels(where / "small/qrels.test.txt")
+    assert len(found) == 8 and all(len(docs) == 60 for docs in found.values())  # the whole collection, which is smaller than depth
+    metrics = json.loads((folder_of(where, "flat") / "evaluation/small/metrics.json").read_text())
+    assert metrics["measures"] == pytest.approx(evaluate(found, qrels, ["nDCG@10", "RR@10", "AP@100", "R@100"]).means)
+    assert metrics["measures"]["R@100"] == 1.0 and metrics["comparison"]["nDCG@10"]["baseline"] > 0.5  # BM25
+    costs = json.loads((folder_of(where, "flat") / "search.json").read_text())["small"]
+    assert costs["docs"] == 60 and costs["index_bytes"] == 60 * 32 * 4 and costs["latency_ms"]["p95"] >= costs["latency_ms"]["p50"] > 0
+    assert "p50" in results["flat"]["out"]
+
+
+def test_re_ranking_gives_the_scores_of_the_search(done):
+    where, _ = done
+    again, found, at_the_end_of_training = (run_of(where, name) for name in ("again", "flat", "dpr"))
+    for query_id, docs in again.items():
+        assert docs == pytest.approx({doc_id: found[query_id][doc_id] for doc_id in docs}, abs=1e-4)
+        assert docs == pytest.approx(at_the_end_of_training[query_id], abs=1e-4)
+
+
+def test_mined_negatives_hold_no_positive_and_train_a_second_round(done):
+    where, _ = done
+    mined, qrels = read_run(folder_of(where, "flat") / "negatives.trec"), read_qrels(where / "small/qrels.train.txt")
+    assert len(mined) == 24 and all(len(docs) == 7 and not set(docs) & set(qrels[query_id]) for query_id, docs in mined.items())
+    assert json.loads((folder_of(where, "second") / "result.json").read_text())["steps"] == 2
+
+
+def test_a_teachers_scores_teach_colbert(done):
+    where, _ = done
+    qrels, taught = read_qrels(where / "small/qrels.train.txt"), run_of(where, "teacher", "train+positives")
+    assert all(set(qrels[query_id]) <= set(docs) for query_id, docs in taught.items()) and len(taught) == 24
+    assert json.loads((folder_of(where, "taught") / "result.json").read_text())["steps"] == 2
+    assert len(run_of(where, "late")) == 8
+
+
+def test_bm25_through_the_same_command_is_the_baseline(done):
+    where, _ = done
+    alone, beside = (json.loads((folder_of(where, name) / "evaluation/small/metrics.json").read_text()) for name in ("bm25", "dpr"))
+    assert alone["measures"]["nDCG@10"] == pytest.approx(beside["comparison"]["nDCG@10"]["baseline"], abs=1e-9)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_one_line_and_leaves_nothing(done, name):
+    where, results = done
+    result = results[name]
+    errors = [line for line in result["out"].splitlines() if line.startswith("error: ")]
+    assert result["code"] == 1 and len(errors) == 1 and MISTAKES[name] in errors[0] and "Traceback" not in result["out"]
+    for folder in ("other", "both", "spaces"):
+        assert not [path for path in (where / "outputs" / folder).rglob("*") if path.is_file() and ".hydra" not in path.parts]
+
+
+def test_two_processes_give_the_run_of_one(done):
+    where, _ = done
+    shutil.move(where / ".cache/encoded", where / "encoded")
+    two = run("search.py", f"checkpoint={folder_of(where, 'dpr')}", "name=two", "trainer.devices=2", "trainer.accelerator=cpu", "encode.shard_docs=16",
+              "latency_queries=0", cwd=where)  # fmt: skip
+    assert two.returncode == 0, two.stderr[-3000:]
+    (both,) = (where / ".cache/encoded").iterdir()
+    alone = where / "encoded" / both.name  # the same settings have the same name
+    for shard in range(4):
+        for name in ("vectors.bin", "ids.bin"):
+            assert (alone / f"shard-{shard:05d}" / name).read_bytes() == (both / f"shard-{shard:05d}" / name).read_bytes()
+    assert run_of(where, "two") == run_of(where, "flat")
+
+
+def test_help_imports_no_torch():
+    shown = subprocess.run(
+        [sys.executable, "-X", "importtime", str(ROOT / "search.py"), "--help"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert shown.returncode == 0 and "index: flat, hnsw, ivf_flat, ivf_pq" in shown.stdout
+    assert not {"torch", "lightning", "faiss"} & {line.rsplit("|", 1)[-1].strip() for line in shown.stderr.splitlines()}
