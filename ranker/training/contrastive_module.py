@@ -16,8 +16,8 @@ from ranker.types import Contrast, RankBatch, TrainStep
 
 log = logging.getLogger(__name__)
 
-# Vectors (padded) of queries and of docs that are compared at a time: their similarities are BLOCK_QUERIES x BLOCK_DOCS floats, 64 MiB
-BLOCK_QUERIES, BLOCK_DOCS = 2048, 8192
+# Vectors (padded) of queries and of docs that are compared at a time: their similarities are BLOCK_QUERIES x BLOCK_DOCS floats, 16 MiB
+BLOCK_QUERIES, BLOCK_DOCS = 1024, 4096
 
 
 class ContrastiveModule(RerankModule):
@@ -53,6 +53,7 @@ class ContrastiveModule(RerankModule):
         parts = [_places(batch, step.contrast) for batch in step.micro_batches]
         queries = self._gather([vectors for vectors, _ in encoded], [part[0] for part in parts], step.num_groups)
         docs = self._gather([vectors for _, vectors in encoded], [part[1] for part in parts], step.num_docs)
+        del encoded  # the step's vectors are held once
         mine = torch.cat([part[0] for part in parts]).sort().values if parts else step.contrast.owners[:0]
         total, on_scores, on_loss = self._loss_of_step(queries, docs, mine, step)
         on_queries, on_docs, on_scoring = self._through_scores(queries, docs, mine, on_scores)
