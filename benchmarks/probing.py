@@ -32,7 +32,7 @@ from transformers import BertModel
 
 from ranker.layers.encoder import Encoder
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
-from ranker.probing.batches import Inputs, SpanReader, make_batches
+from ranker.probing.batches import Gathered, Inputs, SpanStates, make_batches, read_spans
 from ranker.probing.code_length import portion_ends
 from ranker.probing.examples import Span
 from ranker.probing.online_code import Column, Job, OnlineCoder
@@ -112,9 +112,8 @@ def step_times(inputs: Inputs, layers: int, batch: int, device: torch.device, re
 
     def token_wise() -> None:
         for layer, (own, optimizer) in enumerate(zip(probes, optimizers, strict=True)):
-            reader = SpanReader(whole, [layer])
             for made in make_batches(whole, pairs, batch):
-                spans = [padded(slot) for slot in reader(made)]
+                spans = [padded(slot) for slot in read_spans(whole, [layer], made)]
                 loss = nn.functional.cross_entropy(own(spans), labels[0, made.targets[0]])
                 optimizer.zero_grad()
                 loss.backward()
@@ -130,11 +129,12 @@ def step_times(inputs: Inputs, layers: int, batch: int, device: torch.device, re
     return {name: 1000 * clock(form, device, repeats) / steps for name, form in forms.items()}
 
 
-def padded(runs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Runs of like length -> one padded batch [targets, tokens, dim]."""
-    longest = max(mask.shape[2] for _, mask in runs)
-    states = [nn.functional.pad(own[0, 0], (0, 0, 0, longest - own.shape[3])) for own, _ in runs]
-    return torch.cat(states), torch.cat([nn.functional.pad(mask[0], (0, longest - mask.shape[2])) for _, mask in runs])
+def padded(spans: SpanStates) -> tuple[Tensor, Tensor]:
+    """The states of a slot's spans as one padded batch [targets, tokens, dim], and its mask."""
+    if isinstance(spans, Gathered):
+        return spans.states[0, 0], spans.mask[0]
+    lengths = torch.tensor([len(own) for own in spans.states])
+    return nn.utils.rnn.pad_sequence(spans.states, batch_first=True), torch.arange(int(lengths.max())) < lengths[:, None]
 
 
 def encoder_times(subject: Subject, sequences: Sequences, places: np.ndarray, device: torch.device, repeats: int) -> list[float]:
@@ -186,7 +186,7 @@ def main() -> None:
         data = states.to(device) if device.type == "cuda" else states
         spans = np.array([[sequences.tokens_of(i, Span("query")), sequences.tokens_of(i, Span("doc"))] for i in range(asked.pairs)])
         inputs = Inputs(TensorStates(data), spans, np.arange(asked.pairs + 1), device)
-        for batch in (32, 256):
+        for batch in (size for size in (32, 256) if size <= asked.pairs):
             report[f"step of all layers, batch {batch}, ms"] = {
                 form: round(taken, 2) for form, taken in step_times(inputs, subject.num_states, batch, device, asked.repeats).items()
             }

@@ -196,10 +196,10 @@ class SearchConfig:
 class ProbeTrainingConfig:
     """How a probe is trained; see conf/probe.yaml for the meaning of each."""
 
-    lr: float = 1e-3
+    lr: float = 5e-4
     batch_pairs: int = 32
     max_rounds: int = 50
-    round_steps: int = 20
+    round_steps: int = 5
     patience: int = 3
     lr_factor: float = 0.5
     clip: float = 5.0
@@ -248,6 +248,7 @@ class ProbeConfig:
     units: str = "bits"
     batching: str = "auto"
     device: str = "auto"
+    workers: int | None = None
     seed: int = 0
     skip_unavailable: bool = False
     reuse: bool = True

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from ranker.probing.states import States
 
 GATHER_BYTES = 256 << 20  # states gathered at a time when nothing is trained
-GROUPS = 4  # runs of like length in a batch
+LONG = 12  # tokens of a span from which on slices are quicker than a padded copy
 
 
 @dataclass(frozen=True)
@@ -46,55 +45,68 @@ class Batch:
     Args:
         targets: int64 [seeds, targets].
         real: False where a seed has fewer targets than another, bool [seeds, targets].
-        groups: (first, last, longest span of each slot): targets to pad to one length. Host numbers, so that nothing waits for the device.
+        places: The same targets on the host, where spans are looked up.
     """
 
     targets: Tensor
     real: Tensor
-    groups: tuple[tuple[int, int, tuple[int, ...]], ...]
+    places: np.ndarray
 
 
 def make_batches(inputs: Inputs, pairs: np.ndarray, size: int) -> Iterator[Batch]:
     """Cut each seed's pairs [seeds, pairs] into batches of `size`, in the order given."""
-    lengths = inputs.spans[:, :, 1] - inputs.spans[:, :, 0]
-    totals = lengths.sum(axis=1)
+    totals = (inputs.spans[:, :, 1] - inputs.spans[:, :, 0]).sum(axis=1)
     for first in range(0, pairs.shape[1], size):
         rows = [inputs.targets_of(own[first : first + size]) for own in pairs]
         rows = [row[np.argsort(-totals[row], kind="stable")] for row in rows]
         most = max(map(len, rows))
         targets = np.stack([np.pad(row, (0, most - len(row)), mode="edge") for row in rows])
         real = np.arange(most) < np.array([len(row) for row in rows])[:, None]
-        # padding all to the longest would more than double the work on a CPU; on a GPU every group is one launch more
-        parts = GROUPS if inputs.device.type == "cpu" and most >= 4 * GROUPS else 1
-        cuts = [most * part // parts for part in range(parts + 1)]
-        groups = tuple(
-            (low, high, tuple(int(width) for width in lengths[targets[:, low:high]].max(axis=(0, 1)))) for low, high in pairwise(cuts)
-        )
-        yield Batch(torch.from_numpy(targets).to(inputs.device), torch.from_numpy(real).to(inputs.device), groups)
+        yield Batch(torch.from_numpy(targets).to(inputs.device), torch.from_numpy(real).to(inputs.device), targets)
 
 
-SpanStates = list[tuple[Tensor, Tensor]]
+@dataclass(frozen=True)
+class Gathered:
+    """The states of a slot's spans, copied and padded.
+
+    Args:
+        states: float32 [layers, seeds, targets, tokens, dim].
+        mask: True at real tokens, bool [seeds, targets, tokens].
+    """
+
+    states: Tensor
+    mask: Tensor
 
 
-class SpanReader:
-    """Gathers the states of a batch's spans for some layers."""
+@dataclass(frozen=True)
+class Sliced:
+    """The same for one layer and seed, as slices of all states, longest first: nothing is copied and nothing padded.
 
-    def __init__(self, inputs: Inputs, layers: Sequence[int]) -> None:
-        self.states, self.layers = inputs.states, list(layers)
-        self._spans = torch.from_numpy(inputs.spans).to(inputs.device)
-        self._arange = torch.arange(int((inputs.spans[:, :, 1] - inputs.spans[:, :, 0]).max(initial=1)), device=inputs.device)
+    Args:
+        states: float32 [tokens, dim] of each target.
+    """
 
-    def __call__(self, batch: Batch) -> list[SpanStates]:
-        """Per slot and group the states [layers, seeds, targets, tokens, dim] and the mask [seeds, targets, tokens]."""
-        slots = self._spans.shape[1]
-        return [[self._read(batch.targets[:, low:high], slot, widths[slot]) for low, high, widths in batch.groups] for slot in range(slots)]
+    states: list[Tensor]
 
-    def _read(self, targets: Tensor, slot: int, width: int) -> tuple[Tensor, Tensor]:
-        bounds = self._spans[targets, slot]  # [seeds, targets, 2]
+
+SpanStates = Gathered | Sliced
+
+
+def read_spans(inputs: Inputs, layers: Sequence[int], batch: Batch) -> list[SpanStates]:
+    """Read each slot's spans of a batch, in the way that is quicker."""
+    read: list[SpanStates] = []
+    rows = inputs.states.rows(layers[0]) if len(layers) == 1 and len(batch.places) == 1 else None
+    for slot in range(inputs.spans.shape[1]):
+        bounds = inputs.spans[batch.places, slot]  # [seeds, targets, 2]
         start, length = bounds[..., :1], bounds[..., 1:] - bounds[..., :1]
-        within = self._arange[:width].expand(*targets.shape, -1)
+        if rows is not None and length.mean() > LONG:
+            read.append(Sliced([rows[first:last].float() for first, last in bounds[0].tolist()]))
+            continue
+        within = np.arange(int(length.max()))
         mask = within < length
-        return self.states.gather(self.layers, torch.where(mask, start + within, start)), mask
+        tokens = torch.from_numpy(start + within * mask).to(inputs.device)
+        read.append(Gathered(inputs.states.gather(layers, tokens), torch.from_numpy(mask).to(inputs.device)))
+    return read
 
 
 def pairs_at_once(inputs: Inputs, layers: int) -> int:

@@ -18,6 +18,7 @@ class BlockStore:
     """
 
     def __init__(self, path: Path | None) -> None:
+        self.path = path
         self._connection: sqlite3.Connection | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -131,12 +131,17 @@ class OnlineCoder:
 
     def code(self, job: Job) -> list[Outcome]:
         """Code every layer, seed and label set of a job."""
-        stacked = self.batching == "stacked" or (self.batching == "auto" and job.inputs.device.type == "cuda")
-        layers, seeds = list(job.layers), list(job.seeds)
-        stacks = [(layers, seeds)] if stacked else [([layer], [seed]) for seed in seeds for layer in layers]
-        return [outcome for own_layers, own_seeds in stacks for outcome in self._code_stack(job, own_layers, own_seeds)]
+        return [outcome for layers, seeds in self.stacks(job) for outcome in self.code_stack(job, layers, seeds)]
 
-    def _code_stack(self, job: Job, layers: list[int], seeds: list[int]) -> list[Outcome]:
+    def stacks(self, job: Job) -> list[tuple[list[int], list[int]]]:
+        """Layers and seeds that are trained in one module."""
+        layers, seeds = list(job.layers), list(job.seeds)
+        if self.batching == "stacked" or (self.batching == "auto" and job.inputs.device.type == "cuda"):
+            return [(layers, seeds)]
+        return [([layer], [seed]) for layer in layers for seed in seeds]
+
+    def code_stack(self, job: Job, layers: list[int], seeds: list[int]) -> list[Outcome]:
+        """Code some layers and seeds of a job together."""
         probe = EdgeProbe(
             job.inputs.states.dim, job.inputs.spans.shape[1], job.classes, self.options.hidden, self.options.dropout, self.options.head
         )

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+PIECE = 1 << 15  # numbers
+
 
 class Dropout:
     """Masks of independent members: each has a generator of its own, so that it gets the same masks in any company.
@@ -28,12 +30,12 @@ class Dropout:
         self._used = self._steps
 
     def __call__(self, targets: int) -> Tensor | None:
-        """The next step's masks, bool [members, targets, hidden]; None without dropout."""
+        """The next step's factors, 0 or 1 / (1 - rate), [members, targets, hidden]; None without dropout."""
         if self._rate == 0:
             return None
         if self._used == self._steps:
             drawn = [torch.rand(self._steps, *self._shape, generator=own, device=self._device) >= self._rate for own in self._generators]
-            self._kept, self._used = torch.stack(drawn), 0
+            self._kept, self._used = torch.stack(drawn).float().div_(1 - self._rate), 0
         assert self._kept is not None
         self._used += 1
         return self._kept[:, self._used - 1, :targets]
@@ -65,13 +67,20 @@ class Adam:
     def step(self) -> None:
         """Clip and update, as torch's clip_grad_norm_ and Adam do for each member by itself; a member of rate 0 stays as it is."""
         self._steps += 1
-        norms = torch.linalg.vector_norm(self.gradient, dim=1, keepdim=True)
-        self.gradient.mul_((self.clip / (norms + 1e-6)).clamp(max=1.0))
         first, second = self.BETAS
-        self._mean.lerp_(self.gradient, 1 - first)
-        self._square.mul_(second).addcmul_(self.gradient, self.gradient, value=1 - second)
-        scale = self._square.sqrt().div_(math.sqrt(1 - second**self._steps)).add_(self.EPS)
-        self.parameters.sub_(self._mean.div(scale).mul_(self.rates / (1 - first**self._steps)))
+        norms = torch.linalg.vector_norm(self.gradient, dim=1, keepdim=True)
+        clipped = (self.clip / (norms + 1e-6)).clamp(max=1.0)
+        rates = self.rates / (1 - first**self._steps)
+        size = self.parameters.shape[1]
+        # on a CPU piece by piece, so that the numbers stay in its cache from one operation to the next
+        piece = size if self.parameters.device.type == "cuda" else max(1, PIECE // len(self.parameters))
+        for start in range(0, size, piece):
+            own = slice(start, start + piece)
+            gradient = self.gradient[:, own].mul_(clipped)
+            mean = self._mean[:, own].lerp_(gradient, 1 - first)
+            square = self._square[:, own].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+            scale = square.sqrt().div_(math.sqrt(1 - second**self._steps)).add_(self.EPS)
+            self.parameters[:, own].sub_(mean.div(scale).mul_(rates))
 
     def keep(self, members: Tensor) -> None:
         """Go on with some members only, int64 [members]."""

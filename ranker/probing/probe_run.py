@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 STUDIED = (
     "seeds", "controls", "control_seeds", "layers", "portions", "validation", "units", "batching", "group_by", "val_fraction", "test_fraction",
-    "max_query_tokens", "max_doc_tokens", "skip_unavailable", "seed",
+    "max_query_tokens", "max_doc_tokens", "skip_unavailable", "seed", "workers",
 )  # fmt: skip
 
 

@@ -12,12 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ranker.errors import ConfigError
+from ranker.probing.batches import Sliced, SpanStates
 
 HEADS = ("edge", "mlp2", "linear")
 
@@ -70,17 +72,20 @@ class EdgeProbe:
         return sum(math.prod(shape) for shape in self.shapes().values())
 
     def initial(self, seed: int) -> Tensor:
-        """Initial parameters, float32 [parameters]: those of torch's linear layers, the same for every layer, subject and control."""
+        """Initial parameters, float32 [parameters]: those of torch's linear layers, the same for every layer, subject and control.
+
+        The output layer starts at 0, so that an untrained probe is the uniform code and not a random one that costs more.
+        """
         generator = torch.Generator().manual_seed(seed)
         parts = []
         fan_in = 1
         for name, shape in self.shapes().items():
-            if name in ("norm", "norm_bias"):
+            if name.startswith(("norm", "out")):
                 parts.append(torch.full(shape, float(name == "norm")))
                 continue
             # a bias follows its weight and shares its range
             fan_in = shape[0] if len(shape) == 2 or name.startswith("score") else fan_in
-            parts.append((torch.rand(shape, generator=generator) * 2 - 1).div_(math.sqrt(fan_in)).flatten())
+            parts.append((torch.rand(shape, generator=generator) * 2 - 1).div_(math.sqrt(fan_in)))
         return torch.cat([part.flatten() for part in parts])
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
@@ -92,14 +97,13 @@ class EdgeProbe:
             start += size
         return views
 
-    def logits(self, parameters: dict[str, Tensor], spans: Sequence[Sequence[tuple[Tensor, Tensor]]], kept: Tensor | None = None) -> Tensor:
+    def logits(self, parameters: dict[str, Tensor], spans: Sequence[SpanStates], kept: Tensor | None = None) -> Tensor:
         """Classify targets.
 
         Args:
             parameters: Views [layers, seeds, columns, ...].
-            spans: Per slot, for runs of targets, the states [layers, seeds, targets, tokens, dim] and the mask [seeds, targets, tokens],
-                True at real tokens; each target has at least one.
-            kept: Dropout's choice, True where a hidden unit stays, [layers, seeds, columns, targets, hidden]; None without dropout.
+            spans: The states of each slot's spans; each target has at least one token.
+            kept: Dropout's factors, 0 or 1 / (1 - rate), [layers, seeds, columns, targets, hidden]; None without dropout.
 
         Returns:
             [layers, seeds, columns, targets, classes]
@@ -111,28 +115,65 @@ class EdgeProbe:
             inner = functional.layer_norm(inner, inner.shape[-1:])
             read = inner * parameters["norm"].unsqueeze(-2) + parameters["norm_bias"].unsqueeze(-2)
             if kept is not None:
-                read = read * kept / (1 - self.dropout)
+                read = read * kept
         elif self.head == "mlp2":
             read = torch.relu(_linear(read, parameters["inner"], parameters["inner_bias"]))
             read = torch.relu(_linear(read, parameters["second"], parameters["second_bias"]))
         return _linear(read, parameters["out"], parameters["out_bias"])
 
-    def _span_sum(self, parameters: dict[str, Tensor], slot: int, runs: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    def _span_sum(self, parameters: dict[str, Tensor], slot: int, spans: SpanStates) -> Tensor:
         """Projected weighted sum of each span, [layers, seeds, columns, targets, hidden]."""
         project, bias, score = (parameters[f"{name}{slot}"] for name in ("project", "bias", "score"))
         direction = (project @ score.unsqueeze(-1)).squeeze(-1)  # [layers, seeds, columns, dim]
-        sums = [_weighted_sum(direction, states, mask) for states, mask in runs]
-        return _linear(sums[0] if len(sums) == 1 else torch.cat(sums, dim=3), project, bias)
+        if isinstance(spans, Sliced):
+            pooled = _SlicedSums.apply(direction[0, 0], *spans.states)[None, None]
+        else:
+            pooled = _gathered_sums(direction, spans.states, spans.mask)
+        return _linear(pooled, project, bias)
 
 
-def _weighted_sum(direction: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+def _gathered_sums(direction: Tensor, states: Tensor, mask: Tensor) -> Tensor:
     """Sum of the states of each span, weighted by the softmax of direction . state, [layers, seeds, columns, targets, dim]."""
-    targets, tokens = states.shape[2:4]
-    if tokens == 1:  # a weight of 1, whatever the score
-        return states.squeeze(3).unsqueeze(2).expand(-1, -1, direction.shape[2], -1, -1)
-    scores = (states.flatten(2, 3) @ direction.transpose(-1, -2)).unflatten(2, (targets, tokens))
+    scores = (states.flatten(2, 3) @ direction.transpose(-1, -2)).unflatten(2, states.shape[2:4])
     weights = scores.masked_fill(~mask.unsqueeze(-1), -torch.inf).softmax(dim=3)  # [layers, seeds, targets, tokens, columns]
     return (weights.transpose(-1, -2) @ states).transpose(2, 3)
+
+
+class _SlicedSums(torch.autograd.Function):
+    """The same for slices of the states, with its gradient written out: a padded copy of the states would take most of a CPU's time."""
+
+    @staticmethod
+    def forward(ctx: Any, direction: Tensor, *states: Tensor) -> Tensor:
+        """Direction [columns, dim] and each target's states [tokens, dim] -> [columns, targets, dim]."""
+        lengths = [len(own) for own in states]
+        turned = direction.T
+        scores = torch.cat([torch.mm(own, turned) for own in states])  # [tokens of all targets, columns]
+        weights = _softmax(scores, lengths).T.contiguous()
+        ctx.save_for_backward(weights, *states)
+        sums = [torch.mm(own_weights, own) for own_weights, own in zip(weights.split(lengths, dim=1), states, strict=True)]
+        return torch.stack(sums, dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """Through the softmax: d score = weight (d weight - mean of d weight under the weights)."""
+        weights, *states = ctx.saved_tensors
+        lengths = torch.tensor([len(own) for own in states])
+        above = gradient.permute(1, 2, 0).unbind(0)
+        slopes = torch.cat([torch.mm(own, own_above) for own, own_above in zip(states, above, strict=True)]).T
+        means = torch.segment_reduce((weights * slopes).T, "sum", lengths=lengths, axis=0)
+        slopes = weights * (slopes - means.repeat_interleave(lengths, dim=0).T)
+        total = torch.zeros(gradient.shape[0], gradient.shape[2])
+        for own, slope in zip(states, slopes.split(lengths.tolist(), dim=1), strict=True):
+            total.addmm_(slope, own)
+        return total, *(None for _ in states)
+
+
+def _softmax(scores: Tensor, lengths: list[int]) -> Tensor:
+    """Softmax over each target's tokens; scores [tokens of all targets, columns]."""
+    sizes = torch.tensor(lengths)
+    highest = torch.segment_reduce(scores, "max", lengths=sizes, axis=0).repeat_interleave(sizes, dim=0)
+    raised = (scores - highest).exp_()
+    return raised.div_(torch.segment_reduce(raised, "sum", lengths=sizes, axis=0).repeat_interleave(sizes, dim=0))
 
 
 def _linear(read: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ranker.errors import ConfigError, DataError
 from ranker.probing.sequences import Sequences
+from ranker.probing.states import TensorStates
 from ranker.probing.subject import Subject
 from ranker.training.run_writer import write_json
 
@@ -51,8 +52,8 @@ class StateCache:
             raise ConfigError(f"cache.dtype: expected one of {', '.join(DTYPES)}; got {dtype!r}")
         self.folder, self.dtype, self.max_bytes, self.max_tokens, self.sync_seconds = folder, dtype, max_bytes, max_tokens, sync_seconds
 
-    def states(self, subject: Subject, sequences: Sequences, layers: Sequence[int], device: torch.device) -> Tensor:
-        """Open the states of these layers, or compute what is missing: memory-mapped, [layers, tokens, dim].
+    def states(self, subject: Subject, sequences: Sequences, layers: Sequence[int], device: torch.device) -> TensorStates:
+        """Open the states of these layers, or compute what is missing: memory-mapped, in the order of `layers`.
 
         Raises:
             ConfigError: They would take more than `max_bytes`, or more than the disk has.
@@ -75,7 +76,7 @@ class StateCache:
             "mode": "eval",
         }  # fmt: skip
 
-    def _open(self, folder: Path, identity: dict[str, Any], shape: tuple[int, int, int]) -> Tensor:
+    def _open(self, folder: Path, identity: dict[str, Any], shape: tuple[int, int, int]) -> TensorStates:
         try:
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -87,8 +88,7 @@ class StateCache:
         size = path.stat().st_size if path.is_file() else 0
         if size != self._bytes(shape):
             raise DataError(f"{path}: expected {self._bytes(shape)} bytes, got {size}; delete the folder, it is made anew")
-        # copy-on-write, since torch wants writable memory; nothing is ever written to it
-        return torch.from_numpy(np.memmap(path, dtype=self.dtype, mode="c", shape=shape))
+        return TensorStates.mapped(path, self.dtype, shape)
 
     def _bytes(self, shape: tuple[int, int, int]) -> int:
         return int(np.prod(shape)) * np.dtype(self.dtype).itemsize

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+FLOAT_BYTES = 1 << 30  # a layer's states in float32 while it is probed
 
 
 class States(Protocol):
@@ -17,6 +20,10 @@ class States(Protocol):
     @property
     def dim(self) -> int:
         """Size of a vector."""
+        ...
+
+    def rows(self, layer: int) -> Tensor | None:
+        """All vectors of a layer [tokens, dim] to take slices of, or None."""
         ...
 
     def gather(self, layers: Sequence[int], tokens: Tensor) -> Tensor:
@@ -29,7 +36,6 @@ class States(Protocol):
         ...
 
 
-@dataclass(frozen=True)
 class TensorStates:
     """States in a tensor, perhaps memory-mapped, perhaps on the GPU.
 
@@ -37,7 +43,21 @@ class TensorStates:
         data: [layers, tokens, dim], any float type.
     """
 
-    data: Tensor
+    def __init__(self, data: Tensor) -> None:
+        self.data = data
+        self._file: tuple[Path, str, tuple[int, int, int]] | None = None
+        self._kept: tuple[int, Tensor] | None = None
+
+    @classmethod
+    def mapped(cls, path: Path, dtype: str, shape: tuple[int, int, int]) -> TensorStates:
+        """States in a file; another process that gets them maps the file again."""
+        # copy-on-write, since torch wants writable memory; nothing is ever written to it
+        made = cls(torch.from_numpy(np.memmap(path, dtype=dtype, mode="c", shape=shape)))
+        made._file = (path, dtype, shape)
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (TensorStates, (self.data,)) if self._file is None else (TensorStates.mapped, self._file)
 
     @property
     def dim(self) -> int:
@@ -55,6 +75,18 @@ class TensorStates:
         else:
             found = torch.stack([self.data[layer].index_select(0, flat) for layer in layers])
         return found.to(tokens.device, torch.float32).view(shape)
+
+    def rows(self, layer: int) -> Tensor | None:
+        """All vectors of a layer [tokens, dim] to take slices of; None on a GPU, where slices would be launches.
+
+        Float32 where that fits into `FLOAT_BYTES`: spans are then views, and reading them costs nothing. One layer is kept.
+        """
+        if self.data.device.type != "cpu":
+            return None
+        if self._kept is None or self._kept[0] != layer:
+            rows = self.data[layer]
+            self._kept = (layer, rows.float() if 4 * rows.numel() <= FLOAT_BYTES else rows)
+        return self._kept[1]
 
 
 @dataclass(frozen=True)
@@ -79,6 +111,10 @@ class RandomEmbeddings:
     def dim(self) -> int:
         """Size of a vector."""
         return self.table.shape[1]
+
+    def rows(self, layer: int) -> Tensor | None:  # noqa: ARG002 - one layer
+        """None: the vectors of a text do not lie together."""
+        return None
 
     def gather(self, layers: Sequence[int], tokens: Tensor) -> Tensor:
         """See States."""

@@ -32,6 +32,7 @@ from ranker.probing.state_cache import StateCache
 from ranker.probing.states import RandomEmbeddings, TensorStates
 from ranker.probing.subject import Subject
 from ranker.probing.training import TrainingOptions
+from ranker.probing.workers import code_jobs
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class StudyOptions:
         max_doc_tokens: Longest doc.
         skip_unavailable: Leave out tasks whose labels can't be made here, and say so.
         seed: Seed of control labels and random weights.
+        workers: Processes that train probes on a CPU; None for one a core.
     """
 
     seeds: Sequence[int] = (0, 1, 2)
@@ -75,6 +77,7 @@ class StudyOptions:
     max_doc_tokens: int = 256
     skip_unavailable: bool = False
     seed: int = 0
+    workers: int | None = None
 
     def __post_init__(self) -> None:
         check_controls(self.controls)
@@ -227,19 +230,18 @@ class Study:
         by_name = {own.task.name: own for own in data}
         results = [
             result_of(subject, by_name[outcome.column.task], outcome, self.options.portions, self.sample.collection)
-            for job in jobs
-            for outcome in self._coder.code(job)
+            for outcome in code_jobs(self._coder, jobs, self.options.workers)
         ]
         if "label_prior" in controls:
             results += [prior_result(subject, own, seed, self.options.portions) for own in data for seed in seeds]
         return results
 
     def _states(self, subject: Subject, sequences: Sequences, layers: list[int]) -> KeyedStates:
-        data = self.cache.states(subject, sequences, layers, self.device)
-        if self.device.type == "cuda" and data.nbytes * 1.5 < torch.cuda.mem_get_info(self.device)[0]:
-            data = data.to(self.device)
+        states = self.cache.states(subject, sequences, layers, self.device)
+        if self.device.type == "cuda" and states.data.nbytes * 1.5 < torch.cuda.mem_get_info(self.device)[0]:
+            states = TensorStates(states.data.to(self.device))
         key = hashlib.blake2b(repr(self.cache.identity(subject, sequences, layers)).encode(), digest_size=10).hexdigest()
-        return TensorStates(data), key
+        return states, key
 
     def _random_embeddings(self, subject: Subject, sequences: Sequences) -> KeyedStates:
         tokens = np.concatenate([sequences.batch(*chunk).tokens.numpy() for chunk in sequences.chunks(self.cache.max_tokens)])

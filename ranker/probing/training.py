@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ranker.errors import ConfigError
-from ranker.probing.batches import Batch, Inputs, SpanReader, SpanStates, make_batches, pairs_at_once
+from ranker.probing.batches import Batch, Inputs, SpanStates, make_batches, pairs_at_once, read_spans
 from ranker.probing.optimizer import Adam, Dropout
 from ranker.probing.probes import EdgeProbe
 
@@ -34,11 +35,11 @@ class TrainingOptions:
         head: `edge`, `mlp2` or `linear`.
     """
 
-    lr: float = 1e-4
+    lr: float = 5e-4
     batch_pairs: int = 32
     max_rounds: int = 50
-    round_steps: int = 1
-    patience: int = 10
+    round_steps: int = 5
+    patience: int = 3
     lr_factor: float = 0.5
     clip: float = 5.0
     hidden: int = 256
@@ -109,7 +110,7 @@ def _fit(
     probe: EdgeProbe, inputs: Inputs, stack: Stack, train: np.ndarray, val: np.ndarray, options: TrainingOptions, portion: int
 ) -> Fitted:
     layers, seeds, columns = stack.shape
-    reader = SpanReader(inputs, stack.layers)
+    reader = partial(read_spans, inputs, stack.layers)
     start = torch.stack([probe.initial(seed) for seed in stack.seeds]).to(inputs.device)
     flat = start[None, :, None].repeat(layers, 1, columns, 1).flatten(0, 2)
     optimizer = Adam(flat, options.lr, options.clip)
@@ -188,7 +189,9 @@ def _losses(
 
 
 @torch.no_grad()
-def mean_loss(probe: EdgeProbe, flat: Tensor, reader: SpanReader, labels: Tensor, batches: Sequence[Batch]) -> Tensor:
+def mean_loss(
+    probe: EdgeProbe, flat: Tensor, reader: Callable[[Batch], list[SpanStates]], labels: Tensor, batches: Sequence[Batch]
+) -> Tensor:
     """Mean cross entropy over all targets, float64 [layers, seeds, columns]; batches of one seed serve all seeds."""
     layers, seeds, columns, _ = flat.shape
     total = torch.zeros(layers, seeds, columns, dtype=torch.float64, device=flat.device)
@@ -218,7 +221,7 @@ def log_probabilities(
     Yields:
         A batch and its [layers, seeds, columns, targets, classes].
     """
-    reader = SpanReader(inputs, layers)
+    reader = partial(read_spans, inputs, layers)
     nothing = torch.zeros(flat.shape[2], 0, dtype=torch.int64, device=flat.device)
     for batch in make_batches(inputs, pairs, pairs_at_once(inputs, len(layers))):
         own, _ = _for_batch(flat, nothing, batch)

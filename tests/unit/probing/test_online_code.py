@@ -1,6 +1,7 @@
 """The online code over real trainings: what it finds, what it must not find, and that a killed run ends with the same numbers."""
 
 import math
+import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ranker.probing.controls import MAIN, control_labels, shuffled_labels
 from ranker.probing.online_code import Column, Job, OnlineCoder, permutation
 from ranker.probing.states import TensorStates
 from ranker.probing.training import TrainingOptions
+from ranker.probing.workers import code_jobs
 
 PAIRS, DIM, CLASSES, LAYERS = 240, 16, 4, 5
 TRAIN, VAL, TEST = np.arange(160), np.arange(160, 200), np.arange(200, 240)
@@ -176,3 +178,24 @@ def test_faults() -> None:
     for wrong, text in (({"batching": "all"}, "batching"), ({"validation": "none"}, "validation"), ({"fractions": (0.5,)}, "portions")):
         with pytest.raises(ConfigError, match=text):
             OnlineCoder(FAST, **wrong)
+
+
+def test_several_processes_give_the_same_lengths(tmp_path: Path) -> None:
+    """States are mapped again, not copied; blocks are kept by whoever made them; progress is told by the one that asked."""
+    job = planted(seeds=(0, 1), columns=(MAIN, "shuffled"))
+    data = job.inputs.states.data
+    data.half().numpy().tofile(tmp_path / "states.bin")
+    mapped = TensorStates.mapped(tmp_path / "states.bin", "float16", tuple(data.shape))
+    assert pickle.loads(pickle.dumps(mapped)).data.equal(mapped.data)
+    assert len(pickle.dumps(mapped)) < 1000
+    job = replace(job, inputs=replace(job.inputs, states=mapped))
+    done: list[int] = []
+    store = BlockStore(tmp_path / "blocks.sqlite")
+    together = code_jobs(OnlineCoder(SHORT, FRACTIONS, store=store, progress=done.append), [job], workers=2)
+    alone = OnlineCoder(SHORT, FRACTIONS).code(job)
+    assert [(o.layer, o.seed, o.column.control) for o in together] == [(o.layer, o.seed, o.column.control) for o in alone]
+    for ours, theirs in zip(together, alone, strict=True):
+        assert ours.code.bits == pytest.approx(theirs.code.bits, rel=2e-3)
+    assert sum(done) == len(FRACTIONS) * 2 * 2 * 2
+    again = code_jobs(OnlineCoder(SHORT, FRACTIONS, store=store), [job], workers=1)
+    assert [o.code for o in again] == [o.code for o in together], "their blocks were found"

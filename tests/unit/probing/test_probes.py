@@ -7,7 +7,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from ranker.errors import ConfigError
-from ranker.probing.batches import Inputs, SpanReader, make_batches
+from ranker.probing import batches
+from ranker.probing import states as states_module
+from ranker.probing.batches import Gathered, Inputs, Sliced, make_batches, read_spans
 from ranker.probing.optimizer import Adam, Dropout
 from ranker.probing.probes import EdgeProbe
 from ranker.probing.states import RandomEmbeddings, TensorStates
@@ -138,7 +140,7 @@ def test_training_is_that_of_a_plain_probe_with_torch_adam() -> None:
             nn.functional.cross_entropy(logits, torch.from_numpy(labels[0][targets])).backward()
             clipped += bool(nn.utils.clip_grad_norm_(plain.parameters(), 0.5) > 0.5)
             optimizer.step()
-    assert clipped > 10
+    assert 5 <= clipped <= 15, "some gradients are clipped and some are not"
     reference = probe.initial(5)
     plain_again = PlainProbe(2, 16, 0.0)
     plain_again.load(probe, made.parameters[0, 0, 0])
@@ -156,7 +158,7 @@ def test_best_weights_by_validation_and_early_stop_of_each_member() -> None:
         inputs.states.data[0, a:b, labels[0][target]] = 3.0
     assert len(first) == PAIRS
     probe = EdgeProbe(DIM, 1, CLASSES, hidden=16)
-    options = TrainingOptions(lr=1e-2, batch_pairs=16, max_rounds=30, patience=3, hidden=16)
+    options = TrainingOptions(lr=1e-2, batch_pairs=16, max_rounds=30, round_steps=1, patience=3, hidden=16)
     train, val = np.arange(50)[None], np.arange(50, 70)[None]
     made = fit(probe, inputs, stack_of(labels, [0, 1], [0], [0, 1]), train, val, options, portion=0)
     signal, noise = made.epochs[0, 0, 0], made.epochs[1, 0, 1]
@@ -168,7 +170,7 @@ def test_best_weights_by_validation_and_early_stop_of_each_member() -> None:
     assert alone.epochs[0, 0, 0] == signal, "the others change neither the stop nor the weights"
     assert_close(logits_of(probe, inputs, alone.parameters, [0])[0, 0, 0], together[0, 0, 0], rtol=0, atol=1e-3)
     # the kept weights are the best of all rounds: no longer training makes the validation loss lower
-    longer = fit(probe, inputs, stack_of(labels, [1], [0], [1]), train, val, TrainingOptions(lr=1e-2, batch_pairs=16, max_rounds=30, patience=30, hidden=16), 0)  # fmt: skip
+    longer = fit(probe, inputs, stack_of(labels, [1], [0], [1]), train, val, TrainingOptions(lr=1e-2, batch_pairs=16, max_rounds=30, round_steps=1, patience=30, hidden=16), 0)  # fmt: skip
     losses = [-(logs[0, 0, 0, 50:].gather(1, torch.from_numpy(labels[1][50:, None])).mean()) for logs in (logits_of(probe, inputs, longer.parameters, [1]), together[1:, :, 1:])]  # fmt: skip
     assert losses[1] < 1.3, "about the loss of the label prior, ln 3 = 1.1, where the last weights would be far worse"
 
@@ -193,7 +195,8 @@ def test_dropout_masks_of_a_member_do_not_depend_on_its_company() -> None:
         assert torch.equal(own[0], shared[1 if step < 70 else 0])
         assert own.shape == (1, 3, 8)
     assert not torch.equal(shared[0], shared[1])
-    assert together(4).float().mean() == pytest.approx(0.7, abs=0.2)
+    assert together(4).unique().tolist() == pytest.approx([0, 1 / 0.7])
+    assert (Dropout([7], 0.3, (100, 100), CPU)(100) > 0).float().mean() == pytest.approx(0.7, abs=0.02)
     assert Dropout([7], 0.0, (4, 8), CPU)(3) is None
 
 
@@ -204,12 +207,33 @@ def test_batches_hold_each_target_once_and_pad_between_seeds() -> None:
     for batch in make_batches(inputs, pairs, 16):
         for seed in range(2):
             seen[seed] += batch.targets[seed][batch.real[seed]].tolist()
-        spans = SpanReader(inputs, [1])(batch)
-        for slot in range(2):
-            masks = torch.cat([torch.nn.functional.pad(mask, (0, 9 - mask.shape[2])) for _, mask in spans[slot]], dim=1)
-            lengths = inputs.spans[batch.targets.numpy(), slot, 1] - inputs.spans[batch.targets.numpy(), slot, 0]
-            assert masks.sum(-1).tolist() == lengths.tolist()
+        for slot, spans in enumerate(read_spans(inputs, [1], batch)):
+            assert isinstance(spans, Gathered)
+            lengths = inputs.spans[batch.places, slot, 1] - inputs.spans[batch.places, slot, 0]
+            assert spans.mask.sum(-1).tolist() == lengths.tolist()
     assert [sorted(own) for own in seen] == [list(range(len(inputs.spans)))] * 2
+
+
+@pytest.mark.parametrize("columns", [[0], [0, 1]])
+def test_slices_and_padded_copies_give_the_same_training(monkeypatch: pytest.MonkeyPatch, columns: list[int]) -> None:
+    """On a CPU long spans are read as slices, with a gradient of our own; autograd through padded copies is the truth."""
+    inputs, labels = make_inputs()
+    probe = EdgeProbe(DIM, 2, CLASSES, hidden=16)
+    options = TrainingOptions(lr=1e-3, batch_pairs=16, max_rounds=1, round_steps=20, hidden=16)
+    train, none = np.arange(60)[None], np.empty((1, 0), dtype=np.int64)
+    made = []
+    for long in (0, 10**6):
+        monkeypatch.setattr(batches, "LONG", long)
+        kinds = {type(spans) for batch in make_batches(inputs, train, 16) for spans in read_spans(inputs, [1], batch)}
+        assert kinds == {Gathered if long else Sliced}
+        fitted = fit(probe, inputs, stack_of(labels, [1], [5], columns), train, none, options, portion=3)
+        made.append(logits_of(probe, inputs, fitted.parameters, [1]))
+    assert_close(made[0], made[1], rtol=0, atol=1e-5)
+    half = Inputs(TensorStates(inputs.states.data.half()), inputs.spans, inputs.pair_starts, CPU)
+    monkeypatch.setattr(states_module, "FLOAT_BYTES", 0)
+    monkeypatch.setattr(batches, "LONG", 0)
+    read = read_spans(half, [1], next(make_batches(half, train, 16)))[0]
+    assert read.states[0].dtype == torch.float32
 
 
 def test_random_embeddings_are_one_vector_a_word() -> None:

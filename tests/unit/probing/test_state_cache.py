@@ -39,7 +39,7 @@ def test_cached_states_are_those_of_a_direct_forward(tmp_path: Path, reads: str,
     """Against transformers' own padded forward in evaluation mode, also where the owner switches to training mode."""
     who, made = subject(), sequences(reads)
     who.frozen.train(mode)
-    states = StateCache(tmp_path, dtype="float32", max_tokens=100).states(who, made, [0, 1, 2], CPU)
+    states = StateCache(tmp_path, dtype="float32", max_tokens=100).states(who, made, [0, 1, 2], CPU).data
     model = who.encoder.model.eval()
     for query, doc in PAIRS[:3] + PAIRS[-1:]:
         number = PAIRS.index((query, doc))
@@ -57,10 +57,10 @@ def test_cached_states_are_those_of_a_direct_forward(tmp_path: Path, reads: str,
 
 def test_half_precision_is_the_rounded_states(tmp_path: Path) -> None:
     who, made = subject(), sequences()
-    exact = StateCache(tmp_path, dtype="float32").states(who, made, [0, 1, 2], CPU)
-    half = StateCache(tmp_path, dtype="float16").states(who, made, [0, 1, 2], CPU)
+    exact = StateCache(tmp_path, dtype="float32").states(who, made, [0, 1, 2], CPU).data
+    half = StateCache(tmp_path, dtype="float16").states(who, made, [0, 1, 2], CPU).data
     assert_close(half, exact.half(), rtol=1e-3, atol=1e-6)
-    some = StateCache(tmp_path, dtype="float32").states(who, made, [2], CPU)
+    some = StateCache(tmp_path, dtype="float32").states(who, made, [2], CPU).data
     assert_close(some[0], exact[2], rtol=0, atol=0)
 
 
@@ -75,7 +75,7 @@ def test_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_killed_run_goes_on_and_ends_with_the_same_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     who, made = subject(), sequences()
-    whole = StateCache(tmp_path / "whole", max_tokens=100).states(who, made, [0, 1, 2], CPU)
+    whole = StateCache(tmp_path / "whole", max_tokens=100).states(who, made, [0, 1, 2], CPU).data
     calls = []
     real = Encoder.layers
 
@@ -92,7 +92,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_states(tmp_path: Path, monk
     (folder,) = (path for path in (tmp_path / "killed").iterdir() if path.is_dir())
     assert not (folder / "meta.json").exists(), "nothing that looks finished"
     assert json.loads((folder / "progress.json").read_text())["done"] == 3
-    resumed = cache.states(who, made, [0, 1, 2], CPU)
+    resumed = cache.states(who, made, [0, 1, 2], CPU).data
     assert len(calls) == 4 + len(made.chunks(100)) - 3, "only the rest was computed"
     assert torch.equal(resumed, whole)
 
@@ -160,10 +160,10 @@ def test_random_weights_have_the_same_shape_and_depend_on_the_seed() -> None:
 def test_progress_of_another_cut_is_not_believed(tmp_path: Path) -> None:
     who, made = subject(), sequences()
     cache = StateCache(tmp_path, max_tokens=100, sync_seconds=0)
-    whole = np.array(cache.states(who, made, [0, 1, 2], CPU))
+    whole = np.array(cache.states(who, made, [0, 1, 2], CPU).data)
     (folder,) = (path for path in tmp_path.iterdir() if path.is_dir())
     (folder / "meta.json").unlink()
     (folder / "progress.json").write_text(json.dumps({"chunks": 3, "max_tokens": 50, "done": 2}))
     (folder / "states.bin").write_bytes(bytes((folder / "states.bin").stat().st_size))
-    assert np.array_equal(np.array(cache.states(who, made, [0, 1, 2], CPU)), whole)
+    assert np.array_equal(np.array(cache.states(who, made, [0, 1, 2], CPU).data), whole)
     assert state_cache.FORMAT == 1
