@@ -18,7 +18,20 @@ from ranker.significance import holm, randomisation_test, t_test, wins_losses_ti
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from ranker.data.collection import Collection
     from ranker.types import Qrels, Run
+
+
+_UNJUDGED = Evaluation({}, {}, 0, ["no query is judged: the run is written, nothing is measured"], 0, 0, 0)
+
+
+def first_stage_run(collection: Collection, depth: int) -> Run | None:
+    """What a re-ranking is compared with: the first stage's docs of the judged queries; None where its scores order nothing."""
+    candidates = collection.candidates
+    if candidates is None or not any(len(np.unique(candidates.scores_of(query_id)[:depth])) > 1 for query_id in candidates):
+        return None
+    run = candidates.to_run(depth)
+    return {query_id: docs for query_id, docs in run.items() if query_id in collection.qrels} or None
 
 
 def write_evaluation(
@@ -26,6 +39,8 @@ def write_evaluation(
     relevance: int = 1, baseline: Run | None = None, tag: str = "ranker",
 ) -> dict[str, Any]:  # fmt: skip
     """Measure a run and write `run.trec`, `per_query.jsonl` and `metrics.json`; nothing is written unless all could be computed.
+
+    Where no query is judged there is nothing to measure: the run is written, and `metrics.json` says so.
 
     The written scores are the run's own, except that ties are separated by the least float32 step, so that outside tools with another
     tie rule find the same order. `metrics.json` comes last: where it lies, the other files are whole.
@@ -44,14 +59,15 @@ def write_evaluation(
     """
     folder = Path(folder)
     run = separate_ties(run)
-    evaluation = evaluate(run, collection_qrels, measures, relevance)
+    evaluation, reference = _UNJUDGED, None
+    if any(collection_qrels.values()):
+        evaluation = evaluate(run, collection_qrels, measures, relevance)
     metrics: dict[str, Any] = {
         "measures": evaluation.means,
         "num_queries": evaluation.num_queries,
         "warnings": list(evaluation.warnings),
     }
-    reference = None
-    if baseline is not None:
+    if baseline is not None and evaluation.num_queries:
         reference = evaluate(baseline, collection_qrels, measures, relevance)
         metrics["warnings"] += [f"baseline: {warning}" for warning in reference.warnings]
         metrics["comparison"] = compare(evaluation, reference)

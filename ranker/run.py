@@ -37,6 +37,7 @@ from ranker.checkpoint import load_checkpoint, load_scorer, read_description, sa
 from ranker.config import constructor_keys
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
+from ranker.data.splits import check_candidates
 from ranker.data.trec import read_candidates, read_qrels, read_run, write_run
 from ranker.errors import CheckpointError, ConfigError
 from ranker.retrieval.bm25 import with_candidates
@@ -154,6 +155,8 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
     if cfg.candidates is not None:
         given = read_candidates(Path(cfg.candidates))
         chosen = {name: replace(collection, candidates=given) for name, collection in chosen.items()}
+        for collection in chosen.values():
+            check_candidates(collection, cfg.candidates)
     splits = with_candidates(Splits(None, None, chosen), depth, Path(cfg.cache_dir))
     if cfg.add_positives:  # labelled in the output: such measures say nothing about a first stage
         splits = replace(splits, tests={f"{name}+positives": add_positives(part, depth) for name, part in splits.tests.items()})
@@ -202,11 +205,10 @@ def search(cfg: DictConfig) -> None:
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline not in (None, "bm25") else None
     report = {}
     for name, collection in sets.items():
-        first_stage = collection.candidates.to_run(cfg.depth) if baseline is None and cfg.baseline and collection.candidates else {}
-        judged = {query_id: docs for query_id, docs in first_stage.items() if query_id in collection.qrels}
+        compared = baseline or (evaluation.first_stage_run(collection, cfg.depth) if cfg.baseline else None)
         found, report[name] = search_set(engines[name], collection, cfg.depth, cfg.latency_queries)
         written = evaluation.write_evaluation(
-            folder / "evaluation" / name, found, collection.qrels, list(cfg.measures), collection.relevance, baseline or judged or None, cfg.name
+            folder / "evaluation" / name, found, collection.qrels, list(cfg.measures), collection.relevance, compared, cfg.name
         )  # fmt: skip
         evaluation.print_table(name, written)
         log.info("%s: %s", name, in_words(report[name]))
@@ -277,19 +279,13 @@ def _resume_from(cfg: DictConfig) -> Path | None:
 def _writer(folder: Path, splits: Splits, cfg: DictConfig, depth: int | None = None, baseline: Run | None = None) -> Any:
     """What to do with a finished run: write it, measured and compared with the first stage or with the given baseline."""
 
-    def write(name: str, run: Run) -> None:
+    def write(name: str, run: Run) -> dict[str, float]:
         collection = splits.tests[name]
-        first_stage = collection.candidates.to_run(depth or cfg.depth) if collection.candidates is not None else {}
-        judged = {query_id: docs for query_id, docs in first_stage.items() if query_id in collection.qrels}
-        evaluation.write_evaluation(
-            folder / "evaluation" / name,
-            run,
-            collection.qrels,
-            list(cfg.measures),
-            collection.relevance,
-            baseline or judged or None,
-            tag=cfg.name,
-        )
+        compared = baseline or evaluation.first_stage_run(collection, depth or cfg.depth)
+        where = folder / "evaluation" / name
+        return evaluation.write_evaluation(
+            where, run, collection.qrels, list(cfg.measures), collection.relevance, compared, tag=cfg.name
+        )["measures"]  # fmt: skip
 
     return write
 

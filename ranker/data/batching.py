@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ranker.data.sampling import mix
 from ranker.data.token_store import TokenStore
 from ranker.errors import ConfigError, DataError
 from ranker.types import RankBatch, TokenBatch
@@ -44,9 +45,43 @@ def fill(order: np.ndarray, sizes: np.ndarray, max_tokens: int) -> list[np.ndarr
     return [*batches, order[start:]] if len(order) else batches
 
 
+_IN_MEMORY = 1 << 24
+
+
 @lru_cache(maxsize=2)
-def _order(num_groups: int, seed: int, epoch: int) -> np.ndarray:
-    return np.random.default_rng([seed, epoch]).permutation(num_groups)
+def _order(num_groups: int, seed: int, epoch: int) -> np.ndarray | HashedOrder:
+    """The epoch's order of groups; of very many (MS MARCO's triples) no device holds a list."""
+    return (
+        np.random.default_rng([seed, epoch]).permutation(num_groups) if num_groups <= _IN_MEMORY else HashedOrder(num_groups, seed, epoch)
+    )
+
+
+class HashedOrder:
+    """A shuffle of `range(size)` that is computed where it is read: a Feistel cipher that walks on while it is out of range.
+
+    Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002, method 3; the round function is `mix`.
+
+    >>> order = HashedOrder(1000, seed=0, epoch=0)
+    >>> sorted(order[0:1000].tolist()) == list(range(1000)), order[10:12].tolist() == order[0:1000][10:12].tolist()
+    (True, True)
+    """
+
+    def __init__(self, size: int, seed: int, epoch: int) -> None:
+        self.size, self.seed, self.epoch = size, seed, epoch
+        self._half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        values = self._enciphered(np.arange(*part.indices(self.size), dtype=np.uint64))
+        while (outside := values >= self.size).any():
+            values[outside] = self._enciphered(values[outside])
+        return values.astype(np.int64)
+
+    def _enciphered(self, values: np.ndarray) -> np.ndarray:
+        mask = (np.uint64(1) << self._half) - np.uint64(1)
+        left, right = values >> self._half, values & mask
+        for number in range(4):
+            left, right = right, left ^ (mix(self.seed, self.epoch, number, right) & mask)
+        return left << self._half | right
 
 
 @dataclass(frozen=True)

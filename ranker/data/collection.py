@@ -172,7 +172,8 @@ class Collection:
         queries: query_id -> text.
         qrels: query_id -> doc_id -> relevance.
         candidates: First-stage docs to re-rank (and, in training, to draw negatives from); None until BM25 makes them.
-        triples: Training triples (query_id, more relevant doc_id, less relevant doc_id), or None. Re-iterable.
+        triples: Training triples (query_id, more relevant doc_id, less relevant doc_id), or None. Re-iterable; where they have a
+            `fingerprint` that says which they are, what is looked up of them is kept.
         relevance: Smallest grade that counts as relevant: for training's positives and for binary measures.
     """
 

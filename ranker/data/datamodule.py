@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from ranker.data.collection import Collection, Splits
 from ranker.data.contrast import KnownPositives
 from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
 from ranker.data.sampling import GroupSampler, JudgedGroups, TripleGroups
+from ranker.data.splits import check_candidates
 from ranker.data.token_store import TokenStore, token_store
 from ranker.data.trec import read_candidates, read_run
-from ranker.errors import ConfigError
+from ranker.data.triples import triple_rows
+from ranker.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -133,12 +135,22 @@ class RankData(pl.LightningDataModule):
 
     def _sampler(self, collection: Collection, collator: Collator) -> GroupSampler:
         if collection.triples is not None and self.teacher is None and self.negatives is None:
-            return TripleGroups(collection, collator.queries, collator.docs)
+            if self.batch.docs != 2 or self.batch.positives != 1:
+                log.info("%s: a training group is a triple, one relevant doc and one other; batch.docs and batch.positives don't apply",
+                         collection.name)  # fmt: skip
+            return TripleGroups(triple_rows(collection, collator.queries, collator.docs, self.cache_dir))
+        negatives = read_candidates(Path(self.negatives)) if self.negatives else None
+        if negatives is not None:
+            check_candidates(replace(collection, candidates=negatives), str(self.negatives))
+        teacher = read_run(Path(self.teacher)) if self.teacher else None
+        if teacher is not None and not any(query_id in teacher for query_id in collection.qrels):
+            raise DataError(
+                f"{self.teacher}: expected a teacher's scores for the training queries (ids as {next(iter(collection.qrels), None)!r}), "
+                f"got none (the run has ids as {next(iter(teacher), None)!r}); make it with evaluate.py split=train"
+            )
         return JudgedGroups(
             collection, collator.queries, collator.docs, self.batch.docs, self.batch.positives, self.batch.depth, self.seed,
-            negatives=read_candidates(Path(self.negatives)) if self.negatives else None,
-            teacher=read_run(Path(self.teacher)) if self.teacher else None,
-            random_negatives=self.random_negatives,
+            negatives, teacher, self.random_negatives,
         )  # fmt: skip
 
     def train_steps(self, rank: int = 0, world: int = 1) -> TrainSteps:

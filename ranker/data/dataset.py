@@ -166,10 +166,11 @@ class ScoreBatches(Dataset[ScoreBatch]):
 
 
 def _cut(collection: Collection, depth: int) -> Candidates:
-    """The first `depth` candidates of each judged query that has a text."""
+    """The first `depth` candidates of each judged query that has a text; of every query where none is judged."""
     candidates = collection.candidates
     assert candidates is not None
-    kept = [query_id for query_id in candidates.query_ids if query_id in collection.qrels and query_id in collection.queries]
+    wanted = collection.qrels or collection.queries
+    kept = [query_id for query_id in candidates.query_ids if query_id in wanted and query_id in collection.queries]
     parts = [(query_id, candidates.ids(query_id)[:depth], candidates.scores_of(query_id)[:depth]) for query_id in kept]
     ids = [part[1] for part in parts]
     return Candidates(

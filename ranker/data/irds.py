@@ -161,6 +161,11 @@ class DocPairs:
     dataset_id: str
     max_triples: int | None = None
 
+    @property
+    def fingerprint(self) -> str:
+        """Which triples these are; ir_datasets checks the file that an id stands for by its hash."""
+        return f"ir_datasets {self.dataset_id}, first {self.max_triples}"
+
     def __iter__(self) -> Iterator[tuple[str, str, str]]:
         pairs = islice(load_dataset(self.dataset_id).docpairs_iter(), self.max_triples)
         return ((pair.query_id, pair.doc_id_a, pair.doc_id_b) for pair in pairs)

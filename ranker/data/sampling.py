@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class GroupSampler(Protocol):
     """Training groups, numbered from 0; each is one query and some docs."""
 
-    query_rows: np.ndarray  # row of each group's query in the query store, int64 [groups]
+    query_rows: np.ndarray  # row of each group's query in the query store, integers [groups]
 
     def __len__(self) -> int: ...
 
@@ -183,33 +183,11 @@ class TripleGroups:
     """One group per training triple (query, more relevant doc, less relevant doc); nothing is drawn.
 
     Args:
-        collection: Has `triples`.
-        queries: Token store of the queries.
-        docs: Token store of the docs.
-        chunk: Triples looked up at a time.
+        rows: Query row and the two docs' rows of each triple, int32 [triples, 3]; may be a mapped file.
     """
 
-    def __init__(self, collection: Collection, queries: TokenStore, docs: TokenStore, chunk: int = 1_000_000) -> None:
-        assert collection.triples is not None
-        parts: list[np.ndarray] = []
-        buffer: list[tuple[str, str, str]] = []
-
-        def look_up() -> None:
-            query_ids, more, less = zip(*buffer, strict=True)
-            parts.append(np.stack([queries.rows(list(query_ids)), docs.rows(list(more)), docs.rows(list(less))], axis=1).astype(np.int32))
-            buffer.clear()
-
-        for triple in collection.triples:
-            buffer.append(triple)
-            if len(buffer) == chunk:
-                look_up()
-        if buffer:
-            look_up()
-        if not parts:
-            raise DataError(f"{collection.name}: expected training triples, got none")
-        triples = np.concatenate(parts)
-        self.query_rows = triples[:, 0].astype(np.int64)
-        self._docs = triples[:, 1:]
+    def __init__(self, rows: np.ndarray) -> None:
+        self.query_rows, self._docs = rows[:, 0], rows[:, 1:]
 
     def __len__(self) -> int:
         return len(self.query_rows)

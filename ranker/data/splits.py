@@ -53,6 +53,12 @@ class TriplesWithout:
     triples: Iterable[tuple[str, str, str]]
     held_out: frozenset[str]
 
+    @property
+    def fingerprint(self) -> str | None:
+        """Which triples these are, if that is known."""
+        whole = getattr(self.triples, "fingerprint", None)
+        return None if whole is None else f"{whole} without {sorted(self.held_out)}"
+
     def __iter__(self) -> Iterator[tuple[str, str, str]]:
         return (triple for triple in self.triples if triple[0] not in self.held_out)
 

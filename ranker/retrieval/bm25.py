@@ -20,7 +20,7 @@ import numpy as np
 from filelock import FileLock
 
 from ranker.data.collection import Candidates, Collection, Docs, Splits
-from ranker.errors import ConfigError
+from ranker.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -188,13 +188,23 @@ def first_stage(
 
 
 def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, k1: float = 0.9, b: float = 0.4) -> Splits:
-    """Fill in BM25 candidates where a split has none; a training set with triples needs none. A corpus is indexed once at most."""
+    """Fill in BM25 candidates where a split has none; a training set with triples needs none. A corpus is indexed once at most.
+
+    Raises:
+        DataError: BM25 finds nothing for any query of a split.
+    """
     indexes: dict[str, BM25] = {}
 
     def fill(collection: Collection) -> Collection:
         if collection.candidates is not None or collection.triples is not None:
             return collection
-        return replace(collection, candidates=first_stage(collection, depth, cache_dir, k1, b, indexes=indexes))
+        candidates = first_stage(collection, depth, cache_dir, k1, b, indexes=indexes)
+        if collection.queries and not len(candidates.doc_ids):
+            raise DataError(
+                f"{collection.name}: expected queries that share words with the docs, got none of {len(collection.queries)} for which BM25 "
+                "finds a doc; check that queries and docs belong together, or give candidates as a run"
+            )
+        return replace(collection, candidates=candidates)
 
     return replace(
         splits,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import lightning.pytorch as pl
@@ -21,7 +22,7 @@ from ranker.types import Loss, RankBatch, Run, TrainStep
 
 log = logging.getLogger(__name__)
 
-Evaluated = Callable[[str, Run], None]  # what to do with a finished run of a set
+Evaluated = Callable[[str, Run], dict[str, float]]  # what to do with a finished run of a set; gives its measures
 
 
 class RerankModule(pl.LightningModule):
@@ -41,7 +42,7 @@ class RerankModule(pl.LightningModule):
         weight_decay: Decay of matrices; biases and norms have none.
         max_norm: Gradient norm is clipped to this; None clips nothing.
         seed: Seeds each micro-batch's dropout, so that a resumed run repeats it.
-        on_evaluated: Called on the first device with a test set's name and run.
+        on_evaluated: Called on the first device with a test set's name and run; gives the measures to log.
     """
 
     def __init__(
@@ -175,16 +176,10 @@ class RerankModule(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         """Gather, measure and hand over one run per test set."""
         loaders: Any = self.trainer.test_dataloaders
-        tests = self.trainer.datamodule.splits.tests  # type: ignore[attr-defined]
-        for i, (name, collection) in enumerate(tests.items()):
+        assert self.on_evaluated is not None
+        for i, name in enumerate(self.trainer.datamodule.splits.tests):  # type: ignore[attr-defined]
             run = self._gather_run(loaders[i].dataset, i)
-
-            def measure(name: str = name, run: Run | None = run, collection: Any = collection) -> dict[str, float]:
-                if self.on_evaluated is not None:
-                    self.on_evaluated(name, run or {})
-                return evaluate(run or {}, collection.qrels, self.measures, collection.relevance).means
-
-            for measure_name, value in self._on_first_device(measure).items():
+            for measure_name, value in self._on_first_device(partial(self.on_evaluated, name, run or {})).items():
                 self.log(f"test/{name}/{measure_name}", value, sync_dist=False)
 
     def _gather_run(self, batches: ScoreBatches, loader: int = 0) -> Run | None:

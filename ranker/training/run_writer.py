@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
+from ranker.data.trec import atomic_write
+
 PACKAGES = ("ranker", "torch", "lightning", "transformers", "tokenizers", "hydra-core", "ir_datasets", "ir-measures", "bm25s", "numpy")
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    with atomic_write(path) as file:
+        file.write(text)
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -10,9 +10,10 @@ import pytest
 import pytrec_eval
 from rich.console import Console
 
+from ranker.data.collection import Candidates, Collection, MemoryDocs
 from ranker.data.trec import read_run, write_qrels
 from ranker.errors import ConfigError, DataError
-from ranker.evaluation import compare, print_table, write_evaluation
+from ranker.evaluation import compare, first_stage_run, print_table, write_evaluation
 from ranker.metrics import evaluate, parse_measures
 from ranker.ranking import rank_docs
 
@@ -129,7 +130,6 @@ def test_warnings_of_the_baseline_say_so(tmp_path):
         ({"run": {}}, DataError, "expected a run with at least one doc, got none"),
         ({"baseline": {"q1": {"a": float("inf")}}}, DataError, "run: expected a finite score"),
         ({"measures": ["AP", "banana"]}, ConfigError, "'banana'"),
-        ({"collection_qrels": {}}, DataError, "expected at least one judged query"),
         ({"tag": "a b"}, DataError, "tag: expected text without white space"),
     ],
 )
@@ -144,6 +144,26 @@ def test_a_fault_leaves_the_folder_as_it_was(tmp_path, change, error, complaint)
     with pytest.raises(error):
         write_evaluation(tmp_path / "old", **{**good, **change})
     assert {path.name: path.read_bytes() for path in (tmp_path / "old").iterdir()} == before
+
+
+def test_an_unjudged_set_gets_a_run_and_no_measures(tmp_path):
+    metrics = write_evaluation(tmp_path, {"q1": {"a": 1.0, "b": 2.0}}, {}, ["AP"], baseline={"q1": {"a": 1.0}})
+    assert metrics == {"measures": {}, "num_queries": 0, "warnings": ["no query is judged: the run is written, nothing is measured"]}
+    assert [line.split()[2] for line in (tmp_path / "run.trec").read_text().splitlines()] == ["b", "a"]
+    assert (tmp_path / "per_query.jsonl").read_text() == "" and json.loads((tmp_path / "metrics.json").read_text()) == metrics
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([3.0, 2.0, 1.0], {"q1": {"a": 3.0, "b": 2.0}}),
+        ([0.0, 0.0, 0.0], None),  # MS MARCO's top 1000: no scores, so no order that could be a baseline
+    ],
+)
+def test_the_first_stage_is_the_baseline_where_its_scores_order_something(scores, expected):
+    candidates = Candidates.from_lists([("q1", ["a", "b", "c"], scores), ("unjudged", ["a"], scores[:1])])
+    collection = Collection("set", MemoryDocs([]), {"q1": "text", "unjudged": "text"}, {"q1": {"a": 1}}, candidates)
+    assert first_stage_run(collection, depth=2) == expected
 
 
 def test_files_keep_ids_as_they_are(tmp_path):

@@ -1,13 +1,17 @@
 """Draws that depend on (seed, epoch, query) alone."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from ranker.data.batching import Collator, StepPlan
+from ranker.data.batching import Collator, HashedOrder, StepPlan
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
 from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
 from ranker.data.sampling import JudgedGroups, TripleGroups, mix
 from ranker.data.token_store import build_token_store
+from ranker.data.triples import triple_rows
 from ranker.errors import DataError
 from ranker.layers.tiny import tiny_tokenizer
 
@@ -96,8 +100,45 @@ def test_teacher_scores_are_the_labels(stores):
 def test_triples_come_as_they_are(stores):
     collection = collection_of({"q": {"A": 1}}, {"q": ["n1", "n2"]}, triples=[("q", "A", "n2"), ("q", "A", "n1")])
     queries, docs = stores(collection)
-    sampler = TripleGroups(collection, queries, docs, chunk=1)
+    sampler = TripleGroups(triple_rows(collection, queries, docs, Path("not needed"), chunk=1))
     assert [drawn(sampler, docs, group=group) for group in range(2)] == [(["A", "n2"], [1.0, 0.0]), (["A", "n1"], [1.0, 0.0])]
+
+
+class OneReading(list):
+    """Triples that say what they are, and can be read once."""
+
+    fingerprint = "three triples"
+
+    def __iter__(self):
+        while self:
+            yield self.pop(0)
+
+
+def test_named_triples_are_looked_up_once_and_a_killed_lookup_is_made_anew(stores, tmp_path):
+    triples = OneReading([("q", "A", "n2"), ("q", "A", "n1"), ("q", "B", "n1")])
+    collection = collection_of({"q": {"A": 1, "B": 1}}, {"q": ["n1", "n2"]}, triples=triples)
+    queries, docs = stores(collection)
+    at_once = triple_rows(replace(collection, triples=triples.copy()), queries, docs, tmp_path)
+    first = triple_rows(collection, queries, docs, tmp_path, chunk=2)
+    (file,) = tmp_path.glob("triples-*.bin")
+    file.with_suffix(".partial").write_bytes(b"what a kill left")
+    again = triple_rows(collection, queries, docs, tmp_path)
+    assert at_once.tolist() == first.tolist() == again.tolist()
+    assert file.stat().st_size == 3 * 12 and at_once.dtype == np.int32
+    file.unlink()
+    with pytest.raises(DataError, match="expected training triples, got none"):  # they were read before
+        triple_rows(collection, queries, docs, tmp_path)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000, 4097])
+def test_the_computed_order_is_a_shuffle(size):
+    order = HashedOrder(size, seed=1, epoch=2)
+    values = order[0:size]
+    assert sorted(values.tolist()) == list(range(size))
+    assert np.concatenate([order[start : start + 7] for start in range(0, size, 7)]).tolist() == values.tolist()
+    if size >= 1000:  # neighbours part, epochs differ: as in a random order, about one value in all stays at its place
+        assert abs(np.diff(values)).mean() == pytest.approx(size / 3, rel=0.1)
+        assert (values == np.arange(size)).sum() < 8 and (values == HashedOrder(size, 1, 3)[0:size]).sum() < 8
 
 
 def test_mix_spreads_neighbours():
