@@ -61,13 +61,16 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
 
     Args:
         path: The folder.
-        weights: Of a run folder, `best` (`model/`, or `checkpoints/last.ckpt` of an unfinished run) or `last`.
+        weights: Of a run folder, `best` (`model/`, or `checkpoints/best.ckpt` of an unfinished run) or `last`.
 
     Raises:
         CheckpointError: There are no trained weights.
     """
     description = read_description(path)
-    model = path / "model" if (path / "config.yaml").is_file() else path
+    in_run = (path / "config.yaml").is_file()
+    if weights == "last" and not in_run:
+        raise CheckpointError(f"weights: expected weights=best, since {path} is no run folder and holds one set of weights; got 'last'")
+    model = path / "model" if in_run else path
     if weights == "last" or not model.is_dir():
         scorer = instantiate(
             OmegaConf.create(description["model"]), encoder=instantiate(constructor_keys("encoder", description["encoder"]))

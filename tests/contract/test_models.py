@@ -1,0 +1,100 @@
+"""What every model of conf/model that can be trained must do, on the tiny random encoder."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from ranker import entry
+from ranker.build import build_data, build_scorer
+from ranker.checkpoint import load_scorer, save_model
+from ranker.data.collection import Splits
+from ranker.data.sources.files import Files
+from ranker.losses.lce import LCE
+from ranker.retrieval.bm25 import with_candidates
+
+ROOT = Path(__file__).resolve().parents[2]
+MODELS = [path.stem for path in sorted((ROOT / "conf/model").glob("*.yaml")) if not OmegaConf.load(path).get("_partial_")]
+
+
+@pytest.fixture(params=MODELS)
+def cfg(request, small_files, tmp_path):
+    entry.register()
+    torch.manual_seed(0)
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose("train", [
+            f"model={request.param}", "encoder=tiny", "data=files", f"data.path={small_files}", "depth=6", "batch.docs=4", "batch.queries=4",
+            f"cache_dir={tmp_path}", f"name={request.param}",
+        ])  # fmt: skip
+
+
+@pytest.fixture
+def splits(cfg, tmp_path):
+    loaded = with_candidates(Files(cfg.data.path).load(), 20, tmp_path)
+    return Splits(loaded.train, None, loaded.tests)
+
+
+def scores(cfg, splits, scorer, max_tokens=8192):
+    """All candidates' scores, in slots."""
+    data = build_data(cfg, splits, scorer)
+    data.batch = replace(data.batch, max_tokens=max_tokens)
+    (collection,) = splits.tests.values()
+    batches = data.score_batches(collection)
+    values = np.full(batches.num_slots, np.nan)
+    scorer.eval()
+    with torch.no_grad():
+        for i in range(len(batches)):
+            batch = batches[i]
+            values[batch.slots.numpy()] = scorer(batch.batch)[batch.batch.doc_mask].numpy()
+    return values, len(batches)
+
+
+def test_a_score_is_the_same_in_any_batch(cfg, splits):
+    scorer = build_scorer(cfg).double()
+    together, one = scores(cfg, splits, scorer)
+    apart, many = scores(cfg, splits, scorer, max_tokens=1)
+    assert one < many >= len(apart) / 6 and together.std() > 0
+    np.testing.assert_allclose(apart, together, rtol=0, atol=1e-6 * together.std())  # scores are float32
+
+
+def test_ragged_and_padded_batches_give_the_same_scores(cfg, splits):
+    torch.manual_seed(1)
+    ragged = build_scorer(cfg)
+    assert ragged.encoder.ragged
+    values, _ = scores(cfg, splits, ragged)
+    cfg.encoder.ragged = False
+    torch.manual_seed(1)
+    padded = build_scorer(cfg)
+    assert not padded.encoder.ragged
+    padded.load_state_dict(ragged.state_dict())
+    np.testing.assert_allclose(scores(cfg, splits, padded)[0], values, rtol=0, atol=1e-5 * max(1, np.abs(values).max()))
+
+
+def test_thirty_steps_learn_four_queries_by_heart(cfg, splits):
+    scorer = build_scorer(cfg)
+    (batch,) = build_data(cfg, splits, scorer).train_steps()[0, 0].micro_batches
+    optimizer = torch.optim.AdamW(scorer.parameters(), lr=3e-3)
+    loss = LCE()
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        value = loss(scorer(batch), batch.labels, batch.doc_mask)
+        value.backward()
+        optimizer.step()
+        losses.append(float(value))
+    assert losses[-1] < 0.3 * losses[0]
+    with torch.no_grad():
+        assert torch.equal(scorer(batch).masked_fill(~batch.doc_mask, -torch.inf).argmax(1), batch.labels.argmax(1))
+
+
+def test_a_saved_model_comes_back_with_the_same_scores(cfg, splits, tmp_path):
+    scorer = build_scorer(cfg)
+    before, _ = scores(cfg, splits, scorer)
+    save_model(tmp_path / "model", scorer, cfg)
+    loaded = load_scorer(tmp_path / "model")
+    assert type(loaded) is type(scorer)
+    np.testing.assert_array_equal(scores(cfg, splits, loaded)[0], before)
