@@ -153,9 +153,11 @@ def _control_table(results: Results) -> list[str]:
     rows = []
     for task in results.tasks:
         best = max(results.compression(model, task).values())
-        leak = results.value(model, task, "shuffled") - results.value(model, task, "label_prior")
+        prior = results.value(model, task, "label_prior")
+        # counting few labels can cost more than the uniform code, from which every probe starts
+        leak = results.value(model, task, "shuffled") - (prior if math.isnan(prior) else max(1.0, prior))
         rows.append([task, best, *(results.value(model, task, name) for name in names), f"{leak:+.3f}" if not math.isnan(leak) else ""])
-    return table(["task", "best layer", *(pictures.BANDS[name][0] for name in names), "shuffled minus prior"], rows)
+    return table(["task", "best layer", *(pictures.BANDS[name][0] for name in names), "shuffled minus prior or 1"], rows)
 
 
 def _reading(results: Results) -> list[str]:
@@ -163,8 +165,8 @@ def _reading(results: Results) -> list[str]:
     lines = [
         "Compression is the uniform code's length over the code's length: 1 tells nothing more than the number of classes. What has to be "
         "beaten is the label prior, and for a claim about the encoder the random encoder and the surface features. Shuffled labels above "
-        "the prior would be a leak. Errors are clustered by query; `detectable` is the least difference that a test at 5% finds in 80% of "
-        "cases, and layers within it of the best one are called tied.",
+        "the prior (or above 1, where the prior costs more than the uniform code) would be a leak. Errors are clustered by query; "
+        "`detectable` is the least difference that a test at 5% finds in 80% of cases, and layers within it of the best one are called tied.",
     ]
     if few:
         lines += [

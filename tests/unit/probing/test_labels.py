@@ -8,7 +8,7 @@ import pytest
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
 from ranker.errors import ConfigError, DataError
 from ranker.probing.examples import PairSample, TaskUnavailable
-from ranker.probing.tasks.bm25 import BM25Score
+from ranker.probing.tasks.bm25 import BM25Score, CollectionStatistics
 from ranker.probing.tasks.rel import Relevance
 from ranker.probing.tasks.sem import SemanticSimilarity
 from ranker.probing.tasks.tf import TermFrequency, term_frequency
@@ -30,6 +30,15 @@ def test_bm25_by_hand(keep: bool, expected: list[float | None]) -> None:
     scores = [example.targets[0].value for example in BM25Score(keep_k1_plus_1=keep).examples(CATS)]
     for score, value in zip(scores, expected, strict=True):
         assert value is None or score == pytest.approx(value, abs=1e-6)
+
+
+def test_bm25_idf_by_hand() -> None:
+    """3 docs: cat in 2, dog in 1: ln(1 + 1.5 / 2.5) and ln(1 + 2.5 / 1.5); mean length (2 + 4 + 3) / 3."""
+    docs = (standard_words(doc.text) for doc in CATS.collection.docs)
+    statistics = CollectionStatistics.of(docs, {"cat", "dog"})
+    assert statistics.mean_length == 3
+    assert statistics.idf("cat") == pytest.approx(0.470004, abs=1e-6)
+    assert statistics.idf("dog") == pytest.approx(0.980829, abs=1e-6)
 
 
 def test_bm25_counts_repeated_query_words_and_whole_collection_statistics() -> None:
