@@ -1,5 +1,6 @@
 """Start the entry scripts as a user does, and end their whole process group when they hang."""
 
+import json
 import os
 import signal
 import subprocess
@@ -23,6 +24,18 @@ def run(script: str, *arguments: str, cwd: Path | None = None, timeout: int = 40
         out, err = process.communicate()
         raise AssertionError(f"{script} {arguments} hung\n{out}\n{err}") from None
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+def run_all(commands: dict[str, list[str]], where: Path, timeout: int = 400) -> dict[str, dict]:
+    """Run many commands ([script, argument, ...]) one after another in one process; see `session.py`.
+
+    Returns:
+        Name -> `code` and `out`, all that it printed.
+    """
+    (where / "commands.json").write_text(json.dumps(commands))
+    done = run("tests/end_to_end/session.py", "commands.json", "results.json", cwd=where, timeout=timeout)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return json.loads((where / "results.json").read_text())
 
 
 def run_folder(where: Path, kind: str = "outputs") -> Path:

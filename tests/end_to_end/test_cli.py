@@ -1,10 +1,11 @@
 """What a user types wrong: one line that says where, expected, got, fix; exit 1; no traceback; nothing left behind."""
 
+import json
 import subprocess
 import sys
 
 import pytest
-from commands import ROOT, run
+from commands import ROOT, run, run_all
 
 WRONG = [
     (["trainer.device=2"], "trainer.device: unknown key; did you mean trainer.devices?"),  # PC-85
@@ -45,32 +46,62 @@ def test_a_mistake_is_one_line(tmp_path, arguments, message):
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and ".hydra" not in path.parts and ".cache" not in path.parts]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "run: expected either run=FILE qrels=FILE or checkpoint=RUN_FOLDER, got neither"),
-        (["run=good.trec"], "qrels: expected the judgements of run=, got none"),
-        (["run=good.trec", "qrels=qrels.txt", "split=foo"], "split: expected one of test, val, train; got 'foo'"),
-        (["run=nan.trec", "qrels=qrels.txt"], "nan.trec:1: "),
-        (["run=twice.trec", "qrels=qrels.txt"], "twice.trec:2: "),
-        (["run=short.trec", "qrels=qrels.txt"], "short.trec:1: expected 6 columns"),
-        (["run=empty.trec", "qrels=qrels.txt"], "empty.trec"),
-        (["run=good.trec", "qrels=contradicting.txt"], "contradicting.txt:2: "),
-        (["checkpoint=qrels.txt"], "checkpoint: expected a run folder or a model folder"),
-    ],
-)
-def test_pc07_pc08_a_broken_file_is_one_line(tmp_path, arguments, message):
-    for name, text in {
-        "good.trec": "q1 Q0 d1 1 2.0 t\n", "nan.trec": "q1 Q0 d1 1 nan t\n", "twice.trec": "q1 Q0 d1 1 2.0 t\nq1 Q0 d1 2 1.0 t\n",
-        "short.trec": "q1 Q0 d1\n", "empty.trec": "", "qrels.txt": "q1 0 d1 1\n", "contradicting.txt": "q1 0 d1 1\nq1 0 d1 0\n",
-    }.items():  # fmt: skip
-        (tmp_path / name).write_text(text)
-    done = run("evaluate.py", *arguments, cwd=tmp_path)
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
-    assert done.returncode == 1
-    assert not list(tmp_path.rglob("metrics.json"))
-    assert not list(tmp_path.rglob("config.yaml")) or all(".hydra" in path.parts for path in tmp_path.rglob("config.yaml"))
+BROKEN = {
+    "nothing": ([], "run: expected either run=FILE qrels=FILE or checkpoint=RUN_FOLDER, got neither"),
+    "no qrels": (["run=good.trec"], "qrels: expected the judgements of run=, got none"),
+    "split": (["run=good.trec", "qrels=qrels.txt", "split=foo"], "split: expected one of test, val, train; got 'foo'"),
+    "nan": (["run=nan.trec", "qrels=qrels.txt"], "nan.trec:1: "),
+    "twice": (["run=twice.trec", "qrels=qrels.txt"], "twice.trec:2: "),
+    "short": (["run=short.trec", "qrels=qrels.txt"], "short.trec:1: expected 6 columns"),
+    "empty": (["run=empty.trec", "qrels=qrels.txt"], "empty.trec"),
+    "contradicting": (["run=good.trec", "qrels=contradicting.txt"], "contradicting.txt:2: "),
+    "file as checkpoint": (["checkpoint=qrels.txt"], "checkpoint: expected a run folder or a model folder"),
+    "last of a model": (["checkpoint=model", "weights=last"], "weights: expected weights=best, since model is no run folder"),
+}
+FILES = {
+    "good.trec": "q1 Q0 d1 1 2.0 t\n", "nan.trec": "q1 Q0 d1 1 nan t\n", "twice.trec": "q1 Q0 d1 1 2.0 t\nq1 Q0 d1 2 1.0 t\n",
+    "short.trec": "q1 Q0 d1\n", "empty.trec": "", "qrels.txt": "q1 0 d1 1\n", "contradicting.txt": "q1 0 d1 1\nq1 0 d1 0\n",
+    "model/config.json": "{}", "ids.qrels": "1 0 7 1\n01 0 7 1\n", "ids.trec": "1 Q0 7 1 1.0 t\n01 Q0 07 1 1.0 t\n",
+    "other.trec": "q9 Q0 d1 1 2.0 t\n",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory, small_files):
+    """`evaluate.py` on all these files in one process, and the folder that it ran in."""
+    where = tmp_path_factory.mktemp("evaluated")
+    for name, text in FILES.items():
+        (where / name).parent.mkdir(exist_ok=True)
+        (where / name).write_text(text)
+    commands = {name: ["evaluate.py", *arguments] for name, (arguments, _) in BROKEN.items()}
+    commands["last of a model"] += ["data=files", f"data.path={small_files}"]
+    commands["ids"] = ["evaluate.py", "run=ids.trec", "qrels=ids.qrels", "measures=[AP,RR@10]", "name=ids"]
+    commands["other"] = ["evaluate.py", "run=other.trec", "qrels=qrels.txt", "measures=[AP]", "name=other"]
+    return where, run_all(commands, where)
+
+
+@pytest.mark.parametrize("name", list(BROKEN))
+def test_pc07_pc08_a_broken_file_is_one_line(evaluated, name):
+    where, results = evaluated
+    assert results[name]["code"] == 1
+    assert [BROKEN[name][1] in line for line in results[name]["out"].splitlines() if line.startswith("error: ")] == [True]
+    assert "Traceback" not in results[name]["out"]
+    assert not list(where.glob("outputs/evaluate/*/[!.]*"))  # the good ones have other names
+
+
+def test_pc22_ids_that_look_like_numbers_are_texts(evaluated):
+    """Query 1 finds its doc 7; query 01 finds 07, which is another doc."""
+    (folder,) = evaluated[0].glob("outputs/ids/*/evaluation/ids")
+    assert json.loads((folder / "metrics.json").read_text())["measures"] == {"AP": 0.5, "RR@10": 0.5}
+    rows = [json.loads(line) for line in (folder / "per_query.jsonl").read_text().splitlines()]
+    assert {row["query_id"]: row["measures"]["AP"] for row in rows} == {"1": 1.0, "01": 0.0}
+
+
+def test_pc23_a_run_for_other_queries_is_said_to_be_one(evaluated):
+    (folder,) = evaluated[0].glob("outputs/other/*/evaluation/other")
+    metrics = json.loads((folder / "metrics.json").read_text())
+    assert metrics["measures"] == {"AP": 0.0} and metrics["num_queries"] == 1
+    assert any(warning.startswith("0 of 1 judged queries found in the run") for warning in metrics["warnings"])
 
 
 def test_all_faults_come_at_once(tmp_path):

@@ -2,10 +2,9 @@
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
-from commands import ROOT, run, run_folder
+from commands import ROOT, run_all
 
 TINY = [
     "encoder=tiny",
@@ -16,6 +15,7 @@ TINY = [
     "val_depth=3",
     "trainer.enable_progress_bar=false",
 ]
+SMALL = {"search.py": [], "probe.py": []}
 
 
 def blocks() -> list[tuple[str, list[str]]]:
@@ -41,36 +41,40 @@ def test_the_readme_promises_the_two_commands():
             assert re.search(rf"^{command.split()[1]}:", (ROOT / "Makefile").read_text(), re.M), command
 
 
-@pytest.mark.parametrize("command", OFFLINE)
-def test_a_command_of_the_readme_runs(command, small_files, tmp_path):
-    script, *arguments = shlex.split(command)[1:]
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, small_files):
+    """All commands that need neither network nor GPU, made small, one after another in one process; the folder, and what each said."""
+    where = tmp_path_factory.mktemp("readme")
+    (where / "a.trec").write_text("".join(f"q{i} Q0 d{i} 1 1.0 t\n" for i in range(32, 40)))
     places = {
-        "DIR": str(small_files),
-        "a.trec": str(tmp_path / "a.trec"),
-        "q.txt": str(small_files / "qrels.test.txt"),
-        "b.trec": str(tmp_path / "a.trec"),
-    }
-    (tmp_path / "a.trec").write_text("".join(f"q{i} Q0 d{i} 1 1.0 t\n" for i in range(32, 40)))
-    if any("STAMP" in argument for argument in arguments):
-        done = run("train.py", *TINY, "data=files", f"data.path={small_files}", "name=first", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        places["outputs/monobert/STAMP"] = str(run_folder(tmp_path))
-    for name, place in places.items():
-        arguments = [re.sub(rf"(?<=[=]){re.escape(name)}$", place, argument) for argument in arguments]
-    if script == "train.py" and "--help" not in arguments:
-        # what the command chooses stays; the rest is made small
-        own = {argument.split("=")[0] for argument in arguments}
-        arguments += [small for small in TINY if small.split("=")[0] not in own]
-        if "encoder=minilm" in arguments:
-            arguments += ["batch.queries=2"]
-    elif "checkpoint" in " ".join(arguments):
-        arguments += ["depth=3", "trainer.enable_progress_bar=false"]
-    done = run(script, *arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "nDCG@10" in done.stdout or "--help" in arguments or "-m" in arguments
-    results = [
-        *Path(tmp_path).glob("*/*/*/result.json"),
-        *Path(tmp_path).glob("*/*/*/*/result.json"),
-        *Path(tmp_path).glob("*/*/*/evaluation"),
-    ]
-    assert results or "--help" in arguments
+        "DIR": str(small_files), "q.txt": str(small_files / "qrels.test.txt"), "b.trec": "a.trec", "outputs/monobert/STAMP": "@outputs/first/*",
+    }  # fmt: skip
+    commands = {"first": ["train.py", *TINY, "data=files", f"data.path={small_files}", "name=first"]}
+    for number, command in enumerate(OFFLINE):
+        script, *arguments = shlex.split(command)[1:]
+        for name, place in places.items():
+            arguments = [re.sub(rf"(?<=[=]){re.escape(name)}$", place, argument) for argument in arguments]
+        if script in ("train.py", "search.py", "probe.py") and "--help" not in arguments:
+            # what the command chooses stays; the rest is made small
+            own = {argument.split("=")[0] for argument in arguments}
+            small = TINY if script == "train.py" else SMALL[script]
+            arguments += [part for part in small if part.split("=")[0] not in own]
+            if "encoder=minilm" in arguments:
+                arguments += ["batch.queries=2", "depth=1", "val_depth=1"]
+        elif "checkpoint" in " ".join(arguments):
+            arguments += ["depth=3", "trainer.enable_progress_bar=false"]
+        commands[command] = [script, *arguments, *([] if "--help" in arguments else [f"name=command{number}"])]
+    return where, run_all(commands, where)
+
+
+@pytest.mark.parametrize("command", OFFLINE)
+def test_a_command_of_the_readme_runs(command, done):
+    where, results = done
+    assert results[command]["code"] == 0, results[command]["out"][-3000:]
+    left = [*where.glob(f"*/command{OFFLINE.index(command)}/**/*")]
+    if "--help" in command:
+        assert "optim.lr" in results[command]["out"]
+    elif command.startswith("python probe.py"):
+        assert any(path.name == "probe_results.csv" for path in left)
+    else:
+        assert any(path.name == "metrics.json" for path in left)

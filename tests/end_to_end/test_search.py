@@ -1,15 +1,12 @@
 """Bi-encoders from the command line: train, search, mine, a second round, a teacher; what is refused."""
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from commands import ROOT, run
+from commands import ROOT, run, run_all
 
 from ranker.data.trec import read_qrels, read_run
 from ranker.metrics import evaluate
@@ -68,19 +65,7 @@ def done(tmp_path_factory, small_files):
     docs = where / "spaces/docs.jsonl"
     docs.write_text(docs.read_text().replace('"d33"', '"d 33"'))
     commands = {name: [argument.format(data=data) for argument in command] for name, command in COMMANDS.items()}
-    (where / "commands.json").write_text(json.dumps(commands))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
-    command = [sys.executable, str(Path(__file__).with_name("session.py")), "commands.json", "results.json"]
-    process = subprocess.Popen(
-        command, cwd=where, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    try:
-        out, _ = process.communicate(timeout=400)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    assert process.returncode == 0, out[-3000:]
-    results = json.loads((where / "results.json").read_text())
+    results = run_all(commands, where)
     for name, result in results.items():
         if name not in MISTAKES:
             assert result["code"] == 0, f"{name}: {result['out'][-3000:]}"
