@@ -73,7 +73,7 @@ def test_a_command_of_the_readme_runs(command, done):
     assert results[command]["code"] == 0, results[command]["out"][-3000:]
     left = [*where.glob(f"*/command{OFFLINE.index(command)}/**/*")]
     if "--help" in command:
-        assert "optim.lr" in results[command]["out"]
+        assert "save_every_steps" in results[command]["out"]
     elif command.startswith("python probe.py"):
         assert any(path.name == "probe_results.csv" for path in left)
     else:
