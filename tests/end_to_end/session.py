@@ -1,6 +1,6 @@
 """Run several command lines one after another in one process, as a multirun does: what they import is imported once.
 
-Input: a JSON file of {name: [script, argument, ...]}; `@glob` inside an argument stands for the one path that matches it by then.
+Input: a JSON file of {name: [script, argument, ...]}; `@glob` as an argument's value stands for the one path that matches it by then.
 Output: a JSON file of {name: {"code", "out"}}.
 """
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def resolved(argument: str) -> str:
     """The argument with its glob replaced."""
-    found = re.search(r"@(\S+)$", argument)
+    found = re.search(r"(?<==)@(\S+)$", argument)
     if not found:
         return argument
     (path,) = Path.cwd().glob(found.group(1))
