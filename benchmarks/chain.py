@@ -1,0 +1,104 @@
+"""The whole chain on one collection: BM25 -> monoBERT -> its scores teach DPR and ColBERT -> mined negatives -> a second round.
+
+    python benchmarks/chain.py data=cwe
+    python benchmarks/chain.py data=files data.path=../scifact
+
+Each step is a command that stands here as a user would type it; it is printed before it runs, and a finished one is not repeated. Ends
+with a table of measures, latency and index size.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MEASURES = ("nDCG@10", "AP@100", "RR@10", "R@100")
+
+
+class Chain:
+    """Commands over one collection; each leaves a folder below `out`."""
+
+    def __init__(self, out: Path, data: list[str]) -> None:
+        self.out, self.data = out, data
+
+    def run(self, name: str, script: str, *arguments: str) -> Path:
+        """Run a command unless its folder is finished."""
+        folder = self.out / name
+        finished = {"train.py": "result.json", "evaluate.py": "evaluation", "search.py": "search.json"}[script]
+        command = [script, *arguments, f"hydra.run.dir={folder}"]
+        print("python", shlex.join(command), flush=True)
+        if not (folder / finished).exists():
+            command = [sys.executable, "-W", "ignore", str(ROOT / script), *command[1:]]
+            if script != "search.py":
+                command.append("trainer.enable_progress_bar=false")
+            subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+        return folder
+
+    def scores(self, name: str, teacher: Path, *more: str) -> Path:
+        """The teacher's run over candidates and positives of the training queries."""
+        folder = self.run(
+            name, "evaluate.py", f"checkpoint={teacher}", "split=train", "add_positives=true", "depth=30", "measures=[nDCG@10]", *more
+        )
+        return folder / "evaluation/train+positives/run.trec"
+
+    def search(self, name: str, *arguments: str) -> Path:
+        """Search the whole collection."""
+        return self.run(name, "search.py", *arguments)
+
+
+def set_of(folder: Path) -> Path:
+    """The one set's evaluation."""
+    (found,) = (folder / "evaluation").iterdir()
+    return found
+
+
+def row(name: str, folder: Path, cost: dict | None) -> str:
+    """One line of the table."""
+    measures = json.loads((set_of(folder) / "metrics.json").read_text())["measures"]
+    numbers = [f"{measures[measure]:.3f}" for measure in MEASURES]
+    latency = (
+        [f"{cost['latency_ms']['p50']:.1f}", f"{cost['latency_ms']['p95']:.1f}", f"{cost['index_bytes'] / 2**20:.1f}"]
+        if cost
+        else ["", "", ""]
+    )
+    return f"| {name} | " + " | ".join([*numbers, *latency]) + " |"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--out", type=Path, default=Path("outputs/chain"))
+    parser.add_argument("data", nargs="+", help="data=... and its keys")
+    args = parser.parse_args()
+    chain = Chain(args.out.resolve(), args.data)
+    rows = []
+
+    def searched(label: str, name: str, *arguments: str) -> Path:
+        folder = chain.search(name, *arguments)
+        (cost,) = (value for key, value in json.loads((folder / "search.json").read_text()).items() if key != "mined")
+        rows.append(row(label, folder, cost))
+        return folder
+
+    searched("BM25", "bm25", "model=bm25", *args.data)
+    teacher = chain.run("monobert", "train.py", "model=monobert", *args.data)
+    rows.append(row("monoBERT over BM25's top 100", teacher, None))
+    scores = chain.scores("teacher", teacher)
+    for model in ("dpr", "colbert"):
+        first = chain.run(f"{model}-1", "train.py", f"experiment=taught_{model}", *args.data, f"data.teacher={scores}")
+        mined = searched(
+            f"{model}, first round", f"{model}-1-search", f"checkpoint={first}", "mine=train", "mining.count=20", "mining.last=50"
+        )
+        again = chain.scores(f"{model}-teacher", teacher, f"candidates={mined / 'negatives.trec'}")
+        second = chain.run(
+            f"{model}-2", "train.py", f"experiment=taught_{model}", *args.data, f"checkpoint={first}", f"data.teacher={again}",
+            f"data.negatives={mined / 'negatives.trec'}", "trainer.max_epochs=2",
+        )  # fmt: skip
+        searched(f"{model}, second round", f"{model}-2-search", f"checkpoint={second}")
+    print("| | " + " | ".join(MEASURES) + " | ms a query, p50 | p95 | index, MiB |\n|" + " --- |" * (len(MEASURES) + 4))
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()
