@@ -21,8 +21,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, OmegaConf, read_write
 from transformers.utils import logging as transformers_logging
 
@@ -34,7 +36,9 @@ from ranker.entry import global_rank
 from ranker.errors import ConfigError, RankerError
 from ranker.retrieval.bm25 import with_candidates
 from ranker.training import loggers
+from ranker.training.checkpointing import WholeFiles
 from ranker.training.contrastive_module import ContrastiveModule
+from ranker.training.process_watch import announce_dead_children, is_lost_peer, watch_parent
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import environment, log_to, write_json, write_text
 
@@ -66,8 +70,11 @@ def open_run(cfg: DictConfig) -> Path:
         write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
         write_json(folder / "environment.json", environment(cfg.get("seed", 0)))
         log_to(folder / "train.log")
+        announce_dead_children()
     else:
         logging.getLogger().setLevel(logging.WARNING)
+        if int(os.environ.get("LOCAL_RANK", "0")) > 0:
+            watch_parent()
     return folder
 
 
@@ -202,17 +209,13 @@ def chosen_sets(splits: Splits, split: str | None) -> dict[str, Collection]:
     return sets
 
 
-def build_trainer(
-    cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None = None, steps_per_epoch: int = 0
-) -> pl.Trainer:
+def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None = None) -> pl.Trainer:
     """Lightning's Trainer; loggers write to the run folder."""
     options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
     # a step is one item and clips by itself, so Lightning must not see these two
     for own in ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"):
         options.pop(own)
     options["precision"] = _precision(options["precision"])
-    if 0 < options["max_steps"] < steps_per_epoch and options["limit_train_batches"] is None:
-        options["limit_train_batches"] = options["max_steps"]  # the epoch ends there, with a validation
     options["strategy"] = _strategy(options)
     if options["enable_progress_bar"]:
         callbacks = [*callbacks, RichProgressBar(leave=True, refresh_rate=10 if torch.cuda.is_available() else 1)]
@@ -223,7 +226,13 @@ def build_trainer(
         if "_target_" in logger:
             made.append(instantiate(logger)(folder))
     _prepare_children(folder)
-    return pl.Trainer(**options, callbacks=callbacks, logger=made or False, default_root_dir=folder)
+    # SLURM's requeue would start the training anew, in another folder; docs/resume.md has a job script that goes on
+    plugins = [WholeFiles(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])]
+    try:
+        return pl.Trainer(**options, callbacks=callbacks, logger=made or False, default_root_dir=folder, plugins=plugins)
+    except (MisconfigurationException, ValueError, TypeError, AssertionError, RuntimeError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"trainer: expected values that Lightning's Trainer takes, got a refusal: {said}") from error
 
 
 def total_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
@@ -273,6 +282,13 @@ def one_run() -> Iterator[None]:
         ):
             shutil.rmtree(folder, ignore_errors=True)
         raise
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        raise RankerError(
+            "another process of this run has ended, so this one can't go on (its own error, if it had one, stands above; here: "
+            f"{str(error).splitlines()[0]}); go on from the last checkpoint with checkpoint=RUN_FOLDER resume=true"
+        ) from error
     finally:
         sys.argv = argv
         for handler in set(logging.getLogger().handlers) - set(handlers):

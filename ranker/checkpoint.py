@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from ranker.config import constructor_keys
+from ranker.config import check_targets, constructor_keys
 from ranker.errors import CheckpointError
 
 # what a model folder says of its own: how the texts were cut and what the scorer is
@@ -46,6 +46,9 @@ def read_description(path: Path) -> dict[str, Any]:
     for described in (path / "config.yaml", path / "ranker.yaml"):
         if described.is_file():
             content: Any = OmegaConf.to_container(OmegaConf.load(described))
+            check_targets(content, str(described))
+            if (content.get("encoder") or {}).get("trust_remote_code"):  # a folder may be someone else's: it can't ask for its own code
+                content["encoder"]["trust_remote_code"] = False
             return {key: content[key] for key in DESCRIBED if key in content}
     if (path / "config.json").is_file() or (path / "modules.json").is_file():
         return {}

@@ -12,10 +12,10 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from ranker.errors import ConfigError
-from ranker.signatures import Parameter, parameters_of
+from ranker.signatures import Parameter, defines, parameters_of
 
-# `_target_` may name these packages only: a config file is data, it must not be able to run anything it likes
-TRUSTED = ("ranker.", "torch.", "lightning.")
+# `_target_` may name these packages only: a config file is data, it must not be able to run anything it likes (torch.hub.load would)
+TRUSTED = ("ranker.", "torch.nn.", "torch.optim.", "lightning.pytorch.callbacks.", "lightning.pytorch.loggers.")
 # keys that the program reads out of a node itself, so that every source, encoder ... need not take them
 OWN_KEYS = {"data": ("negatives", "teacher", "random_negatives", "suggested_pair_tokens"), "encoder": ("suggested_lr",)}
 # keys of a model that say how it is trained, not what it is
@@ -114,6 +114,7 @@ class TrainConfig:
 
 
 @dataclass
+    nonfinite: str = "stop"
 class EvaluateConfig:
     """Root of evaluate.py."""
 
@@ -279,6 +280,7 @@ def check(cfg: DictConfig) -> None:
         *_trainer(cfg),
         *_numbers(cfg),
         *_measures(cfg),
+        *_untrusted(OmegaConf.to_container(cfg), ""),
         *_evaluation(cfg),
         *_files(cfg),
     ]
@@ -317,6 +319,39 @@ def _targets(cfg: DictConfig) -> list[str]:
 
     def walk(node: Any, path: str) -> None:
         if not isinstance(node, DictConfig) or node._is_none() or node._is_missing():
+def check_targets(cfg: Any, where: str) -> None:
+    """Refuse what a configuration that comes from a file, and not from this command, must not build.
+
+    Raises:
+        ConfigError: A `_target_` outside of `TRUSTED`, or code that lies beside an encoder's weights.
+    """
+    faults = _untrusted(OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else cfg, "")
+    if faults:
+        raise ConfigError("\n".join(f"{where}: {fault}" for fault in faults))
+
+
+def _untrusted(node: Any, path: str) -> list[str]:
+    if isinstance(node, list):
+        return [fault for i, part in enumerate(node) for fault in _untrusted(part, f"{path}.{i}")]
+    if not isinstance(node, dict):
+        return []
+    faults = [fault for key, part in node.items() for fault in _untrusted(part, f"{path}.{key}" if path else str(key))]
+    target = node.get("_target_")
+    if target is not None and not is_trusted(str(target)):
+        faults.append(f"{path}._target_: expected a name that starts with {', '.join(TRUSTED)} and is defined there, got {target!r}")
+    return faults
+
+
+def is_trusted(target: str) -> bool:
+    """Whether a dotted path names something that a trusted package itself defines, not what its modules import (`ranker.entry.os`)."""
+    if not target.startswith(TRUSTED):
+        return False
+    try:
+        return defines(target)
+    except LookupError:
+        return False
+
+
             return
         target = node.get("_target_")
         if target is not None:
@@ -335,7 +370,7 @@ def _targets(cfg: DictConfig) -> list[str]:
 
 def _bind(node: DictConfig, path: str, target: str) -> list[str]:
     if not target.startswith(TRUSTED):
-        return [f"{path}._target_: expected a name that starts with {', '.join(TRUSTED)}; got {target!r}"]
+        return []  # said by `_untrusted`
     try:
         parameters = parameters_of(target)
     except LookupError as error:
@@ -449,6 +484,8 @@ def _evaluation(cfg: DictConfig) -> list[str]:
     faults = []
     if (cfg.run is None) == (cfg.checkpoint is None):
         faults.append("run: expected either run=FILE qrels=FILE or checkpoint=RUN_FOLDER, got " + ("both" if cfg.run else "neither"))
+    if cfg.get("nonfinite", "stop") not in ("stop", "skip"):
+        faults.append(f"nonfinite: expected stop or skip, got {cfg.nonfinite!r}")
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements of run=, got none; set qrels=FILE")
     for key, known in (("split", ("test", "val", "train")), ("weights", ("best", "last"))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib
 import os
 import re
@@ -21,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ranker import config
-from ranker.errors import ConfigError, RankerError
+from ranker.errors import ConfigError, Preempted, RankerError
 
 
 def register() -> None:
@@ -32,6 +33,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("stamp", _stamp, use_cache=True, replace=True)
     OmegaConf.register_new_resolver("module_of", lambda target: target.split(".")[-2], replace=True)
     OmegaConf.register_new_resolver("root", _root, use_cache=True, replace=True)
+    OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
 
 
 def global_rank() -> int:
@@ -44,6 +46,14 @@ def _stamp() -> str:
     return f"{datetime.now():%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}"
 
 
+def _run_name(name: str, checkpoint: str | None, resume: bool) -> str:
+    """The folder of runs of this name; a run that goes on stands beside the one that it goes on from, unless it is given a name."""
+    stored = Path(checkpoint or "") / "config.yaml"
+    if not resume or _overridden("name") or not stored.is_file():
+        return name
+    return str(OmegaConf.load(stored).get("name") or name)
+
+
 def _root(folder: str) -> str:
     """Where runs go; other processes than the first get a folder of their own elsewhere, and learn the run's from the first."""
     return folder if global_rank() == 0 else os.path.join(tempfile.gettempdir(), f"ranker-process-{os.getpid()}")  # noqa: PTH118
@@ -52,10 +62,10 @@ def _root(folder: str) -> str:
 def job(command: str, cfg: DictConfig) -> float | None:
     """Check the configuration, then run `ranker.run.COMMAND`; a mistake is answered before torch is imported.
 
-    A sweep's job raises instead of ending the process, so that the other jobs go on.
+    A sweep's job raises instead of ending the process, so that the other jobs go on; SIGTERM is meant for all of them.
     """
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-    with contextlib.nullcontext() if sweep else user_errors():
+    with _preempted_only() if sweep else user_errors():
         # a child process reads the run folder's own configuration, where all this has been done
         if command == "train" and cfg.get("checkpoint") and Path(cfg.checkpoint).is_dir() and _overridden("checkpoint"):
             cfg = _resumed(cfg) if cfg.get("resume") else _started_from(cfg)
@@ -86,29 +96,51 @@ def _started_from(cfg: DictConfig) -> DictConfig:
             OmegaConf.update(trained, key, OmegaConf.select(cfg, key), force_add=True)
         cfg[group] = trained[group]
     return cfg
+    _distrust(cfg)
 
 
 def _resumed(cfg: DictConfig) -> DictConfig:
+def _distrust(cfg: Any) -> None:
+    """Code that lies beside an encoder's weights runs when this command asks for it, not when a run folder does."""
+    if OmegaConf.select(cfg, "encoder.trust_remote_code"):
+        cfg.encoder.trust_remote_code = False
+
+
     """The configuration of the run that goes on, with what the command line sets on top."""
     stored = Path(cfg.checkpoint) / "config.yaml"
     if not stored.is_file():
         raise ConfigError(f"checkpoint: expected a run folder with config.yaml to resume from, got {cfg.checkpoint!r}")
     resumed: Any = OmegaConf.load(stored)
     for override in HydraConfig.get().overrides.task if HydraConfig.initialized() else []:
+    _distrust(resumed)
         key = override.split("=", 1)[0].lstrip("+")
         if key in config.GROUPS:
             raise ConfigError(f"{key}: expected the choice of the run that is resumed, got {override!r}; start a new run for another")
         OmegaConf.update(resumed, key, OmegaConf.select(cfg, key))
+        if key.startswith("optim."):  # the optimizer's saved state has its own
+            raise ConfigError(f"{key}: expected the value of the run that is resumed, got {override!r}; start a new run without resume=true")
     return resumed
 
 
 @contextlib.contextmanager
+@contextlib.contextmanager
+def _preempted_only() -> Iterator[None]:
+    try:
+        yield
+    except Preempted as error:
+        _fail(str(error), error.exit_code)
+
+
 def user_errors() -> Iterator[None]:
     """Print a user's mistake without a traceback and exit with 1; anything else is a bug and keeps its traceback."""
     try:
         yield
     except RankerError as error:
-        _fail(str(error))
+        _fail(str(error), error.exit_code)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        _fail(f"{error.filename or 'disk'}: expected room to write to, got {error.strerror!r}; checkpoints written so far are whole")
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ or error.__context__
         _fail(str(cause) if isinstance(cause, RankerError) else in_one_line(error))
@@ -116,11 +148,11 @@ def user_errors() -> Iterator[None]:
         _fail("stopped by the keyboard")
 
 
-def _fail(message: str) -> None:
-    for line in message.split("\n"):
+def _fail(message: str, exit_code: int = 1) -> None:
+    for line in message.split("\n") if message else ():
         print(f"error: {line}", file=sys.stderr)  # noqa: T201 - the logger may not be there yet
     sys.stderr.flush()
-    raise SystemExit(1)
+    raise SystemExit(exit_code)
 
 
 def in_one_line(error: BaseException) -> str:

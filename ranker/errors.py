@@ -4,6 +4,8 @@
 class RankerError(Exception):
     """A user's mistake or a broken input; its text is one line that says where, expected, got and fix."""
 
+    exit_code = 1
+
 
 class ConfigError(RankerError):
     """One or several faults in the configuration, each with its dotted key."""
@@ -15,3 +17,21 @@ class DataError(RankerError):
 
 class CheckpointError(RankerError):
     """A checkpoint or model folder that is missing, incomplete or does not fit."""
+
+
+class NonFinite(RankerError):
+    """A training step whose loss or gradient is not finite."""
+
+    def __init__(self, message: str, loss: float, grad_norm: float) -> None:
+        super().__init__(message)
+        self.loss, self.grad_norm = loss, grad_norm
+
+
+class Preempted(RankerError):
+    """The training was asked to stop and has saved all that it needs to go on; 75 is EX_TEMPFAIL of sysexits.h: try again."""
+
+    exit_code = 75
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -39,7 +39,7 @@ from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.splits import check_candidates
 from ranker.data.trec import read_candidates, read_qrels, read_run, write_run
-from ranker.errors import CheckpointError, ConfigError
+from ranker.errors import ConfigError
 from ranker.retrieval.bm25 import with_candidates
 from ranker.retrieval.encode import Device
 from ranker.retrieval.engines import (
@@ -54,7 +54,7 @@ from ranker.retrieval.engines import (
 )
 from ranker.retrieval.mining import Mining
 from ranker.retrieval.search import LateOptions, VectorEngine
-from ranker.training.checkpointing import SaveBest, SaveLast
+from ranker.training.checkpointing import LAST, SaveBest, SaveLast, to_resume_from
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import write_json
 from ranker.training.throughput import Throughput
@@ -88,14 +88,17 @@ def train(cfg: DictConfig) -> float | None:
         max_norm=cfg.trainer.gradient_clip_val,
         seed=cfg.seed,
         on_evaluated=_writer(folder, splits, cfg),
+        nonfinite=cfg.nonfinite,
+        dumps=folder / "nonfinite",
     )
     throughput = Throughput()
-    best = SaveBest(folder / "checkpoints", cfg.monitor)
-    callbacks: list[pl.Callback] = [throughput, SaveLast(folder / "checkpoints" / "last.ckpt", cfg.save_every_steps)]
+    start = to_resume_from(Path(cfg.checkpoint)) if cfg.resume else None
+    best = SaveBest(folder / "checkpoints", cfg.monitor, start.parent if start is not None else None)
+    callbacks: list[pl.Callback] = [throughput, SaveLast(folder / "checkpoints" / LAST, cfg.save_every_steps, start)]
     if cfg.monitor is not None and splits.val is not None:
-        callbacks.append(best)
-    trainer = build_trainer(cfg, folder, callbacks, cfg.get("logger"), steps_per_epoch)
-    trainer.fit(module, datamodule=data, ckpt_path=_resume_from(cfg), weights_only=True)
+        callbacks.insert(1, best)
+    trainer = build_trainer(cfg, folder, callbacks, cfg.get("logger"))
+    trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
     if best.best_model_path:
         load_checkpoint(module, Path(best.best_model_path))
     if trainer.is_global_zero:
@@ -111,6 +114,7 @@ def train(cfg: DictConfig) -> float | None:
                 "monitor": cfg.monitor,
                 "best_step": _step_of(best),
                 "steps": trainer.global_step,
+                "skipped_steps": module.skipped_steps,
                 "measures": measures,
                 **throughput.report(),
                 "seconds": time.perf_counter() - started,
@@ -265,15 +269,6 @@ def probe(cfg: DictConfig) -> None:
     logger = instantiate(cfg.logger)(folder) if cfg.logger is not None and "_target_" in cfg.logger else None
     options: Any = OmegaConf.to_container(cfg, resolve=True)
     run_probe(folder, options, splits, tasks, subject, logger)
-
-
-def _resume_from(cfg: DictConfig) -> Path | None:
-    if not cfg.resume:
-        return None
-    path = Path(cfg.checkpoint) / "checkpoints" / "last.ckpt"
-    if not path.is_file():
-        raise CheckpointError(f"checkpoint: expected {path}, which a training writes as it goes, got no such file")
-    return path
 
 
 def _writer(folder: Path, splits: Splits, cfg: DictConfig, depth: int | None = None, baseline: Run | None = None) -> Any:

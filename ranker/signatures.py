@@ -52,18 +52,41 @@ def parameters_of(target: str) -> dict[str, Parameter] | None:
     return _parameters(target, depth=0)
 
 
+def defines(target: str, depth: int = 0) -> bool:
+    """Whether the package that a dotted path starts with defines the class or function at its end, itself or in a module it imports from.
+
+    Raises:
+        LookupError: There is no such module.
+    """
+    module, name, path = _locate(target)
+    if path is None or depth > 5:
+        return False
+    node = _definition(path, name)
+    if node is not None and not isinstance(node, ast.ImportFrom):
+        return True
+    statements = [node] if node is not None else [
+        star for star in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(star, ast.ImportFrom) and star.names[0].name == "*"
+    ]  # fmt: skip
+    origins = [_origin(statement, module, path, name) for statement in statements]
+    return any(origin.split(".")[0] == module.split(".")[0] and defines(origin, depth + 1) for origin in origins)
+
+
+def _origin(node: ast.ImportFrom, module: str, path: Path, name: str) -> str:
+    """Dotted path of what an import statement gives a name."""
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    for _ in range(node.level - 1):
+        package = package.rpartition(".")[0]
+    source = next((alias.name for alias in node.names if (alias.asname or alias.name) == name), name)  # `import *` gives the same name
+    return ".".join(part for part in ((package if node.level else ""), node.module or "", source) if part)
+
+
 def _parameters(target: str, depth: int) -> dict[str, Parameter] | None:
     module, name, path = _locate(target)
     if path is None or depth > 5:
         return None
     node = _definition(path, name)
     if isinstance(node, ast.ImportFrom):  # re-exported: follow it
-        package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-        for _ in range(node.level - 1):
-            package = package.rpartition(".")[0]
-        origin = ".".join(part for part in ((package if node.level else ""), node.module or "") if part)
-        source = next(alias.name for alias in node.names if (alias.asname or alias.name) == name)
-        return _parameters(f"{origin}.{source}", depth + 1)
+        return _parameters(_origin(node, module, path, name), depth + 1)
     if isinstance(node, ast.FunctionDef):
         return _signature(node, skip=0)
     if isinstance(node, ast.ClassDef):

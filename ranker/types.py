@@ -117,7 +117,10 @@ class Contrast(_Movable):
 
 @dataclass
 class TrainStep(_Movable):
-    """All of one optimizer step's work on this device; `micro_batches` may be empty where another device got all groups."""
+    """All of one optimizer step's work on this device; `micro_batches` may be empty where another device got all groups.
+
+    `seeds` are the micro-batches' dropout seeds where the step is repeated on another device than its own; else the module makes them.
+    """
 
     epoch: int
     index: int
@@ -125,6 +128,7 @@ class TrainStep(_Movable):
     num_groups: int
     num_docs: int
     contrast: Contrast | None = None
+    seeds: tuple[int, ...] = ()
 
 
 class Scorer(Protocol):

@@ -40,6 +40,11 @@ class TrainSteps(Dataset[TrainStep]):
         whole = contrast(self.collator, query_rows, doc_rows, labels, self.positives) if self.positives is not None else None
         return TrainStep(epoch, index, micro_batches, len(groups), int((doc_rows >= 0).sum()), whole)
 
+    def query_ids(self, epoch: int, index: int) -> list[str]:
+        """The queries of a step, over all devices."""
+        rows = self.sampler.query_rows[self.plan.groups(epoch, index)]
+        return [query_id.decode() for query_id in self.collator.queries.ids()[rows]]
+
 
 class StepLoader:
     """Training steps in order, resumable in the middle of an epoch.
@@ -74,6 +79,10 @@ class StepLoader:
         for step in loader:
             self.done += 1
             yield step
+
+    def query_ids(self, epoch: int, index: int) -> list[str]:
+        """The queries of a step, over all devices."""
+        return self.steps.query_ids(epoch, index)
 
     def state_dict(self) -> dict[str, int]:
         """Where the training stands; the same on every device and layout."""

@@ -73,7 +73,7 @@ def read_modules(folder: Path) -> dict[str, list[Module]]:
     if not is_layout(folder):
         raise CheckpointError(f"{folder}: expected modules.json of sentence-transformers' layout, got a folder without it")
     chain = [
-        Module(entry["type"].rpartition(".")[2], folder / entry["path"])
+        Module(entry["type"].rpartition(".")[2], _inside(folder, entry["path"]))
         for entry in json.loads((folder / "modules.json").read_text("utf-8"))
     ]
     first, rest = chain[0], chain[1:]
@@ -85,20 +85,29 @@ def read_modules(folder: Path) -> dict[str, list[Module]]:
     if sorted(router.get("structure", {})) != ["document", "query"]:
         raise CheckpointError(f"{folder}: expected a router with the routes query and document, got {sorted(router.get('structure', {}))}")
     return {
-        route: [Module(router["types"][name].rpartition(".")[2], first.folder / name) for name in names] + rest
+        route: [Module(router["types"][name].rpartition(".")[2], _inside(first.folder, name)) for name in names] + rest
         for route, names in router["structure"].items()
     }
 
 
+def _inside(folder: Path, name: str) -> Path:
+    """A module's folder, which a file names; it can't lie elsewhere."""
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise CheckpointError(f"{folder}: expected the paths of its modules to stay inside it, got {name!r}")
+    return folder / name
+
+
 def read_encoder(folder: Path, ragged: bool) -> tuple[Encoder, dict[str, Any]]:
     """The transformer of a folder, without a pooler, and its sentence-transformers configuration."""
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     # BERT's relatives build a pooler that nothing reads; it would be an unused parameter under DDP
     options = {"add_pooling_layer": False} if config.model_type in RAGGED_FAMILIES and config.model_type != "electra" else {}
-    model, info = AutoModel.from_pretrained(folder, config=config, output_loading_info=True, dtype=torch.float32, **options)
+    model, info = AutoModel.from_pretrained(
+        folder, config=config, output_loading_info=True, dtype=torch.float32, trust_remote_code=False, **options
+    )
     if info["missing_keys"]:
         raise CheckpointError(f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing")
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     return Encoder(model, tokenizer, ragged=ragged), read_json(folder / "sentence_bert_config.json")
 
 

@@ -1,14 +1,142 @@
-"""When checkpoints are written: the best by `SaveBest`, the last by `SaveLast`."""
+"""When checkpoints are written, and that they are whole: the best by `SaveBest`, the last by `SaveLast`, both through `WholeFiles`."""
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
+import signal
+import zipfile
+import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from lightning.pytorch.callbacks import ModelCheckpoint
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
+
+from ranker.errors import CheckpointError, Preempted
+
+log = logging.getLogger(__name__)
+
+LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+
+
+class WholeFiles(CheckpointIO):
+    """Checkpoints that are there whole or not at all, after a kill and after a power cut; reading one runs no code of its."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: dict[str, Path] | None = None) -> None:
+        """Write beside the file, then take its place.
+
+        Args:
+            checkpoint: What to save.
+            path: The file.
+            storage_options: `{"previous": path}`: where the file that is replaced goes.
+
+        Raises:
+            CheckpointError: There is no room, or no right to write; what was there before is still there.
+        """
+        path = Path(path)
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if storage_options is not None and path.is_file():
+                _link(path, storage_options["previous"])
+            partial.replace(path)
+            _sync_folder(path.parent)
+        except OSError as error:
+            with suppress(OSError):
+                partial.unlink()
+            raise CheckpointError(
+                f"{path}: expected to write a checkpoint, got {error.strerror!r}; the one before is kept; make room, then go on with "
+                f"python train.py checkpoint={path.parent.parent} resume=true"
+            ) from error
+
+    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True) -> dict[str, Any]:  # noqa: ARG002
+        """Read tensors and plain values, whatever Lightning asks for.
+
+        Raises:
+            CheckpointError: The file is not a checkpoint, or holds anything else.
+        """
+        try:
+            return torch.load(path, map_location=map_location or "cpu", weights_only=True)
+        except Exception as error:
+            raise CheckpointError(f"{path}: expected a checkpoint of tensors and plain values, got {_first_line(error)}") from error
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Remove it."""
+        Path(path).unlink(missing_ok=True)
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name (where that can't be, a copy); files are replaced, never written into, so both stay what they are."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.partial")
+    partial.unlink(missing_ok=True)
+    try:
+        os.link(source, partial)
+    except OSError:
+        shutil.copyfile(source, partial)
+    partial.replace(target)
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name outlives a power cut only when its folder has reached the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def fault(path: Path) -> str | None:
+    """Say what is wrong with a checkpoint file, None if it is whole.
+
+    It is a zip archive with a checksum for each part; torch reads parts without comparing it.
+    """
+    if not path.is_file():
+        return "no such file"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+        return f"a broken one of {path.stat().st_size} bytes ({_first_line(error)})"
+    return f"one whose part {damaged} is damaged" if damaged else None
+
+
+def to_resume_from(folder: Path) -> Path:
+    """The last whole checkpoint of a run: `last.ckpt`, or the one before where that is broken.
+
+    Args:
+        folder: The run folder.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    faults = []
+    for name in (LAST, PREVIOUS):
+        path = folder / "checkpoints" / name
+        found = fault(path)
+        if found is None:
+            if faults:
+                rank_zero_only(log.warning)("%s; going on from %s", faults[0], path)
+            return path
+        faults.append(f"{path}: expected a whole checkpoint, got {found}")
+    if not (folder / "checkpoints" / LAST).exists():
+        raise CheckpointError(f"checkpoint: expected {folder / 'checkpoints' / LAST}, which a training writes as it goes, got no such file")
+    raise CheckpointError("; ".join(faults))
 
 
 class SaveBest(ModelCheckpoint):
@@ -17,66 +145,133 @@ class SaveBest(ModelCheckpoint):
     Args:
         folder: Where to.
         monitor: The logged measure.
+        resumed: The folder of the checkpoint that the run goes on from; its best is looked for there first, since folders move.
     """
 
-    def __init__(self, folder: Path, monitor: str | None) -> None:
+    def __init__(self, folder: Path, monitor: str | None, resumed: Path | None = None) -> None:
         super().__init__(
-            folder, filename="best", monitor=monitor, mode="max", save_top_k=1, enable_version_counter=False, auto_insert_metric_name=False
-        )
+            folder, filename="best", monitor=monitor, mode="max", save_top_k=1, enable_version_counter=False, auto_insert_metric_name=False,
+            save_on_train_epoch_end=False,  # right after the validation, so that `SaveLast` sees it
+        )  # fmt: skip
+        self._resumed = resumed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy the earlier best into this folder: Lightning would forget its score when the folder is another."""
-        earlier, score = Path(state_dict["best_model_path"] or "."), state_dict["best_model_score"]
+        """Bring the earlier best into this folder: Lightning would forget its score when the folder is another."""
+        noted, score = state_dict["best_model_path"], state_dict["best_model_score"]
         assert self.dirpath is not None
         best = Path(self.dirpath) / "best.ckpt"
-        if not earlier.is_file() or score is None or earlier == best:
-            super().load_state_dict(state_dict)
+        if not noted or score is None:
             return
-        _copy(earlier, best)
+        places = [Path(noted), *([self._resumed / "best.ckpt"] if self._resumed is not None else [])][::-1]
+        faults = {place: fault(place) for place in places}
+        earlier = next((place for place in places if faults[place] is None), None)
+        if earlier is None:
+            rank_zero_only(log.warning)("%s: expected the best checkpoint so far, got %s; the best is sought anew", places[0], faults[places[0]])
+            return
+        if earlier != best:
+            rank_zero_only(_link)(earlier, best)
         self.best_model_path = self.kth_best_model_path = str(best)
         self.best_model_score = self.kth_value = score
         self.best_k_models = {str(best): score}
 
 
-@rank_zero_only
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.copyfile(source, partial)
-    partial.replace(target)
+class SaveLast(Checkpoint):
+    """Write `last.ckpt` every n optimizer steps, at each validation, at the end, and when SIGTERM asks the training to stop.
 
+    The one before stays as `previous.ckpt`. Where a validation is due at a step, the checkpoint waits for it: Lightning would skip that
+    validation after a resume. A training that ends at `max_steps` in the middle of an epoch is validated once more.
 
-class SaveLast(pl.Callback):
-    """Write `last.ckpt` every n optimizer steps, at each validation and at the end.
-
-    Where a validation is due at a step, the checkpoint waits for it: Lightning would skip that validation after a resume.
+    Lightning calls `Checkpoint`s after all other callbacks, in the order given: this one comes last, so that it saves what the others know.
 
     Args:
         path: The file.
         every_steps: Steps between two checkpoints.
+        resumed: The checkpoint that the training goes on from; it is this run's last until there is a newer one.
     """
 
-    def __init__(self, path: Path, every_steps: int) -> None:
-        self.path, self.every_steps = path, every_steps
+    def __init__(self, path: Path, every_steps: int, resumed: Path | None = None) -> None:
+        self.path, self.every_steps, self.resumed = path, every_steps, resumed
         self._saved = -1
+        self._stop_asked = False
+        self._row: dict[str, float] = {}
 
     def _save(self, trainer: pl.Trainer) -> None:
         if trainer.global_step != self._saved and not trainer.sanity_checking:
             self._saved = trainer.global_step
-            trainer.save_checkpoint(self.path)  # on all devices: it is a collective
+            for logger in trainer.loggers:  # what was logged up to the checkpoint is as safe as it is
+                logger.save()
+            trainer.save_checkpoint(self.path, storage_options={"previous": self.path.with_name(PREVIOUS)})  # on all devices: a collective
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Take over SIGTERM: Lightning's handler starts a collective wherever in a step the signal comes."""
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stop_asked", True))
+        if self.resumed is not None:
+            rank_zero_only(_link)(self.resumed, self.path)
+            for logger in trainer.loggers if self._row else ():
+                logger.log_metrics(self._row, step=trainer.global_step - 1)
+            self._row = {}
+        # a training that stopped early and was killed before its end: it has no validation that would tell it again
+        stopped = (callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping))  # type: ignore[attr-defined]
+        if any(callback.wait_count >= callback.patience for callback in stopped):
+            trainer.should_stop = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """Save when it is time and no validation is due."""
-        every = trainer.val_check_batch
-        due = trainer.enable_validation and isinstance(every, (int, float)) and (batch_idx + 1) % int(every) == 0
-        if trainer.global_step % self.every_steps == 0 and not due:
+        """Save when it is time, or when a device was asked to stop, and no validation is due."""
+        if 0 < trainer.max_steps <= trainer.global_step:
+            trainer.should_stop = True
+        stop = trainer.strategy.reduce_boolean_decision(self._stop_asked, all=False)
+        if _validation_is_due(trainer, batch_idx):
+            return
+        if stop or trainer.global_step % self.every_steps == 0:
+            # Lightning hands this step's values to the loggers after the checkpoint: without them a resumed run would lack them
+            if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
+                self._row = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith(("train/", "optim/"))}
             self._save(trainer)
+            self._row = {}
+        if stop:
+            raise self._preempted(trainer)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """Note what is not logged yet."""
+        checkpoint["unlogged"] = self._row
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """Log it in this run."""
+        self._row = checkpoint["unlogged"]
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
         """Save after a validation."""
         if trainer.state.fn == "fit":
             self._save(trainer)
+            if trainer.strategy.reduce_boolean_decision(self._stop_asked, all=False):
+                raise self._preempted(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
         """Save the end."""
         self._save(trainer)
+
+    def on_test_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+        """There is nothing left to save: SIGTERM ends the test at once."""
+
+        def stop(*_: Any) -> None:
+            raise self._preempted(trainer)
+
+        signal.signal(signal.SIGTERM, stop)
+
+    def _preempted(self, trainer: pl.Trainer) -> Preempted:
+        log.info("stopped by SIGTERM after step %d", trainer.global_step)
+        # a child of Lightning's launcher ends quietly: its parent speaks for it, and would be killed for a child's exit code
+        is_child = isinstance(trainer.strategy.cluster_environment, LightningEnvironment) and trainer.local_rank > 0  # type: ignore[attr-defined]
+        text = f"stopped by SIGTERM after step {trainer.global_step}, which is saved; go on with python train.py checkpoint={self.path.parent.parent} resume=true"
+        return Preempted("" if trainer.global_rank > 0 else text, 0 if is_child else Preempted.exit_code)
+
+
+def _validation_is_due(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Whether Lightning validates after this step."""
+    every, epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
+    if not trainer.enable_validation or (epochs is not None and (trainer.current_epoch + 1) % epochs != 0):
+        return False
+    if trainer.should_stop:
+        return True
+    done = trainer.fit_loop.epoch_loop.total_batch_idx if epochs is None else batch_idx
+    return every not in (None, float("inf")) and (done + 1) % int(every) == 0  # type: ignore[arg-type]

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -16,12 +17,14 @@ from torch import Tensor, nn
 
 from ranker.data.dataset import ScoreBatch, ScoreBatches
 from ranker.data.sampling import mix
-from ranker.errors import DataError, RankerError
+from ranker.errors import DataError, NonFinite, RankerError
 from ranker.metrics import evaluate, parse_measures, with_relevance
+from ranker.training.nonfinite import write_dump
 from ranker.types import Loss, RankBatch, Run, TrainStep
 
 log = logging.getLogger(__name__)
 
+Scores = tuple[np.ndarray, np.ndarray]  # slots and their scores
 Evaluated = Callable[[str, Run], dict[str, float]]  # what to do with a finished run of a set; gives its measures
 
 
@@ -42,6 +45,9 @@ class RerankModule(pl.LightningModule):
         weight_decay: Decay of matrices; biases and norms have none.
         max_norm: Gradient norm is clipped to this; None clips nothing.
         seed: Seeds each micro-batch's dropout, so that a resumed run repeats it.
+        nonfinite: What to do with a step whose loss or gradient is not finite: `stop`, or `skip` (no weight and no moment changes, the
+            step counts).
+        dumps: Where such steps are written, so that ranker/replay.py can repeat them; None writes none.
         on_evaluated: Called on the first device with a test set's name and run; gives the measures to log.
     """
 
@@ -57,6 +63,8 @@ class RerankModule(pl.LightningModule):
         max_norm: float | None = 1.0,
         seed: int = 0,
         on_evaluated: Evaluated | None = None,
+        nonfinite: str = "stop",
+        dumps: Path | None = None,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -64,6 +72,7 @@ class RerankModule(pl.LightningModule):
         self._optimizer, self._schedule, self._total_steps = optimizer, schedule, total_steps
         self.measures, self.weight_decay, self.max_norm, self.seed = measures, weight_decay, max_norm, seed
         self.on_evaluated = on_evaluated
+        self.nonfinite, self.dumps, self.skipped_steps = nonfinite, dumps, 0
         self._scored: dict[int, list[tuple[Tensor, Tensor]]] = {}  # slots and scores, by loader
 
     # training ---------------------------------------------------------------------------------------------------------------------
@@ -82,11 +91,16 @@ class RerankModule(pl.LightningModule):
     def training_step(self, step: TrainStep, step_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
         """One optimizer step: all micro-batches of this device, one gradient sync, clip, step."""
         total = self.accumulate(step)
-        if dist.is_initialized():
-            dist.all_reduce(total)
-        self._refuse_nonfinite(total, step)  # before the step, so that no weight is spoiled
-        optimizer: Any = self.optimizers()
         norm = self._clip()
+        # the devices' losses sum up to the step's; their gradients and so their norms are equal, yet all must come to the same decision
+        seen = torch.stack([total, norm.double() / self.trainer.world_size])
+        if dist.is_initialized():
+            dist.all_reduce(seen)
+        total, norm = seen
+        optimizer: Any = self.optimizers()
+        if not self._is_finite(seen):
+            self._report(step, float(total), float(norm))
+            optimizer.zero_grad()  # without gradients the optimizer's step touches nothing
         optimizer.step()
         optimizer.zero_grad()
         schedulers: Any = self.lr_schedulers()
@@ -94,6 +108,22 @@ class RerankModule(pl.LightningModule):
         schedulers.step()
         self.log("train/loss", total.float(), prog_bar=True)
         self.log("train/grad_norm", norm.float())
+        if self.nonfinite == "skip":
+            self.log("train/skipped_steps", float(self.skipped_steps))
+
+    def on_train_start(self) -> None:
+        """Set the learning rate of the next step: that in a checkpoint is of the run that wrote it, whose end may have been another."""
+        scheduler: Any = self.lr_schedulers()
+        for group, base, factor in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+            group["lr"] = base * factor(scheduler.last_epoch)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Note what is counted."""
+        checkpoint["skipped_steps"] = self.skipped_steps
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Go on counting."""
+        self.skipped_steps = checkpoint["skipped_steps"]
 
     def accumulate(self, step: TrainStep) -> Tensor:
         """Backward over this device's micro-batches; returns its part of the step's loss, float64."""
@@ -119,7 +149,11 @@ class RerankModule(pl.LightningModule):
 
     def _seed_dropout(self, step: TrainStep, micro_batch: int) -> None:
         """Each micro-batch's randomness depends on where it stands, so that resuming needs no saved random state."""
-        torch.manual_seed(int(mix(self.seed, step.epoch, step.index, micro_batch, self.global_rank)) % 2**63)
+        torch.manual_seed(step.seeds[micro_batch] if step.seeds else self.dropout_seed(step, micro_batch))
+
+    def dropout_seed(self, step: TrainStep, micro_batch: int) -> int:
+        """The seed of this device's micro-batch."""
+        return int(mix(self.seed, step.epoch, step.index, micro_batch, self.global_rank)) % 2**63
 
     def _gradient_sync(self, only_if: bool) -> contextlib.AbstractContextManager[Any]:
         block = getattr(self.trainer.strategy, "block_backward_sync", None)  # missing on a single device
@@ -129,14 +163,26 @@ class RerankModule(pl.LightningModule):
         parameters = [p for p in self.parameters() if p.grad is not None]
         return nn.utils.clip_grad_norm_(parameters, torch.inf if self.max_norm is None else self.max_norm)
 
-    def _refuse_nonfinite(self, total: Tensor, step: TrainStep) -> None:
-        # reading the value makes a GPU wait, so there it is looked at when it is logged anyway
-        look = total.device.type == "cpu" or (self.trainer.global_step % self.trainer.log_every_n_steps == 0)  # type: ignore[attr-defined]
-        if look and not bool(torch.isfinite(total)):
-            raise RankerError(
-                f"training: expected a finite loss, got {total.item()} at step {self.trainer.global_step} "
-                f"(epoch {step.epoch}, step {step.index} of it); lower optim.lr, or look at this step's queries"
-            )
+    def _is_finite(self, seen: Tensor) -> bool:
+        """Whether loss and gradient norm are; on a GPU the host waits here, once a step, so that no weight is ever spoiled."""
+        return bool(torch.isfinite(seen).all())
+
+    def _report(self, step: TrainStep, loss: float, norm: float) -> None:
+        """Write the step down; then count it, or end the training."""
+        number = self.trainer.global_step
+        loader: Any = self.trainer.train_dataloader
+        ids = loader.query_ids(step.epoch, step.index) if hasattr(loader, "query_ids") else []
+        where = write_dump(self, step, loss, norm, ids) if self.dumps is not None else None
+        text = (
+            f"training: expected a finite loss and gradient, got loss {loss} and gradient norm {norm} at step {number} "
+            f"(epoch {step.epoch}, its step {step.index}) of queries {', '.join(ids[:8])}{' ...' if len(ids) > 8 else ''}"
+            + (f"; python -m ranker.replay {where} repeats it" if where is not None else "")
+        )
+        if self.nonfinite != "skip":
+            raise NonFinite(f"{text}; lower optim.lr, look at these queries, or set nonfinite=skip", loss, norm)
+        self.skipped_steps += 1
+        if self.trainer.is_global_zero:
+            log.warning("%s; skipped", text)
 
     # evaluation -------------------------------------------------------------------------------------------------------------------
 
@@ -159,8 +205,10 @@ class RerankModule(pl.LightningModule):
             return
         collection = self.trainer.datamodule.splits.val  # type: ignore[attr-defined]
         batches: ScoreBatches = self.trainer.val_dataloaders.dataset  # type: ignore[union-attr]
-        run = self._gather_run(batches)
-        values = self._on_first_device(lambda: evaluate(run or {}, collection.qrels, self.measures, collection.relevance).means)
+        scores = self._gather_scores()
+        values = self._on_first_device(
+            lambda: evaluate(_run_of(batches, scores), collection.qrels, self.measures, collection.relevance).means
+        )
         for name, value in values.items():
             self.log(f"val/{name}", value, prog_bar=name == next(iter(values)), sync_dist=False)
         # a collection's relevance is part of a measure's name, AP(rel=2); `monitor` knows it by the name that was asked for
@@ -176,14 +224,18 @@ class RerankModule(pl.LightningModule):
     def on_test_epoch_end(self) -> None:
         """Gather, measure and hand over one run per test set."""
         loaders: Any = self.trainer.test_dataloaders
-        assert self.on_evaluated is not None
         for i, name in enumerate(self.trainer.datamodule.splits.tests):  # type: ignore[attr-defined]
-            run = self._gather_run(loaders[i].dataset, i)
-            for measure_name, value in self._on_first_device(partial(self.on_evaluated, name, run or {})).items():
+            batches: ScoreBatches = loaders[i].dataset
+            scores = self._gather_scores(i)
+            for measure_name, value in self._on_first_device(partial(self._hand_over, name, batches, scores)).items():
                 self.log(f"test/{name}/{measure_name}", value, sync_dist=False)
 
-    def _gather_run(self, batches: ScoreBatches, loader: int = 0) -> Run | None:
-        """The whole run on the first device, None on the others; only numbers travel."""
+    def _hand_over(self, name: str, batches: ScoreBatches, scores: Scores) -> dict[str, float]:
+        assert self.on_evaluated is not None
+        return self.on_evaluated(name, _run_of(batches, scores))
+
+    def _gather_scores(self, loader: int = 0) -> Scores:
+        """The slots and scores of all devices, on the first one; only numbers travel."""
         scored = self._scored.pop(loader, None) or [
             (torch.zeros(0, dtype=torch.int64, device=self.device), torch.zeros(0, device=self.device))
         ]
@@ -194,16 +246,7 @@ class RerankModule(pl.LightningModule):
             dist.all_gather(counts, torch.tensor([len(slots)], device=self.device))
             most = max(int(count) for count in counts)
             slots, scores = (_gather(nn.functional.pad(part, (0, most - len(part))), counts) for part in (slots, scores))
-        if not self.trainer.is_global_zero:
-            return None
-        # float64 scores of tests aside, a score is float32: what is written equals what is measured
-        values = np.full(batches.num_slots, np.nan, dtype=np.float32)
-        values[slots.cpu().numpy()] = scores.cpu().numpy()
-        if len(slots) != batches.num_slots:
-            raise DataError(
-                f"evaluation: expected {batches.num_slots} scores, got {len(slots)}; limit_val_batches and limit_test_batches must be off"
-            )
-        return batches.run(values)
+        return slots.cpu().numpy(), scores.cpu().numpy()
 
     def _on_first_device(self, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Compute on the first device and give every device the result, or the error."""
@@ -224,3 +267,15 @@ def _gather(padded: Tensor, counts: list[Tensor]) -> Tensor:
     parts = [torch.zeros_like(padded) for _ in counts]
     dist.all_gather(parts, padded.contiguous())
     return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
+
+
+def _run_of(batches: ScoreBatches, scored: Scores) -> Run:
+    slots, scores = scored
+    if len(slots) != batches.num_slots:
+        raise DataError(
+            f"evaluation: expected {batches.num_slots} scores, got {len(slots)}; limit_val_batches and limit_test_batches must be off"
+        )
+    # float64 scores of tests aside, a score is float32: what is written equals what is measured
+    values = np.full(batches.num_slots, np.nan, dtype=np.float32)
+    values[slots] = scores
+    return batches.run(values)

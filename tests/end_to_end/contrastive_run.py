@@ -46,9 +46,9 @@ class Recorded(ContrastiveModule):
 
     last_loss = float("nan")
 
-    def _refuse_nonfinite(self, total, step) -> None:
-        self.last_loss = total.item()
-        super()._refuse_nonfinite(total, step)
+    def _is_finite(self, seen) -> bool:
+        self.last_loss = seen[0].item()
+        return super()._is_finite(seen)
 
 
 class OnePass(Recorded):

@@ -1,0 +1,121 @@
+"""A training step whose loss or gradient is not finite, written down so that it can be repeated: safetensors and JSON, no code."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import shutil
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ranker.errors import CheckpointError
+from ranker.training.run_writer import write_json
+from ranker.types import TrainStep, _Movable
+
+log = logging.getLogger(__name__)
+
+MAX_DUMPS = 3  # a dump holds the weights: of a run that skips many steps, the first ones tell enough
+
+
+def write_dump(module: Any, step: TrainStep, loss: float, norm: float, query_ids: list[str]) -> Path | None:
+    """Write the weights before the step, and each device's part of it; called on every device.
+
+    Args:
+        module: The RerankModule, with its trainer.
+        step: This device's part.
+        loss: The step's loss.
+        norm: Norm of its gradient.
+        query_ids: The step's queries.
+
+    Returns:
+        The folder; None where nothing was written, since there are enough or the disk is full.
+    """
+    trainer = module.trainer
+    enough = len(list(module.dumps.glob("step-*"))) >= MAX_DUMPS
+    dumps = trainer.strategy.broadcast(None if enough else str(module.dumps), src=0)  # the run folder is known to the first device
+    if dumps is None:
+        return None
+    folder = Path(dumps) / f"step-{trainer.global_step}"
+    partial = folder.with_name(f".{folder.name}.partial")
+    seeds = tuple(module.dropout_seed(step, i) for i in range(len(step.micro_batches)))
+    fault = None
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        _save_step(partial / f"device-{trainer.global_rank}", replace(step, seeds=seeds))
+        if trainer.is_global_zero:
+            save_file({name: value.detach().cpu().clone() for name, value in module.state_dict().items()}, partial / "weights.safetensors")
+            shutil.copyfile(module.dumps.parent / "config.yaml", partial / "config.yaml")
+            write_json(partial / "dump.json", {
+                "step": trainer.global_step, "epoch": step.epoch, "index": step.index, "loss": str(loss), "grad_norm": str(norm),
+                "query_ids": query_ids, "devices": trainer.world_size, "precision": trainer.precision,
+            })  # fmt: skip
+    except (OSError, SafetensorError) as error:  # the step's own fault is what has to be said
+        fault = error
+        log.warning("%s: the step can't be written (%s)", partial, error)
+    if not trainer.strategy.reduce_boolean_decision(fault is None):
+        return None
+    if trainer.is_global_zero:
+        partial.replace(folder)
+    return folder
+
+
+def read_dump(folder: Path) -> tuple[TrainStep, dict[str, Tensor], dict[str, Any]]:
+    """The step as one device would do it, the weights before it, and what `dump.json` says.
+
+    Raises:
+        CheckpointError: The folder is not a dump, or is damaged.
+    """
+    try:
+        about = json.loads((folder / "dump.json").read_text(encoding="utf-8"))
+        parts = [_load_step(folder / f"device-{device}") for device in range(about["devices"])]
+        weights = load_file(folder / "weights.safetensors")
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise CheckpointError(f"{folder}: expected a step that a training wrote down (RUN/nonfinite/step-N), got {error!r}") from error
+    micro_batches = tuple(batch for part in parts for batch in part.micro_batches)
+    return replace(parts[0], micro_batches=micro_batches, seeds=tuple(seed for part in parts for seed in part.seeds)), weights, about
+
+
+def _save_step(stem: Path, step: TrainStep) -> None:
+    tensors: dict[str, Tensor] = {}
+    write_json(stem.with_suffix(".json"), _take_apart(step, "step", tensors))
+    save_file(tensors or {"none": torch.zeros(0)}, stem.with_suffix(".safetensors"))
+
+
+def _load_step(stem: Path) -> TrainStep:
+    return _put_together(json.loads(stem.with_suffix(".json").read_text(encoding="utf-8")), load_file(stem.with_suffix(".safetensors")))
+
+
+def _take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Plain values in place, batches as their fields, tensors by name."""
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().cpu().clone()
+        return {"tensor": name}
+    if isinstance(value, _Movable):
+        kind = type(value)
+        own = {field.name: _take_apart(getattr(value, field.name), f"{name}.{field.name}", tensors) for field in fields(value)}  # type: ignore[arg-type]
+        return {"type": f"{kind.__module__}.{kind.__name__}", "fields": own}
+    if isinstance(value, tuple):
+        return [_take_apart(part, f"{name}.{i}", tensors) for i, part in enumerate(value)]
+    return value
+
+
+def _put_together(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """The inverse of `_take_apart`; a file can name batch types of this program only."""
+    if isinstance(node, list):
+        return tuple(_put_together(part, tensors) for part in node)
+    if not isinstance(node, dict):
+        return node
+    if "tensor" in node:
+        return tensors[node["tensor"]]
+    module, _, name = str(node["type"]).rpartition(".")
+    kind = getattr(importlib.import_module(module), name, None) if module in ("ranker.types", "ranker.data.task_steps") else None
+    if not (isinstance(kind, type) and issubclass(kind, _Movable)):
+        raise ValueError(f"no batch type: {node['type']}")
+    return kind(**{key: _put_together(value, tensors) for key, value in node["fields"].items()})
