@@ -32,13 +32,16 @@ from ranker.checkpoint import load_scorer
 from ranker.config import constructor_keys
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.task_steps import TaskData
 from ranker.entry import global_rank
 from ranker.errors import ConfigError, RankerError
+from ranker.models.multitask import Multitask, make_task
 from ranker.retrieval.bm25 import with_candidates
 from ranker.training import loggers
 from ranker.training.checkpointing import WholeFiles
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.process_watch import announce_dead_children, is_lost_peer, watch_parent
+from ranker.training.multitask_module import MultitaskModule
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import environment, log_to, write_json, write_text
 
@@ -119,7 +122,7 @@ def build_scorer(cfg: DictConfig) -> Any:
         return scorer
     if cfg.model.get("_partial_"):
         raise ConfigError(f"model: expected one that can be trained, got {cfg.model._target_}; python search.py model=... searches with it")
-    return instantiate(cfg.model, encoder=instantiate(constructor_keys("encoder", cfg.encoder)))
+    return instantiate(constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder)))
 
 
 def text_limits(scorer: Any, trained: Any) -> TextLimits:
@@ -148,7 +151,9 @@ def in_batch_negatives(cfg: DictConfig) -> bool:
 
 
 def training_module(cfg: DictConfig) -> Any:
-    """The class that trains: on each query's own docs, or on a whole step's score matrix."""
+    """The class that trains: on each query's own docs, on a whole step's score matrix, or on several tasks."""
+    if "heads" in cfg.model:
+        return partial(MultitaskModule, weighting=instantiate(cfg.model.weighting))
     return partial(ContrastiveModule, symmetric=cfg.model.symmetric) if in_batch_negatives(cfg) else RerankModule
 
 
@@ -161,8 +166,16 @@ def batch_options(cfg: DictConfig) -> BatchOptions:
 
 
 def build_data(cfg: DictConfig, splits: Splits, scorer: Any) -> RankData:
-    """Loaders for what the scorer reads."""
-    return RankData(
+    """Loaders for what the scorer reads, and for what its auxiliary heads learn."""
+    kind: Any = RankData
+    if isinstance(scorer, Multitask):
+        heads = scorer.task_heads()
+        kind = partial(
+            TaskData, heads=[head.asked for head in heads], tasks=[make_task(head.asked) for head in heads],
+            poolings=[head.pooling for head in heads], labels=instantiate(cfg.model.labels), sampling=instantiate(cfg.model.sampling),
+            max_epochs=cfg.trainer.max_epochs, max_steps=cfg.trainer.max_steps,
+        )  # fmt: skip
+    return kind(
         splits,
         scorer.encoder.tokenizer,
         scorer.reads,

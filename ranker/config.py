@@ -17,9 +17,12 @@ from ranker.signatures import Parameter, defines, parameters_of
 # `_target_` may name these packages only: a config file is data, it must not be able to run anything it likes (torch.hub.load would)
 TRUSTED = ("ranker.", "torch.nn.", "torch.optim.", "lightning.pytorch.callbacks.", "lightning.pytorch.loggers.")
 # keys that the program reads out of a node itself, so that every source, encoder ... need not take them
-OWN_KEYS = {"data": ("negatives", "teacher", "random_negatives", "suggested_pair_tokens"), "encoder": ("suggested_lr",)}
+OWN_KEYS = {
+    "data": ("negatives", "teacher", "random_negatives", "suggested_pair_tokens"), "encoder": ("suggested_lr",),
+    "model": ("auto", "labels", "sampling", "weighting"),
+}  # fmt: skip
 # keys of a model that say how it is trained, not what it is
-TRAINING_KEYS = ("model.in_batch_negatives", "model.symmetric")
+TRAINING_KEYS = ("model.in_batch_negatives", "model.symmetric", "model.labels.", "model.sampling.", "model.weighting.")
 GROUPS = ("model", "encoder", "loss", "data", "optim", "schedule", "index", "probe")
 
 
@@ -277,6 +280,7 @@ def check(cfg: DictConfig) -> None:
         *_missing(cfg),
         *_unknown(cfg),
         *_targets(cfg),
+        *_multitask(cfg),
         *_trainer(cfg),
         *_numbers(cfg),
         *_measures(cfg),
@@ -388,6 +392,32 @@ def _bind(node: DictConfig, path: str, target: str) -> list[str]:
         elif parameter.required and name not in given and name not in live and not node.get("_partial_"):
             faults.append(f"{path}.{name}: expected a value, got none; set {path}.{name}=...")
     return faults
+
+
+def _multitask(cfg: DictConfig) -> list[str]:
+    """Heads, sampling and weighting of model=multitask; no other model has them."""
+    model = cfg.get("model") if "model" in cfg and not OmegaConf.is_missing(cfg, "model") else None
+    if not isinstance(model, DictConfig):
+        return []
+    if "heads" not in (parameters_of(str(model.get("_target_"))) or ()):
+        return [f"model.{key}: unknown key for {model.get('_target_')}" for key in OWN_KEYS["model"] if key in model]
+    from ranker.data.multitask import faults_of  # other models need none of it
+
+    plain: Any = OmegaConf.to_container(model, resolve=True)
+    return faults_of(plain)
+
+
+def set_layers(cfg: DictConfig) -> None:
+    """Put the layers of the probing report in place of `layer: auto`, so that the run folder says which they are."""
+    heads = OmegaConf.select(cfg, "model.heads") or []
+    if any(head.get("layer") == "auto" for head in heads):
+        from ranker.data.multitask import AutoLayers, auto_layers, read_heads
+
+        plain: Any = OmegaConf.to_container(cfg.model, resolve=True)
+        auto = AutoLayers(**{key: value for key, value in plain["auto"].items() if not key.startswith("_")})
+        chosen = auto_layers(read_heads(plain["heads"]), auto)
+        for head in heads:
+            head.layer = chosen.get(head.get("name") or head.task, head.layer)
 
 
 def _trainer(cfg: DictConfig) -> list[str]:

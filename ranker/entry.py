@@ -70,6 +70,7 @@ def job(command: str, cfg: DictConfig) -> float | None:
         if command == "train" and cfg.get("checkpoint") and Path(cfg.checkpoint).is_dir() and _overridden("checkpoint"):
             cfg = _resumed(cfg) if cfg.get("resume") else _started_from(cfg)
         config.check(cfg)
+        config.set_layers(cfg)
         run = importlib.import_module("ranker.run")
         return getattr(run, command)(cfg)
 
@@ -91,7 +92,7 @@ def _started_from(cfg: DictConfig) -> DictConfig:
         for key, override in changed.items():
             if key == "model" and cfg.model.get("_target_") == trained.model.get("_target_"):
                 continue
-            if key not in config.TRAINING_KEYS:
+            if not key.startswith(config.TRAINING_KEYS):
                 raise ConfigError(f"{group}: expected the {group} of checkpoint={cfg.checkpoint}, got {override!r}; leave it out")
             OmegaConf.update(trained, key, OmegaConf.select(cfg, key), force_add=True)
         cfg[group] = trained[group]

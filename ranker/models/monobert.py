@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder, load_encoder
 from ranker.layers.pooling import POOLINGS, pool
-from ranker.types import RankBatch
+from ranker.types import RankBatch, TokenBatch
 
 log = logging.getLogger(__name__)
 
@@ -55,15 +55,21 @@ class MonoBERT(nn.Module):
     def logits(self, batch: RankBatch) -> Tensor:
         """Return one row of logits per real doc, float32, [rows, num_labels]."""
         assert batch.pairs is not None
-        pooled = pool(self.encoder(batch.pairs), batch.pairs, self.pooling)
-        logits = self.head(self.dropout(self.pooler(pooled)))
+        return self.read(self.encoder(batch.pairs), batch.pairs)
+
+    def read(self, states: Tensor, pairs: TokenBatch) -> Tensor:
+        """Return the logits of rows from their last layer's states [tokens, dim], float32, [rows, num_labels]."""
+        logits = self.head(self.dropout(self.pooler(pool(states, pairs, self.pooling))))
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs]; 0 where no doc is."""
-        logits = self.logits(batch)
+        return self.scores(self.logits(batch), batch.doc_mask)
+
+    def scores(self, logits: Tensor, doc_mask: Tensor) -> Tensor:
+        """Return the scores [batch, docs] of logits [rows, num_labels]; 0 where no doc is."""
         scores = logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
-        return scores.new_zeros(batch.doc_mask.shape).masked_scatter(batch.doc_mask, scores)
+        return scores.new_zeros(doc_mask.shape).masked_scatter(doc_mask, scores)
 
     # the Hugging Face folder -------------------------------------------------------------------------------------------------------
 

@@ -185,13 +185,21 @@ class Sequences:
 
     def batch(self, first: int, last: int) -> TokenBatch:
         """Lay out rows `first` to `last`, all of one layout; their tokens are those of the flat axis from `starts[first]` on."""
-        rows = slice(first, last)
+        return self.take(np.arange(first, last))
+
+    def take(self, rows: np.ndarray) -> TokenBatch:
+        """Lay out some rows, all of one layout, in the order given."""
         store = cast(TokenStore, self.texts)  # lay_out reads `tokens` and `offsets`
         sides = [(store, self.queries[rows], self.kept[rows, 0]), (store, self.docs[rows], self.kept[rows, 1])]
-        kind = self.kind(first)
+        kind = self.kind(int(rows[0]))
         if kind == PAIR:
             return self.pair.lay_out(sides)
         return (self.query, self.doc)[kind].lay_out([sides[kind]])
+
+    @property
+    def kinds(self) -> np.ndarray:
+        """What each row holds: 0 a query by itself, 1 a doc by itself, 2 both; int64 [rows]."""
+        return _kinds(self.queries, self.docs)
 
     def kind(self, row: int) -> int:
         """What a row holds: 0 a query by itself, 1 a doc by itself, 2 both."""

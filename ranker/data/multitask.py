@@ -1,0 +1,347 @@
+"""What a multitask training is asked for: heads, labels, sampling, weighting. Knows no torch, so that mistakes are answered at once."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from ranker.errors import ConfigError
+from ranker.signatures import parameters_of
+
+TASKS = Path(__file__).parents[1] / "probing" / "tasks"
+RANKING = "ranking"  # the name of the main task in logs
+POOLINGS = ("cls", "mean", "span")
+NAMED_LAYERS = ("middle", "last", "auto")
+COMPOSITIONS = ("mixed", "homogeneous")
+SAMPLINGS = ("proportional", "uniform", "temperature", "annealed")
+WEIGHTINGS = ("static", "log_k", "row_mean", "uncertainty", "gradnorm")
+SURGERIES = ("none", "pcgrad", "guard")
+
+
+@dataclass(frozen=True)
+class Head:
+    """An auxiliary task and the head that learns it.
+
+    Args:
+        task: A probing task, a file in `ranker/probing/tasks`.
+        layer: What the head reads: a layer (0 is the embeddings), a list of layers (their learned mix), `middle`, `last`, or `auto`.
+        pooling: `cls`, `mean` (the row's tokens) or `span` (the mean of each of the target's spans, one after another); None takes `span`
+            for tasks about words and `mean` for tasks about whole texts.
+        regression: Learn the task's number, scaled to 0 to 1, instead of its bin.
+        weight: Factor on the task's loss, beside the weighting's.
+        classes: Labels of a task whose set of labels is open.
+        name: Name in logs and files; None: the task's.
+        options: The task's own options, as in `conf/probe/TASK.yaml`.
+    """
+
+    task: str
+    layer: int | str | list = "middle"
+    pooling: str | None = None
+    regression: bool = False
+    weight: float = 1.0
+    classes: list | None = None
+    name: str | None = None
+    options: dict = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """The head's name."""
+        return self.name or self.task
+
+    def resolved_layers(self, num_layers: int) -> tuple[int, ...]:
+        """The layers that are read.
+
+        Raises:
+            ConfigError: The encoder has no such layer.
+
+        >>> Head("bm25").resolved_layers(12), Head("bm25", layer=[1, 2]).resolved_layers(2)
+        ((6,), (1, 2))
+        """
+        named: dict[Any, Any] = {"middle": (num_layers + 1) // 2, "last": num_layers}
+        asked = self.layer if isinstance(self.layer, (list, tuple)) else [self.layer]
+        layers = tuple(named.get(layer, layer) for layer in asked)
+        for layer in layers:
+            if not isinstance(layer, int) or not 0 <= layer <= num_layers:
+                raise ConfigError(
+                    f"model.heads.{self.label}.layer: expected 0 (the embeddings) to {num_layers} for this encoder, got {layer!r}; "
+                    "take a lower layer, middle or last"
+                )
+        return layers
+
+    def record(self) -> dict[str, Any]:
+        """Plain values, for a file."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class AutoLayers:
+    """Where `layer: auto` looks.
+
+    Args:
+        report: Folder of a finished probing run (`python probe.py`); its first model counts.
+        last_layer: Whether the last layer, ranking's own, may be chosen.
+    """
+
+    report: str | None = None
+    last_layer: bool = True
+
+
+@dataclass(frozen=True)
+class TaskLabels:
+    """Pairs of training queries and docs that auxiliary labels are made for.
+
+    Args:
+        max_pairs: At most so many pairs that the tasks share, and so many of a task that brings its own.
+        docs_per_query: Docs drawn from each query's candidates.
+        depth: Candidates of a query to draw from.
+    """
+
+    max_pairs: int = 20_000
+    docs_per_query: int = 10
+    depth: int = 100
+
+    def __post_init__(self) -> None:
+        for name in ("max_pairs", "docs_per_query", "depth"):
+            _at_least(f"model.labels.{name}", getattr(self, name), 1)
+
+
+@dataclass(frozen=True)
+class TaskSampling:
+    """How often each task is trained on; shares are of encoder rows.
+
+    Args:
+        composition: `mixed` (all tasks' rows in each step, one encoder pass) or `homogeneous` (one task a step).
+        mode: `proportional`, `uniform`, `temperature` or `annealed`.
+        main_fraction: Fixed share of ranking's rows; the rest is split by `mode`. None: ranking takes part in `mode`.
+        temperature: Of mode temperature: 1 is proportional, large is uniform.
+        cap: Of mode temperature: tasks count for no more rows than this.
+    """
+
+    composition: str = "mixed"
+    mode: str = "uniform"
+    main_fraction: float | None = 0.8
+    temperature: float = 2.0
+    cap: int | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("model.sampling.composition", self.composition, COMPOSITIONS)
+        _one_of("model.sampling.mode", self.mode, SAMPLINGS)
+        if self.main_fraction is not None and not 0 < self.main_fraction < 1:
+            raise ConfigError(f"model.sampling.main_fraction: expected a number above 0 and below 1, or null; got {self.main_fraction!r}")
+        _at_least("model.sampling.temperature", self.temperature, 1)
+        if self.cap is not None:
+            _at_least("model.sampling.cap", self.cap, 1)
+
+
+@dataclass(frozen=True)
+class TaskWeighting:
+    """What the tasks' losses and gradients count.
+
+    Args:
+        mode: `static` (the heads' weights), `log_k` (over ln of the number of classes), `row_mean` (each row of a step counts the same),
+            `uncertainty` or `gradnorm` (learned).
+        surgery: `none`, `pcgrad` (every task's gradient gives way to the others') or `guard` (auxiliary gradients give way to ranking's).
+        lr: Of modes uncertainty and gradnorm: their own learning rate.
+        alpha: Of mode gradnorm: how strongly tasks that learn slowly are favoured.
+        cosine_every: Log the cosine of ranking's and each task's gradient at every so many-th logged step; 0: never.
+    """
+
+    mode: str = "log_k"
+    surgery: str = "none"
+    lr: float = 0.025
+    alpha: float = 1.5
+    cosine_every: int = 5
+
+    def __post_init__(self) -> None:
+        _one_of("model.weighting.mode", self.mode, WEIGHTINGS)
+        _one_of("model.weighting.surgery", self.surgery, SURGERIES)
+        for name in ("lr", "alpha", "cosine_every"):
+            _at_least(f"model.weighting.{name}", getattr(self, name), 0)
+
+
+def _one_of(key: str, got: Any, known: Sequence[str]) -> None:
+    if got not in known:
+        raise ConfigError(f"{key}: expected one of {', '.join(known)}; got {got!r}")
+
+
+def _at_least(key: str, got: Any, least: float) -> None:
+    if isinstance(got, bool) or not isinstance(got, (int, float)) or not math.isfinite(got) or got < least:
+        raise ConfigError(f"{key}: expected a number of at least {least}, got {got!r}")
+
+
+# heads --------------------------------------------------------------------------------------------------------------------------------
+
+
+def read_heads(entries: Any) -> list[Head]:
+    """Check the entries of `model.heads`.
+
+    Raises:
+        ConfigError: One line per fault.
+    """
+    if not isinstance(entries, (list, tuple)):
+        raise ConfigError(f"model.heads: expected a list as [{{task: bm25, layer: 5}}], got {entries!r}")
+    heads, faults = [], []
+    for place, entry in enumerate(entries):
+        try:
+            heads.append(_head(entry, f"model.heads[{place}]"))
+        except ConfigError as error:
+            faults += str(error).split("\n")
+    names = [head.label for head in heads]
+    faults += [
+        f"model.heads: expected each name once, got {name!r} twice; give one of them another name="
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return heads
+
+
+def _head(entry: Any, where: str) -> Head:
+    if not isinstance(entry, Mapping) or "task" not in entry:
+        raise ConfigError(f"{where}: expected a task and its layer as {{task: bm25, layer: 5}}, got {entry!r}")
+    known = [part.name for part in fields(Head)]
+    for key in entry:
+        if key not in known:
+            raise ConfigError(f"{where}.{key}: unknown key{_near(str(key), known)}")
+    target = task_target(str(entry["task"]), f"{where}.task")
+    parameters = parameters_of("ranker.data.multitask.Head") or {}
+    for key, value in entry.items():
+        fault = parameters[str(key)].fault(value) if key != "layer" else ""
+        if fault:
+            raise ConfigError(f"{where}.{key}: {fault}")
+    head = Head(**{str(key): value for key, value in entry.items()})
+    if not head.label.isidentifier() or head.label == RANKING:
+        raise ConfigError(f"{where}.name: expected letters, digits and _ (and not {RANKING!r}), got {head.label!r}")
+    _check_layer(head.layer, f"{where}.layer")
+    if head.pooling is not None:
+        _one_of(f"{where}.pooling", head.pooling, POOLINGS)
+    _at_least(f"{where}.weight", head.weight, 0)
+    options = parameters_of(target) or {}
+    for key, value in head.options.items():
+        if key not in options:
+            raise ConfigError(f"{where}.options.{key}: unknown key for {head.task}{_near(str(key), list(options))}")
+        fault = options[key].fault(value)
+        if fault:
+            raise ConfigError(f"{where}.options.{key}: {fault}")
+    return head
+
+
+def _check_layer(layer: Any, where: str) -> None:
+    several = isinstance(layer, (list, tuple))
+    numbers = list(layer) if several else [layer]
+    whole = all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers)
+    if not (numbers and whole) and (several or layer not in NAMED_LAYERS):
+        raise ConfigError(
+            f"{where}: expected a layer from 0 (the embeddings), a list of them, {', '.join(NAMED_LAYERS[:-1])} or auto; got {layer!r}"
+        )
+
+
+def _near(got: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(got, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(sorted(known))}"
+
+
+def task_target(task: str, where: str) -> str:
+    """Dotted path of a probing task's class: the one in its file that makes examples; nothing is imported.
+
+    Raises:
+        ConfigError: There is no such task.
+
+    >>> task_target("bm25", "task")
+    'ranker.probing.tasks.bm25.BM25Score'
+    """
+    path = TASKS / f"{task}.py"
+    if not task.isidentifier() or not path.is_file():
+        known = sorted(own.stem for own in TASKS.glob("*.py") if own.stem != "__init__")
+        raise ConfigError(f"{where}: expected one of {', '.join(known)}; got {task!r}")
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and any(isinstance(part, ast.FunctionDef) and part.name == "examples" for part in node.body):
+            return f"ranker.probing.tasks.{task}.{node.name}"
+    raise ConfigError(f"{where}: expected a class with `examples` in {path}, got none")
+
+
+# checks of a whole `model` node -------------------------------------------------------------------------------------------------------
+
+
+def faults_of(model: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a multitask `model` node, one line a fault."""
+    found: list[str] = []
+    heads: list[Head] = []
+    made: dict[str, Any] = {}
+    try:
+        heads = read_heads(model.get("heads"))
+        if not heads:
+            found.append("model.heads: expected at least one head as [{task: bm25, layer: 5}], got none; model=monobert trains without")
+    except ConfigError as error:
+        found += str(error).split("\n")
+    for key, kind in (("sampling", TaskSampling), ("weighting", TaskWeighting), ("labels", TaskLabels), ("auto", AutoLayers)):
+        try:
+            made[key] = kind(**{name: value for name, value in (model.get(key) or {}).items() if not name.startswith("_")})
+        except ConfigError as error:
+            found.append(str(error))
+        except TypeError:  # said by the check of signatures
+            continue
+    sampling, weighting = made.get("sampling"), made.get("weighting")
+    if sampling is not None and weighting is not None and sampling.composition == "homogeneous":
+        for name, value in (("mode", weighting.mode), ("surgery", weighting.surgery)):
+            if value in ("gradnorm", "pcgrad", "guard"):
+                found.append(
+                    f"model.weighting.{name}: {value} compares the tasks of a step, got steps of one task; set model.sampling.composition=mixed"
+                )
+    if any(head.layer == "auto" for head in heads) and "auto" in made:
+        try:
+            auto_layers(heads, made["auto"])
+        except ConfigError as error:
+            found += str(error).split("\n")
+    return found
+
+
+def auto_layers(heads: Sequence[Head], auto: AutoLayers) -> dict[str, int]:
+    """The layer of the highest compression for each head with `layer: auto`, the mean over the report's seeds; the lower one of a tie.
+
+    Raises:
+        ConfigError: There is no report, or it lacks a task.
+    """
+    wanted = [head for head in heads if head.layer == "auto"]
+    if not wanted:
+        return {}
+    if auto.report is None:
+        raise ConfigError(
+            "model.auto.report: expected the folder of a probing run for layer: auto, got none; run probe.py, or give a layer"
+        )
+    path = Path(auto.report) / "probe_results.csv"
+    if not path.is_file():
+        raise ConfigError(f"model.auto.report: expected a finished probing run with probe_results.csv, got {auto.report!r}")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("control") == "none" and row.get("layer")]
+    rows = [row for row in rows if row["model"] == rows[0]["model"]]
+    last = max((int(row["layer"]) for row in rows), default=0)
+    chosen, faults = {}, []
+    for head in wanted:
+        tasks = sorted({row["task"] for row in rows})
+        # a task's variants have names of their own, as sem_svd
+        named = [task for task in tasks if task == head.task] or [task for task in tasks if task.startswith(f"{head.task}_")]
+        if len(named) != 1:
+            faults.append(
+                f"model.heads.{head.label}.layer: expected {head.task} in {path}, got {', '.join(named or tasks) or 'no task'}; "
+                "probe it, or give a layer"
+            )
+            continue
+        by_layer: dict[int, list[float]] = {}
+        for row in rows:
+            if row["task"] == named[0] and (auto.last_layer or int(row["layer"]) < last):
+                by_layer.setdefault(int(row["layer"]), []).append(float(row["compression"]))
+        if not by_layer:
+            faults.append(f"model.auto.last_layer: expected other layers than the last one in {path}, got none for {head.task}")
+            continue
+        chosen[head.label] = max(by_layer, key=lambda layer: (sum(by_layer[layer]) / len(by_layer[layer]), -layer))
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return chosen
