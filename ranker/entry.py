@@ -96,34 +96,33 @@ def _started_from(cfg: DictConfig) -> DictConfig:
                 raise ConfigError(f"{group}: expected the {group} of checkpoint={cfg.checkpoint}, got {override!r}; leave it out")
             OmegaConf.update(trained, key, OmegaConf.select(cfg, key), force_add=True)
         cfg[group] = trained[group]
-    return cfg
     _distrust(cfg)
+    return cfg
 
 
-def _resumed(cfg: DictConfig) -> DictConfig:
 def _distrust(cfg: Any) -> None:
     """Code that lies beside an encoder's weights runs when this command asks for it, not when a run folder does."""
     if OmegaConf.select(cfg, "encoder.trust_remote_code"):
         cfg.encoder.trust_remote_code = False
 
 
+def _resumed(cfg: DictConfig) -> DictConfig:
     """The configuration of the run that goes on, with what the command line sets on top."""
     stored = Path(cfg.checkpoint) / "config.yaml"
     if not stored.is_file():
         raise ConfigError(f"checkpoint: expected a run folder with config.yaml to resume from, got {cfg.checkpoint!r}")
     resumed: Any = OmegaConf.load(stored)
-    for override in HydraConfig.get().overrides.task if HydraConfig.initialized() else []:
     _distrust(resumed)
+    for override in HydraConfig.get().overrides.task if HydraConfig.initialized() else []:
         key = override.split("=", 1)[0].lstrip("+")
         if key in config.GROUPS:
             raise ConfigError(f"{key}: expected the choice of the run that is resumed, got {override!r}; start a new run for another")
-        OmegaConf.update(resumed, key, OmegaConf.select(cfg, key))
         if key.startswith("optim."):  # the optimizer's saved state has its own
             raise ConfigError(f"{key}: expected the value of the run that is resumed, got {override!r}; start a new run without resume=true")
+        OmegaConf.update(resumed, key, OmegaConf.select(cfg, key))
     return resumed
 
 
-@contextlib.contextmanager
 @contextlib.contextmanager
 def _preempted_only() -> Iterator[None]:
     try:
@@ -132,6 +131,7 @@ def _preempted_only() -> Iterator[None]:
         _fail(str(error), error.exit_code)
 
 
+@contextlib.contextmanager
 def user_errors() -> Iterator[None]:
     """Print a user's mistake without a traceback and exit with 1; anything else is a bug and keeps its traceback."""
     try:
