@@ -1,0 +1,29 @@
+"""A loss of one's own: (scores, labels, doc_mask) -> the mean over groups. See docs/add_a_loss.md to make it a choice of train.py."""
+
+import torch
+from torch import Tensor, nn
+
+
+class TopOne(nn.Module):
+    """Squared distance of the softmax of the scores to that of the labels; groups count alike, padded docs do not count."""
+
+    def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
+        """Return the mean over groups of the summed squared differences. All inputs [batch, docs]."""
+        said, wanted = (torch.softmax(part.masked_fill(~doc_mask, -torch.inf), dim=1) for part in (scores, labels))
+        return (said - wanted).square().sum(1).mean()
+
+
+def main() -> tuple[float, float]:
+    """Show the law that makes training the same on any hardware: a batch is the weighted mean of its parts."""
+    torch.manual_seed(0)
+    scores, labels, mask = torch.randn(5, 4), torch.randint(0, 3, (5, 4)).float(), torch.ones(5, 4, dtype=torch.bool)
+    mask[3, 2:] = False
+    loss = TopOne()
+    whole = float(loss(scores, labels, mask))
+    parts = float((2 * loss(scores[:2], labels[:2], mask[:2]) + 3 * loss(scores[2:], labels[2:], mask[2:])) / 5)
+    print(f"whole {whole:.6f}, from its parts {parts:.6f}")
+    return whole, parts
+
+
+if __name__ == "__main__":
+    main()
