@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -113,11 +114,11 @@ class TrainConfig:
     checkpoint: str | None = None
     resume: bool = False
     save_every_steps: int = 500
+    nonfinite: str = "stop"
     cache_dir: str = ".cache"
 
 
 @dataclass
-    nonfinite: str = "stop"
 class EvaluateConfig:
     """Root of evaluate.py."""
 
@@ -279,13 +280,14 @@ def check(cfg: DictConfig) -> None:
     faults = [
         *_missing(cfg),
         *_unknown(cfg),
+        *_untrusted(OmegaConf.to_container(cfg), ""),
         *_targets(cfg),
         *_multitask(cfg),
         *_trainer(cfg),
         *_numbers(cfg),
         *_measures(cfg),
-        *_untrusted(OmegaConf.to_container(cfg), ""),
         *_evaluation(cfg),
+        *_logger(cfg),
         *_files(cfg),
     ]
     if faults:
@@ -317,12 +319,6 @@ def suggestion(got: str, known: list[str]) -> str:
     return f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(sorted(known))}" if known else ""
 
 
-def _targets(cfg: DictConfig) -> list[str]:
-    """Bind every `_target_` node's keys to the signature that it names."""
-    faults: list[str] = []
-
-    def walk(node: Any, path: str) -> None:
-        if not isinstance(node, DictConfig) or node._is_none() or node._is_missing():
 def check_targets(cfg: Any, where: str) -> None:
     """Refuse what a configuration that comes from a file, and not from this command, must not build.
 
@@ -356,6 +352,12 @@ def is_trusted(target: str) -> bool:
         return False
 
 
+def _targets(cfg: DictConfig) -> list[str]:
+    """Bind every `_target_` node's keys to the signature that it names."""
+    faults: list[str] = []
+
+    def walk(node: Any, path: str) -> None:
+        if not isinstance(node, DictConfig) or node._is_none() or node._is_missing():
             return
         target = node.get("_target_")
         if target is not None:
@@ -482,6 +484,8 @@ def _numbers(cfg: DictConfig) -> list[str]:
             faults.append(
                 f"batch.docs: expected more than batch.positives={batch.positives}, got {batch.docs}; without negatives nothing is learnt"
             )
+    if cfg.get("nonfinite", "stop") not in ("stop", "skip"):
+        faults.append(f"nonfinite: expected stop or skip, got {cfg.nonfinite!r}")
     if OmegaConf.select(cfg, "data.teacher") and OmegaConf.select(cfg, "data.random_negatives"):
         faults.append("data.random_negatives: expected false beside data.teacher, since random docs have no teacher's score")
     for key in ("optim.lr", "optim.weight_decay", "schedule.warmup"):
@@ -514,14 +518,28 @@ def _evaluation(cfg: DictConfig) -> list[str]:
     faults = []
     if (cfg.run is None) == (cfg.checkpoint is None):
         faults.append("run: expected either run=FILE qrels=FILE or checkpoint=RUN_FOLDER, got " + ("both" if cfg.run else "neither"))
-    if cfg.get("nonfinite", "stop") not in ("stop", "skip"):
-        faults.append(f"nonfinite: expected stop or skip, got {cfg.nonfinite!r}")
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements of run=, got none; set qrels=FILE")
     for key, known in (("split", ("test", "val", "train")), ("weights", ("best", "last"))):
         if cfg[key] not in known:
             faults.append(f"{key}: expected one of {', '.join(known)}; got {cfg[key]!r}")
     return faults
+
+
+def _logger(cfg: DictConfig) -> list[str]:
+    """Wandb's mode, and its key where it would have to ask for one (PC-88): it would ask on the terminal and the run would wait."""
+    if not str(OmegaConf.select(cfg, "logger._target_")).endswith(".loggers.wandb"):
+        return []
+    mode = cfg.logger.get("mode")
+    if mode not in ("offline", "online", "disabled"):
+        return [f"logger.mode: expected offline, online or disabled; got {mode!r}"]
+    if mode == "online" and not os.environ.get("WANDB_API_KEY"):
+        keys = (Path(os.environ.get("NETRC") or Path.home() / ".netrc"), Path.home() / "_netrc")
+        if not any(path.is_file() for path in keys):
+            return [
+                "logger.mode: expected a key for mode online, got none; set WANDB_API_KEY, run `wandb login`, or take logger.mode=offline"
+            ]
+    return []
 
 
 def _files(cfg: DictConfig) -> list[str]:
