@@ -31,10 +31,16 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
     from matplotlib import rc_context
 
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
-    with rc_context({"svg.hashsalt": name}):  # the same picture is the same file
-        figure.savefig(folder / "pictures" / f"{name}.svg", bbox_inches="tight", metadata={"Date": None})
     path = folder / "pictures" / f"{name}.png"
-    figure.savefig(path, dpi=150, bbox_inches="tight")
+    if figure.get_layout_engine() is None:
+        box = "tight"
+    else:  # lay it out once, not for each file: with seven panels that is most of the time
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        box = None
+    with rc_context({"svg.hashsalt": name}):  # the same picture is the same file
+        figure.savefig(path.with_suffix(".svg"), bbox_inches=box, metadata={"Date": None})
+    figure.savefig(path, dpi=150, bbox_inches=box)
     return path
 
 
