@@ -1,7 +1,7 @@
 """Run several command lines one after another in one process, as a multirun does: what they import is imported once.
 
-Input: a JSON file of {name: [script, argument, ...]}; `@glob` as an argument's value stands for the one path that matches it by then.
-Output: a JSON file of {name: {"code", "out"}}.
+Input: a JSON file of {name: [script, argument, ...]}; `@glob` as an argument's value stands for the first path that matches it by then.
+Output: a JSON file of {name: {"code", "out", "left"}}; `left` are the files that are new then.
 """
 
 import contextlib
@@ -22,8 +22,14 @@ def resolved(argument: str) -> str:
     found = re.search(r"(?<==)@(\S+)$", argument)
     if not found:
         return argument
-    (path,) = Path.cwd().glob(found.group(1))
+    path = min(Path.cwd().glob(found.group(1)), default=None)
+    assert path is not None, argument
     return argument[: found.start()] + str(path)
+
+
+def files() -> set[str]:
+    """All files below the folder that it runs in."""
+    return {str(path) for path in Path().rglob("*") if path.is_file()}
 
 
 def main() -> None:
@@ -31,7 +37,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     results = {}
     for name, (script, *arguments) in json.loads(Path(sys.argv[1]).read_text()).items():
-        out, code = io.StringIO(), 0
+        out, code, before = io.StringIO(), 0, files()
         argv = sys.argv
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
             try:
@@ -43,7 +49,7 @@ def main() -> None:
                 code = 99
                 traceback.print_exc()
         sys.argv = argv
-        results[name] = {"code": code, "out": out.getvalue()}
+        results[name] = {"code": code, "out": out.getvalue(), "left": sorted(files() - before)}
     Path(sys.argv[2]).write_text(json.dumps(results))
 
 
