@@ -37,11 +37,11 @@ from ranker.entry import global_rank
 from ranker.errors import ConfigError, RankerError
 from ranker.models.multitask import Multitask, make_task
 from ranker.retrieval.bm25 import with_candidates
-from ranker.training import loggers
+from ranker.training import dashboards, loggers
 from ranker.training.checkpointing import WholeFiles
 from ranker.training.contrastive_module import ContrastiveModule
-from ranker.training.process_watch import announce_dead_children, is_lost_peer, watch_parent
 from ranker.training.multitask_module import MultitaskModule
+from ranker.training.process_watch import announce_dead_children, is_lost_peer, watch_parent
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import environment, log_to, write_json, write_text
 
@@ -237,7 +237,9 @@ def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], l
     if logger is not None and not logger.get("none"):
         made = [loggers.csv(folder)]
         if "_target_" in logger:
-            made.append(instantiate(logger)(folder))
+            made.append(instantiate(logger)(folder, Path(cfg.checkpoint) if cfg.get("resume") else None))
+    if made and _is_first_process():
+        dashboards.start(made, cfg_values(cfg), OmegaConf.to_yaml(cfg, resolve=True))
     _prepare_children(folder)
     # SLURM's requeue would start the training anew, in another folder; docs/resume.md has a job script that goes on
     plugins = [WholeFiles(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])]
@@ -246,6 +248,12 @@ def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], l
     except (MisconfigurationException, ValueError, TypeError, AssertionError, RuntimeError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"trainer: expected values that Lightning's Trainer takes, got a refusal: {said}") from error
+
+
+def cfg_values(cfg: DictConfig) -> dict[str, Any]:
+    """The configuration as plain values."""
+    values: Any = OmegaConf.to_container(cfg, resolve=True)
+    return values
 
 
 def total_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
@@ -286,9 +294,12 @@ def one_run() -> Iterator[None]:
     A user's mistake that shows before there is any result leaves no folder behind.
     """
     argv, variables, handlers = sys.argv, dict(os.environ), list(logging.getLogger().handlers)
+    failed = True
     try:
         yield
+        failed = False
     except (RankerError, HydraException):  # instantiate wraps what a constructor raises
+        dashboards.finish(failed)  # it writes to the folder
         folder = Path(HydraConfig.get().runtime.output_dir)
         if _is_first_process() and not any(
             (folder / kept).exists() for kept in ("checkpoints", "metrics.csv", "evaluation", "probe_results.csv")
@@ -303,6 +314,7 @@ def one_run() -> Iterator[None]:
             f"{str(error).splitlines()[0]}); go on from the last checkpoint with checkpoint=RUN_FOLDER resume=true"
         ) from error
     finally:
+        dashboards.finish(failed)
         sys.argv = argv
         for handler in set(logging.getLogger().handlers) - set(handlers):
             logging.getLogger().removeHandler(handler)

@@ -28,7 +28,7 @@ Curves = dict[str, list[tuple[int, float]]]
 # Okabe and Ito's colours, which colour-blind readers tell apart
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#999999"
 OTHERS = ("#56b4e9", "#e69f00", "#cc79a7", "#f0e442", "#000000")
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3,
 }  # fmt: skip
 
@@ -89,10 +89,9 @@ def _read_metrics(path: Path) -> Curves:
     with path.open(newline="", encoding="utf-8") as lines:
         for row in csv.DictReader(lines):
             for name, text in row.items():
-                if name not in ("step", "epoch") and text:
-                    # a training value is logged during its step, which counts from 0; a validation comes after
-                    done = int(row["step"]) + (0 if name.startswith(("val/", "test/")) else 1)
-                    curves.setdefault(name, []).append((done, float(text)))
+                if text and not name.startswith(("step", "epoch", "test/")):
+                    # steps count from 0, and a validation has the step that it comes after
+                    curves.setdefault(name, []).append((int(row["step"]) + 1, float(text)))
     return curves
 
 

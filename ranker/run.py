@@ -14,15 +14,17 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
 from omegaconf import DictConfig, OmegaConf
 
-from ranker import evaluation
+from ranker import evaluation, pictures
 from ranker.build import (
     batch_options,
     build_data,
     build_fabric,
     build_scorer,
     build_trainer,
+    cfg_values,
     chosen_sets,
     load_source,
     load_splits,
@@ -54,6 +56,7 @@ from ranker.retrieval.engines import (
 )
 from ranker.retrieval.mining import Mining
 from ranker.retrieval.search import LateOptions, VectorEngine
+from ranker.training import dashboards
 from ranker.training.checkpointing import LAST, SaveBest, SaveLast, to_resume_from
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import write_json
@@ -103,10 +106,13 @@ def train(cfg: DictConfig) -> float | None:
         load_checkpoint(module, Path(best.best_model_path))
     if trainer.is_global_zero:
         save_model(folder / "model", scorer, cfg)  # before the test, so that nothing that goes wrong there loses it
-    trainer.test(module, datamodule=data, verbose=False)
+    pruned = any(getattr(callback, "pruned", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    if not pruned:  # what a sweep has given up is not worth a test
+        trainer.test(module, datamodule=data, verbose=False)
+    tested = {} if pruned else splits.tests
     value = float(best.best_model_score) if best.best_model_score is not None else None
     if trainer.is_global_zero:
-        measures = {name: _means(folder, name) for name in splits.tests}
+        measures = {name: _means(folder, name) for name in tested}
         write_json(
             folder / "result.json",
             {
@@ -118,9 +124,13 @@ def train(cfg: DictConfig) -> float | None:
                 "measures": measures,
                 **throughput.report(),
                 "seconds": time.perf_counter() - started,
+                "pruned": pruned,
             },
         )
-        for name in splits.tests:
+        pictures.write_curves(folder, cfg.monitor, f"{cfg.name}, {folder.name}")
+        queries = {name: collection.queries for name, collection in tested.items()}
+        dashboards.report(trainer.loggers, folder, queries, cfg_values(cfg), value)
+        for name in tested:
             evaluation.print_table(name, json.loads((folder / "evaluation" / name / "metrics.json").read_text(encoding="utf-8")))
         log.info("run folder: %s (model/ loads in transformers and sentence-transformers; evaluation/ holds the runs)", folder)
     return value
@@ -141,6 +151,8 @@ def _evaluate_file(cfg: DictConfig) -> None:
     folder = open_run(cfg)
     name = Path(cfg.run).name.removesuffix(".gz").removesuffix(".run").removesuffix(".trec")
     written = evaluation.write_evaluation(folder / "evaluation" / name, run, qrels, list(cfg.measures), cfg.relevance, baseline, tag=name)
+    if baseline:
+        pictures.write_comparison(folder, name, next(iter(written["measures"])), run, baseline, qrels, cfg.relevance)
     evaluation.print_table(name, written)
     log.info("evaluation: %s", folder / "evaluation" / name)
 
@@ -269,6 +281,9 @@ def probe(cfg: DictConfig) -> None:
     logger = instantiate(cfg.logger)(folder) if cfg.logger is not None and "_target_" in cfg.logger else None
     options: Any = OmegaConf.to_container(cfg, resolve=True)
     run_probe(folder, options, splits, tasks, subject, logger)
+    if isinstance(logger, TensorBoardLogger):  # wandb has them from the report
+        dashboards.show_pictures([logger], folder)
+        logger.finalize("success")
 
 
 def _writer(folder: Path, splits: Splits, cfg: DictConfig, depth: int | None = None, baseline: Run | None = None) -> Any:
@@ -278,9 +293,12 @@ def _writer(folder: Path, splits: Splits, cfg: DictConfig, depth: int | None = N
         collection = splits.tests[name]
         compared = baseline or evaluation.first_stage_run(collection, depth or cfg.depth)
         where = folder / "evaluation" / name
-        return evaluation.write_evaluation(
+        means = evaluation.write_evaluation(
             where, run, collection.qrels, list(cfg.measures), collection.relevance, compared, tag=cfg.name
         )["measures"]  # fmt: skip
+        if compared:
+            pictures.write_comparison(folder, name, next(iter(means)), run, compared, collection.qrels, collection.relevance)
+        return means
 
     return write
 

@@ -15,12 +15,12 @@ def write_run(folder, config, rows):
 
 
 def test_curves_are_the_logged_values_and_a_resumed_run_carries_on_the_earlier_one(tmp_path):
-    first = write_run(tmp_path / "a", "resume: false\n", ["0,0,4.0,\n", "0,1,3.0,\n", "0,2,,0.25\n", "0,2,2.0,\n", "0,3,1.5,\n"])
-    second = write_run(tmp_path / "b", f"resume: true\ncheckpoint: {first}\n", ["0,2,2.0,\n", "0,3,1.0,\n", "0,4,,0.5\n"])
+    first = write_run(tmp_path / "a", "resume: false\n", ["0,0,4.0,\n", "0,1,3.0,\n", "0,1,,0.25\n", "0,2,2.0,\n", "0,3,1.5,\n"])
+    second = write_run(tmp_path / "b", f"resume: true\ncheckpoint: {first}\n", ["0,2,2.0,\n", "0,3,1.0,\n", "0,3,,0.5\n"])
     assert pictures.read_curves(first)["train/loss"] == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.5)]
     curves = pictures.read_curves(second)
     assert curves["train/loss"] == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)]
-    # training step 1, which counts from 0, is the second; the validation at 2 comes after both
+    # steps count from 0, and a validation has the step that it comes after
     assert curves["val/nDCG@10"] == [(2, 0.25), (4, 0.5)]
     figure = pictures.draw_curves(curves, "val/nDCG@10", "b")
     loss, val = figure.axes

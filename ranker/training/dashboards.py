@@ -1,0 +1,141 @@
+"""What dashboards show beyond curves: the configuration, the queries won and lost most, the TREC runs and the pictures of a run folder.
+
+Each function does what a logger can: Weights & Biases everything, TensorBoard all but files, CSV nothing (the run folder holds it all).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
+
+from ranker.errors import RankerError
+
+COUNT = 25  # queries at either end of a table
+
+
+def start(loggers: Iterable[Any], config: Mapping[str, Any], text: str) -> None:
+    """Open the dashboards and give them the resolved configuration, as values and as text.
+
+    Raises:
+        RankerError: wandb can't be reached, or does not accept the key.
+    """
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            from wandb import errors
+
+            try:
+                logger.log_hyperparams(dict(config))
+            except errors.Error as error:
+                said = " ".join(str(error).split())
+                raise RankerError(f"logger: expected wandb to start, got {said!r}; logger.mode=offline needs no server") from error
+        elif isinstance(logger, TensorBoardLogger):
+            logger.experiment.add_text("config", f"```yaml\n{text}\n```")
+
+
+def report(
+    loggers: Iterable[Any], folder: Path, sets: Mapping[str, Mapping[str, str]], config: Mapping[str, Any], objective: float | None
+) -> None:
+    """Show what a run folder holds at the end of a training.
+
+    Args:
+        loggers: Lightning's loggers.
+        folder: The run folder.
+        sets: Name of each evaluated set -> query_id -> text.
+        config: The resolved configuration.
+        objective: Best value of the monitored measure.
+    """
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            _report_to_wandb(logger, folder, sets, objective)
+        elif isinstance(logger, TensorBoardLogger):
+            _report_to_tensorboard(logger, folder, sets, config, objective)
+    show_pictures(loggers, folder)
+
+
+def show_pictures(loggers: Iterable[Any], folder: Path) -> None:
+    """Show the PNGs in the folder's `pictures/`."""
+    for path in sorted((folder / "pictures").glob("*.png")):
+        for logger in loggers:
+            if isinstance(logger, WandbLogger):
+                logger.log_image(key=f"pictures/{path.stem}", images=[str(path)])
+            elif isinstance(logger, TensorBoardLogger):
+                import numpy as np
+                from PIL import Image
+
+                with Image.open(path) as image:
+                    logger.experiment.add_image(f"pictures/{path.stem}", np.asarray(image.convert("RGB")), dataformats="HWC")
+
+
+def finish(failed: bool) -> None:
+    """Close the wandb run of this process, if there is one, so that the next job of a sweep gets its own."""
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:
+        wandb.run.finish(exit_code=1 if failed else 0)
+
+
+def _report_to_wandb(logger: WandbLogger, folder: Path, sets: Mapping[str, Mapping[str, str]], objective: float | None) -> None:
+    import wandb
+
+    if objective is not None:
+        logger.experiment.summary["objective"] = objective
+    for name, queries in sets.items():
+        columns, rows = per_query_table(folder / "evaluation" / name, queries)
+        logger.log_table(key=f"queries/{name}", columns=columns, data=rows)
+        artifact = wandb.Artifact(re.sub(r"[^\w.-]", "_", f"{logger.experiment.id}-{name}"), type="run")
+        for file in ("run.trec", "per_query.jsonl", "metrics.json"):
+            artifact.add_file(str(folder / "evaluation" / name / file), policy="immutable")
+        logger.experiment.log_artifact(artifact)
+
+
+def _report_to_tensorboard(
+    logger: TensorBoardLogger, folder: Path, sets: Mapping[str, Mapping[str, str]], config: Mapping[str, Any], objective: float | None
+) -> None:
+    for name, queries in sets.items():
+        columns, rows = per_query_table(folder / "evaluation" / name, queries)
+        lines = [columns, ["---"] * len(columns), *rows]
+        logger.experiment.add_text(f"queries/{name}", "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines))
+    if objective is not None:
+        logger.log_hyperparams(dict(config), {"objective": objective})
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def per_query_table(folder: Path, queries: Mapping[str, str], count: int = COUNT) -> tuple[list[str], list[list[Any]]]:
+    """Columns and rows of the queries that gained and lost most against the baseline, by the first measure; best first.
+
+    Without a baseline the values themselves decide. Queries between the two ends are left out.
+
+    Args:
+        folder: `evaluation/SET/` of a run folder.
+        queries: query_id -> text.
+        count: Queries at either end.
+    """
+    lines = (folder / "per_query.jsonl").read_text(encoding="utf-8").splitlines()
+    rows: Sequence[Any] = [json.loads(line) for line in lines]
+    if not rows:
+        return ["query_id", "query"], []
+    measure, *others = rows[0]["measures"]
+    compared = "baseline" in rows[0]
+
+    def gain(row: Mapping[str, Any]) -> float:
+        return row["measures"][measure] - (row["baseline"][measure] if compared else 0.0)
+
+    rows = sorted(rows, key=lambda row: (-gain(row), row["query_id"]))
+    kept = rows if len(rows) <= 2 * count else [*rows[:count], *rows[-count:]]
+    columns = ["query_id", "query", *([f"{measure} gain", f"{measure} baseline"] if compared else []), measure, *others]
+    table = [
+        [
+            row["query_id"], queries.get(row["query_id"], ""), *([gain(row), row["baseline"][measure]] if compared else []),
+            *(row["measures"][name] for name in (measure, *others)),
+        ]
+        for row in kept
+    ]  # fmt: skip
+    return columns, table
