@@ -399,7 +399,7 @@ def _bind(node: DictConfig, path: str, target: str) -> list[str]:
 def _multitask(cfg: DictConfig) -> list[str]:
     """Heads, sampling and weighting of model=multitask; no other model has them."""
     model = cfg.get("model") if "model" in cfg and not OmegaConf.is_missing(cfg, "model") else None
-    if not isinstance(model, DictConfig):
+    if not isinstance(model, DictConfig) or not is_trusted(str(model.get("_target_"))):
         return []
     if "heads" not in (parameters_of(str(model.get("_target_"))) or ()):
         return [f"model.{key}: unknown key for {model.get('_target_')}" for key in OWN_KEYS["model"] if key in model]

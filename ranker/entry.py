@@ -118,7 +118,9 @@ def _resumed(cfg: DictConfig) -> DictConfig:
         if key in config.GROUPS:
             raise ConfigError(f"{key}: expected the choice of the run that is resumed, got {override!r}; start a new run for another")
         if key.startswith("optim."):  # the optimizer's saved state has its own
-            raise ConfigError(f"{key}: expected the value of the run that is resumed, got {override!r}; start a new run without resume=true")
+            raise ConfigError(
+                f"{key}: expected the value of the run that is resumed, got {override!r}; start a new run without resume=true"
+            )
         OmegaConf.update(resumed, key, OmegaConf.select(cfg, key))
     return resumed
 

@@ -52,7 +52,9 @@ def replay(dump: Path) -> tuple[float, float]:
 def main() -> None:
     """Replay the folder that the command line names, and say whether the step is as it was."""
     if len(sys.argv) != 2:
-        raise CheckpointError("python -m ranker.replay: expected one folder RUN/nonfinite/step-N, got " + (" ".join(sys.argv[1:]) or "none"))
+        raise CheckpointError(
+            "python -m ranker.replay: expected one folder RUN/nonfinite/step-N, got " + (" ".join(sys.argv[1:]) or "none")
+        )
     dump = Path(sys.argv[1])
     about = read_dump(dump)[2]
     loss, norm = replay(dump)

@@ -133,7 +133,7 @@ class MonoBERT(nn.Module):
         """
         if (Path(folder) / HEAD_FILE).is_file():
             return cls._load_apart(Path(folder), ragged)
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if not any("ForSequenceClassification" in name for name in config.architectures or []):
             raise CheckpointError(
                 f"{folder}: expected a trained reranker (a sequence classification model), got {config.architectures}; "
@@ -145,7 +145,9 @@ class MonoBERT(nn.Module):
             raise CheckpointError(
                 f"{folder}: expected a head of 1 or 2 labels, got {config.num_labels}; train a new one with encoder.name=..."
             )
-        model, info = AutoModelForSequenceClassification.from_pretrained(folder, output_loading_info=True, dtype=torch.float32)
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            folder, output_loading_info=True, dtype=torch.float32, trust_remote_code=False
+        )
         if info["missing_keys"]:
             raise CheckpointError(f"{folder}: expected all weights, {', '.join(sorted(info['missing_keys']))} are missing")
         dense, out = _classifier_of(model)
@@ -153,7 +155,7 @@ class MonoBERT(nn.Module):
         base = model.base_model
         if getattr(base, "pooler", None) is not None:
             base.pooler = None
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         scorer = cls(Encoder(base, tokenizer, ragged=ragged), pooler=not plain, num_labels=config.num_labels)
         with torch.no_grad():
             pooler: Any = scorer.pooler

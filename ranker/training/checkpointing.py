@@ -166,7 +166,9 @@ class SaveBest(ModelCheckpoint):
         faults = {place: fault(place) for place in places}
         earlier = next((place for place in places if faults[place] is None), None)
         if earlier is None:
-            rank_zero_only(log.warning)("%s: expected the best checkpoint so far, got %s; the best is sought anew", places[0], faults[places[0]])
+            rank_zero_only(log.warning)(
+                "%s: expected the best checkpoint so far, got %s; the best is sought anew", places[0], faults[places[0]]
+            )
             return
         if earlier != best:
             rank_zero_only(_link)(earlier, best)

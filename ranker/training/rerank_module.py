@@ -179,7 +179,8 @@ class RerankModule(pl.LightningModule):
             + (f"; python -m ranker.replay {where} repeats it" if where is not None else "")
         )
         if self.nonfinite != "skip":
-            raise NonFinite(f"{text}; lower optim.lr, look at these queries, or set nonfinite=skip", loss, norm)
+            said = f"{text}; lower optim.lr, look at these queries, or set nonfinite=skip"
+            raise NonFinite(said if self.trainer.is_global_zero else "", loss, norm)
         self.skipped_steps += 1
         if self.trainer.is_global_zero:
             log.warning("%s; skipped", text)
@@ -259,7 +260,7 @@ class RerankModule(pl.LightningModule):
         if self.trainer.world_size > 1:
             outcome = self.trainer.strategy.broadcast(outcome, src=0)
         if isinstance(outcome, Exception):
-            raise outcome
+            raise outcome if self.trainer.is_global_zero else RankerError("")  # said once
         return outcome
 
 

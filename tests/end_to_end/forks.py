@@ -47,7 +47,9 @@ class Forks:
     def __init__(self) -> None:
         self.process: subprocess.Popen | None = None
 
-    def run(self, script: str, *arguments: str, cwd: Path, devices: int = 1, timeout: float = 300, signals: list | None = None, limit: int = 0):
+    def run(
+        self, script: str, *arguments: str, cwd: Path, devices: int = 1, timeout: float = 300, signals: list | None = None, limit: int = 0
+    ):
         """Run `python SCRIPT arguments` in a folder.
 
         Args:

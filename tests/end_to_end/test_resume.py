@@ -98,25 +98,37 @@ def test_pc71_killed_at_twenty_random_moments(forks, whole, choices, tmp_path):
     assert len(losses(folders[-1])) < STEPS - 10  # the kills did cost and save steps
 
 
-def test_pc71_pc77_two_processes_go_on_exactly_and_a_dead_one_ends_the_other(forks, choices, tmp_path):
-    whole, first, second = (tmp_path / name for name in ("whole", "first", "second"))
-    for folder in (whole, first, second):
+def test_pc71_pc77_two_processes_go_on_exactly(forks, choices, tmp_path):
+    """One of them dies, which ends the other; then one is asked to stop; the third run ends as if nothing had been."""
+    whole, first, second, third = (tmp_path / name for name in ("whole", "first", "second", "third"))
+    for folder in (whole, first, second, third):
         folder.mkdir()
     short = [*choices, *TWO, "trainer.max_epochs=2"]
     done = forks.run("train.py", *short, cwd=whole, devices=2)
     assert done.codes == [0, 0], done.out
     kill = [0, 1, "SIGKILL", "open", ".last.ckpt.partial", 4, 0.005]
-    done = forks.run("train.py", *short, cwd=first, devices=2, signals=[kill], timeout=60)
+    done = forks.run("train.py", *short, cwd=first, devices=2, signals=[kill])
+    assert done.seconds < 60
     assert done.codes == [1, -9]
     assert done.out.count("error: another process of this run has ended") == 1
     assert "Traceback" not in done.out
     killed = run_folder(first)
     before = {path: path.stat().st_mtime_ns for path in killed.rglob("*") if path.is_file()}
-    done = forks.run("train.py", f"checkpoint={killed}", "resume=true", cwd=second, devices=2)
-    assert done.codes == [0, 0], done.out
+    stop = [0, 1, "SIGTERM", "open", ".last.ckpt.partial", 3, 0.0]
+    done = forks.run("train.py", f"checkpoint={killed}", "resume=true", cwd=second, devices=2, signals=[stop])
+    assert done.codes == [75, 75], done.out
+    stopped = run_folder(second)
+    (said,) = [line for line in done.out.splitlines() if line.startswith("error: ")]
+    assert said == (
+        f"error: stopped by SIGTERM after step {state(stopped)['global_step']}, which is saved; "
+        f"go on with python train.py checkpoint={stopped} resume=true"
+    )
+    assert state(stopped)["global_step"] < 12
     assert {path: path.stat().st_mtime_ns for path in killed.rglob("*") if path.is_file()} == before
-    assert_same_end(run_folder(whole), run_folder(second))
-    assert losses(killed, run_folder(second)) == losses(run_folder(whole))
+    done = forks.run("train.py", f"checkpoint={stopped}", "resume=true", cwd=third, devices=2)
+    assert done.codes == [0, 0], done.out
+    assert_same_end(run_folder(whole), run_folder(third))
+    assert losses(killed, stopped, run_folder(third)) == losses(run_folder(whole))
 
 
 def test_more_steps_than_the_first_run_had(forks, choices, tmp_path):
@@ -158,7 +170,9 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_serves(forks, whole, ch
     done = forks.run("train.py", f"checkpoint={killed}", "resume=true", "name=again", cwd=tmp_path)
     assert done.code == 0, done.out
     (said,) = [line for line in done.out.splitlines() if "going on from" in line]
-    assert said.startswith(f"{last}: expected a whole checkpoint, got a broken one of 5000 bytes") and said.endswith(f"going on from {previous}")
+    assert said.startswith(f"{last}: expected a whole checkpoint, got a broken one of 5000 bytes") and said.endswith(
+        f"going on from {previous}"
+    )
     assert_same_end(whole[0], next((tmp_path / "outputs/again").iterdir()))
     previous.write_bytes(b"")
     done = forks.run("train.py", f"checkpoint={killed}", "resume=true", cwd=tmp_path)

@@ -1,0 +1,186 @@
+"""What goes wrong from outside: signals, dead processes, a full disk, values that are not finite. Each ends in one line, and nothing hangs."""
+
+import csv
+import json
+import os
+import subprocess
+
+import pytest
+import torch
+from commands import run_folder
+
+from ranker.data.sampling import mix
+from ranker.training.checkpointing import fault
+from ranker.training.nonfinite import read_dump
+
+SMALL = [
+    "encoder=tiny", "encoder.dropout=0.1", "data=files", "batch.queries=4", "batch.docs=4", "trainer.max_epochs=1", "optim.lr=3e-3", "depth=5",
+    "trainer.log_every_n_steps=1", "trainer.enable_progress_bar=false", "save_every_steps=1", "name=small",
+]  # fmt: skip
+TWO = ["trainer.devices=2", "trainer.accelerator=cpu"]
+
+
+@pytest.fixture(scope="module")
+def choices(small_files, tmp_path_factory):
+    return [*SMALL, f"data.path={small_files}", f"cache_dir={tmp_path_factory.mktemp('cache')}"]
+
+
+def errors(done) -> list[str]:
+    assert "Traceback" not in done.out, done.out
+    return [line for line in done.out.splitlines() if line.startswith("error: ")]
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "code", "said"),
+    [
+        (0, "SIGTERM", 75, "error: stopped by SIGTERM after step 3, which is saved"),
+        ("child", "SIGKILL", 1, "error: another process of this run has ended"),
+        (0, "SIGKILL", -9, ""),
+    ],
+)
+def test_processes_that_lightning_starts_end_together(forks, choices, tmp_path, target, name, code, said):
+    done = forks.run("train.py", *choices, *TWO, cwd=tmp_path, signals=[[0, target, name, "open", ".last.ckpt.partial", 2, 0.0]])
+    assert done.code == code, done.out  # the answer comes when every process has ended
+    assert done.seconds < 60 or os.getloadavg()[0] > 4
+    if said:
+        (line,) = errors(done)
+        assert line.startswith(said)
+    assert fault(run_folder(tmp_path) / "checkpoints/last.ckpt") is None
+
+
+def test_an_error_on_the_first_device_ends_all_and_is_said_once(forks, choices, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/evaluation").write_text("a file where a folder should be")
+    done = forks.run("train.py", *choices, *TWO, "trainer.max_steps=1", f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path, devices=2)
+    assert done.codes == [1, 1], done.out
+    (line,) = errors(done)
+    assert "evaluation" in line
+
+
+def test_pc67_more_processes_than_queries(forks, choices, small_files, tmp_path):
+    data = tmp_path / "few"
+    data.mkdir()
+    for name in ("docs.jsonl", "queries.tsv"):
+        (data / name).symlink_to(small_files / name)
+    for split, first in (("train", 0), ("dev", 3), ("test", 6)):
+        (data / f"qrels.{split}.txt").write_text("".join(f"q{i} 0 d{i} 1\n" for i in range(first, first + 3)))
+    folders = []
+    for devices in (1, 4):
+        where = tmp_path / str(devices)
+        where.mkdir()
+        layout = [f"trainer.devices={devices}", "trainer.accelerator=cpu", "encoder.dropout=0"]
+        done = forks.run("train.py", *choices, f"data.path={data}", *layout, cwd=where, devices=devices)
+        assert done.codes == [0] * devices, done.out
+        folders.append(run_folder(where))
+    runs = [[line.split() for line in (folder / "evaluation/few/run.trec").read_text().splitlines()] for folder in folders]
+    assert [row[:4] for row in runs[0]] == [row[:4] for row in runs[1]]
+    assert {row[0] for row in runs[1]} == {"q6", "q7", "q8"}
+    assert len(runs[1]) == 15
+    results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+    assert results[0]["objective"] == pytest.approx(results[1]["objective"], abs=1e-6)
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(forks, choices, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = (
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3200k", "tmpfs", str(disk)], capture_output=True, check=False).returncode == 0
+    )
+    try:
+        if mounted:  # last.ckpt, best.ckpt or previous.ckpt and one that is being written are more than fit
+            done = forks.run("train.py", *choices, f"hydra.run.dir={disk / 'run'}", cwd=tmp_path)
+            said, kept = "No space left on device", disk / "run"
+        else:  # no right to mount: let files be no larger than the first checkpoint, which another run wrote
+            done = forks.run("train.py", *choices, "trainer.max_steps=1", f"hydra.run.dir={disk / 'first'}", cwd=tmp_path)
+            assert done.code == 0, done.out
+            done = forks.run("train.py", f"checkpoint={disk / 'first'}", "resume=true", "trainer.max_steps=3", f"hydra.run.dir={disk / 'run'}",
+                             cwd=tmp_path, limit=500_000)  # fmt: skip
+            said, kept = "File too large", disk / "run"
+        assert done.code == 1, done.out
+        (line,) = errors(done)
+        assert said in line and "the one before is kept" in line
+        assert fault(kept / "checkpoints/last.ckpt") is None
+        assert not list(kept.glob("checkpoints/.*"))  # what was begun is gone
+        assert torch.load(kept / "checkpoints/last.ckpt", map_location="cpu", weights_only=True)["global_step"] >= 1
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.fixture(scope="module")
+def taught(choices, small_files, tmp_path_factory):
+    """A teacher who is out of bounds for one query: the squared error of its margins is more than float32 holds."""
+    path = tmp_path_factory.mktemp("teacher") / "teacher.trec"
+    rows = []
+    for i in range(24):
+        docs = [f"d{i}", f"d{(i + 7) % 60}", f"d{(i + 20) % 60}", f"d{(i + 33) % 60}"]
+        scores = [3e38, 1e38, -1e38, -3e38] if i == 5 else [3.0, 1.0, -1.0, -3.0]
+        rows += [f"q{i} Q0 {doc} {rank} {score!r} t\n" for rank, (doc, score) in enumerate(zip(docs, scores, strict=True), 1)]
+    path.write_text("".join(rows))
+    return [*choices, "loss=margin_mse", f"data.teacher={path}"]
+
+
+def test_pc53_a_loss_that_is_not_finite_stops_with_step_and_queries_and_can_be_repeated(forks, taught, tmp_path):
+    done = forks.run("train.py", *taught, cwd=tmp_path)
+    assert done.code == 1
+    (line,) = errors(done)
+    (dump,) = (run_folder(tmp_path) / "nonfinite").iterdir()
+    about = json.loads((dump / "dump.json").read_text())
+    assert "q5" in about["query_ids"] and len(about["query_ids"]) == 4
+    assert f"at step {about['step']} (epoch 0, its step {about['step']}) of queries {', '.join(about['query_ids'])}" in line
+    assert f"python -m ranker.replay {dump}" in line
+    assert not {path.suffix for path in dump.iterdir()} - {".json", ".safetensors", ".yaml"}
+    again = forks.run("ranker/replay.py", str(dump), cwd=tmp_path)
+    assert again.code == 0, again.out
+    assert f"loss {about['loss']}, gradient norm {about['grad_norm']}; the training had loss {about['loss']}" in again.out
+    assert about["loss"] in ("inf", "nan")
+    # the weights before the step are those of the last checkpoint
+    weights = read_dump(dump)[1]
+    kept = torch.load(run_folder(tmp_path) / "checkpoints/last.ckpt", map_location="cpu", weights_only=True)
+    assert kept["global_step"] == about["step"]
+    assert all(torch.equal(weights[key], value) for key, value in kept["state_dict"].items())
+
+
+def test_a_step_is_skipped_on_all_devices_and_nothing_is_touched(forks, taught, tmp_path):
+    skip = [*taught, *TWO, "nonfinite=skip", "callbacks=none"]
+    done = forks.run("train.py", *skip, cwd=tmp_path, devices=2)
+    assert done.codes == [0, 0], done.out
+    folder = run_folder(tmp_path)
+    (dump,) = (folder / "nonfinite").iterdir()
+    step, _, about = read_dump(dump)
+    assert done.out.count("; skipped") == 1
+    result = json.loads((folder / "result.json").read_text())
+    assert (result["steps"], result["skipped_steps"]) == (6, 1)
+    with (folder / "metrics.csv").open() as lines:
+        rows = [row for row in csv.DictReader(lines) if row.get("train/loss")]
+    assert [row["step"] for row in rows if row["train/loss"] in ("inf", "nan")] == [str(about["step"])]
+    assert [float(row["train/skipped_steps"]) for row in rows] == [float(i >= about["step"]) for i in range(6)]
+    # both devices' parts, with the dropout seeds of each, and the same loss on one
+    assert about["devices"] == 2
+    counts = [len(json.loads((dump / f"device-{device}.json").read_text())["fields"]["micro_batches"]) for device in (0, 1)]
+    assert list(step.seeds) == [int(mix(0, 0, about["step"], i, device)) % 2**63 for device in (0, 1) for i in range(counts[device])]
+    again = forks.run("ranker/replay.py", str(dump), cwd=tmp_path)
+    assert again.code == 0, again.out
+    assert f"loss {about['loss']}, gradient norm {about['grad_norm']}; the training had loss {about['loss']}" in again.out
+    # up to the skipped step: the checkpoint after it differs from the one before in what counts steps alone
+    (tmp_path / "short").mkdir()
+    done = forks.run("train.py", *skip, f"trainer.max_steps={about['step'] + 1}", cwd=tmp_path / "short", devices=2)
+    assert done.codes == [0, 0], done.out
+    before, after = (
+        torch.load(run_folder(tmp_path / "short") / "checkpoints" / name, map_location="cpu", weights_only=True)
+        for name in ("previous.ckpt", "last.ckpt")
+    )
+    assert (before["global_step"], after["global_step"]) == (about["step"], about["step"] + 1)
+    assert all(torch.equal(before["state_dict"][key], value) for key, value in after["state_dict"].items())
+    states = [part["optimizer_states"][0]["state"] for part in (before, after)]
+    assert all(torch.equal(states[0][i][key], value) for i, own in states[1].items() for key, value in own.items())
+    assert (before["skipped_steps"], after["skipped_steps"]) == (0, 1)
+
+
+@pytest.mark.parametrize("override", ["trainer.profiler=foo", "trainer.max_time=abc", "trainer.accelerator=gpu"])
+def test_what_lightning_refuses_is_one_line(forks, choices, tmp_path, override):
+    done = forks.run("train.py", *choices, override, cwd=tmp_path)
+    assert done.code == 1
+    (line,) = errors(done)
+    assert line.startswith("error: trainer: expected values that Lightning's Trainer takes, got a refusal: ")
+    assert not list(tmp_path.rglob("config.yaml")) or all(".hydra" in path.parts for path in tmp_path.rglob("config.yaml"))

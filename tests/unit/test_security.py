@@ -1,0 +1,135 @@
+"""What comes from a file is data: it names no code outside of the project's reach, brings none along, and can't leave its folder."""
+
+import ast
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from ranker.checkpoint import load_scorer, read_description
+from ranker.config import check, is_trusted
+from ranker.errors import CheckpointError, ConfigError, DataError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("target", "trusted"),
+    [
+        ("ranker.models.monobert.MonoBERT", True),
+        ("ranker.layers.encoder.load_encoder", True),
+        ("torch.optim.AdamW", True),
+        ("torch.nn.Identity", True),
+        ("lightning.pytorch.callbacks.EarlyStopping", True),
+        ("os.system", False),
+        ("builtins.eval", False),
+        ("torch.hub.load", False),  # downloads code and runs it
+        ("torch.utils.cpp_extension.load", False),
+        ("torch.load", False),
+        ("ranker.entry.os.system", False),  # what a trusted module imports
+        ("ranker.entry.importlib.import_module", False),
+        ("ranker.run.instantiate", False),
+        ("torch.optim.optimizer.torch.hub.load", False),
+        ("rankerx.models.Anything", False),
+        ("ranker", False),
+    ],
+)
+def test_what_a_target_may_name(target, trusted):
+    assert is_trusted(target) == trusted
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model": {"_target_": "os.system", "command": "touch ran"}},
+        {"encoder": {"_target_": "ranker.layers.encoder.load_encoder", "inner": [{"_target_": "builtins.exec"}]}},
+        {"callbacks": [{"_target_": "ranker.entry.os.system"}]},
+    ],
+)
+def test_a_folder_s_configuration_is_checked_also_in_lists(tmp_path, content):
+    for name in ("config.yaml", "ranker.yaml"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
+        with pytest.raises(ConfigError, match=r"_target_: expected a name that starts with ranker\., .* and is defined there"):
+            read_description(folder)
+    with pytest.raises(ConfigError, match="_target_: expected a name that starts with"):
+        check(OmegaConf.create(content))
+
+
+def test_a_folder_can_not_ask_for_its_own_code(tmp_path):
+    (tmp_path / "ranker.yaml").write_text("encoder: {_target_: ranker.layers.encoder.load_encoder, name: x, trust_remote_code: true}")
+    assert read_description(tmp_path)["encoder"]["trust_remote_code"] is False
+
+
+def remote_code(folder: Path, marker: Path) -> Path:
+    """A model folder that brings code along, as the hub allows."""
+    from ranker.layers.encoder import load_encoder
+
+    encoder = load_encoder("tiny")
+    encoder.model.save_pretrained(folder)
+    encoder.tokenizer.save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(marker)!r}, 'w')\n")
+    return folder
+
+
+def test_code_beside_weights_does_not_run(tmp_path, monkeypatch):
+    from ranker.layers.encoder import load_encoder
+
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    folder, marker = remote_code(tmp_path / "model", tmp_path / "ran"), tmp_path / "ran"
+    with pytest.raises((ConfigError, CheckpointError, DataError)):
+        load_encoder(str(folder))
+    with pytest.raises(Exception):  # noqa: B017 - whatever the library says; what counts is that nothing ran
+        load_scorer(folder)
+    (folder / "modules.json").write_text(
+        json.dumps([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}])
+    )
+    with pytest.raises(Exception):  # noqa: B017
+        load_scorer(folder)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc", "1_Pooling/../../outside"])
+def test_a_model_folder_s_files_stay_inside(tmp_path, path):
+    from ranker.models._sentence_transformers import read_modules
+
+    kinds = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Dense"]
+    entries = [{"idx": i, "name": str(i), "path": ["", path][i], "type": kind} for i, kind in enumerate(kinds)]
+    (tmp_path / "modules.json").write_text(json.dumps(entries))
+    with pytest.raises(CheckpointError, match="stay inside it"):
+        read_modules(tmp_path)
+
+
+def test_a_pickle_in_a_model_folder_does_not_run(tmp_path):
+    from ranker.models._sentence_transformers import Module, read_dense
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {tmp_path / 'ran'}",)
+
+    (tmp_path / "config.json").write_text(json.dumps({"activation_function": "torch.nn.modules.linear.Identity"}))
+    torch.save({"linear.weight": Evil()}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(Exception, match="weights_only|Weights only|Unsupported"):
+        read_dense(Module("Dense", tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_arrays_are_never_unpickled_and_nobody_trusts_by_default():
+    for path in sorted((ROOT / "ranker").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            name = ast.unparse(node.func)
+            if name in ("np.load", "numpy.load"):
+                assert keywords.get("allow_pickle") == "False", path
+            if name.endswith(".from_pretrained") and name.startswith("Auto"):
+                assert keywords.get("trust_remote_code") in ("False", "trust_remote_code"), f"{path}: {name}"
+    assert "trust_remote_code: false" in (ROOT / "conf/encoder/bert_base.yaml").read_text()

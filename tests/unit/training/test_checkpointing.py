@@ -1,0 +1,100 @@
+"""Checkpoint files are whole or not there, damage is seen, and reading one runs no code."""
+
+import os
+
+import pytest
+import torch
+
+from ranker.errors import CheckpointError
+from ranker.training.checkpointing import SaveBest, WholeFiles, fault, to_resume_from
+
+STATE = {"state_dict": {"weight": torch.arange(1000.0)}, "global_step": 3}
+
+
+def saved(folder, name="last.ckpt", step=3):
+    WholeFiles().save_checkpoint(STATE | {"global_step": step}, folder / "checkpoints" / name)
+    return folder / "checkpoints" / name
+
+
+def test_a_checkpoint_replaces_the_one_before_which_stays(tmp_path):
+    last = saved(tmp_path, step=1)
+    WholeFiles().save_checkpoint(STATE | {"global_step": 2}, last, {"previous": last.with_name("previous.ckpt")})
+    assert sorted(path.name for path in last.parent.iterdir()) == ["last.ckpt", "previous.ckpt"]
+    assert WholeFiles().load_checkpoint(last)["global_step"] == 2
+    assert WholeFiles().load_checkpoint(last.with_name("previous.ckpt"))["global_step"] == 1
+    assert torch.equal(WholeFiles().load_checkpoint(last)["state_dict"]["weight"], torch.arange(1000.0))
+
+
+def test_damage_is_seen_also_where_torch_reads_on(tmp_path):
+    last = saved(tmp_path)
+    assert fault(last) is None
+    content = bytearray(last.read_bytes())
+    at = content.find(torch.arange(1000.0).numpy().tobytes()[-400:])  # within the weight's own bytes
+    content[at] ^= 0xFF
+    last.write_bytes(content)
+    assert not torch.equal(torch.load(last, weights_only=True)["state_dict"]["weight"], torch.arange(1000.0))  # torch says nothing
+    assert "is damaged" in fault(last)
+    last.write_bytes(content[: len(content) // 2])
+    assert fault(last).startswith(f"a broken one of {len(content) // 2} bytes")
+    last.unlink()
+    assert fault(last) == "no such file"
+
+
+def test_the_one_before_serves_and_is_named(tmp_path, caplog):
+    last, previous = saved(tmp_path), saved(tmp_path, "previous.ckpt")
+    assert to_resume_from(tmp_path) == last
+    assert not caplog.records
+    last.write_bytes(b"PK")
+    assert to_resume_from(tmp_path) == previous
+    assert str(last) in caplog.text and f"going on from {previous}" in caplog.text
+    previous.unlink()
+    with pytest.raises(CheckpointError, match=r"last.ckpt: expected a whole checkpoint.*; .*previous.ckpt: .* got no such file"):
+        to_resume_from(tmp_path)
+    last.unlink()
+    with pytest.raises(CheckpointError, match="which a training writes as it goes, got no such file"):
+        to_resume_from(tmp_path)
+
+
+def test_a_checkpoint_runs_no_code(tmp_path):
+    marker = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, (f"touch {marker}",)
+
+    torch.save({"state_dict": Evil()}, tmp_path / "evil.ckpt")
+    for weights_only in (None, False, True):  # whatever Lightning asks for
+        with pytest.raises(CheckpointError, match="expected a checkpoint of tensors and plain values"):
+            WholeFiles().load_checkpoint(tmp_path / "evil.ckpt", weights_only=weights_only)
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_pc77_the_best_so_far_goes_along(tmp_path, moved):
+    first, second = (SaveBest(tmp_path / name, "val/nDCG@10", tmp_path / "elsewhere") for name in ("first", "second"))
+    WholeFiles().save_checkpoint(STATE, tmp_path / "first/best.ckpt")
+    first.best_model_path, first.best_model_score = str(tmp_path / "first/best.ckpt"), torch.tensor(0.5)
+    state = first.state_dict()
+    place = tmp_path / "first/best.ckpt"
+    if moved:
+        place = (tmp_path / "first").rename(tmp_path / "elsewhere") / "best.ckpt"
+    second.load_state_dict(state)
+    content = place.read_bytes()
+    assert (tmp_path / "second/best.ckpt").read_bytes() == content
+    assert second.best_model_path == str(tmp_path / "second/best.ckpt")
+    assert not second.check_monitor_top_k(
+        type("T", (), {"strategy": type("S", (), {"reduce_boolean_decision": lambda self, x: x})()})(), torch.tensor(0.4)
+    )
+    # a better one replaces the second run's file alone
+    WholeFiles().save_checkpoint(STATE | {"global_step": 9}, tmp_path / "second/best.ckpt")
+    assert place.read_bytes() == content
+
+
+def test_a_damaged_best_is_sought_anew(tmp_path, caplog):
+    first, second = (SaveBest(tmp_path / name, "val/nDCG@10") for name in ("first", "second"))
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first/best.ckpt").write_bytes(b"half a file")
+    first.best_model_path, first.best_model_score = str(tmp_path / "first/best.ckpt"), torch.tensor(0.5)
+    second.load_state_dict(first.state_dict())
+    assert second.best_model_path == "" and second.best_model_score is None
+    assert "the best is sought anew" in caplog.text
