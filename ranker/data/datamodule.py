@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import numpy as np
+from lightning.pytorch.utilities import rank_zero_only
 from torch.utils.data import DataLoader
 
 from ranker.data.batching import Collator, StepPlan, Template
@@ -165,6 +166,14 @@ class RankData(pl.LightningDataModule):
         collator = self.collator(collection)
         if id(collection) not in self._samplers:
             self._samplers[id(collection)] = self._sampler(collection, collator)
+            groups, parts = min(len(self._samplers[id(collection)]), self.batch.queries), self.batch.min_micro_batches
+            if parts > groups:
+                rank_zero_only(log.warning)(
+                    "trainer.accumulate_grad_batches: a step has %d query groups, so it is cut into %d micro-batches at most, not %d",
+                    groups,
+                    groups,
+                    parts,
+                )
         sampler = self._samplers[id(collection)]
         docs = 2 if isinstance(sampler, TripleGroups) else self.batch.docs
         largest = _largest_group(collator, docs)

@@ -40,11 +40,6 @@ class TrainSteps(Dataset[TrainStep]):
         whole = contrast(self.collator, query_rows, doc_rows, labels, self.positives) if self.positives is not None else None
         return TrainStep(epoch, index, micro_batches, len(groups), int((doc_rows >= 0).sum()), whole)
 
-    def query_ids(self, epoch: int, index: int) -> list[str]:
-        """The queries of a step, over all devices."""
-        rows = self.sampler.query_rows[self.plan.groups(epoch, index)]
-        return [query_id.decode() for query_id in self.collator.queries.ids()[rows]]
-
 
 class StepLoader:
     """Training steps in order, resumable in the middle of an epoch.
@@ -82,7 +77,8 @@ class StepLoader:
 
     def query_ids(self, epoch: int, index: int) -> list[str]:
         """The queries of a step, over all devices."""
-        return self.steps.query_ids(epoch, index)
+        rows = self.steps.sampler.query_rows[self.steps.plan.groups(epoch, index)]
+        return [query_id.decode() for query_id in self.steps.collator.queries.ids()[rows]]
 
     def state_dict(self) -> dict[str, int]:
         """Where the training stands; the same on every device and layout."""

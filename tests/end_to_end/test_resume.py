@@ -192,3 +192,7 @@ def test_what_a_resumed_run_can_not_change(forks, whole, tmp_path, override, mes
     done = forks.run("train.py", f"checkpoint={whole[0]}", "resume=true", override, cwd=tmp_path)
     assert done.code == 1
     assert message in done.out
+
+
+def test_pc76_checkpoint_names_hold_no_measure(whole):
+    assert sorted(path.name for path in (whole[0] / "checkpoints").rglob("*")) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
