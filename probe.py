@@ -4,6 +4,7 @@ import hydra
 from omegaconf import DictConfig
 
 from ranker.entry import job, register, user_errors
+from ranker.usage import answer_help
 
 register()
 
@@ -15,5 +16,6 @@ def main(cfg: DictConfig) -> float | None:
 
 
 if __name__ == "__main__":
+    answer_help("probe")
     with user_errors():
         main()

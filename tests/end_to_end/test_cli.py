@@ -121,3 +121,13 @@ def test_help_and_check_import_no_torch(script):
     assert not {"torch", "lightning", "transformers"} & {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
     done = subprocess.run([sys.executable, "-c", "import ranker, sys; sys.exit('torch' in sys.modules)"], cwd=ROOT, check=False)
     assert done.returncode == 0
+
+
+def test_help_names_every_choice_and_shows_the_keys_of_a_chosen_one():
+    said = run("train.py", "model=dpr", "--help").stdout
+    for path in (ROOT / "conf/loss").glob("*.yaml"):
+        assert path.stem in said
+    assert "lce*" in said and "splade_tiny*" in said  # the defaults
+    assert "save_every_steps: 500 # optimizer steps between" in said  # with what they mean
+    assert "temperature: 0.05" in said and "taught_dpr" in said
+    assert "index:" not in said and "index: flat*" in run("search.py", "-h").stdout
