@@ -38,7 +38,7 @@ from ranker.errors import ConfigError, RankerError
 from ranker.models.multitask import Multitask, make_task
 from ranker.retrieval.bm25 import with_candidates
 from ranker.training import dashboards, loggers
-from ranker.training.checkpointing import WholeFiles
+from ranker.training.checkpoint_files import WholeFiles
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.multitask_module import MultitaskModule
 from ranker.training.process_watch import announce_dead_children, is_lost_peer, watch_parent

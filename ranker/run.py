@@ -57,7 +57,8 @@ from ranker.retrieval.engines import (
 from ranker.retrieval.mining import Mining
 from ranker.retrieval.search import LateOptions, VectorEngine
 from ranker.training import dashboards
-from ranker.training.checkpointing import LAST, SaveBest, SaveLast, to_resume_from
+from ranker.training.checkpoint_files import LAST, to_resume_from
+from ranker.training.checkpointing import SaveBest, SaveLast
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import write_json
 from ranker.training.throughput import Throughput

@@ -1,142 +1,23 @@
-"""When checkpoints are written, and that they are whole: the best by `SaveBest`, the last by `SaveLast`, both through `WholeFiles`."""
+"""When checkpoints are written: the best by `SaveBest`, the last by `SaveLast`."""
 
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import signal
-import zipfile
-import zlib
-from contextlib import suppress
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
-from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities import rank_zero_only
 
-from ranker.errors import CheckpointError, Preempted
+from ranker.errors import Preempted
+from ranker.training.checkpoint_files import PREVIOUS, fault, link
 
 log = logging.getLogger(__name__)
-
-LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
-
-
-class WholeFiles(CheckpointIO):
-    """Checkpoints that are there whole or not at all, after a kill and after a power cut; reading one runs no code of its."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: dict[str, Path] | None = None) -> None:
-        """Write beside the file, then take its place.
-
-        Args:
-            checkpoint: What to save.
-            path: The file.
-            storage_options: `{"previous": path}`: where the file that is replaced goes.
-
-        Raises:
-            CheckpointError: There is no room, or no right to write; what was there before is still there.
-        """
-        path = Path(path)
-        partial = path.with_name(f".{path.name}.partial")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with partial.open("wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            if storage_options is not None and path.is_file():
-                _link(path, storage_options["previous"])
-            partial.replace(path)
-            _sync_folder(path.parent)
-        except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
-            raise CheckpointError(
-                f"{path}: expected to write a checkpoint, got {error.strerror!r}; the one before is kept; make room, then go on with "
-                f"python train.py checkpoint={path.parent.parent} resume=true"
-            ) from error
-
-    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True) -> dict[str, Any]:  # noqa: ARG002
-        """Read tensors and plain values, whatever Lightning asks for.
-
-        Raises:
-            CheckpointError: The file is not a checkpoint, or holds anything else.
-        """
-        try:
-            return torch.load(path, map_location=map_location or "cpu", weights_only=True)
-        except Exception as error:
-            raise CheckpointError(f"{path}: expected a checkpoint of tensors and plain values, got {_first_line(error)}") from error
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove it."""
-        Path(path).unlink(missing_ok=True)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
-
-
-def _link(source: Path, target: Path) -> None:
-    """Give a file a second name (where that can't be, a copy); files are replaced, never written into, so both stay what they are."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
-    partial.unlink(missing_ok=True)
-    try:
-        os.link(source, partial)
-    except OSError:
-        shutil.copyfile(source, partial)
-    partial.replace(target)
-
-
-def _sync_folder(folder: Path) -> None:
-    """A new name outlives a power cut only when its folder has reached the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def fault(path: Path) -> str | None:
-    """Say what is wrong with a checkpoint file, None if it is whole.
-
-    It is a zip archive with a checksum for each part; torch reads parts without comparing it.
-    """
-    if not path.is_file():
-        return "no such file"
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        return f"a broken one of {path.stat().st_size} bytes ({_first_line(error)})"
-    return f"one whose part {damaged} is damaged" if damaged else None
-
-
-def to_resume_from(folder: Path) -> Path:
-    """The last whole checkpoint of a run: `last.ckpt`, or the one before where that is broken.
-
-    Args:
-        folder: The run folder.
-
-    Raises:
-        CheckpointError: There is none.
-    """
-    faults = []
-    for name in (LAST, PREVIOUS):
-        path = folder / "checkpoints" / name
-        found = fault(path)
-        if found is None:
-            if faults:
-                rank_zero_only(log.warning)("%s; going on from %s", faults[0], path)
-            return path
-        faults.append(f"{path}: expected a whole checkpoint, got {found}")
-    if not (folder / "checkpoints" / LAST).exists():
-        raise CheckpointError(f"checkpoint: expected {folder / 'checkpoints' / LAST}, which a training writes as it goes, got no such file")
-    raise CheckpointError("; ".join(faults))
 
 
 class SaveBest(ModelCheckpoint):
@@ -171,7 +52,7 @@ class SaveBest(ModelCheckpoint):
             )
             return
         if earlier != best:
-            rank_zero_only(_link)(earlier, best)
+            rank_zero_only(link)(earlier, best)
         self.best_model_path = self.kth_best_model_path = str(best)
         self.best_model_score = self.kth_value = score
         self.best_k_models = {str(best): score}
@@ -206,9 +87,9 @@ class SaveLast(Checkpoint):
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
         """Take over SIGTERM: Lightning's handler starts a collective wherever in a step the signal comes."""
-        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "_stop_asked", True))
+        _on_sigterm(lambda *_: setattr(self, "_stop_asked", True))
         if self.resumed is not None:
-            rank_zero_only(_link)(self.resumed, self.path)
+            rank_zero_only(link)(self.resumed, self.path)
             for logger in trainer.loggers if self._row else ():
                 logger.log_metrics(self._row, step=trainer.global_step - 1)
             self._row = {}
@@ -239,7 +120,7 @@ class SaveLast(Checkpoint):
 
     def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
         """Log it in this run."""
-        self._row = checkpoint["unlogged"]
+        self._row = checkpoint.get("unlogged", {})
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
         """Save after a validation."""
@@ -258,7 +139,7 @@ class SaveLast(Checkpoint):
         def stop(*_: Any) -> None:
             raise self._preempted(trainer)
 
-        signal.signal(signal.SIGTERM, stop)
+        _on_sigterm(stop)
 
     def _preempted(self, trainer: pl.Trainer) -> Preempted:
         log.info("stopped by SIGTERM after step %d", trainer.global_step)
@@ -266,6 +147,11 @@ class SaveLast(Checkpoint):
         is_child = isinstance(trainer.strategy.cluster_environment, LightningEnvironment) and trainer.local_rank > 0  # type: ignore[attr-defined]
         text = f"stopped by SIGTERM after step {trainer.global_step}, which is saved; go on with python train.py checkpoint={self.path.parent.parent} resume=true"
         return Preempted("" if trainer.global_rank > 0 else text, 0 if is_child else Preempted.exit_code)
+
+
+def _on_sigterm(handler: Callable[..., None]) -> None:
+    if threading.current_thread() is threading.main_thread():  # Python takes handlers from no other; Lightning puts the old one back
+        signal.signal(signal.SIGTERM, handler)
 
 
 def _validation_is_due(trainer: pl.Trainer, batch_idx: int) -> bool:

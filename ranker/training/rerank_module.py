@@ -123,7 +123,7 @@ class RerankModule(pl.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Go on counting."""
-        self.skipped_steps = checkpoint["skipped_steps"]
+        self.skipped_steps = checkpoint.get("skipped_steps", 0)
 
     def accumulate(self, step: TrainStep) -> Tensor:
         """Backward over this device's micro-batches; returns its part of the step's loss, float64."""

@@ -10,7 +10,7 @@ import torch
 from commands import run_folder
 
 from ranker.data.sampling import mix
-from ranker.training.checkpointing import fault
+from ranker.training.checkpoint_files import fault
 from ranker.training.nonfinite import read_dump
 
 SMALL = [

@@ -10,7 +10,7 @@ import torch
 from commands import run_folder
 from safetensors.torch import load_file
 
-from ranker.training.checkpointing import fault
+from ranker.training.checkpoint_files import fault
 
 CHOICES = [
     "encoder=tiny", "encoder.dropout=0.1", "data=files", "batch.queries=4", "batch.docs=4", "trainer.max_epochs=6", "optim.lr=3e-3", "depth=5",

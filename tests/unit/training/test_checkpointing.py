@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from ranker.errors import CheckpointError
-from ranker.training.checkpointing import SaveBest, WholeFiles, fault, to_resume_from
+from ranker.training.checkpoint_files import WholeFiles, fault, to_resume_from
+from ranker.training.checkpointing import SaveBest
 
 STATE = {"state_dict": {"weight": torch.arange(1000.0)}, "global_step": 3}
 
