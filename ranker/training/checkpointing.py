@@ -85,14 +85,17 @@ class SaveLast(Checkpoint):
                 logger.save()
             trainer.save_checkpoint(self.path, storage_options={"previous": self.path.with_name(PREVIOUS)})  # on all devices: a collective
 
+    def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Begin with the checkpoint that the training goes on from, so that it can be killed and resumed in turn."""
+        if self.resumed is not None:
+            rank_zero_only(link)(self.resumed, self.path)
+
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
         """Take over SIGTERM: Lightning's handler starts a collective wherever in a step the signal comes."""
         _on_sigterm(lambda *_: setattr(self, "_stop_asked", True))
-        if self.resumed is not None:
-            rank_zero_only(link)(self.resumed, self.path)
-            for logger in trainer.loggers if self._row else ():
-                logger.log_metrics(self._row, step=trainer.global_step - 1)
-            self._row = {}
+        for logger in trainer.loggers if self._row else ():
+            logger.log_metrics(self._row, step=trainer.global_step - 1)
+        self._row = {}
         # a training that stopped early and was killed before its end: it has no validation that would tell it again
         stopped = (callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping))  # type: ignore[attr-defined]
         if any(callback.wait_count >= callback.patience for callback in stopped):
