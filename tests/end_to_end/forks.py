@@ -48,7 +48,7 @@ class Forks:
         self.process: subprocess.Popen | None = None
 
     def run(
-        self, script: str, *arguments: str, cwd: Path, devices: int = 1, timeout: float = 300, signals: list | None = None, limit: int = 0
+        self, script: str, *arguments: str, cwd: Path, devices: int = 1, timeout: float = 900, signals: list | None = None, limit: int = 0
     ):
         """Run `python SCRIPT arguments` in a folder.
 
