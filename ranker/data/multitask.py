@@ -186,7 +186,8 @@ def read_heads(entries: Any) -> list[Head]:
     """
     if not isinstance(entries, (list, tuple)):
         raise ConfigError(f"model.heads: expected a list as [{{task: bm25, layer: 5}}], got {entries!r}")
-    heads, faults = [], []
+    heads: list[Head] = []
+    faults: list[str] = []
     for place, entry in enumerate(entries):
         try:
             heads.append(_head(entry, f"model.heads[{place}]"))
@@ -272,6 +273,8 @@ def task_target(task: str, where: str) -> str:
 
 def faults_of(model: Mapping[str, Any]) -> list[str]:
     """What is wrong with a multitask `model` node, one line a fault."""
+    if not isinstance(model.get("heads"), list):  # said by the check of signatures
+        return [] if model.get("heads") is not None else ["model.heads: expected a list as [{task: bm25, layer: 5}], got null"]
     found: list[str] = []
     heads: list[Head] = []
     made: dict[str, Any] = {}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ranker.data.collection import Collection
+from ranker.data.collection import Candidates, Collection
 from ranker.data.multitask import Head, TaskLabels
 from ranker.errors import ConfigError, DataError
 from ranker.probing.binning import fit_bins
@@ -53,7 +54,7 @@ def label_tasks(
     """Make the examples of each task, of training queries only.
 
     Args:
-        collection: The training queries, with candidates.
+        collection: The training queries, with candidates or triples.
         tasks: Probing tasks.
         options: How many pairs.
         held_out: Every collection that is evaluated on, by name.
@@ -63,6 +64,7 @@ def label_tasks(
     Raises:
         DataError: A query is evaluated on as well, or a task has no example.
     """
+    collection = _with_pairs(collection, options.max_pairs)
     sample = sample_pairs(collection, options.max_pairs, options.docs_per_query, options.depth, seed, 0.0, 0.0)
     found = []
     for task in tasks:
@@ -72,6 +74,16 @@ def label_tasks(
         refuse_held_out(task.name, examples, held_out)
         found.append(examples[: options.max_pairs])
     return found
+
+
+def _with_pairs(collection: Collection, max_pairs: int) -> Collection:
+    """The collection with candidates; where it has triples only, the docs of the first `max_pairs` triples."""
+    if collection.candidates is not None or collection.triples is None:
+        return collection
+    docs: dict[str, dict[str, None]] = {}
+    for query_id, more, less in islice(collection.triples, max_pairs):
+        docs.setdefault(query_id, {}).update({more: None, less: None})
+    return replace(collection, candidates=Candidates.from_lists((query_id, list(own), [0.0] * len(own)) for query_id, own in docs.items()))
 
 
 def refuse_held_out(name: str, examples: Sequence[ProbeExample], held_out: Mapping[str, Collection]) -> None:

@@ -1,0 +1,153 @@
+"""Does learning a probing task beside ranking help, and does it matter at which layer? nDCG@10 on the built-in collection.
+
+    python benchmarks/multitask.py                      # train what is not there yet, then the table and the picture
+    python benchmarks/multitask.py --seeds 0 --report   # only measure what is there
+
+Ranking only, and one task or three beside it, with heads at the middle layer or at the last of the 2-layer encoder `splade_tiny`. All
+trainings see the same ranking groups in the same order. A finished run is not made again. Each run is a fork of this process, which has
+imported torch once.
+"""
+
+import argparse
+import json
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ranker.significance import holm, randomisation_test, wins_losses_ties  # noqa: E402
+
+BASELINE = "ranking only"
+
+
+def heads(layer: int, *tasks: str) -> list[str]:
+    return ["model=multitask", f"model.heads=[{','.join(f'{{task: {task}, layer: {layer}}}' for task in tasks)}]"]
+
+
+VARIANTS = {
+    BASELINE: ["model=monobert"],
+    "+ BM25 at layer 1": heads(1, "bm25"),
+    "+ BM25 at layer 2": heads(2, "bm25"),
+    "+ BM25, TF, SEM at layer 1": heads(1, "bm25", "tf", "sem"),
+    "+ BM25, TF, SEM at layer 2": heads(2, "bm25", "tf", "sem"),
+}
+COMMON = [
+    "trainer.max_epochs=2", "trainer.check_val_every_n_epoch=2", "batch.docs=4", "max_pair_tokens=96", "depth=20", "val_depth=5", "measures=[nDCG@10,RR@10]",
+    "trainer.enable_progress_bar=false", "logger=csv",
+]  # fmt: skip
+LABELS = ["model.labels.docs_per_query=3"]
+MEASURE = "nDCG@10"
+
+
+def folder_of(out: Path, variant: str, seed: int) -> Path:
+    return out / f"{variant.replace('+ ', '').replace(', ', '-').replace(' ', '-')}-{seed}"
+
+
+def train(folder: Path, overrides: list[str]) -> None:
+    """One `python train.py`, in a fork."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            sys.argv = [str(ROOT / "train.py"), f"hydra.run.dir={folder}", *overrides]
+            runpy.run_path(sys.argv[0], run_name="__main__")
+            code = 0
+        finally:
+            sys.stdout.flush()
+            os._exit(code)
+    if os.waitpid(child, 0)[1]:
+        raise SystemExit(f"{folder} failed; see {folder.with_suffix('.log')}")
+
+
+def values(folder: Path) -> dict[str, float]:
+    """The measure of each test query."""
+    rows = [json.loads(line) for line in (folder / "evaluation" / "cwe" / "per_query.jsonl").read_text().splitlines()]
+    return {row["query_id"]: row["measures"][MEASURE] for row in rows}
+
+
+def compare(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
+    """Paired over queries, each query's mean over seeds [seeds, queries]."""
+    differences = (one - other).mean(axis=0)
+    error = differences.std(ddof=1) / np.sqrt(len(differences))
+    wins, losses, ties = wins_losses_ties(differences)
+    return {
+        "delta": differences.mean(), "p": randomisation_test(differences), "detectable": 2.8 * error, "wins": wins, "losses": losses, "ties": ties,
+    }  # fmt: skip
+
+
+def report(found: dict[str, np.ndarray], picture: Path) -> None:
+    """Print the tables; draw the picture."""
+    pairs = [(name, BASELINE) for name in found if name != BASELINE]
+    pairs += [(name.replace("layer 2", "layer 1"), name) for name in found if "layer 2" in name]
+    tested = {f"{one} - {other}": compare(found[one], found[other]) for one, other in pairs if one in found and other in found}
+    corrected = holm({name: row["p"] for name, row in tested.items()})
+    print(f"| training | {MEASURE}, each seed | mean |\n| --- | --- | --- |")
+    for name, own in found.items():
+        print(f"| {name} | {', '.join(f'{mean:.3f}' for mean in own.mean(axis=1))} | **{own.mean():.4f}** |")
+    print("\n| difference | delta | p | p (Holm) | detectable (80 % power) | wins/losses/ties |\n| --- | --- | --- | --- | --- | --- |")
+    for name, row in tested.items():
+        counts = f"{row['wins']}/{row['losses']}/{row['ties']}"
+        print(f"| {name} | {row['delta']:+.4f} | {row['p']:.3f} | {corrected[name]:.3f} | {row['detectable']:.4f} | {counts} |")
+    draw(found, picture)
+
+
+def draw(found: dict[str, np.ndarray], picture: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 0.6 * len(found) + 1), layout="constrained")
+    for place, own in enumerate(found.values()):
+        means = own.mean(axis=1)
+        axes.plot(means, [place] * len(means), "o", color="tab:blue", alpha=0.5)
+        axes.plot([means.mean()], [place], "|", color="black", markersize=18)
+    axes.axvline(found[BASELINE].mean(), color="grey", linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(found)), list(found))
+    axes.invert_yaxis()
+    axes.set_xlabel(f"{MEASURE}, 300 test queries, BM25's top 20; points: seeds, bar: their mean")
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(picture, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, default=Path("outputs/benchmark-multitask"))
+    parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "multitask.png")
+    parser.add_argument("--report", action="store_true", help="train nothing")
+    parser.add_argument("extra", nargs="*", help="further overrides for every training")
+    args = parser.parse_args()
+    out = args.out.resolve()
+    if not args.report:
+        import lightning.pytorch  # noqa: F401 - the forks have it then
+        import torch
+        import transformers  # noqa: F401
+
+        torch.set_num_threads(1)
+        for seed in args.seeds:
+            for variant, overrides in VARIANTS.items():
+                folder = folder_of(out, variant, seed)
+                if not (folder / "result.json").is_file():
+                    train(folder, [*overrides, *COMMON, *(LABELS if variant != BASELINE else []), f"seed={seed}", *args.extra])
+                result = json.loads((folder / "result.json").read_text())
+                print(variant, seed, f"{result['measures']['cwe'][MEASURE]:.4f}", f"{result['train_seconds']:.0f} s", flush=True)
+    found = {}
+    for variant in VARIANTS:
+        rows = [values(folder) for seed in args.seeds if ((folder := folder_of(out, variant, seed)) / "result.json").is_file()]
+        if len(rows) == len(args.seeds):
+            found[variant] = np.array([[row[query] for query in sorted(row)] for row in rows])
+    report(found, args.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Small multitask trainings under different hardware layouts; test_multitask_invariance.py runs them, here and in two processes."""
+
+import faulthandler
+import importlib.util
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from transformers import BertModel
+
+from ranker.data.collection import Splits
+from ranker.data.datamodule import BatchOptions, TextLimits
+from ranker.data.multitask import TaskLabels, TaskSampling, TaskWeighting
+from ranker.data.task_steps import TaskData
+from ranker.layers.encoder import Encoder
+from ranker.layers.tiny import tiny_config, tiny_tokenizer
+from ranker.losses.ranknet import RankNet
+from ranker.models.multitask import Multitask, make_task
+from ranker.training import multitask_module
+from ranker.training.multitask_module import MultitaskModule
+from ranker.training.schedules import linear
+
+spec = importlib.util.spec_from_file_location("invariance_run", Path(__file__).with_name("invariance_run.py"))
+invariance_run = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(invariance_run)
+
+CASES: dict[str, tuple[TaskSampling, TaskWeighting]] = {
+    "log_k": (TaskSampling(main_fraction=0.6), TaskWeighting()),
+    "guard and uncertainty": (TaskSampling(main_fraction=0.5), TaskWeighting(mode="uncertainty", surgery="guard")),
+    "pcgrad and gradnorm": (TaskSampling(mode="annealed", main_fraction=None), TaskWeighting(mode="gradnorm", surgery="pcgrad")),
+    "one task a step": (TaskSampling(composition="homogeneous", main_fraction=0.5), TaskWeighting(mode="row_mean")),
+}
+
+
+@dataclass
+class Job:
+    """One training."""
+
+    cache: str
+    case: str
+    devices: int = 1
+    max_tokens: int = 100_000
+    fault: str = ""
+
+
+class Recorded(MultitaskModule):
+    """Keeps what a step was about, in full precision."""
+
+    def _is_finite(self, seen) -> bool:
+        self.kept.append(seen[0].item())
+        return super()._is_finite(seen)
+
+    def _log_tasks(self, step, losses, gradients) -> None:
+        self.kept_tasks.append(losses.tolist())
+        super()._log_tasks(step, losses, gradients)
+
+
+class OwnMeans(Recorded):
+    """The fault that every micro-batch takes the mean over its own targets."""
+
+    def task_losses(self, batch):
+        heads = tuple(replace(own, num_targets=len(own.labels)) for own in batch.heads)
+        return super().task_losses(replace(batch, heads=heads))
+
+
+class Apart(multitask_module.Gradients):
+    """The fault that devices keep their gradients to themselves."""
+
+    def sum_over_devices(self) -> None:
+        """Do nothing."""
+
+
+def spans_file(cache: Path, collection) -> Path:
+    """A task about words: is a word short or long?"""
+    records = []
+    for query_id, text in collection.queries.items():
+        doc = collection.docs[f"d{6 * int(query_id[1:])}"].text
+        word = doc.split()[0]
+        spans = [(0, len(word)), (len(doc) - len(doc.split()[-1]), len(doc))]
+        records.append({
+            "info": {"qid": query_id, "pid": "d"}, "input": {"query": text, "passage": doc},
+            "targets": [{"span1": {"side": "doc", "start": a, "end": b}, "label": "long" if b - a > 3 else "short"} for a, b in spans],
+        })  # fmt: skip
+    path = cache / "spans.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Train as the job says; returns losses of steps and tasks, weights, and what the weighting learned."""
+    pl.seed_everything(1, verbose=False)
+    groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups
+    cache = Path(job.cache)
+    heads = [
+        {"task": "bm25", "layer": 1, "options": {"bins": 4}},
+        {"task": "tf", "layer": [0, 1, 2], "regression": True, "weight": 2.0},
+        {"task": "jsonl", "name": "words", "layer": "last", "classes": ["short", "long"], "options": {"path": str(cache / "spans.jsonl")}},
+    ]
+    config = tiny_config(dim=16)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    scorer = Multitask(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()), heads=heads, head_hidden=8)
+    sampling, weighting = CASES[job.case]
+    data = TaskData(
+        Splits(groups, None, {}), scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens,
+        BatchOptions(queries=4, docs=5, positives=2, max_tokens=job.max_tokens), TextLimits(16, 64), seed=3, cache_dir=job.cache,
+        heads=[head.asked for head in scorer.task_heads()], tasks=[make_task(head.asked) for head in scorer.task_heads()],
+        poolings=[head.pooling for head in scorer.task_heads()], labels=TaskLabels(docs_per_query=3), sampling=sampling, max_epochs=2,
+    )  # fmt: skip
+    module = (OwnMeans if job.fault == "own means" else Recorded)(
+        scorer, ["nDCG@10"], weighting=weighting, loss=RankNet(), optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3),
+        schedule=lambda step, total: linear(step, total, warmup=2), max_norm=1.0,
+    ).double()  # fmt: skip
+    module.kept, module.kept_tasks = [], []
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=job.devices, max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, precision="64-true", log_every_n_steps=1,
+        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True) if job.devices > 1 else "auto",
+    )  # fmt: skip
+    whole = multitask_module.Gradients
+    multitask_module.Gradients = Apart if job.fault == "no sum" else whole
+    try:
+        trainer.fit(module, datamodule=data)
+    finally:
+        multitask_module.Gradients = whole
+    state = {key: value.clone() for key, value in module.state_dict().items()}
+    return {"losses": module.kept, "tasks": module.kept_tasks, "weights": state}
+
+
+def main() -> None:
+    """Run the jobs of a JSON file one after another; every process of the launch does, the first writes the results."""
+    jobs, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(300, exit=True)  # a process that waits for ever says where
+    results = {name: train(Job(**job)) for name, job in jobs.items()}
+    if int(os.environ.get("RANK", "0")) == 0:
+        torch.save(results, out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""model=multitask from the command line: train, evaluate, probe, go on after a kill, and refuse labels on test queries."""
+
+import csv
+import json
+
+import pytest
+import torch
+from commands import run_folder
+from safetensors.torch import load_file
+
+SMALL = [
+    "model=multitask", "encoder=tiny", "encoder.dropout=0.1", "data=files", "batch.queries=4", "batch.docs=4", "trainer.max_epochs=2",
+    "optim.lr=3e-3", "depth=5", "trainer.log_every_n_steps=1", "trainer.enable_progress_bar=false", "save_every_steps=1", "name=small",
+    "model.weighting.cosine_every=2", "model.weighting.mode=uncertainty", "model.weighting.surgery=guard", "model.head_dropout=0.2",
+    "model.heads=[{task: bm25, layer: 1, options: {bins: 4}}, {task: tf, layer: middle, regression: true}]",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def choices(small_files, tmp_path_factory):
+    return [*SMALL, f"data.path={small_files}", f"cache_dir={tmp_path_factory.mktemp('cache')}"]
+
+
+@pytest.fixture(scope="module")
+def trained(forks, choices, tmp_path_factory):
+    where = tmp_path_factory.mktemp("trained")
+    done = forks.run("train.py", *choices, cwd=where)
+    assert done.code == 0, done.out
+    return run_folder(where)
+
+
+def logged(folder):
+    with (folder / "metrics.csv").open() as lines:
+        return list(csv.DictReader(lines))
+
+
+def test_losses_rows_and_cosines_are_logged(trained):
+    rows = [row for row in logged(trained) if row["train/loss"]]
+    assert len(rows) == 12
+    for row in rows:
+        assert all(float(row[f"train/loss/{name}"]) > 0 for name in ("ranking", "bm25", "tf"))
+    # 24 groups of 4 docs, one ranking row in 5 beside: 24 rows of others an epoch
+    last = rows[-1]
+    assert float(last["rows/ranking"]) == 2 * 24 * 4 and float(last["rows/bm25"]) + float(last["rows/tf"]) == 2 * 24
+    cosines = [row["cosine/bm25"] for row in rows]
+    assert [bool(value) for value in cosines] == [False, True] * 6
+    assert all(-1 <= float(value) <= 1 for value in cosines if value)
+    assert float(last["weight/tf"]) != float(rows[0]["weight/tf"])
+
+
+def test_it_evaluates_and_probes_as_any_other_model(forks, choices, trained, tmp_path):
+    assert {path.name for path in (trained / "model").iterdir()} >= {
+        "config.json",
+        "model.safetensors",
+        "heads.json",
+        "heads.safetensors",
+        "ranker.yaml",
+    }
+    done = forks.run("evaluate.py", f"checkpoint={trained}", cwd=tmp_path)
+    assert done.code == 0, done.out
+    again = run_folder(tmp_path)
+    one, other = (json.loads(next(folder.glob("evaluation/*/metrics.json")).read_text())["measures"] for folder in (trained, again))
+    assert one == pytest.approx(other, abs=1e-6)
+    (tmp_path / "last").mkdir()
+    assert forks.run("evaluate.py", f"checkpoint={trained}", "weights=last", cwd=tmp_path / "last").code == 0
+    (tmp_path / "probe").mkdir()
+    options = ["probe=tf", "controls=[]", "seeds=[0]", "portions=[0.5,1.0]", "training.max_rounds=1", "workers=1", "split=train"]
+    done = forks.run("probe.py", f"checkpoint={trained}", *choices[-2:-1], "data=files", *options, choices[-1], cwd=tmp_path / "probe")
+    assert done.code == 0, done.out
+    with (run_folder(tmp_path / "probe") / "probe_results.csv").open() as lines:
+        assert {row["layer"] for row in csv.DictReader(lines)} == {"0", "1", "2"}
+
+
+def test_a_killed_training_goes_on_exactly(forks, choices, trained, tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    killed = forks.run("train.py", *choices, cwd=tmp_path / "first", signals=[[0, 0, "SIGKILL", "open", ".last.ckpt.partial", 6, 0.0]])
+    assert killed.code == -9
+    done = forks.run("train.py", f"checkpoint={run_folder(tmp_path / 'first')}", "resume=true", cwd=tmp_path / "second")
+    assert done.code == 0, done.out
+    resumed = run_folder(tmp_path / "second")
+    for name in ("model.safetensors", "heads.safetensors"):
+        one, other = (load_file(folder / "model" / name) for folder in (trained, resumed))
+        assert all(torch.equal(one[key], other[key]) for key in one)
+    states = [torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for folder in (trained, resumed)]
+    assert all(torch.equal(states[0][key], states[1][key]) for key in ("weights.log_variance", "rows_seen"))
+
+
+def test_labels_on_test_queries_are_refused(forks, choices, small_files, tmp_path):
+    texts = dict(line.split("\t") for line in (small_files / "queries.tsv").read_text().splitlines())
+    record = {
+        "info": {"qid": "mine", "pid": "d"},
+        "input": {"query": texts["q33"], "passage": "b"},
+        "targets": [{"span1": {"side": "doc"}, "label": "A"}],
+    }
+    (tmp_path / "labels.jsonl").write_text(json.dumps(record) + "\n")
+    heads = f"model.heads=[{{task: jsonl, layer: 1, classes: [A, B], options: {{path: '{tmp_path / 'labels.jsonl'}'}}}}]"
+    done = forks.run("train.py", *choices, heads, cwd=tmp_path)
+    assert done.code == 1
+    (line,) = [line for line in done.out.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: model.heads.jsonl: expected labels on training queries only, got 1 queries of ")
+    assert not list(tmp_path.glob("outputs/*/*"))
+
+
+def test_layers_that_the_encoder_lacks_are_refused_before_a_step(forks, choices, tmp_path):
+    done = forks.run("train.py", *choices, "model.heads=[{task: bm25, layer: 5}]", cwd=tmp_path)
+    assert done.code == 1
+    assert "model.heads.bm25.layer: expected 0 (the embeddings) to 2 for this encoder, got 5" in done.out
