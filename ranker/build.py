@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -25,7 +25,7 @@ from lightning.fabric.plugins.environments import SLURMEnvironment
 from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 from transformers.utils import logging as transformers_logging
 
 from ranker.checkpoint import load_scorer
@@ -269,15 +269,19 @@ def total_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
     return min(ends)
 
 
-def _strategy(options: dict[str, Any]) -> Strategy | str:
-    """DDP as the training step needs it; Lightning decides about one device."""
+def several_devices(options: Mapping[str, Any]) -> bool:
+    """Whether Lightning's arguments ask for more than one device."""
     devices = options["devices"]
     all_gpus = devices in ("auto", -1, "-1") and options["accelerator"] != "cpu" and torch.cuda.device_count() > 1
     counted = (isinstance(devices, int) and devices > 1) or (
         isinstance(devices, str) and ("," in devices or (devices.isdigit() and int(devices) > 1))
     )
-    several = options["num_nodes"] > 1 or all_gpus or counted or (isinstance(devices, list) and len(devices) > 1)
-    if not several:
+    return options["num_nodes"] > 1 or all_gpus or counted or (isinstance(devices, (list, ListConfig)) and len(devices) > 1)
+
+
+def _strategy(options: Mapping[str, Any]) -> Strategy | str:
+    """DDP as the training step needs it; Lightning decides about one device."""
+    if not several_devices(options):
         return "auto"
     return DDPStrategy(
         find_unused_parameters=options["strategy"] == "ddp_find_unused_parameters_true",

@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ranker import config
+from ranker import config, sweep
 from ranker.errors import ConfigError, Preempted, RankerError
 
 
@@ -30,6 +30,10 @@ def register() -> None:
     # Hydra would print its own traceback and exit; with this it hands every error to `user_errors`
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     config.register()
+    _register_resolvers()
+
+
+def _register_resolvers() -> None:
     OmegaConf.register_new_resolver("stamp", _stamp, use_cache=True, replace=True)
     OmegaConf.register_new_resolver("module_of", lambda target: target.split(".")[-2], replace=True)
     OmegaConf.register_new_resolver("root", _root, use_cache=True, replace=True)
@@ -62,17 +66,36 @@ def _root(folder: str) -> str:
 def job(command: str, cfg: DictConfig) -> float | None:
     """Check the configuration, then run `ranker.run.COMMAND`; a mistake is answered before torch is imported.
 
-    A sweep's job raises instead of ending the process, so that the other jobs go on; SIGTERM is meant for all of them.
+    A sweep's job that fails says so and returns None, so that the other jobs go on; SIGTERM is meant for all of them.
     """
-    sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-    with _preempted_only() if sweep else user_errors():
-        # a child process reads the run folder's own configuration, where all this has been done
-        if command == "train" and cfg.get("checkpoint") and Path(cfg.checkpoint).is_dir() and _overridden("checkpoint"):
-            cfg = _resumed(cfg) if cfg.get("resume") else _started_from(cfg)
-        config.check(cfg)
-        config.set_layers(cfg)
-        run = importlib.import_module("ranker.run")
-        return getattr(run, command)(cfg)
+    _register_resolvers()  # a launcher's process has not come through `register`
+    if not (HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN):
+        with user_errors():
+            return _run(command, cfg)
+    hydra = HydraConfig.get()
+    if global_rank() != 0:  # another task of a SLURM job; the first one keeps the records
+        return _run(command, cfg)
+
+    def work() -> float | None:
+        with _preempted_only(), _one_line_errors():
+            return _run(command, cfg)
+
+    return sweep.run_job(Path(hydra.sweep.dir), Path(hydra.runtime.output_dir), hydra.job.num, list(hydra.overrides.task), work)
+
+
+def _run(command: str, cfg: DictConfig) -> float | None:
+    # a child process reads the run folder's own configuration, where all this has been done
+    if command == "train" and cfg.get("checkpoint") and Path(cfg.checkpoint).is_dir() and _overridden("checkpoint"):
+        cfg = _resumed(cfg) if cfg.get("resume") else _started_from(cfg)
+    config.check(cfg)
+    config.set_layers(cfg)
+    if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN and "trainer" in cfg:
+        build = importlib.import_module("ranker.build")
+        if build.several_devices(cfg.trainer):
+            script = Path(__file__).resolve().parents[1] / f"{command}.py"
+            return sweep.run_apart(script, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_yaml(cfg, resolve=True))
+    run = importlib.import_module("ranker.run")
+    return getattr(run, command)(cfg)
 
 
 def _overridden(key: str) -> list[str]:
@@ -131,6 +154,16 @@ def _preempted_only() -> Iterator[None]:
         yield
     except Preempted as error:
         _fail(str(error), error.exit_code)
+
+
+@contextlib.contextmanager
+def _one_line_errors() -> Iterator[None]:
+    """Hydra's complaints in words, as errors of this program."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException) as error:
+        cause = error.__cause__ or error.__context__
+        raise (cause if isinstance(cause, RankerError) else ConfigError(in_one_line(error))) from error
 
 
 @contextlib.contextmanager

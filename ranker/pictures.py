@@ -119,9 +119,10 @@ def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | Non
     if loss:
         steps, values = zip(*loss, strict=True)
         window = max(1, len(values) // 20)
-        axes["loss"].plot(steps, values, color=GREY, linewidth=0.7, alpha=0.7, label="as logged" if window > 1 else "loss")
         if window > 1:
-            axes["loss"].plot(steps, running_mean(values, window), color=BLUE, linewidth=1.6, label=f"mean of {window}")
+            axes["loss"].plot(steps, values, color=GREY, linewidth=0.7, alpha=0.7, label="as logged")
+        name = f"mean of {window}" if window > 1 else "as logged"
+        axes["loss"].plot(steps, running_mean(values, window), color=BLUE, linewidth=1.6, label=name)
         axes["loss"].set_ylabel("training loss")
         axes["loss"].legend(fontsize=8)
     shown = sorted(measured, key=lambda name: name != monitor)
@@ -135,7 +136,7 @@ def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | Non
                              label=f"best: {values[best]:.4f} at {steps[best]}")  # fmt: skip
     if measured:
         axes["val"].set_ylabel("validation")
-        axes["val"].legend(fontsize=8, loc="lower right")
+        axes["val"].legend(fontsize=8, loc="best")
     found[-1].set_xlabel("optimizer steps")
     found[0].set_title(title, fontsize=10)
     return figure

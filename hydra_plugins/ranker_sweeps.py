@@ -1,0 +1,250 @@
+"""The Hydra side of sweeps: their folder, Optuna's search, and a launcher that only shows the jobs.
+
+Hydra takes sweepers and launchers from the package `hydra_plugins` alone, and imports all of it at every start: keep this light.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString, Transformer
+from hydra.core.utils import JobReturn, JobStatus, setup_globals
+from hydra.experimental.callback import Callback
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+
+from ranker.errors import ConfigError
+from ranker.sweep import close, job_folders, read_job
+
+
+def quoted(text: str) -> str:
+    """A text as a value of Hydra's command line grammar, whatever is in it."""
+    return QuotedString(text=text, quote=Quote.single).with_quotes()
+
+
+class SweepFolder(Callback):
+    """Give a sweep one folder, whatever its jobs set, and close it with a table, a picture and an exit code."""
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Settle the folder and say how many jobs will run; errors end the program here, Hydra would only warn of them."""
+        folder = Path(config.hydra.sweep.dir).resolve()
+        with read_write(config.hydra), open_dict(config.hydra):
+            config.hydra.sweep.dir = str(folder)
+            # jobs are composed anew, some in other processes, where `stamp` and `name` would be others
+            config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")
+        if config.hydra.sweeper._target_.endswith(".BasicSweeper"):
+            if folder.is_dir() and any(job_folders(folder)):
+                _fail(f"hydra.sweep.dir: expected a new folder, got {folder}, which holds another sweep")
+            number = _count(config)
+        else:
+            number = f"up to {config.hydra.sweeper.get('n_trials', '?')}"
+        for name in ("hydra", "hydra_plugins"):  # what launchers say of jobs, the jobs say themselves
+            logging.getLogger(name).setLevel(logging.WARNING)
+        print(f"sweep: {number} {'job' if number == '1' else 'jobs'} under {folder}", file=sys.stderr, flush=True)  # noqa: T201
+        if not config.hydra.launcher._target_.endswith(".DryRun"):
+            folder.mkdir(parents=True, exist_ok=True)
+            OmegaConf.save(config, folder / "multirun.yaml")
+
+    def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
+        """Leave `summary.csv` and the picture; exit with 1 if a job failed."""
+        if config.hydra.launcher._target_.endswith(".DryRun"):
+            return
+        direction = str(config.hydra.sweeper.get("direction", "maximize"))
+        if not close(Path(config.hydra.sweep.dir), maximize=direction == "maximize"):
+            raise SystemExit(1)
+
+
+def _count(config: DictConfig) -> str:
+    """How many jobs the basic sweeper will make."""
+    params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+    parsed = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
+    if any(override.is_sweep_override() and not override.is_discrete_sweep() for override in parsed):
+        _fail(
+            "sweep: expected lists of values, as lr=1e-4,1e-3, got an interval; hydra/sweeper=optuna or sweep=optuna_monobert can draw from it"
+        )
+    return str(sum(map(len, BasicSweeper.split_arguments(parsed, None))))
+
+
+def _fail(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)  # noqa: T201
+    raise SystemExit(1)
+
+
+class DryRun(Launcher):
+    """Compose and check every job, print what it sets, run nothing."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:  # noqa: ARG002
+        """Keep what `launch` needs."""
+        self.hydra_context, self.config = hydra_context, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Print the jobs; all their faults come in one error."""
+        from ranker import config
+
+        setup_globals()
+        folder = Path(self.config.hydra.sweep.dir)
+        if [path.name for path in folder.glob("*")] == ["multirun.yaml"]:  # the basic sweeper writes it before it launches
+            shutil.rmtree(folder)
+        faults, returns = [], []
+        for number, overrides in enumerate(job_overrides, initial_job_idx):
+            print(f"job {number}: {' '.join(overrides)}", file=sys.stderr, flush=True)  # noqa: T201
+            cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
+            with open_dict(cfg):
+                del cfg["hydra"]
+            try:
+                config.check(cfg)
+            except ConfigError as error:
+                faults += [f"job {number}: {line}" for line in str(error).split("\n")]
+            returned = JobReturn(overrides=list(overrides), cfg=cfg, status=JobStatus.COMPLETED)
+            returned.return_value = None
+            returns.append(returned)
+        if faults:
+            raise ConfigError("\n".join(faults))
+        return returns
+
+
+class OptunaSweeper(Sweeper):
+    """Search with Optuna: each trial is a job of the same number; hopeless ones are given up at a validation.
+
+    A sweep goes on where it was stopped: `hydra.sweep.dir=ITS_FOLDER` finds the study in it and runs the trials that are missing.
+
+    Args:
+        n_trials: Trials that end with an objective or are pruned, those of a sweep that goes on included.
+        n_jobs: Trials at a time, for launchers that run several.
+        direction: `maximize` or `minimize`.
+        storage: Where the study is kept, a URL of SQLAlchemy.
+        study_name: The study's name there.
+        sampler: One of `optuna.samplers`.
+        pruning: Arguments of `ranker.training.pruning.Prune`; None prunes nothing.
+        params: Key -> values, as on the command line, which goes before.
+    """
+
+    def __init__(
+        self, n_trials: int, n_jobs: int, direction: str, storage: str, study_name: str, sampler: Any,
+        pruning: Mapping[str, Any] | None, params: Mapping[str, Any] | None,
+    ) -> None:  # fmt: skip
+        self.n_trials, self.n_jobs, self.direction = n_trials, n_jobs, direction
+        self.storage, self.study_name, self.sampler = storage, study_name, sampler
+        self.pruning, self.params = pruning, params or {}
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Make the launcher."""
+        from hydra.core.plugins import Plugins
+
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(hydra_context=hydra_context, task_function=task_function, config=config)
+
+    def sweep(self, arguments: list[str]) -> None:
+        """Run trials until there are enough."""
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        given = OverridesParser.create().parse_overrides(arguments)
+        own = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in self.params.items()])
+        overrides = {override.get_key_element().lstrip("+"): override for override in [*own, *given]}
+        space = {override.get_key_element(): distribution(override) for override in overrides.values() if override.is_sweep_override()}
+        fixed = [_as_text(override) for override in overrides.values() if not override.is_sweep_override()]
+        if not space and not isinstance(self.launcher, DryRun):
+            raise ConfigError("hydra.sweeper.params: expected keys to search, as 'optim.lr=tag(log, interval(1e-5, 1e-3))', got none")
+        if isinstance(self.launcher, DryRun):  # what a trial sets is not known before
+            first = {key: next(iter(override.sweep_string_iterator()), "?") if override.is_discrete_sweep() else str(override.value().start)
+                     for key, override in overrides.items() if override.is_sweep_override()}  # fmt: skip
+            self.launcher.launch([[*fixed, *(f"{key}={value}" for key, value in first.items())]], 0)
+            return
+        study = optuna.create_study(
+            storage=self.storage, sampler=self.sampler, study_name=self.study_name, direction=self.direction, load_if_exists=True
+        )
+        _abandon_dead_trials(study)
+        done = [trial for trial in study.trials if trial.state.name in ("COMPLETE", "PRUNED")]
+        if study.trials:
+            print(f"sweep: goes on after {len(done)} finished trials", file=sys.stderr, flush=True)  # noqa: T201
+            self.sampler.reseed_rng()  # the same seed would draw the first trials again
+        missing = self.n_trials - len(done)
+        while missing > 0:
+            self._run([study.ask(space) for _ in range(min(self.n_jobs, missing))], study, fixed)
+            missing -= self.n_jobs
+
+    def _run(self, trials: Sequence[Any], study: Any, fixed: Sequence[str]) -> None:
+        """Launch trials side by side and tell the study how they ended."""
+        from optuna.trial import TrialState
+
+        jobs = []
+        for trial in trials:
+            trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
+            jobs.append([*fixed, *(f"{key}={value}" for key, value in trial.params.items()), *self._prune(trial.number)])
+        try:
+            self.validate_batch_is_legal(jobs)
+            returns = self.launcher.launch(jobs, initial_job_idx=trials[0].number)
+        except BaseException:
+            for trial in trials:
+                study.tell(trial, state=TrialState.FAIL)
+            raise
+        for trial, returned in zip(trials, returns, strict=True):
+            folder = Path(returned.hydra_cfg.hydra.runtime.output_dir)
+            row = read_job(folder)
+            if row["status"] == "pruned":
+                study.tell(trial, state=TrialState.PRUNED)
+            elif row["status"] == "ok" and row["objective"] is not None:
+                study.tell(trial, row["objective"])
+            else:
+                study.tell(trial, state=TrialState.FAIL)
+
+    def _prune(self, number: int) -> list[str]:
+        if self.pruning is None:
+            return []
+        knobs = {
+            "storage": quoted(self.storage),
+            "study": quoted(self.study_name),
+            "trial": number,
+            "monitor": "'${monitor}'",
+            **self.pruning,
+        }
+        return [
+            "++callbacks.prune={_target_:ranker.training.pruning.Prune," + ",".join(f"{key}:{value}" for key, value in knobs.items()) + "}"
+        ]
+
+
+def _as_text(override: Override) -> str:
+    return f"{override.get_key_element()}={override.get_value_element_as_str()}"
+
+
+def distribution(override: Override) -> Any:
+    """Where Optuna draws a key's value from: a list's members, a range's steps, an interval's numbers (with tag `log` by their size)."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    if override.is_discrete_sweep():
+        return CategoricalDistribution([str(value) for value in override.sweep_iterator(transformer=Transformer.encode)])
+    interval: Any = override.value()
+    logarithmic = "log" in interval.tags
+    if isinstance(interval.start, int) and isinstance(interval.end, int):
+        return IntDistribution(interval.start, interval.end, log=logarithmic)
+    return FloatDistribution(float(interval.start), float(interval.end), log=logarithmic)
+
+
+def _abandon_dead_trials(study: Any) -> None:
+    """Trials that a killed sweep left running count as failed; those of a living process, or of another machine, are left alone."""
+    from optuna.trial import TrialState
+
+    for trial in study.get_trials(states=(TrialState.RUNNING,)):
+        host, process = trial.user_attrs.get("process", (socket.gethostname(), 0))
+        if host == socket.gethostname() and not _is_alive(process):
+            study.tell(trial.number, state=TrialState.FAIL)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (OSError, OverflowError):
+        return False
+    return process > 0

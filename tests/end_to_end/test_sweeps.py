@@ -1,0 +1,179 @@
+"""Sweeps from the command line: one folder a job, one table, failures that are named, and Optuna's search that goes on."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+
+import optuna
+import pytest
+from commands import ROOT, run
+from hydra import compose, initialize_config_dir
+
+from ranker import entry
+from ranker.config import check
+
+SMALL = [
+    "encoder=tiny", "data=files", "data.path=small", "batch.queries=8", "batch.docs=4", "trainer.max_epochs=2", "optim.lr=3e-3", "depth=20",
+    "trainer.enable_progress_bar=false",
+]  # fmt: skip
+DRY = ["hydra/launcher=dry_run", "batch.docs=4,8"]
+SEARCH = ["train.py", "-m", "sweep=optuna_monobert", *SMALL, "name=search", "loss=lce", "batch.docs=4", "hydra.sweeper.pruning.keep=0",
+          "hydra.sweeper.pruning.startup_trials=1", "optim.lr=interval(1e-4, 1e-2)"]  # fmt: skip
+COMMANDS = {
+    "grid": ["train.py", "-m", *SMALL, "name=grid", "batch.max_tokens=8192,16,400"],
+    "sweep": ["train.py", "-m", *DRY, "name=what is, this"],
+    "value": ["train.py", "-m", *DRY, 'name="what is, this"'],
+    "dry": ["train.py", "-m", "hydra/launcher=dry_run", "batch.docs=4,0"],
+    "search": [*SEARCH, "hydra.sweeper.n_trials=2"],
+    "goes_on": [*SEARCH, "hydra.sweeper.n_trials=4", "hydra.sweep.dir=@multirun/search/*"],
+    "taken": ["train.py", "-m", *SMALL, "seed=0,1", "hydra.sweep.dir=@multirun/grid/*"],
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory, small_files):
+    where = tmp_path_factory.mktemp("sweeps")
+    shutil.copytree(small_files, where / "small")
+    (where / "commands.json").write_text(json.dumps(COMMANDS))
+    command = [sys.executable, "-W", "ignore", str(ROOT / "tests/end_to_end/session.py"), "commands.json", "results.json"]
+    subprocess.run(command, cwd=where, check=True, timeout=600, capture_output=True)
+    return where, json.loads((where / "results.json").read_text())
+
+
+def rows_of(folder):
+    with (folder / "summary.csv").open(newline="") as lines:
+        return list(csv.DictReader(lines))
+
+
+def only(where, pattern):
+    (found,) = where.glob(pattern)
+    return found
+
+
+def test_pc82_paths_are_the_launch_folders_and_each_job_has_its_own_results(done):
+    where, _ = done
+    folder = only(where, "multirun/grid/*")
+    results = {path.parent.name: json.loads(path.read_text()) for path in folder.glob("*/result.json")}
+    assert results.keys() == {"0", "2"}
+    # the token budget changes memory and speed, never the result
+    assert results["0"]["objective"] == pytest.approx(results["2"]["objective"], abs=1e-6)
+    assert not (where / "outputs").exists()
+    assert not (where / "result.json").exists()
+
+
+def test_pc83_the_failed_job_is_named_and_the_others_have_results(done):
+    where, results = done
+    folder = only(where, "multirun/grid/*")
+    assert results["grid"]["code"] == 1
+    assert results["grid"]["out"].startswith("sweep: 3 jobs under ")
+    assert "error: job 1 failed: batch.max_tokens" in results["grid"]["out"]
+    assert "Error executing job" not in results["grid"]["out"]
+    assert "Traceback" in (folder / "1/train.log").read_text()
+    rows = rows_of(folder)
+    assert [(row["job"], row["status"], row["batch.max_tokens"]) for row in rows] == [
+        ("0", "ok", "8192"),
+        ("1", "failed", "16"),
+        ("2", "ok", "400"),
+    ]
+    metrics = json.loads(only(folder, "0/evaluation/*/metrics.json").read_text())["measures"]
+    assert float(rows[0]["small/nDCG@10"]) == metrics["nDCG@10"]
+    assert float(rows[0]["objective"]) == json.loads((folder / "0/result.json").read_text())["objective"]
+    assert rows[1]["objective"] == rows[1]["small/nDCG@10"] == ""
+    assert rows[1]["error"].startswith("batch.max_tokens")
+    assert (folder / "pictures/sweep.png").stat().st_size > 10_000
+
+
+def test_a_folder_that_holds_a_sweep_is_not_taken(done):
+    where, results = done
+    assert results["taken"]["code"] == 1
+    assert "hydra.sweep.dir: expected a new folder" in results["taken"]["out"]
+    assert len(rows_of(only(where, "multirun/grid/*"))) == 3
+
+
+def test_pc80_a_comma_makes_jobs_unless_the_value_is_quoted_for_hydra(done):
+    _, results = done
+    assert results["sweep"]["out"].startswith("sweep: 4 jobs under ")
+    assert results["value"]["out"].startswith("sweep: 2 jobs under ")
+    assert "job 1: batch.docs=8 name='what is, this'" in results["value"]["out"].replace('"', "'")
+    assert results["value"]["code"] == 0
+
+
+def test_a_dry_run_finds_faults_and_leaves_nothing(done):
+    where, results = done
+    assert results["dry"]["code"] == 1
+    assert "error: job 1: batch.docs: expected at least 1, got 0" in results["dry"]["out"]
+    assert {path.name for path in (where / "multirun").iterdir() if any(path.iterdir())} == {"grid", "search"}
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [('checkpoint="epoch=3-step=100.ckpt"', "epoch=3-step=100.ckpt"), (r"checkpoint=epoch\=3.ckpt", "epoch=3.ckpt"),
+     ("checkpoint=outputs/monobert/2026-01-01_00-00-00-ab12/checkpoints/last.ckpt", "outputs/monobert/2026-01-01_00-00-00-ab12/checkpoints/last.ckpt")],
+)  # fmt: skip
+def test_pc79_an_equals_sign_in_a_path(written, value):
+    entry.register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        assert compose("train", [written]).checkpoint == value
+
+
+def test_an_optuna_sweep_prunes_and_goes_on_in_its_folder(done):
+    where, results = done
+    assert results["search"]["code"] == results["goes_on"]["code"] == 0, results["goes_on"]["out"]
+    folder = only(where, "multirun/search/*")
+    study = optuna.load_study(study_name="sweep", storage=f"sqlite:///{folder}/study.db")
+    rows = rows_of(folder)
+    assert [row["job"] for row in rows] == ["0", "1", "2", "3"] == [str(trial.number) for trial in study.trials]
+    assert "goes on after 2 finished trials" in results["goes_on"]["out"]
+    for row, trial in zip(rows, study.trials, strict=True):
+        assert row["status"] == {"COMPLETE": "ok", "PRUNED": "pruned"}[trial.state.name]
+        assert float(row["optim.lr"]) == trial.params["optim.lr"]
+        assert "prune" not in row["overrides"]
+        result = json.loads((folder / row["job"] / "result.json").read_text())
+        # the objective is that of the job's own best validation; a pruned job has stopped before its end and was not tested
+        assert max(trial.intermediate_values.values()) == pytest.approx(result["objective"])
+        assert result["pruned"] == (row["status"] == "pruned") == (result["steps"] < 6)
+        assert bool(result["measures"]) == (row["status"] == "ok")
+    assert len({row["optim.lr"] for row in rows}) == 4
+    assert "pruned" in {row["status"] for row in rows}
+    assert float(max(rows, key=lambda row: (row["status"] == "ok", row["objective"]))["objective"]) == study.best_value
+
+
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_jobs_of_other_processes_get_the_same_folder(tmp_path, launcher):
+    # a mistake that shows before torch is imported, so that this is quick; the rest is the same
+    done = run("train.py", "-m", f"sweep={launcher}", "monitor=val/a,val/b", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    folder = only(tmp_path, "multirun/monobert/*")
+    rows = rows_of(folder)
+    assert [(row["job"], row["status"], row["monitor"]) for row in rows] == [("0", "failed", "val/a"), ("1", "failed", "val/b")]
+    for number, name in ((0, "val/a"), (1, "val/b")):
+        assert f"error: job {number} failed: monitor: expected one of" in done.stderr
+        assert f"got '{name}'" in (folder / str(number) / "train.log").read_text()
+
+
+@pytest.mark.parametrize("choice", ["optuna_monobert", "joblib", "slurm", "submitit_local", "ray"])
+def test_every_sweep_composes(choice):
+    entry.register()
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        cfg = compose("train", [f"sweep={choice}", "hydra.sweep.dir=x"], return_hydra_config=True)
+    package = {"optuna_monobert": "ranker_sweeps", "joblib": "hydra_joblib_launcher", "ray": "hydra_ray_launcher"}
+    node = cfg.hydra.sweeper if choice == "optuna_monobert" else cfg.hydra.launcher
+    assert package.get(choice, "hydra_submitit_launcher") in node._target_
+    del cfg["hydra"]
+    check(cfg)
+
+
+@pytest.mark.slow
+def test_pc83_pc86_a_job_on_two_devices_that_fails_leaves_the_others(tmp_path, small_files):
+    # NaN from the second step on, in both processes: Lightning kills the first when it sees the other dead
+    done = run(
+        "train.py", "-m", *SMALL, f"data.path={small_files}", "optim.lr=1e30,3e-3", "trainer.devices=2", "trainer.accelerator=cpu",
+        "name=two", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1
+    rows = rows_of(only(tmp_path, "multirun/two/*"))
+    assert [row["status"] for row in rows] == ["failed", "ok"]
+    assert "finite" in rows[0]["error"]
