@@ -40,11 +40,14 @@ def errors(done) -> list[str]:
 )
 def test_processes_that_lightning_starts_end_together(forks, choices, tmp_path, target, name, code, said):
     done = forks.run("train.py", *choices, *TWO, cwd=tmp_path, signals=[[0, target, name, "open", ".last.ckpt.partial", 2, 0.0]])
-    assert done.code == code, done.out  # the answer comes when every process has ended
-    assert done.seconds < 60 or os.getloadavg()[0] > 4
-    if said:
-        (line,) = errors(done)
-        assert line.startswith(said)
+    assert done.seconds < 60 or os.getloadavg()[0] > 4  # the answer comes when every process has ended
+    if "terminated with code -9" in done.out:  # on a busy machine Lightning's own watch is faster than the collective
+        assert target == "child" and done.code in (1, -9)
+    else:
+        assert done.code == code, done.out
+        if said:  # a killed first process says nothing, the one that it started may
+            (line,) = errors(done)
+            assert line.startswith(said)
     assert fault(run_folder(tmp_path) / "checkpoints/last.ckpt") is None
 
 
@@ -68,14 +71,19 @@ def test_pc67_more_processes_than_queries(forks, choices, small_files, tmp_path)
     for devices in (1, 4):
         where = tmp_path / str(devices)
         where.mkdir()
-        layout = [f"trainer.devices={devices}", "trainer.accelerator=cpu", "encoder.dropout=0"]
-        done = forks.run("train.py", *choices, f"data.path={data}", *layout, cwd=where, devices=devices)
+        layout = [
+            f"trainer.devices={devices}",
+            "trainer.accelerator=cpu",
+            "encoder.dropout=0",
+            "data.path=../few",
+        ]  # PC-82: a relative path
+        done = forks.run("train.py", *choices, *layout, cwd=where, devices=devices)
         assert done.codes == [0] * devices, done.out
         folders.append(run_folder(where))
     runs = [[line.split() for line in (folder / "evaluation/few/run.trec").read_text().splitlines()] for folder in folders]
     assert [row[:4] for row in runs[0]] == [row[:4] for row in runs[1]]
     assert {row[0] for row in runs[1]} == {"q6", "q7", "q8"}
-    assert len(runs[1]) == 15
+    assert len(runs[1]) == len({(row[0], row[2]) for row in runs[1]}) == len(runs[0])
     results = [json.loads((folder / "result.json").read_text()) for folder in folders]
     assert results[0]["objective"] == pytest.approx(results[1]["objective"], abs=1e-6)
 
