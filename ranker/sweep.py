@@ -163,9 +163,10 @@ def job_folders(sweep: Path) -> Iterator[Path]:
 
 def read_job(folder: Path) -> Row:
     """What a job has left in its folder."""
-    path = folder / JOB_FILE
-    if path.is_file() and (text := path.read_text(encoding="utf-8")):
-        return json.loads(text)
+    try:
+        return json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # not there, or being written at this moment
+        pass
     return {"job": None, "overrides": [], "status": "running", "objective": None, "seconds": None, "error": None}
 
 

@@ -36,7 +36,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
-def test_a_mistake_is_one_line(tmp_path, arguments, message):
+def test_pc79_pc85_a_mistake_is_one_line(tmp_path, arguments, message):
     done = run("train.py", *arguments, cwd=tmp_path)
     assert message in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
