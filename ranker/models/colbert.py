@@ -39,7 +39,8 @@ class ColBERT(nn.Module):
         attend_to_expansion: Whether other tokens attend to the filling; off, as in the paper, it leaves the query's own vectors as they are.
         cut_queries: Whether longer queries are cut to `query_length`, as in the paper.
         mask_punctuation: Whether a doc's punctuation has no vectors.
-        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives. All token vectors of the step are held then.
+        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives (all token vectors of the step are held
+            then); None: unless labels are a teacher's scores.
         symmetric: Whether each positive doc is also set against the step's other queries.
     """
 
@@ -56,7 +57,7 @@ class ColBERT(nn.Module):
         attend_to_expansion: bool = False,
         cut_queries: bool = False,
         mask_punctuation: bool = True,
-        in_batch_negatives: bool | None = False,
+        in_batch_negatives: bool | None = None,
         symmetric: bool = False,
     ) -> None:
         super().__init__()
