@@ -147,7 +147,7 @@ class SaveLast(Checkpoint):
     def _preempted(self, trainer: pl.Trainer) -> Preempted:
         log.info("stopped by SIGTERM after step %d", trainer.global_step)
         # a child of Lightning's launcher ends quietly: its parent speaks for it, and would be killed for a child's exit code
-        is_child = isinstance(trainer.strategy.cluster_environment, LightningEnvironment) and trainer.local_rank > 0  # type: ignore[attr-defined]
+        is_child = isinstance(getattr(trainer.strategy, "cluster_environment", None), LightningEnvironment) and trainer.local_rank > 0  # type: ignore[attr-defined]
         text = f"stopped by SIGTERM after step {trainer.global_step}, which is saved; go on with python train.py checkpoint={self.path.parent.parent} resume=true"
         return Preempted("" if trainer.global_rank > 0 else text, 0 if is_child else Preempted.exit_code)
 
