@@ -12,7 +12,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -131,7 +131,7 @@ class OptunaSweeper(Sweeper):
     """
 
     def __init__(
-        self, n_trials: int, n_jobs: int, direction: str, storage: str, study_name: str, sampler: Any,
+        self, n_trials: int, n_jobs: int, direction: Literal["maximize", "minimize"], storage: str, study_name: str, sampler: Any,
         pruning: Mapping[str, Any] | None, params: Mapping[str, Any] | None,
     ) -> None:  # fmt: skip
         self.n_trials, self.n_jobs, self.direction = n_trials, n_jobs, direction
@@ -155,12 +155,12 @@ class OptunaSweeper(Sweeper):
         overrides = {override.get_key_element().lstrip("+"): override for override in [*own, *given]}
         space = {override.get_key_element(): distribution(override) for override in overrides.values() if override.is_sweep_override()}
         fixed = [_as_text(override) for override in overrides.values() if not override.is_sweep_override()]
-        if not space and not isinstance(self.launcher, DryRun):
+        if not space:
             raise ConfigError("hydra.sweeper.params: expected keys to search, as 'optim.lr=tag(log, interval(1e-5, 1e-3))', got none")
-        if isinstance(self.launcher, DryRun):  # what a trial sets is not known before
-            first = {key: next(iter(override.sweep_string_iterator()), "?") if override.is_discrete_sweep() else str(override.value().start)
-                     for key, override in overrides.items() if override.is_sweep_override()}  # fmt: skip
-            self.launcher.launch([[*fixed, *(f"{key}={value}" for key, value in first.items())]], 0)
+        assert self.launcher is not None
+        if isinstance(self.launcher, DryRun):  # what trials set is drawn as they come: show one
+            lowest = [f"{key}={drawn.low if hasattr(drawn, 'low') else drawn.choices[0]}" for key, drawn in space.items()]
+            self.launcher.launch([[*fixed, *lowest]], 0)
             return
         study = optuna.create_study(
             storage=self.storage, sampler=self.sampler, study_name=self.study_name, direction=self.direction, load_if_exists=True
@@ -183,6 +183,7 @@ class OptunaSweeper(Sweeper):
         for trial in trials:
             trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
             jobs.append([*fixed, *(f"{key}={value}" for key, value in trial.params.items()), *self._prune(trial.number)])
+        assert self.launcher is not None
         try:
             self.validate_batch_is_legal(jobs)
             returns = self.launcher.launch(jobs, initial_job_idx=trials[0].number)
@@ -191,7 +192,8 @@ class OptunaSweeper(Sweeper):
                 study.tell(trial, state=TrialState.FAIL)
             raise
         for trial, returned in zip(trials, returns, strict=True):
-            folder = Path(returned.hydra_cfg.hydra.runtime.output_dir)
+            composed: Any = returned.hydra_cfg
+            folder = Path(composed.hydra.runtime.output_dir)
             row = read_job(folder)
             if row["status"] == "pruned":
                 study.tell(trial, state=TrialState.PRUNED)

@@ -175,7 +175,7 @@ def read_jobs(sweep: Path) -> list[Row]:
     rows = []
     for folder in job_folders(sweep):
         row = read_job(folder)
-        measures = {}
+        measures: dict[str, float] = {}
         for file in sorted((folder / "evaluation").rglob("metrics.json")):
             name = file.parent.relative_to(folder / "evaluation").as_posix()
             means = json.loads(file.read_text(encoding="utf-8"))["measures"]

@@ -98,7 +98,7 @@ def _marks(axes: Axes, rows: Sequence[Mapping[str, Any]], where: Sequence[float]
         own = [(x, row["objective"]) for x, row in zip(where, rows, strict=True) if row["status"] == status]
         valued = [(x, value) for x, value in own if value is not None]
         if valued:
-            axes.scatter(*zip(*valued, strict=True), marker=marker, color=colour, s=28, label=name, zorder=3)
+            axes.scatter([x for x, _ in valued], [value for _, value in valued], marker=marker, color=colour, s=28, label=name, zorder=3)
         without = [x for x, value in own if value is None]
         if without:
             axes.scatter(without, [0.02] * len(without), marker=marker, color=colour, s=28, transform=axes.get_xaxis_transform(),

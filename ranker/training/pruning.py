@@ -44,7 +44,7 @@ class Prune(pl.Callback):
         import optuna
         from optuna.trial import Trial, TrialState
 
-        pruner = optuna.pruners.PercentilePruner(self.keep, n_startup_trials=self.startup_trials, n_warmup_steps=self.warmup)
+        pruner = optuna.pruners.PercentilePruner(self.keep, n_startup_trials=self.startup_trials, n_warmup_steps=self.warmup + 1)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
             study = optuna.load_study(study_name=self.study, storage=self.storage, pruner=pruner)
