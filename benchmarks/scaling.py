@@ -1,132 +1,227 @@
-"""Training over several GPUs: speed against one, and the same losses.
+"""One, two, four and eight GPUs: the same losses, the speed against one, evaluation and encoding spread over them, memory.
 
-    python benchmarks/scaling.py --devices 1 2
+    python benchmarks/scaling.py                                # 1, 2, 4 ... as many GPUs as there are; on CPU 1 and 2 processes
+    python benchmarks/scaling.py --devices 1 2 --out scaling.json
 
-Each number of devices is a run of its own. Speed: bf16, as many pairs a GPU and step on any number (weak scaling). Losses: float32, SGD,
-no dropout, the same steps cut for each number of devices; they must agree to 1e-5. With `--bf16-losses` the first step's loss in bf16.
+Each part (a model, a job, a number of devices) is a program of its own (scaling_part.py) under its own time limit; one that fails is
+reported and the others run. Where `--out` and `--folder` hold a part already, made with the same settings on the same machine, it is not
+run again, so that a measurement may be cut into several calls. The first number of devices is what the others are compared with.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import platform
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-import warnings
+import time
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
+import numpy as np
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from train_throughput import DOCS, SIZES, collection, module_of  # noqa: E402
+from scaling_report import report  # noqa: E402
 
-from ranker.data.collection import Splits  # noqa: E402
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E402
-from ranker.training.throughput import Throughput  # noqa: E402
-
-
-class Losses(pl.Callback):
-    """Each step's loss."""
-
-    def __init__(self) -> None:
-        self.values: list[float] = []
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *rest: Any) -> None:
-        """Keep it; reading it makes the device wait, which no timing sees."""
-        self.values.append(float(trainer.callback_metrics["train/loss"]))
-
-
-def run(args: argparse.Namespace) -> None:
-    """One training; the first process writes what it found."""
-    gpu = torch.cuda.is_available()
-    world, what = args.run, args.what
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    exact = what != "speed"
-    module = module_of(args.size, optimizer=(lambda groups: torch.optim.SGD(groups, lr=0.01)) if exact else None)
-    if exact:
-        for part in module.modules():
-            if isinstance(part, torch.nn.Dropout):
-                part.p = 0.0
-    pairs, steps = (128, 6) if exact else (args.pairs * world, args.steps)
-    data = collection(pairs // DOCS * steps)
-    loaders = RankData(
-        Splits(data, None, {}), module.scorer.encoder.tokenizer, "pairs", 512,
-        BatchOptions(queries=pairs // DOCS, docs=DOCS, max_tokens=args.max_tokens, workers=4 if gpu else 0), TextLimits(64, 256),
-        cache_dir=args.cache,
-    )  # fmt: skip
-    losses, throughput = Losses(), Throughput()
-    trainer = pl.Trainer(
-        accelerator="gpu" if gpu else "cpu", devices=world, max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, use_distributed_sampler=False, callbacks=[losses if exact else throughput],
-        precision="32-true" if what == "float32" or not gpu else "bf16-mixed",
-        strategy=DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True) if world > 1 else "auto",
-    )  # fmt: skip
-    trainer.fit(module, datamodule=loaders)
-    if trainer.is_global_zero:
-        Path(args.out).write_text(json.dumps({"losses": losses.values, **throughput.report()}))
+MODELS = {"monobert": ("losses", "speed", "evaluate"), "dpr": ("losses", "speed", "evaluate", "encode")}
+ON_GPU = {"size": "base", "pairs": 744, "max_tokens": 69632, "steps": 60, "exact_pairs": 1024, "exact_tokens": 12288, "queries": 30000}
+ON_CPU = {"size": "tiny", "pairs": 32, "max_tokens": 4096, "steps": 8, "exact_pairs": 32, "exact_tokens": 3072, "queries": 64}
 
 
 def main() -> None:
+    gpus = torch.cuda.device_count()
+    usual = ON_GPU if gpus else ON_CPU
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--devices", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--size", choices=SIZES, default="base")
-    parser.add_argument("--pairs", type=int, default=744, help="pairs of a step on each device")
-    parser.add_argument("--max-tokens", type=int, default=69632)
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--run", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--what", default="speed", help=argparse.SUPPRESS)
-    parser.add_argument("--cache", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
+    parser.add_argument("--devices", type=int, nargs="+", default=[n for n in (1, 2, 4, 8) if n <= (gpus or 2)])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--parts", nargs="+", choices=MODELS["dpr"], default=MODELS["dpr"])
+    parser.add_argument("--size", choices=["tiny", "minilm", "base", "large"], default=usual["size"])
+    parser.add_argument("--pairs", type=int, default=usual["pairs"], help="speed: pairs of a step on each device")
+    parser.add_argument("--max-tokens", type=int, default=usual["max_tokens"], help="speed: token budget")
+    parser.add_argument("--steps", type=int, default=usual["steps"], help="speed: optimizer steps")
+    parser.add_argument("--exact-pairs", type=int, default=usual["exact_pairs"], help="losses: pairs of a step over all devices")
+    parser.add_argument("--exact-tokens", type=int, default=usual["exact_tokens"], help="losses: token budget")
+    parser.add_argument("--queries", type=int, default=usual["queries"], help="evaluation in bf16: queries of 8 docs")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds that a part may take")
+    parser.add_argument("--out", type=Path, help="JSON file of all that was found; what it holds already is not run again")
+    parser.add_argument("--folder", type=Path, help="where collections, runs and vectors are kept; default: a folder that is deleted")
     args = parser.parse_args()
-    warnings.filterwarnings("ignore")
-    if args.run:
-        run(args)
-        return
-    with tempfile.TemporaryDirectory() as folder:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part in work is ended, too
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (args.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        found = measure(args, folder, gpus)
+    lines = report(found, gpus)
+    print("\n" + "\n".join(lines), flush=True)
+    if args.out:
+        found["report"] = lines
+        write(args.out, found)
 
-        def train(what: str, devices: int) -> dict[str, Any]:
-            out = Path(folder) / "out.json"
-            out.unlink(missing_ok=True)
-            command = [
-                sys.executable,
-                "-W",
-                "ignore",
-                __file__,
-                f"--run={devices}",
-                f"--what={what}",
-                f"--out={out}",
-                f"--cache={folder}/{what}",
-            ]
-            same = [f"--size={args.size}", f"--pairs={args.pairs}", f"--max-tokens={args.max_tokens}", f"--steps={args.steps}"]
-            done = subprocess.run([*command, *same], capture_output=True, text=True)
-            if not out.exists():
-                sys.exit(f"{what} on {devices} failed:\n{done.stderr[-3000:]}")
-            return json.loads(out.read_text())
 
-        for what in ("float32", "bf16"):
-            found = {devices: train(what, devices)["losses"] for devices in args.devices}
-            first = found[args.devices[0]]
-            for devices, losses in found.items():
-                gap = max(abs(a - b) / abs(b) for a, b in zip(losses, first, strict=True))
-                start = abs(losses[0] - first[0]) / abs(first[0])
-                print(
-                    f"{what} losses on {devices}: {losses[0]:.7f} ... {losses[-1]:.7f}; largest gap {gap:.1e}, first step {start:.1e}",
-                    flush=True,
+def measure(args: argparse.Namespace, folder: Path, gpus: int) -> dict[str, Any]:
+    """Run what is not there yet; the number of devices that matters most comes right after the first."""
+    settings = {name: getattr(args, name) for name in ON_GPU}
+    # for any number of devices the same data, so that a later call may add a number
+    settings["groups"] = max(args.pairs // 8 * args.steps * max(gpus, 2), args.queries)
+    found: dict[str, Any] = {"environment": environment(gpus), "settings": settings, "base": args.devices[0], "parts": {}}
+    if args.out and args.out.exists():
+        before = json.loads(args.out.read_text(encoding="utf-8"))
+        for key in ("environment", "settings"):
+            if before[key] != found[key]:
+                sys.exit(f"{args.out}: expected the same {key} as now, {found[key]}; got {before[key]}; name another file")
+        found["parts"] = {key: part for key, part in before["parts"].items() if "failed" not in part}
+    for key, value in {**found["environment"], **settings}.items():
+        print(f"{key}: {value}", flush=True)
+    order = [args.devices[0], *sorted(args.devices[1:], reverse=True)]
+    wanted = [(model, what, n) for n in order for model in args.models for what in MODELS[model] if what in args.parts]
+    if not all((folder / f"{name}.pickle").exists() for name in ("small", "large")):
+        made = run(folder, "monobert", "prepare", 1, settings, args.timeout)
+        if "failed" in made:
+            sys.exit(f"prepare failed: {made['failed']}")
+    for model, what, devices in wanted:
+        key = f"{model} {what} {devices}"
+        left = folder / f"{model}-{what}-{devices}-bf16{'.trec' if what == 'evaluate' else ''}"  # what the others are compared with
+        if key in found["parts"] and (what in ("losses", "speed") or devices != order[0] or left.exists()):
+            print(f"{key}: from {args.out}", flush=True)
+            continue
+        part = run(folder, model, what, devices, settings, args.timeout)
+        if what in ("evaluate", "encode") and "failed" not in part:
+            try:
+                part["result"] = {"evaluate": runs_compared, "encode": vectors_compared}[what](
+                    folder, model, devices, args.devices[0], part
                 )
-        one = 0.0
-        for _ in range(args.rounds):
-            for devices in args.devices:
-                found = train("speed", devices)
-                one = found["pairs_per_second"] / devices if devices == args.devices[0] else one
-                share = found["pairs_per_second"] / devices / one
-                print(f"{devices} devices: {found['pairs_per_second']:.0f} pairs/s, {share:.3f} of linear, {json.dumps(found)}", flush=True)
+            except Exception as error:  # as any part's failure
+                part["failed"] = repr(error)[:500]
+        found["parts"][key] = part
+        if args.out:
+            write(args.out, found)
+    return found
+
+
+def run(folder: Path, model: str, what: str, devices: int, settings: dict[str, Any], timeout: float) -> dict[str, Any]:
+    """One part in a process group of its own, its words in a file, so that no orphan can hold a pipe; what each process found."""
+    name = f"{model}-{what}-{devices}"
+    out, log = folder / f"{name}.json", folder / f"{name}.log"
+    for left in folder.glob(f"{name}[-.]*"):
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    part = {"what": what, "devices": devices, "model": model, **settings, "folder": str(folder), "out": str(out), "seconds": 0.95 * timeout}
+    command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "scaling_part.py"), json.dumps(part)]
+    started = time.monotonic()
+    print(f"{name.replace('-', ' ')}:", flush=True)
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONFAULTHANDLER": "1"}, start_new_session=True
+        )
+    ranks = [Path(f"{out}.{i}") for i in range(devices)]
+    why = ""
+    try:
+        with log.open(encoding="utf-8", errors="replace") as words:
+            while process.poll() is None:
+                time.sleep(0.5)
+                for line in words:
+                    if line.startswith("@ rank 0,"):
+                        print("  " + line[2:].rstrip(), flush=True)
+                if time.monotonic() - started > timeout:
+                    why = f"not done after {timeout:.0f} s"
+                    break
+        ends = time.monotonic() + 30
+        while not why and process.returncode == 0 and not all(path.exists() for path in ranks) and time.monotonic() < ends:
+            time.sleep(0.5)  # the other processes end a little later
+    finally:
+        kill(process)
+    if not why and (process.returncode or not all(path.exists() for path in ranks)):
+        why = f"exit status {process.returncode}"
+    if why:
+        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-40:]
+        print(f"  FAILED: {why}; {log} ends with:\n    " + "\n    ".join(last), flush=True)
+        return {"failed": why, "log": last}
+    return {"seconds": time.monotonic() - started, "ranks": [json.loads(path.read_text(encoding="utf-8")) for path in ranks]}
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End the part and whatever it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def runs_compared(folder: Path, model: str, devices: int, base: int, part: dict[str, Any]) -> dict[str, Any]:
+    """Read the written run line by line, and hold it against the first number of devices' run."""
+    compared = {}
+    for precision in ("float32", "bf16"):
+        rows = list(rows_of(folder / f"{model}-evaluate-{devices}-{precision}.trec"))
+        scores, first = dict(rows), dict(rows_of(folder / f"{model}-evaluate-{base}-{precision}.trec"))
+        docs = Counter(query for query, _ in scores)
+        spans = [rank[precision] for rank in part["ranks"]]
+        gap = max(abs(score - first[pair]) for pair, score in scores.items()) if scores.keys() == first.keys() else None
+        seconds = max(span["ended"] for span in spans) - min(span["started"] for span in spans)
+        compared[precision] = {
+            "queries": len(docs), "pairs": len(rows), "pairs_twice": len(rows) - len(scores), "docs_of_a_query": sorted(set(docs.values())),
+            "same_ids": scores.keys() == first.keys(), "gap": gap, "spread": float(np.std(list(scores.values()))),
+            "pairs_of_ranks": [span["pairs"] for span in spans], "pairs_per_second": sum(span["pairs"] for span in spans) / max(seconds, 1e-9),
+        }  # fmt: skip
+    return compared
+
+
+def rows_of(path: Path) -> Iterator[tuple[tuple[str, str], float]]:
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            query, _, doc, _, score, _ = line.split()
+            yield (query, doc), float(score)
+
+
+def vectors_compared(folder: Path, model: str, devices: int, base: int, part: dict[str, Any]) -> dict[str, Any]:
+    """Each doc once, in the collection's order, its vector that of the first number of devices; those of others are then deleted."""
+    from ranker.retrieval.encode import Encoded
+
+    compared = {}
+    for precision in ("float32", "bf16"):
+        here = folder / f"{model}-encode-{devices}-{precision}"
+        encoded, first = Encoded(here), Encoded(folder / f"{model}-encode-{base}-{precision}")
+        same = len(encoded.doc_ids) == len(first.doc_ids) and bool((encoded.doc_ids == first.doc_ids).all())
+        gap = max(float(np.abs(a - b).max()) for a, b in zip(encoded.chunks(), first.chunks(), strict=True)) if same else None
+        spans = [rank[precision] for rank in part["ranks"]]
+        seconds = max(span["ended"] for span in spans) - min(span["started"] for span in spans)
+        compared[precision] = {
+            "docs": encoded.num_docs, "docs_twice": encoded.num_docs - len(np.unique(encoded.doc_ids)), "same_ids": same, "gap": gap,
+            "in_order": encoded.doc_ids.tolist() == [f"d{i}".encode() for i in range(encoded.num_docs)],
+            "docs_per_second": encoded.num_docs / max(seconds, 1e-9),
+        }  # fmt: skip
+        del encoded, first
+        if devices != base:
+            shutil.rmtree(here)
+    return compared
+
+
+def environment(gpus: int) -> dict[str, Any]:
+    """What the figures depend on."""
+    shared = Path("/dev/shm")
+    return {
+        "card": torch.cuda.get_device_name() if gpus else f"CPU ({platform.machine()})", "gpus": gpus, "cores": os.cpu_count(),
+        **{name: version(name) for name in ("torch", "lightning", "transformers")},
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpus else None,
+        "shared_memory_gb": round(shutil.disk_usage(shared).total / 1e9, 1) if shared.exists() else None,
+        "variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith(("NCCL_", "TORCH_NCCL", "OMP_"))},
+    }  # fmt: skip
+
+
+def write(path: Path, found: dict[str, Any]) -> None:
+    """Whole or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
 
 
 if __name__ == "__main__":

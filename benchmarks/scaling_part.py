@@ -1,0 +1,300 @@
+"""One part of scaling.py on one number of devices, as a program of its own; every process writes what it found to `OUT.RANK`.
+
+What it takes are the fields of `Part`, as JSON. Lines that begin with `@` say how far it is. After `seconds`, each process writes its
+stack, so that a hang can be read in the part's log.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import pickle
+import sys
+import time
+import warnings
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.strategies import DDPStrategy as FabricDDP
+from lightning.pytorch.strategies import DDPStrategy
+from transformers import BertModel
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from train_throughput import DOCS, _wait, collection, config_of, tokenizer  # noqa: E402
+
+from ranker.data.collection import Collection, Splits  # noqa: E402
+from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E402
+from ranker.data.trec import write_run  # noqa: E402
+from ranker.layers.encoder import Encoder  # noqa: E402
+from ranker.losses.lce import LCE  # noqa: E402
+from ranker.models.dpr import DPR  # noqa: E402
+from ranker.models.monobert import MonoBERT  # noqa: E402
+from ranker.retrieval.encode import Device, encode_queries  # noqa: E402
+from ranker.retrieval.engines import EncodeOptions, encode_sets  # noqa: E402
+from ranker.training.contrastive_module import ContrastiveModule  # noqa: E402
+from ranker.training.rerank_module import RerankModule  # noqa: E402
+from ranker.training.throughput import Throughput, peak_memory_bytes  # noqa: E402
+from ranker.types import Run  # noqa: E402
+
+STARTED = time.perf_counter()
+STEPS = 20  # whose losses are compared
+SMALL, LARGE = "small", "large"  # the two collections: for equality, and for speed
+PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed"}
+
+
+@dataclass(frozen=True)
+class Part:
+    """What to do.
+
+    Args:
+        what: prepare, losses, speed, evaluate or encode.
+        devices: Number of devices.
+        model: monobert or dpr.
+        size: Of the random BERT, as in train_throughput.py.
+        pairs: Pairs of a step on each device, for speed.
+        max_tokens: Token budget of a micro-batch, for speed.
+        steps: Optimizer steps, for speed.
+        exact_pairs: Pairs of a step over all devices, where losses are compared.
+        exact_tokens: Token budget there.
+        groups: Query groups of the large collection.
+        queries: Queries of the large collection that are evaluated.
+        folder: For collections, token stores, runs and vectors.
+        out: Where findings go.
+        seconds: When stacks are written.
+    """
+
+    what: str
+    devices: int
+    model: str
+    size: str
+    pairs: int
+    max_tokens: int
+    steps: int
+    exact_pairs: int
+    exact_tokens: int
+    groups: int
+    queries: int
+    folder: str
+    out: str
+    seconds: float
+
+    def file(self, name: str) -> Path:
+        """A file or folder that is this part's own."""
+        return Path(self.folder) / f"{self.model}-{self.what}-{self.devices}-{name}"
+
+
+def rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def say(text: str) -> None:
+    print(f"@ rank {rank()}, {time.perf_counter() - STARTED:.0f} s: {text}", flush=True)
+
+
+class Progress(pl.Callback):
+    """Say now and then which step or batch is done, and keep the losses."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.told = 0.0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Of the first steps, which compile, and then every ten seconds."""
+        if batch_idx < 3 or time.perf_counter() - self.told > 10:
+            self.told = time.perf_counter()
+            say(f"step {batch_idx + 1} done")
+
+
+class Losses(Progress):
+    """Each step's loss; reading it makes the device wait, so no timing uses this."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Keep it."""
+        super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
+        self.losses.append(float(trainer.callback_metrics["train/loss"]))
+
+
+class Clock(pl.Callback):
+    """When this process scored how many pairs, the first batches left out, which compile."""
+
+    def __init__(self) -> None:
+        self.pairs, self.first, self.started, self.ended = 0, 0, 0.0, 0.0
+
+    def on_test_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Start."""
+        count = int(trainer.num_test_batches[dataloader_idx])
+        self.first = min(5, count // 4)
+        if batch_idx == self.first:
+            _wait("cuda")
+            self.started = time.time()
+        if batch_idx >= self.first:
+            self.pairs += len(batch.slots)
+
+    def on_test_batch_end(
+        self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Stop."""
+        if batch_idx == trainer.num_test_batches[dataloader_idx] - 1:
+            _wait("cuda")
+            self.ended = time.time()
+
+
+def load(part: Part, name: str) -> Collection:
+    """A collection that `prepare` made."""
+    with (Path(part.folder) / f"{name}.pickle").open("rb") as file:
+        found = pickle.load(file)
+    say(f"{name} collection read: {len(found.docs)} docs")
+    return found
+
+
+def scorer_of(part: Part, dropout: bool) -> Any:
+    """The same random scorer in every process."""
+    config = config_of(part.size)
+    if not dropout:
+        config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    torch.manual_seed(0)
+    encoder = Encoder(BertModel(config, add_pooling_layer=False), tokenizer())
+    return DPR(encoder) if part.model == "dpr" else MonoBERT(encoder)
+
+
+def data_of(part: Part, scorer: Any, splits: Splits, pairs: int, max_tokens: int) -> RankData:
+    return RankData(
+        splits, scorer.encoder.tokenizer, scorer.reads, 512,
+        BatchOptions(queries=pairs // DOCS, docs=DOCS, max_tokens=max_tokens, workers=4 if torch.cuda.is_available() else 0),
+        TextLimits(64, 256), cache_dir=Path(part.folder) / "tokens", layouts=scorer.layouts() if scorer.reads == "texts" else None,
+        in_batch=part.model == "dpr",
+    )  # fmt: skip
+
+
+def trainer_of(part: Part, precision: str, *callbacks: pl.Callback, max_steps: int = -1) -> pl.Trainer:
+    """As build.py makes it, but that a process which lost its peers gives up with the part."""
+    several = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True, timeout=timedelta(seconds=part.seconds))
+    return pl.Trainer(
+        accelerator="gpu" if torch.cuda.is_available() else "cpu", devices=part.devices, strategy=several if part.devices > 1 else "auto",
+        precision=PRECISIONS[precision], max_steps=max_steps, max_epochs=-1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, callbacks=list(callbacks),
+    )  # fmt: skip
+
+
+def fit(part: Part, precision: str, data: Collection, pairs: int, max_tokens: int, steps: int, exact: bool) -> dict[str, Any]:
+    """Train; losses and throughput."""
+    scorer = scorer_of(part, dropout=not exact)
+    kind = ContrastiveModule if part.model == "dpr" else RerankModule
+    make: Any = (
+        (lambda groups: torch.optim.SGD(groups, lr=0.01)) if exact else (lambda groups: torch.optim.AdamW(groups, lr=1e-5, fused=True))
+    )
+    module = kind(scorer, ["nDCG@10"], loss=LCE(), optimizer=make, schedule=lambda step, total: 1.0, total_steps=steps)
+    progress, throughput = Losses() if exact else Progress(), Throughput()
+    say(f"{precision}: {steps} steps of {pairs} pairs")
+    trainer = trainer_of(part, precision, progress, *([] if exact else [throughput]), max_steps=steps)
+    trainer.fit(module, datamodule=data_of(part, scorer, Splits(data, None, {}), pairs, max_tokens))
+    return {"losses": progress.losses} if exact else throughput.report()
+
+
+def prepare(part: Part) -> dict[str, Any]:
+    """Make collections and token stores once, so that no part's processes make them or wait for each other."""
+    for name, groups in ((SMALL, part.exact_pairs // DOCS * STEPS), (LARGE, part.groups)):
+        made = collection(groups, seed=len(name))
+        say(f"{name} collection: {groups} queries, {len(made.docs)} docs")
+        scorer = scorer_of(replace(part, size="tiny"), dropout=True)
+        data_of(part, scorer, Splits(None, None, {}), part.pairs, part.max_tokens).collator(made)
+        with (Path(part.folder) / f"{name}.pickle").open("wb") as file:
+            pickle.dump(made, file)
+    return {}
+
+
+def losses(part: Part) -> dict[str, Any]:
+    """The first steps' losses: SGD, no dropout, the same steps whatever the number of devices."""
+    data = load(part, SMALL)
+    return {
+        precision: fit(part, precision, data, part.exact_pairs, part.exact_tokens, STEPS, exact=True)["losses"] for precision in PRECISIONS
+    }
+
+
+def speed(part: Part) -> dict[str, Any]:
+    """Training as the product does it: bf16 on GPUs, AdamW, as many pairs a device on any number of devices."""
+    precision = "bf16" if torch.cuda.is_available() else "float32"
+    return fit(part, precision, load(part, LARGE), part.pairs * part.devices, part.max_tokens, part.steps, exact=False)
+
+
+def leave(path: Path, name: str, run: Run) -> dict[str, float]:
+    """Write a finished run."""
+    say(f"one run of {len(run)} queries")
+    write_run(path, run)
+    return {}
+
+
+def evaluate(part: Part) -> dict[str, Any]:
+    """Score all candidates, gather one run, write it."""
+    found = {}
+    for precision, name, most in (("float32", SMALL, None), ("bf16", LARGE, part.queries)):
+        data = load(part, name)
+        data = replace(data, qrels=dict(list(data.qrels.items())[:most]))
+        scorer, clock = scorer_of(part, dropout=False), Clock()
+
+        module = RerankModule(scorer, ["nDCG@10"], on_evaluated=partial(leave, part.file(f"{precision}.trec")))
+        say(f"{precision}: {len(data.qrels)} queries of {DOCS} docs")
+        loaders = data_of(
+            part, scorer, Splits(None, None, {"generated": data}), part.pairs, part.exact_tokens if most is None else part.max_tokens
+        )
+        trainer_of(part, precision, clock).test(module, datamodule=loaders, verbose=False)
+        found[precision] = {"pairs": clock.pairs, "started": clock.started, "ended": clock.ended}
+    return found
+
+
+def encode(part: Part) -> dict[str, Any]:
+    """Encode a collection's docs as search.py does, in shards spread over the devices."""
+    found = {}
+    for precision, name in (("float32", SMALL), ("bf16", LARGE)):
+        data = load(part, name)
+        several = FabricDDP(timeout=timedelta(seconds=part.seconds))
+        fabric = Fabric(
+            accelerator="gpu" if torch.cuda.is_available() else "cpu", devices=part.devices, precision=PRECISIONS[precision],  # type: ignore[arg-type]
+            strategy=several if part.devices > 1 else "auto",
+        )  # fmt: skip
+        fabric.launch()
+        scorer = scorer_of(part, dropout=False).to(fabric.device)
+        loaders = data_of(part, scorer, Splits(None, None, {}), part.pairs, part.max_tokens)
+        where = Device(
+            fabric.device, fabric.autocast, fabric.global_rank, fabric.world_size, part.exact_tokens if name == SMALL else part.max_tokens
+        )
+        collator = loaders.collator(data)
+        encode_queries(scorer, collator, np.arange(min(len(data.queries), 8192)), where)  # compiles
+        say(f"{precision}: {len(data.docs)} docs")
+        options = EncodeOptions(Path(part.folder), part.file(precision), shard_docs=max(1, -(-len(data.docs) // 64)))
+        fabric.barrier()
+        started = time.time()
+        encode_sets(scorer, loaders, {"generated": data}, options, where, str(PRECISIONS[precision]))
+        found[precision] = {"started": started, "ended": time.time()}
+        fabric.barrier()
+        say(f"{precision}: encoded")
+    return found
+
+
+def main() -> None:
+    part = Part(**json.loads(sys.argv[1]))
+    faulthandler.dump_traceback_later(part.seconds)
+    warnings.filterwarnings("ignore")
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    say(f"started, process {os.getpid()}")
+    found = {"prepare": prepare, "losses": losses, "speed": speed, "evaluate": evaluate, "encode": encode}[part.what](part)
+    found["memory"] = peak_memory_bytes()
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        found["memory_on_card"] = total - free
+    Path(f"{part.out}.{rank()}").write_text(json.dumps(found), encoding="utf-8")
+    say("done")
+
+
+if __name__ == "__main__":
+    main()
