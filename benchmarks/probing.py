@@ -183,9 +183,9 @@ def main() -> None:
             subject, sequences, list(range(subject.num_states)), device
         )
         report["encoder pass into the cache, s"] = round(time.perf_counter() - start, 2)
-        data = states.to(device) if device.type == "cuda" else states
+        states = TensorStates(states.data.to(device)) if device.type == "cuda" else states
         spans = np.array([[sequences.tokens_of(i, Span("query")), sequences.tokens_of(i, Span("doc"))] for i in range(asked.pairs)])
-        inputs = Inputs(TensorStates(data), spans, np.arange(asked.pairs + 1), device)
+        inputs = Inputs(states, spans, np.arange(asked.pairs + 1), device)
         for batch in (size for size in (32, 256) if size <= asked.pairs):
             report[f"step of all layers, batch {batch}, ms"] = {
                 form: round(taken, 2) for form, taken in step_times(inputs, subject.num_states, batch, device, asked.repeats).items()

@@ -201,8 +201,8 @@ class SearchConfig:
 class ProbeTrainingConfig:
     """How a probe is trained; see conf/probe.yaml for the meaning of each."""
 
-    lr: float = 5e-4
-    batch_pairs: int = 32
+    lr: float = 7e-4
+    batch_pairs: int = 64
     max_rounds: int = 50
     round_steps: int = 5
     patience: int = 3

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-PIECE = 1 << 15  # numbers
-
 
 class Dropout:
     """Masks of independent members: each has a generator of its own, so that it gets the same masks in any company.
@@ -67,20 +65,34 @@ class Adam:
     def step(self) -> None:
         """Clip and update, as torch's clip_grad_norm_ and Adam do for each member by itself; a member of rate 0 stays as it is."""
         self._steps += 1
-        first, second = self.BETAS
         norms = torch.linalg.vector_norm(self.gradient, dim=1, keepdim=True)
         clipped = (self.clip / (norms + 1e-6)).clamp(max=1.0)
-        rates = self.rates / (1 - first**self._steps)
-        size = self.parameters.shape[1]
-        # on a CPU piece by piece, so that the numbers stay in its cache from one operation to the next
-        piece = size if self.parameters.device.type == "cuda" else max(1, PIECE // len(self.parameters))
-        for start in range(0, size, piece):
-            own = slice(start, start + piece)
-            gradient = self.gradient[:, own].mul_(clipped)
-            mean = self._mean[:, own].lerp_(gradient, 1 - first)
-            square = self._square[:, own].mul_(second).addcmul_(gradient, gradient, value=1 - second)
-            scale = square.sqrt().div_(math.sqrt(1 - second**self._steps)).add_(self.EPS)
-            self.parameters[:, own].sub_(mean.div(scale).mul_(rates))
+        if self.parameters.device.type == "cpu":
+            self._step_each(clipped)
+        else:
+            self._step_all(clipped)
+
+    def _step_all(self, clipped: Tensor) -> None:
+        """All members at once: on a GPU the number of launches is what counts."""
+        first, second = self.BETAS
+        gradient = self.gradient.mul_(clipped)
+        mean = self._mean.lerp_(gradient, 1 - first)
+        square = self._square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
+        scale = square.sqrt().div_(math.sqrt(1 - second**self._steps)).add_(self.EPS)
+        self.parameters.sub_(mean.div(scale).mul_(self.rates / (1 - first**self._steps)))
+
+    def _step_each(self, clipped: Tensor) -> None:
+        """One member after another, by torch's fused kernel: on a CPU reading the numbers once is what counts."""
+        steps = torch.tensor(float(self._steps))
+        for member, (rate, factor) in enumerate(zip(self.rates.squeeze(1).tolist(), clipped.squeeze(1).tolist(), strict=True)):
+            if rate == 0:
+                continue
+            if factor < 1:
+                self.gradient[member].mul_(factor)
+            torch._fused_adam_(
+                [self.parameters[member]], [self.gradient[member]], [self._mean[member]], [self._square[member]], [], [steps], lr=rate,
+                beta1=self.BETAS[0], beta2=self.BETAS[1], weight_decay=0.0, eps=self.EPS, amsgrad=False, maximize=False,
+            )  # fmt: skip
 
     def keep(self, members: Tensor) -> None:
         """Go on with some members only, int64 [members]."""

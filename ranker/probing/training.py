@@ -35,8 +35,8 @@ class TrainingOptions:
         head: `edge`, `mlp2` or `linear`.
     """
 
-    lr: float = 5e-4
-    batch_pairs: int = 32
+    lr: float = 7e-4
+    batch_pairs: int = 64
     max_rounds: int = 50
     round_steps: int = 5
     patience: int = 3

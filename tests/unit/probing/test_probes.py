@@ -185,6 +185,30 @@ def test_adam_leaves_members_of_rate_0_alone() -> None:
     assert (parameters[0] < 1).all()
 
 
+def test_adam_on_a_gpu_is_adam_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two ways to take a step, on the same gradients, one member clipped and one of rate 0; torch.optim.Adam is the truth."""
+    gradients = torch.randn(12, 3, 50, generator=torch.Generator().manual_seed(0)) * torch.tensor([0.01, 1.0, 1.0])[:, None]
+    made = []
+    for way in ("_step_each", "_step_all"):
+        monkeypatch.setattr(Adam, "_step_each", vars(Adam)[way])
+        optimizer = Adam(torch.ones(3, 50), lr=0.1, clip=1.0)
+        optimizer.rates[2] = 0
+        for gradient in gradients:
+            optimizer.gradient.copy_(gradient)
+            optimizer.step()
+        made.append(optimizer.parameters)
+        monkeypatch.undo()
+    truth = [torch.ones(50, requires_grad=True) for _ in range(2)]
+    for member, parameter in enumerate(truth):
+        reference = torch.optim.Adam([parameter], lr=0.1)
+        for gradient in gradients:
+            parameter.grad = gradient[member].clone()
+            nn.utils.clip_grad_norm_([parameter], 1.0)
+            reference.step()
+    for parameters in made:
+        assert_close(parameters, torch.stack([*truth, torch.ones(50)]).detach(), rtol=0, atol=1e-5)
+
+
 def test_dropout_masks_of_a_member_do_not_depend_on_its_company() -> None:
     alone = Dropout([7], 0.3, (4, 8), CPU)
     together = Dropout([3, 7, 9], 0.3, (4, 8), CPU)
