@@ -1,6 +1,5 @@
 """Small multitask trainings under different hardware layouts; test_multitask_invariance.py runs them, here and in two processes."""
 
-import faulthandler
 import importlib.util
 import json
 import os
@@ -136,7 +135,6 @@ def main() -> None:
     """Run the jobs of a JSON file one after another; every process of the launch does, the first writes the results."""
     jobs, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(300, exit=True)  # a process that waits for ever says where
     results = {name: train(Job(**job)) for name, job in jobs.items()}
     if int(os.environ.get("RANK", "0")) == 0:
         torch.save(results, out)

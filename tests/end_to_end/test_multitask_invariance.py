@@ -2,10 +2,6 @@
 
 import importlib.util
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +9,6 @@ import pytest
 import torch
 
 SCRIPT = Path(__file__).with_name("multitask_run.py")
-ROOT = Path(__file__).resolve().parents[2]
 spec = importlib.util.spec_from_file_location("multitask_run", SCRIPT)
 multitask_run = importlib.util.module_from_spec(spec)
 sys.modules["multitask_run"] = multitask_run
@@ -36,30 +31,15 @@ def whole(cache):
 
 
 @pytest.fixture(scope="module")
-def two_processes(cache, whole):
+def two_processes(forks, cache, whole):
     jobs = {case: {"cache": str(cache), "case": case, "devices": 2} for case in CASES}
     jobs |= {f"{case}, small": {"cache": str(cache), "case": case, "devices": 2, "max_tokens": SMALL} for case in CASES}
     jobs["no sum"] = {"cache": str(cache), "case": CASES[0], "devices": 2, "fault": "no sum"}
     (cache / "jobs.json").write_text(json.dumps(jobs))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    for rank in range(2):
-        environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "t",
-        }  # fmt: skip
-        command = [sys.executable, str(SCRIPT), str(cache / "jobs.json"), str(cache / "results.pt")]
-        with (cache / f"{rank}.log").open("w") as out:
-            processes.append(subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True))
-    try:
-        codes = [process.wait(timeout=330) for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    assert codes == [0, 0], (cache / "0.log").read_text()[-3000:]
+    done = forks.run(
+        "tests/end_to_end/multitask_run.py", str(cache / "jobs.json"), str(cache / "results.pt"), cwd=cache, devices=2, timeout=600
+    )
+    assert done.codes == [0, 0], done.out
     return torch.load(cache / "results.pt", weights_only=True)
 
 
