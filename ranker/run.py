@@ -280,7 +280,8 @@ def probe(cfg: DictConfig) -> None:
         subject = Subject(str(choices.encoder), encoder, cfg.reads)
     tasks = [instantiate(node) for node in cfg.probe.values()]
     logger = instantiate(cfg.logger)(folder) if cfg.logger is not None and "_target_" in cfg.logger else None
-    options: Any = OmegaConf.to_container(cfg, resolve=True)
+    options = cfg_values(cfg)
+    dashboards.start([logger], options, OmegaConf.to_yaml(cfg, resolve=True))
     run_probe(folder, options, splits, tasks, subject, logger)
     if isinstance(logger, TensorBoardLogger):  # wandb has them from the report
         dashboards.show_pictures([logger], folder)
