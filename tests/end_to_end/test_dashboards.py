@@ -2,11 +2,9 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import pytest
-from commands import ROOT, run
+from commands import run, run_all
 from offline_wandb import OfflineRun
 
 SMALL = [
@@ -27,11 +25,7 @@ def done(tmp_path_factory, small_files):
         "broken": [*BROKEN, data],
         "board": [*SMALL, data, "name=board", "logger=tensorboard", "trainer.max_epochs=1"],
     }
-    (where / "commands.json").write_text(json.dumps(commands))
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tests/end_to_end/session.py"), "commands.json", "results.json"]
-    # PC-88: no key, no terminal, no network
-    subprocess.run(command, cwd=where, check=True, timeout=600, capture_output=True, stdin=subprocess.DEVNULL)
-    results = json.loads((where / "results.json").read_text())
+    results = run_all(commands, where, timeout=900)
     assert {name: result["code"] for name, result in results.items()} == {
         "first": 0, "second": 0, "sweep": 0, "broken": 1, "board": 0,
     }, results  # fmt: skip

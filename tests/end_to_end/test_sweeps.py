@@ -3,12 +3,10 @@
 import csv
 import json
 import shutil
-import subprocess
-import sys
 
 import optuna
 import pytest
-from commands import ROOT, run
+from commands import ROOT, run, run_all
 from hydra import compose, initialize_config_dir
 
 from ranker import entry
@@ -36,10 +34,7 @@ COMMANDS = {
 def done(tmp_path_factory, small_files):
     where = tmp_path_factory.mktemp("sweeps")
     shutil.copytree(small_files, where / "small")
-    (where / "commands.json").write_text(json.dumps(COMMANDS))
-    command = [sys.executable, "-W", "ignore", str(ROOT / "tests/end_to_end/session.py"), "commands.json", "results.json"]
-    subprocess.run(command, cwd=where, check=True, timeout=600, capture_output=True)
-    return where, json.loads((where / "results.json").read_text())
+    return where, run_all(COMMANDS, where, timeout=900)
 
 
 def rows_of(folder):
