@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString, Transformer
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
 from hydra.experimental.callback import Callback
 from hydra.plugins.launcher import Launcher
@@ -226,7 +226,7 @@ def distribution(override: Override) -> Any:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if override.is_discrete_sweep():
-        return CategoricalDistribution([str(value) for value in override.sweep_iterator(transformer=Transformer.encode)])
+        return CategoricalDistribution(list(override.sweep_string_iterator()))
     interval: Any = override.value()
     logarithmic = "log" in interval.tags
     if isinstance(interval.start, int) and isinstance(interval.end, int):
