@@ -144,7 +144,7 @@ def run(folder: Path, model: str, what: str, devices: int, settings: dict[str, A
     if not why and (process.returncode or not all(path.exists() for path in ranks)):
         why = f"exit status {process.returncode}"
     if why:
-        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-40:]
+        last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-100:]
         print(f"  FAILED: {why}; {log} ends with:\n    " + "\n    ".join(last), flush=True)
         return {"failed": why, "log": last}
     return {"seconds": time.monotonic() - started, "ranks": [json.loads(path.read_text(encoding="utf-8")) for path in ranks]}
