@@ -109,9 +109,9 @@ class TaskSteps(Dataset[TaskStep]):
         sizes = self.collator.group_sizes(query_rows, doc_rows).tolist() if len(groups) else []
         drawn = self.plan.rows(epoch, index)
         # items of the step: its groups, then every task's rows
-        task_of = np.repeat(np.arange(len(self.tasks)), [len(own) for own in drawn])
+        task_of = np.repeat(np.arange(len(self.tasks)), np.array([len(own) for own in drawn], dtype=np.int64))
         number_of = np.concatenate([*drawn, np.zeros(0, dtype=np.int64)]).astype(np.int64)
-        rows = np.array([self.tasks[task].rows[number] for task, number in zip(task_of, number_of, strict=True)], dtype=np.int64)
+        rows = self._rows(task_of, number_of)
         num_targets = [int(np.diff(task.targets)[own].sum()) for task, own in zip(self.tasks, drawn, strict=True)]
         micro_batches = []
         for part in self.plan.ranking.cut([*sizes, *self._lengths[rows].tolist()], self.rank, self.world):
@@ -126,6 +126,11 @@ class TaskSteps(Dataset[TaskStep]):
             epoch, index, tuple(micro_batches), len(groups), num_docs + len(rows), rows=(num_docs, *(len(own) for own in drawn))
         )  # fmt: skip
 
+    def _rows(self, task_of: np.ndarray, number_of: np.ndarray) -> np.ndarray:
+        """Rows in `sequences` of some tasks' pairs, int64."""
+        pairs = zip(task_of.tolist(), number_of.tolist(), strict=True)
+        return np.array([self.tasks[task].rows[number] for task, number in pairs], dtype=np.int64)
+
     def query_ids(self, epoch: int, index: int) -> list[str]:
         """The ranking queries of a step, over all devices."""
         rows = self.sampler.query_rows[self.plan.groups(epoch, index)]
@@ -134,7 +139,7 @@ class TaskSteps(Dataset[TaskStep]):
     def _with_rows(self, ranked: RankBatch | None, task_of: np.ndarray, number_of: np.ndarray, num_targets: Sequence[int]) -> TaskBatch:
         """Put auxiliary rows behind the ranking groups' rows."""
         first = 0 if ranked is None or ranked.pairs is None else ranked.pairs.num_tokens
-        rows = np.array([self.tasks[task].rows[number] for task, number in zip(task_of, number_of, strict=True)], dtype=np.int64)
+        rows = self._rows(task_of, number_of)
         blocks, order = self._lay_out(rows)
         lengths = self._lengths[rows]
         starts = np.zeros(len(rows), dtype=np.int64)

@@ -102,13 +102,20 @@ class MultitaskModule(RerankModule):
         self.rows_seen += torch.tensor(step.rows, device=self.rows_seen.device)
         for task, name in enumerate(self.tasks):
             self.log(f"rows/{name}", self.rows_seen[task].float())
-            if step.rows[task]:
-                self.log(f"train/loss/{name}", losses[task].float())
-            if gradients is not None and task and step.rows[task] and step.rows[0]:
-                self.log(f"cosine/{name}", gradients.cosine(task).float())
         if self.weighting.mode in ("uncertainty", "gradnorm"):
             for name, value in zip(self.tasks, self.weights.coefficients([1] * len(self.tasks)), strict=True):
                 self.log(f"weight/{name}", value.float())
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if not every or (self.trainer.global_step + 1) % every:
+            return
+        # straight to the loggers: `log` would repeat the last value at steps that have none
+        values = {f"train/loss/{name}": losses[task] for task, name in enumerate(self.tasks) if step.rows[task]}
+        if gradients is not None and step.rows[0]:
+            values |= {f"cosine/{name}": gradients.cosine(task) for task, name in enumerate(self.tasks) if task and step.rows[task]}
+        for logger in self.loggers:
+            logger.log_metrics(
+                {"epoch": float(self.current_epoch), **{key: float(value) for key, value in values.items()}}, step=self.trainer.global_step
+            )
 
 
 class Gradients:
