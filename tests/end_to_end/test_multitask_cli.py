@@ -2,6 +2,7 @@
 
 import csv
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -38,13 +39,17 @@ def test_losses_rows_and_cosines_are_logged(trained):
     rows = [row for row in logged(trained) if row["train/loss"]]
     losses = [row for row in logged(trained) if row["train/loss/ranking"]]
     assert [row["step"] for row in rows] == [row["step"] for row in losses] == [str(step) for step in range(12)]
-    for row in losses:
-        assert all(float(row[f"train/loss/{name}"]) > 0 for name in ("ranking", "bm25", "tf"))
+    assert all(float(row["train/loss/ranking"]) > 0 for row in losses)
+    for name in ("bm25", "tf"):
+        seen = [0.0, *(float(row[f"rows/{name}"]) for row in rows)]
+        held = [after > before for before, after in pairwise(seen)]  # steps that have rows of the task
+        assert [bool(row[f"train/loss/{name}"]) for row in losses] == held
+        assert [bool(row[f"cosine/{name}"]) for row in losses] == [own and step % 2 == 1 for step, own in enumerate(held)]
+        assert sum(held) > 6
     # 24 groups of 4 docs, one ranking row in 5 beside: 24 rows of others an epoch
     last = rows[-1]
     assert float(last["rows/ranking"]) == 2 * 24 * 4 and float(last["rows/bm25"]) + float(last["rows/tf"]) == 2 * 24
     cosines = [row["cosine/bm25"] for row in losses]
-    assert [bool(value) for value in cosines] == [False, True] * 6
     assert all(-1 <= float(value) <= 1 for value in cosines if value)
     assert float(last["weight/tf"]) != float(rows[0]["weight/tf"])
 
