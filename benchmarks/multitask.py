@@ -1,7 +1,7 @@
 """Does learning a probing task beside ranking help, and does it matter at which layer? nDCG@10 on the built-in collection.
 
     python benchmarks/multitask.py                      # train what is not there yet, then the table and the picture
-    python benchmarks/multitask.py --seeds 0 --report   # only measure what is there
+    python benchmarks/multitask.py --report --page docs/multitask.md   # only measure what is there, and write it into the page
 
 Ranking only, and one task or three beside it, with heads at the middle layer or at the last of the 2-layer encoder `splade_tiny`. All
 trainings see the same ranking groups in the same order. A finished run is not made again. Each run is a fork of this process, which has
@@ -42,6 +42,7 @@ COMMON = [
 ]  # fmt: skip
 LABELS = ["model.labels.docs_per_query=3"]
 MEASURE = "nDCG@10"
+MARKS = ("<!-- figures -->", "<!-- end of figures -->")
 
 
 def folder_of(out: Path, variant: str, seed: int) -> Path:
@@ -84,20 +85,29 @@ def compare(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
     }  # fmt: skip
 
 
-def report(found: dict[str, np.ndarray], picture: Path) -> None:
-    """Print the tables; draw the picture."""
+def tables(found: dict[str, np.ndarray]) -> str:
+    """The figures in Markdown, and in plain words what is significant."""
     pairs = [(name, BASELINE) for name in found if name != BASELINE]
     pairs += [(name.replace("layer 2", "layer 1"), name) for name in found if "layer 2" in name]
     tested = {f"{one} - {other}": compare(found[one], found[other]) for one, other in pairs if one in found and other in found}
     corrected = holm({name: row["p"] for name, row in tested.items()})
-    print(f"| training | {MEASURE}, each seed | mean |\n| --- | --- | --- |")
-    for name, own in found.items():
-        print(f"| {name} | {', '.join(f'{mean:.3f}' for mean in own.mean(axis=1))} | **{own.mean():.4f}** |")
-    print("\n| difference | delta | p | p (Holm) | detectable (80 % power) | wins/losses/ties |\n| --- | --- | --- | --- | --- | --- |")
+    seeds = max(len(own) for own in found.values())
+    lines = [f"| training | {MEASURE}, each seed | mean |", "| --- | --- | --- |"]
+    lines += [f"| {name} | {', '.join(f'{mean:.3f}' for mean in own.mean(axis=1))} | **{own.mean():.4f}** |" for name, own in found.items()]
+    lines += ["", "| difference | delta | p | p (Holm) | detectable | wins/losses/ties |", "| --- | --- | --- | --- | --- | --- |"]
     for name, row in tested.items():
         counts = f"{row['wins']}/{row['losses']}/{row['ties']}"
-        print(f"| {name} | {row['delta']:+.4f} | {row['p']:.3f} | {corrected[name]:.3f} | {row['detectable']:.4f} | {counts} |")
-    draw(found, picture)
+        lines.append(f"| {name} | {row['delta']:+.4f} | {row['p']:.3f} | {corrected[name]:.3f} | {row['detectable']:.4f} | {counts} |")
+    sure = [f"{name} ({tested[name]['delta']:+.4f})" for name in tested if corrected[name] <= 0.05]
+    said = f"Significant at 5 %: {'; '.join(sure)}. All other differences are not." if sure else "No difference is significant at 5 %."
+    how = "p: paired randomisation test over queries on each query's mean over seeds; detectable: 80 % power at 5 %, uncorrected."
+    return "\n".join([*lines, "", f"{said} {seeds} seeds, {next(iter(found.values())).shape[1]} test queries; {how}"])
+
+
+def put_into(page: Path, text: str) -> None:
+    """Replace what stands between the page's marks."""
+    before, rest = page.read_text(encoding="utf-8").split(MARKS[0])
+    page.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
 
 
 def draw(found: dict[str, np.ndarray], picture: Path) -> None:
@@ -124,6 +134,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmark-multitask"))
     parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "multitask.png")
+    parser.add_argument("--page", type=Path, help="put the tables into this page, between its marks")
     parser.add_argument("--report", action="store_true", help="train nothing")
     parser.add_argument("extra", nargs="*", help="further overrides for every training")
     args = parser.parse_args()
@@ -146,7 +157,13 @@ def main() -> None:
         rows = [values(folder) for seed in args.seeds if ((folder := folder_of(out, variant, seed)) / "result.json").is_file()]
         if len(rows) == len(args.seeds):
             found[variant] = np.array([[row[query] for query in sorted(row)] for row in rows])
-    report(found, args.picture)
+    if BASELINE not in found or len(found) < 2:
+        raise SystemExit(f"nothing to compare yet in {out}: expected {BASELINE} and another training with all of the seeds {args.seeds}")
+    text = tables(found)
+    print(text)
+    draw(found, args.picture)
+    if args.page:
+        put_into(args.page, f"{text}\n\n![nDCG@10 of each training and seed]({args.picture.name})")
 
 
 if __name__ == "__main__":
