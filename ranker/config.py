@@ -484,6 +484,8 @@ def _numbers(cfg: DictConfig) -> list[str]:
             faults.append(
                 f"batch.docs: expected more than batch.positives={batch.positives}, got {batch.docs}; without negatives nothing is learnt"
             )
+    if "name" in cfg and not OmegaConf.is_missing(cfg, "name") and str(cfg.name).split() != [str(cfg.name)]:
+        faults.append(f"name: expected a word without white space, since runs carry it as their tag, got {cfg.name!r}")
     if cfg.get("nonfinite", "stop") not in ("stop", "skip"):
         faults.append(f"nonfinite: expected stop or skip, got {cfg.nonfinite!r}")
     if OmegaConf.select(cfg, "data.teacher") and OmegaConf.select(cfg, "data.random_negatives"):

@@ -55,7 +55,7 @@ def _run_name(name: str, checkpoint: str | None, resume: bool) -> str:
     stored = Path(checkpoint or "") / "config.yaml"
     if not resume or _overridden("name") or not stored.is_file():
         return name
-    return str(OmegaConf.load(stored).get("name") or name)
+    return str(OmegaConf.select(OmegaConf.load(stored), "name") or name)
 
 
 def _root(folder: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import shutil
@@ -40,8 +41,10 @@ class WholeFiles(CheckpointIO):
         partial = path.with_name(f".{path.name}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            content = io.BytesIO()  # torch, writing into a full disk, hides the disk's error behind one of its own
+            torch.save(checkpoint, content)
             with partial.open("wb") as file:
-                torch.save(checkpoint, file)
+                file.write(content.getbuffer())
                 file.flush()
                 os.fsync(file.fileno())
             if storage_options is not None and path.is_file():
@@ -121,7 +124,7 @@ def to_resume_from(folder: Path) -> Path:
     Raises:
         CheckpointError: There is none.
     """
-    faults = []
+    faults: list[str] = []
     for name in (LAST, PREVIOUS):
         path = folder / "checkpoints" / name
         found = fault(path)

@@ -18,19 +18,19 @@ def jobs(*arguments: str) -> list[tuple[str, ...]]:
 
 
 def test_pc80_pc82_a_quoted_comma_is_one_value_and_paths_are_the_launch_folder_s(forks, small_files, tmp_path):
-    assert len(jobs("seed=1,3", "name=what is, this")) == 4  # unquoted: a sweep
-    assert len(jobs("seed=1,3", "name='what is, this'")) == 2
-    (tmp_path / "docs").symlink_to(small_files)
-    done = forks.run("train.py", "-m", *SMALL, "data.path=./docs", "seed=1,3", "name='what is, this'", "cache_dir=cache", cwd=tmp_path)
+    assert len(jobs("seed=1,3", "data.path=what is, this")) == 4  # unquoted: a sweep
+    assert len(jobs("seed=1,3", "data.path='what is, this'")) == 2
+    (tmp_path / "what is, this").symlink_to(small_files)
+    done = forks.run("train.py", "-m", *SMALL, "data.path='what is, this'", "seed=1,3", "name=sweep", "cache_dir=cache", cwd=tmp_path)
     assert done.code == 0, done.out
-    results = sorted((tmp_path / "multirun/what is, this").glob("*/*/result.json"))
+    results = sorted((tmp_path / "multirun/sweep").glob("*/*/result.json"))
     assert [path.parent.name for path in results] == ["0", "1"]
     assert [f"seed: {seed}\n" in (path.parent / "config.yaml").read_text() for path, seed in zip(results, (1, 3), strict=True)] == [
         True,
         True,
     ]
     assert all(json.loads(path.read_text())["steps"] == 1 for path in results)
-    done = forks.run("train.py", *SMALL, "data.path=./docs", "name=single", "cache_dir=cache", cwd=tmp_path)
+    done = forks.run("train.py", *SMALL, "data.path='./what is, this'", "name=single", "cache_dir=cache", cwd=tmp_path)
     assert done.code == 0, done.out
     assert len(list((tmp_path / "outputs/single").glob("*/result.json"))) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "docs", "multirun", "outputs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cache", "multirun", "outputs", "what is, this"]

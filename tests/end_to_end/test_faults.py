@@ -121,9 +121,9 @@ def taught(choices, small_files, tmp_path_factory):
     path = tmp_path_factory.mktemp("teacher") / "teacher.trec"
     rows = []
     for i in range(24):
-        docs = [f"d{i}", f"d{(i + 7) % 60}", f"d{(i + 20) % 60}", f"d{(i + 33) % 60}"]
-        scores = [3e38, 1e38, -1e38, -3e38] if i == 5 else [3.0, 1.0, -1.0, -3.0]
-        rows += [f"q{i} Q0 {doc} {rank} {score!r} t\n" for rank, (doc, score) in enumerate(zip(docs, scores, strict=True), 1)]
+        scores = [3e38 if i == 5 else 3.0, *((-3e38 if i == 5 else -0.1) * (1 + j / 60) for j in range(59))]
+        scores = [max(score, -3.4e38) for score in scores]
+        rows += [f"q{i} Q0 d{(i + j) % 60} {j + 1} {score!r} t\n" for j, score in enumerate(scores)]
     path.write_text("".join(rows))
     return [*choices, "loss=margin_mse", f"data.teacher={path}"]
 
