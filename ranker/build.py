@@ -242,7 +242,7 @@ def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], l
         dashboards.start(made, cfg_values(cfg), OmegaConf.to_yaml(cfg, resolve=True))
     _prepare_children(folder)
     # SLURM's requeue would start the training anew, in another folder; docs/resume.md has a job script that goes on
-    plugins = [WholeFiles(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])]
+    plugins: list[Any] = [WholeFiles(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])]
     try:
         return pl.Trainer(**options, callbacks=callbacks, logger=made or False, default_root_dir=folder, plugins=plugins)
     except (MisconfigurationException, ValueError, TypeError, AssertionError, RuntimeError) as error:

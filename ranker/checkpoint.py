@@ -76,7 +76,8 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
     model = path / "model" if in_run else path
     if weights == "last" or not model.is_dir():
         scorer = instantiate(
-            OmegaConf.create(constructor_keys("model", description["model"])), encoder=instantiate(constructor_keys("encoder", description["encoder"]))
+            OmegaConf.create(constructor_keys("model", description["model"])),
+            encoder=instantiate(constructor_keys("encoder", description["encoder"])),
         )
         _load_state(scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer.")
         return scorer

@@ -62,7 +62,13 @@ def step(tmp_path):
     def make(scorer, groups, rows, own=None):
         tokenizer = scorer.encoder.tokenizer
         stores = [
-            build_token_store(((str(i), text) for i, text in enumerate(texts)), tmp_path / f"{name}{len(list(tmp_path.iterdir()))}", tokenizer, 32, fingerprint=name)
+            build_token_store(
+                ((str(i), text) for i, text in enumerate(texts)),
+                tmp_path / f"{name}{len(list(tmp_path.iterdir()))}",
+                tokenizer,
+                32,
+                fingerprint=name,
+            )
             for name, texts in (("queries", QUERIES), ("docs", DOCS))
         ]
         collator = Collator.of(tokenizer, "pairs", *stores, 512, 32, 32)
