@@ -169,7 +169,8 @@ def runs_compared(folder: Path, model: str, devices: int, base: int, part: dict[
         seconds = max(span["ended"] for span in spans) - min(span["started"] for span in spans)
         compared[precision] = {
             "queries": len(docs), "pairs": len(rows), "pairs_twice": len(rows) - len(scores), "docs_of_a_query": sorted(set(docs.values())),
-            "same_ids": scores.keys() == first.keys(), "gap": gap, "spread": float(np.std(list(scores.values()))),
+            "same_ids": scores.keys() == first.keys(), "gap": gap,
+            "gap_of_spread": None if gap is None else gap / max(float(np.std(list(scores.values()))), 1e-12),
             "pairs_of_ranks": [span["pairs"] for span in spans], "pairs_per_second": sum(span["pairs"] for span in spans) / max(seconds, 1e-9),
         }  # fmt: skip
     return compared
