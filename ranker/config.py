@@ -403,7 +403,7 @@ def _multitask(cfg: DictConfig) -> list[str]:
         return []
     if "heads" not in (parameters_of(str(model.get("_target_"))) or ()):
         return [f"model.{key}: unknown key for {model.get('_target_')}" for key in OWN_KEYS["model"] if key in model]
-    from ranker.data.multitask import faults_of  # other models need none of it
+    from ranker.data.multitask_check import faults_of  # other models need none of it
 
     plain: Any = OmegaConf.to_container(model, resolve=True)
     return faults_of(plain)
@@ -413,7 +413,8 @@ def set_layers(cfg: DictConfig) -> None:
     """Put the layers of the probing report in place of `layer: auto`, so that the run folder says which they are."""
     heads = OmegaConf.select(cfg, "model.heads") or []
     if any(head.get("layer") == "auto" for head in heads):
-        from ranker.data.multitask import AutoLayers, auto_layers, read_heads
+        from ranker.data.multitask import AutoLayers
+        from ranker.data.multitask_check import auto_layers, read_heads
 
         plain: Any = OmegaConf.to_container(cfg.model, resolve=True)
         auto = AutoLayers(**{key: value for key, value in plain["auto"].items() if not key.startswith("_")})

@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ranker.data.multitask import Head, read_heads, task_target
+from ranker.data.multitask import Head
+from ranker.data.multitask_check import read_heads, task_target
 from ranker.data.task_rows import SLOTS, num_classes
 from ranker.data.task_steps import HeadBatch, TaskBatch
 from ranker.errors import CheckpointError, ConfigError
