@@ -77,6 +77,7 @@ class SaveLast(Checkpoint):
         self._saved = -1
         self._stop_asked = False
         self._row: dict[str, float] = {}
+        self._once_more = False  # whether this is a validation at the end of a training, in the middle of an epoch
 
     def _save(self, trainer: pl.Trainer) -> None:
         if trainer.global_step != self._saved and not trainer.sanity_checking:
@@ -106,7 +107,9 @@ class SaveLast(Checkpoint):
         if 0 < trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True
         stop = trainer.strategy.reduce_boolean_decision(self._stop_asked, all=False)
-        if _validation_is_due(trainer, batch_idx):
+        due = _validation_is_due(trainer, batch_idx)
+        self._once_more = trainer.should_stop and not due
+        if due or (trainer.should_stop and _validates_in_this_epoch(trainer)):
             return
         if stop or trainer.global_step % self.every_steps == 0:
             # Lightning hands this step's values to the loggers after the checkpoint: without them a resumed run would lack them
@@ -118,8 +121,10 @@ class SaveLast(Checkpoint):
             raise self._preempted(trainer)
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """Note what is not logged yet."""
+        """Note what is not logged yet; and count the step of an unscheduled validation, which Lightning would count again by skipping it."""
         checkpoint["unlogged"] = self._row
+        if self._once_more and trainer.validating:
+            checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
 
     def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
         """Log it in this run."""
@@ -157,12 +162,15 @@ def _on_sigterm(handler: Callable[..., None]) -> None:
         signal.signal(signal.SIGTERM, handler)
 
 
+def _validates_in_this_epoch(trainer: pl.Trainer) -> bool:
+    epochs = trainer.check_val_every_n_epoch
+    return trainer.enable_validation and (epochs is None or (trainer.current_epoch + 1) % epochs == 0)
+
+
 def _validation_is_due(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Whether Lightning validates after this step."""
+    """Whether a validation is scheduled after this step."""
     every, epochs = trainer.val_check_batch, trainer.check_val_every_n_epoch
-    if not trainer.enable_validation or (epochs is not None and (trainer.current_epoch + 1) % epochs != 0):
+    if not _validates_in_this_epoch(trainer):
         return False
-    if trainer.should_stop:
-        return True
     done = trainer.fit_loop.epoch_loop.total_batch_idx if epochs is None else batch_idx
     return every not in (None, float("inf")) and (done + 1) % int(every) == 0  # type: ignore[arg-type]
