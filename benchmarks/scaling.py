@@ -78,7 +78,7 @@ def measure(args: argparse.Namespace, folder: Path, gpus: int) -> dict[str, Any]
     found: dict[str, Any] = {"environment": environment(gpus), "settings": settings, "base": args.devices[0], "parts": {}}
     if args.out and args.out.exists():
         before = json.loads(args.out.read_text(encoding="utf-8"))
-        for key in ("environment", "settings"):
+        for key in ("environment", "settings", "base"):
             if before[key] != found[key]:
                 sys.exit(f"{args.out}: expected the same {key} as now, {found[key]}; got {before[key]}; name another file")
         found["parts"] = {key: part for key, part in before["parts"].items() if "failed" not in part}
@@ -116,7 +116,16 @@ def run(folder: Path, model: str, what: str, devices: int, settings: dict[str, A
     out, log = folder / f"{name}.json", folder / f"{name}.log"
     for left in folder.glob(f"{name}[-.]*"):
         shutil.rmtree(left) if left.is_dir() else left.unlink()
-    part = {"what": what, "devices": devices, "model": model, **settings, "folder": str(folder), "out": str(out), "seconds": 0.95 * timeout}
+    part = {
+        "what": what,
+        "devices": devices,
+        "model": model,
+        **settings,
+        "folder": str(folder),
+        "out": str(out),
+        "seconds": timeout,
+        "dump_at": time.time() + 0.9 * timeout,
+    }
     command = [sys.executable, "-W", "ignore", str(ROOT / "benchmarks" / "scaling_part.py"), json.dumps(part)]
     started = time.monotonic()
     print(f"{name.replace('-', ' ')}:", flush=True)

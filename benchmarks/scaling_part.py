@@ -1,6 +1,6 @@
 """One part of scaling.py on one number of devices, as a program of its own; every process writes what it found to `OUT.RANK`.
 
-What it takes are the fields of `Part`, as JSON. Lines that begin with `@` say how far it is. After `seconds`, each process writes its
+What it takes are the fields of `Part`, as JSON. Lines that begin with `@` say how far it is. Before its time is up, each process writes its
 stack, so that a hang can be read in the part's log.
 """
 
@@ -70,7 +70,8 @@ class Part:
         queries: Queries of the large collection that are evaluated.
         folder: For collections, token stores, runs and vectors.
         out: Where findings go.
-        seconds: When stacks are written.
+        seconds: What the part may take.
+        dump_at: When each process writes its stack, as time.time().
     """
 
     what: str
@@ -87,6 +88,7 @@ class Part:
     folder: str
     out: str
     seconds: float
+    dump_at: float
 
     def file(self, name: str) -> Path:
         """A file or folder that is this part's own."""
@@ -283,7 +285,7 @@ def encode(part: Part) -> dict[str, Any]:
 
 def main() -> None:
     part = Part(**json.loads(sys.argv[1]))
-    faulthandler.dump_traceback_later(part.seconds)
+    faulthandler.dump_traceback_later(max(1.0, part.dump_at - time.time()))
     warnings.filterwarnings("ignore")
     torch.backends.cuda.enable_cudnn_sdp(False)
     say(f"started, process {os.getpid()}")
