@@ -2,6 +2,7 @@
 
 import csv
 import json
+import time
 
 import pytest
 from commands import run, run_all
@@ -21,7 +22,7 @@ def done(tmp_path_factory, small_files):
     commands = {
         "first": [*SMALL, data, "name=first", "logger=wandb", "trainer.max_epochs=1"],
         "second": ["train.py", "checkpoint=@outputs/first/*", "resume=true", "name=second", "trainer.max_epochs=2"],
-        "sweep": [*SMALL, data, "-m", "name=sweep", "logger=wandb", "trainer.max_epochs=1", "seed=0,1"],
+        "sweep": [SMALL[0], "-m", *SMALL[1:], data, "name=sweep", "logger=wandb", "trainer.max_epochs=1", "seed=0,1"],
         "broken": [*BROKEN, data],
         "board": [*SMALL, data, "name=board", "logger=tensorboard", "trainer.max_epochs=1"],
     }
@@ -38,7 +39,11 @@ def only(where, pattern):
 
 
 def opened(folder):
-    return OfflineRun(only(folder, "wandb/offline-run-*/run-*.wandb"))
+    """The run's file once its last record is there: wandb's own process writes it."""
+    end = time.monotonic() + 60
+    while (board := OfflineRun(only(folder, "wandb/offline-run-*/run-*.wandb"))).exit_code is None and time.monotonic() < end:
+        time.sleep(0.2)
+    return board
 
 
 def rows_of(path):
