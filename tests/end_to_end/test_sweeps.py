@@ -21,8 +21,8 @@ SEARCH = ["train.py", "-m", "sweep=optuna_monobert", *SMALL, "name=search", "los
           "hydra.sweeper.pruning.startup_trials=1", "optim.lr=interval(1e-4, 1e-2)", "seed=range(0, 100)"]  # fmt: skip
 COMMANDS = {
     "grid": ["train.py", "-m", *SMALL, "name=grid", "batch.max_tokens=8192,16,400"],
-    "sweep": ["train.py", "-m", *DRY, "name=what is, this"],
-    "value": ["train.py", "-m", *DRY, 'name="what is, this"'],
+    "sweep": ["train.py", "-m", *DRY, "cache_dir=what is, this"],
+    "value": ["train.py", "-m", *DRY, 'cache_dir="what is, this"'],
     "dry": ["train.py", "-m", "hydra/launcher=dry_run", "batch.docs=4,0"],
     "search": [*SEARCH, "hydra.sweeper.n_trials=2"],
     "goes_on": [*SEARCH, "hydra.sweeper.n_trials=4", "hydra.sweep.dir=@multirun/search/*"],
@@ -91,7 +91,7 @@ def test_pc80_a_comma_makes_jobs_unless_the_value_is_quoted_for_hydra(done):
     _, results = done
     assert results["sweep"]["out"].startswith("sweep: 4 jobs under ")
     assert results["value"]["out"].startswith("sweep: 2 jobs under ")
-    assert "job 1: batch.docs=8 name='what is, this'" in results["value"]["out"].replace('"', "'")
+    assert "job 1: batch.docs=8 cache_dir='what is, this'" in results["value"]["out"].replace('"', "'")
     assert results["value"]["code"] == 0
 
 
