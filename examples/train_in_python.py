@@ -17,32 +17,8 @@ from ranker.retrieval.bm25 import with_candidates
 from ranker.training.rerank_module import RerankModule
 from ranker.training.schedules import linear
 
-FRUITS = [
-    "apple",
-    "apricot",
-    "banana",
-    "blackberry",
-    "blueberry",
-    "cherry",
-    "coconut",
-    "fig",
-    "grape",
-    "grapefruit",
-    "guava",
-    "kiwi",
-    "lemon",
-    "lime",
-    "mango",
-    "melon",
-    "nectarine",
-    "orange",
-    "papaya",
-    "peach",
-    "pear",
-    "pineapple",
-    "plum",
-    "raspberry",
-]
+FRUITS = ["apple", "apricot", "banana", "blackberry", "blueberry", "cherry", "coconut", "fig", "grape", "grapefruit", "guava", "kiwi",
+          "lemon", "lime", "mango", "melon", "nectarine", "orange", "papaya", "peach", "pear", "pineapple", "plum", "raspberry"]  # fmt: skip
 HINTS = {"red": "the colour of blood", "green": "the colour of grass"}
 DOCS = MemoryDocs(Doc(f"{fruit}{n}", f"{n} {fruit} in {'a red' if n % 2 else 'a green'} bowl") for fruit in FRUITS for n in range(8))
 

@@ -173,13 +173,13 @@ def user_errors() -> Iterator[None]:
         yield
     except RankerError as error:
         _fail(str(error), error.exit_code)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        _fail(f"{error.filename or 'disk'}: expected room to write to, got {error.strerror!r}; checkpoints written so far are whole")
     except (HydraException, OmegaConfBaseException) as error:
         cause = error.__cause__ or error.__context__
         _fail(str(cause) if isinstance(cause, RankerError) else in_one_line(error))
+    except OSError as error:  # after Hydra's, of which some are one
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        _fail(f"{error.filename or 'disk'}: expected room to write to, got {error.strerror!r}; checkpoints written so far are whole")
     except KeyboardInterrupt:
         _fail("stopped by the keyboard")
 
