@@ -1,18 +1,18 @@
-"""Typed roots of the configuration, and `check`: every fault in one error, before anything heavy is imported."""
+"""`check` a composed configuration: every fault in one error, before anything heavy is imported."""
 
 from __future__ import annotations
 
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from ranker.errors import ConfigError
+from ranker.roots import ROOTS
 from ranker.signatures import Parameter, defines, parameters_of
 
 # `_target_` may name these packages only: a config file is data, it must not be able to run anything it likes (torch.hub.load would)
@@ -30,245 +30,6 @@ GROUPS = ("model", "encoder", "loss", "data", "optim", "schedule", "index", "pro
 def constructor_keys(group: str, node: Mapping[str, Any]) -> dict[str, Any]:
     """A node without the keys that the program reads itself: what `_target_` takes."""
     return {key: value for key, value in node.items() if key not in OWN_KEYS[group]}
-
-
-@dataclass
-class BatchConfig:
-    """Sizes of a step and of a micro-batch; see conf/train.yaml for the meaning of each."""
-
-    queries: int = 32
-    docs: int = 8
-    positives: int = 1
-    depth: int = 100
-    max_tokens: int = 16384
-    eval_max_tokens: int | None = None
-    workers: int | None = None
-
-
-@dataclass
-class TrainerConfig:
-    """Lightning's Trainer, argument by argument; what the program builds itself (loggers, callbacks, folders) is left out."""
-
-    accelerator: str = "auto"
-    strategy: str = "auto"
-    devices: Any = "auto"
-    num_nodes: int = 1
-    precision: Any = None
-    fast_dev_run: Any = False
-    max_epochs: int | None = None
-    min_epochs: int | None = None
-    max_steps: int = -1
-    min_steps: int | None = None
-    max_time: Any = None
-    limit_train_batches: Any = None
-    limit_val_batches: Any = None
-    limit_test_batches: Any = None
-    limit_predict_batches: Any = None
-    overfit_batches: float = 0.0
-    val_check_interval: Any = None
-    check_val_every_n_epoch: int | None = 1
-    num_sanity_val_steps: int = 0
-    log_every_n_steps: int = 10
-    enable_checkpointing: bool = True
-    enable_progress_bar: bool = True
-    enable_model_summary: bool = False
-    accumulate_grad_batches: int = 1
-    gradient_clip_val: float | None = 1.0
-    gradient_clip_algorithm: str | None = None
-    deterministic: Any = None
-    benchmark: bool | None = None
-    inference_mode: bool = True
-    use_distributed_sampler: bool = False
-    profiler: str | None = None
-    detect_anomaly: bool = False
-    barebones: bool = False
-    sync_batchnorm: bool = False
-    reload_dataloaders_every_n_epochs: int = 0
-    enable_autolog_hparams: bool = True
-    model_registry: str | None = None
-
-
-@dataclass
-class TrainConfig:
-    """Root of train.py."""
-
-    name: str = MISSING
-    model: Any = MISSING
-    encoder: Any = MISSING
-    loss: Any = MISSING
-    data: Any = MISSING
-    optim: Any = MISSING
-    schedule: Any = MISSING
-    callbacks: Any = None
-    logger: Any = None
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    batch: BatchConfig = field(default_factory=BatchConfig)
-    max_query_tokens: int = 64
-    max_doc_tokens: int = 256
-    max_pair_tokens: int | None = None
-    measures: list[str] = field(default_factory=list)
-    monitor: str | None = None
-    depth: int = 100
-    val_depth: int | None = None
-    seed: int = 0
-    checkpoint: str | None = None
-    resume: bool = False
-    save_every_steps: int = 500
-    nonfinite: str = "stop"
-    cache_dir: str = ".cache"
-
-
-@dataclass
-class EvaluateConfig:
-    """Root of evaluate.py."""
-
-    name: str = "evaluate"
-    checkpoint: str | None = None
-    weights: str = "best"
-    data: Any = None
-    run: str | None = None
-    qrels: str | None = None
-    baseline: str | None = None
-    relevance: int = 1
-    split: str = "test"
-    measures: list[str] = field(default_factory=list)
-    depth: int | None = None
-    candidates: str | None = None
-    add_positives: bool = False
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    batch: BatchConfig = field(default_factory=BatchConfig)
-    cache_dir: str = ".cache"
-
-
-@dataclass
-class EncodeConfig:
-    """Vectors on disk; see conf/search.yaml for the meaning of each."""
-
-    folder: str | None = None
-    dtype: str = "float32"
-    shard_docs: int = 50000
-
-
-@dataclass
-class LateConfig:
-    """How docs of several vectors are found; ranker/retrieval/search.py, LateOptions."""
-
-    token_depth: int = 256
-    candidates: int = 1000
-
-
-@dataclass
-class MiningConfig:
-    """Which docs become hard negatives; ranker/retrieval/mining.py, Mining."""
-
-    first: int = 1
-    last: int = 100
-    count: int = 30
-    order: str = "top"
-    margin: float | None = None
-    teacher: str | None = None
-    teacher_margin: float = 0.0
-
-
-@dataclass
-class SearchConfig:
-    """Root of search.py."""
-
-    name: str = "search"
-    checkpoint: str | None = None
-    weights: str = "best"
-    model: Any = None
-    data: Any = None
-    index: Any = MISSING
-    split: str | None = "test"
-    mine: str | None = None
-    measures: list[str] = field(default_factory=list)
-    depth: int = 100
-    baseline: str | None = "bm25"
-    latency_queries: int = 100
-    max_query_tokens: int | None = None
-    max_doc_tokens: int | None = None
-    encode: EncodeConfig = field(default_factory=EncodeConfig)
-    late: LateConfig = field(default_factory=LateConfig)
-    mining: MiningConfig = field(default_factory=MiningConfig)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)
-    batch: BatchConfig = field(default_factory=BatchConfig)
-    seed: int = 0
-    cache_dir: str = ".cache"
-
-
-@dataclass
-class ProbeTrainingConfig:
-    """How a probe is trained; see conf/probe.yaml for the meaning of each."""
-
-    lr: float = 7e-4
-    batch_pairs: int = 64
-    max_rounds: int = 50
-    round_steps: int = 5
-    patience: int = 3
-    lr_factor: float = 0.5
-    clip: float = 5.0
-    hidden: int = 256
-    dropout: float = 0.3
-    head: str = "edge"
-
-
-@dataclass
-class ProbeCacheConfig:
-    """The encoder's states on disk; see conf/probe.yaml for the meaning of each."""
-
-    dtype: str = "float16"
-    max_bytes: float = 2e10
-    max_tokens: int = 8192
-
-
-@dataclass
-class ProbeConfig:
-    """Root of probe.py."""
-
-    name: str = "probe"
-    encoder: Any = MISSING
-    checkpoint: str | None = None
-    weights: str = "best"
-    reads: str = "pairs"
-    compare: str | None = None
-    data: Any = MISSING
-    probe: Any = MISSING
-    logger: Any = None
-    split: str = "val"
-    max_pairs: int = 2000
-    docs_per_query: int = 10
-    depth: int = 100
-    group_by: str = "query"
-    val_fraction: float = 0.1667
-    test_fraction: float = 0.1667
-    max_query_tokens: int = 64
-    max_doc_tokens: int = 256
-    layers: list[int] | None = None
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
-    controls: list[str] = field(default_factory=list)
-    control_seeds: int = 1
-    portions: list[float] = field(default_factory=list)
-    validation: str = "fixed"
-    units: str = "bits"
-    batching: str = "auto"
-    device: str = "auto"
-    workers: int | None = None
-    seed: int = 0
-    skip_unavailable: bool = False
-    reuse: bool = True
-    training: ProbeTrainingConfig = field(default_factory=ProbeTrainingConfig)
-    cache: ProbeCacheConfig = field(default_factory=ProbeCacheConfig)
-    cache_dir: str = ".cache"
-
-
-ROOTS: dict[str, type] = {"train": TrainConfig, "evaluate": EvaluateConfig, "search": SearchConfig, "probe": ProbeConfig}
-
-
-def register() -> None:
-    """Make the typed roots known to Hydra, as `train_schema` and so on."""
-    for name, root in ROOTS.items():
-        ConfigStore.instance().store(name=f"{name}_schema", node=root)
 
 
 def check(cfg: DictConfig) -> None:
@@ -554,14 +315,3 @@ def _files(cfg: DictConfig) -> list[str]:
     if cfg.get("resume") and not cfg.get("checkpoint"):
         faults.append("resume: expected checkpoint=RUN_FOLDER beside resume=true, got none")
     return faults
-
-
-def known_keys(root: type, prefix: str = "") -> list[str]:
-    """All dotted keys of a typed root."""
-    keys = []
-    for entry in fields(root):
-        keys.append(prefix + entry.name)
-        factory = entry.default_factory
-        if is_dataclass(factory):
-            keys += known_keys(factory, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
-    return keys

@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ranker import config, sweep
+from ranker import config, roots, sweep
 from ranker.errors import ConfigError, Preempted, RankerError
 
 
@@ -29,7 +29,7 @@ def register() -> None:
     """Make typed roots and resolvers known to Hydra; before `hydra.main`."""
     # Hydra would print its own traceback and exit; with this it hands every error to `user_errors`
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    config.register()
+    roots.register()
     _register_resolvers()
 
 
@@ -228,5 +228,5 @@ def _first(text: str) -> str:
 
 
 def _near(name: str) -> str:
-    known = [key for root in config.ROOTS.values() for key in config.known_keys(root)]
+    known = [key for root in roots.ROOTS.values() for key in roots.known_keys(root)]
     return config.suggestion(name, known) if config.difflib.get_close_matches(name, known, n=1, cutoff=0.6) else "; see --help for the keys"

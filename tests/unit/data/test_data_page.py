@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from ranker import config
+from ranker import config, roots
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ def test_command_passes_the_check(command, tmp_path):
     script, *overrides = shlex.split(command, comments=True)[1:]
     assert (ROOT / script).is_file()
     overrides = [override.replace("RUN_FOLDER", str(tmp_path)).replace("DIR", str(tmp_path)) for override in overrides]
-    config.register()
+    roots.register()
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         cfg = compose(Path(script).stem, overrides=["name=test", *overrides])
     config.check(cfg)
