@@ -4,10 +4,8 @@ A check is a plain function `check_...(loss)`. All checks run on all losses, and
 """
 
 import doctest
-import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -277,27 +275,9 @@ def test_seeded_fault_fails_the_contract(name: str, fault: str) -> None:
     assert next(failed_checks(lambda *inputs: FAULTS[fault](right, *inputs)), None), f"no check sees {fault} in {name}"
 
 
-def test_documented_example_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_example_is_a_loss(follow_guide) -> None:
     """Follow docs/add_a_loss.md: write its three files, run the value test, the doctest and the contract."""
-    guide = (ROOT / "docs/add_a_loss.md").read_text(encoding="utf-8")
-    blocks = dict(re.findall(r"^`([\w/]+\.\w+)`:\n\n```\w+\n(.*?)^```", guide, re.MULTILINE | re.DOTALL))
-    for path, text in blocks.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text, encoding="utf-8")
-    module_path, yaml_path, test_path = (tmp_path / path for path in blocks)
-
-    def import_as(name: str, path: Path) -> object:
-        spec = importlib.util.spec_from_file_location(name, path)
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)
-        spec.loader.exec_module(module)
-        return module
-
-    module = import_as(f"ranker.losses.{module_path.stem}", module_path)
+    module, yaml_path = follow_guide("add_a_loss.md", "ranker.losses")
     assert doctest.testmod(module) == (0, 3)
     assert_yaml_fits_class(yaml_path)
-    tests = [value for name, value in vars(import_as(test_path.stem, test_path)).items() if name.startswith("test_")]
-    assert tests
-    for test in tests:
-        test()
     assert list(failed_checks(load(yaml_path))) == []

@@ -1,15 +1,11 @@
 """What every probing task must hold. Tasks are found through `conf/probe/*.yaml`; a new one is tested as soon as its yaml lies there."""
 
 import doctest
-import importlib.util
 import inspect
 import json
-import re
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -173,36 +169,17 @@ def test_seeded_faults_are_seen(fault, monkeypatch: pytest.MonkeyPatch) -> None:
 # the guide ------------------------------------------------------------------------------------------------------------------------------
 
 
-def test_documented_example_is_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documented_example_is_a_task(follow_guide) -> None:
     """Follow docs/add_a_probe.md: write its three files, run the value test, the doctest and the contract."""
-    guide = (ROOT / "docs/add_a_probe.md").read_text(encoding="utf-8")
-    blocks = dict(re.findall(r"^`([\w/]+\.\w+)`:\n\n```\w+\n(.*?)^```", guide, re.MULTILINE | re.DOTALL))
-    for path, text in blocks.items():
-        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / path).write_text(text, encoding="utf-8")
-    module_path, yaml_path, test_path = (tmp_path / path for path in blocks)
-
-    def import_as(name: str, path: Path) -> ModuleType:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, name, module)
-        spec.loader.exec_module(module)
-        return module
-
-    name = module_path.stem
-    module = import_as(f"ranker.probing.tasks.{name}", module_path)
+    module, yaml_path = follow_guide("add_a_probe.md", "ranker.probing.tasks")
+    name = yaml_path.stem
     assert doctest.testmod(module) == (0, 1)
-    assert yaml_path.read_text().splitlines()[0] == f"# @package probe.{name}" == f"# @package probe.{yaml_path.stem}"
+    assert yaml_path.read_text().splitlines()[0] == f"# @package probe.{name}" == f"# @package probe.{module.__name__.rpartition('.')[2]}"
     node = OmegaConf.to_container(OmegaConf.load(yaml_path))
     constructor = inspect.signature(module.Coverage.__init__).parameters
     assert {key: value for key, value in node.items() if key != "_target_"} == {
         key: parameter.default for key, parameter in constructor.items() if key != "self"
     }
-    tests = [value for key, value in vars(import_as(test_path.stem, test_path)).items() if key.startswith("test_")]
-    assert tests
-    for test in tests:
-        test()
     made = instantiate(node, _convert_="all")
     test_examples_are_whole_and_repeatable((name, made))
     test_examples_become_data((name, made))
