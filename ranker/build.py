@@ -157,11 +157,20 @@ def training_module(cfg: DictConfig) -> Any:
     return partial(ContrastiveModule, symmetric=cfg.model.symmetric) if in_batch_negatives(cfg) else RerankModule
 
 
+def build_optimizer(cfg: DictConfig) -> Any:
+    """Makes the optimizer of parameter groups."""
+    on_gpu = torch.cuda.is_available() and OmegaConf.select(cfg, "optim.fused", default=False) is None
+    return instantiate(cfg.optim, **({"fused": True} if on_gpu else {}))
+
+
 def batch_options(cfg: DictConfig) -> BatchOptions:
     """Sizes of steps and micro-batches."""
     options: Any = OmegaConf.to_container(cfg.batch)
+    gpu = torch.cuda.is_available()
+    if options["max_tokens"] is None:
+        options["max_tokens"] = 32768 if gpu else 8192
     if options["workers"] is None:
-        options["workers"] = min(4, os.cpu_count() or 1) if torch.cuda.is_available() else 0
+        options["workers"] = min(4, os.cpu_count() or 1) if gpu else 0
     return BatchOptions(**options, min_micro_batches=cfg.trainer.accumulate_grad_batches)  # type: ignore[arg-type]
 
 

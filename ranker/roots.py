@@ -17,7 +17,7 @@ class BatchConfig:
     docs: int = 8
     positives: int = 1
     depth: int = 100
-    max_tokens: int = 16384
+    max_tokens: int | None = None
     eval_max_tokens: int | None = None
     workers: int | None = None
 

@@ -22,6 +22,7 @@ from ranker.build import (
     batch_options,
     build_data,
     build_fabric,
+    build_optimizer,
     build_scorer,
     build_trainer,
     cfg_values,
@@ -85,7 +86,7 @@ def train(cfg: DictConfig) -> float | None:
         scorer,
         list(cfg.measures),
         loss=instantiate(cfg.loss),
-        optimizer=instantiate(cfg.optim),
+        optimizer=build_optimizer(cfg),
         schedule=instantiate(cfg.schedule),
         total_steps=total_steps(cfg, steps_per_epoch),
         weight_decay=cfg.optim.weight_decay,
@@ -252,7 +253,8 @@ def _vector_engines(cfg: DictConfig, trained: DictConfig, sets: dict[str, Collec
     )  # fmt: skip
     fabric = build_fabric(cfg, folder)
     scorer = scorer.to(fabric.device)
-    where = Device(fabric.device, fabric.autocast, fabric.global_rank, fabric.world_size, cfg.batch.eval_max_tokens or cfg.batch.max_tokens)
+    budget = data.batch.eval_max_tokens or data.batch.max_tokens
+    where = Device(fabric.device, fabric.autocast, fabric.global_rank, fabric.world_size, budget)
     own_folder = None if cfg.encode.folder is None else Path(cfg.encode.folder)
     kept = EncodeOptions(Path(cfg.cache_dir), own_folder, cfg.encode.dtype, cfg.encode.shard_docs)
     encoded = encode_sets(scorer, data, sets, kept, where, str(fabric._precision.precision))

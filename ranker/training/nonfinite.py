@@ -24,12 +24,36 @@ log = logging.getLogger(__name__)
 MAX_DUMPS = 3  # a dump holds the weights: of a run that skips many steps, the first ones tell enough
 
 
-def write_dump(module: Any, step: TrainStep, loss: float, norm: float, query_ids: list[str]) -> Path | None:
+class Unjudged:
+    """A step of which the host does not know yet whether it was finite.
+
+    Args:
+        step: This device's part.
+        number: Optimizer steps before it.
+        seen: Loss and gradient norm [2] of the whole step; on a GPU their way to the host begins here.
+    """
+
+    def __init__(self, step: TrainStep, number: int, seen: Tensor) -> None:
+        self.step, self.number = step, number
+        self._arrived = torch.cuda.Event() if seen.is_cuda else None
+        self._seen = torch.empty(seen.shape, dtype=seen.dtype, pin_memory=True).copy_(seen, non_blocking=True) if self._arrived else seen
+        if self._arrived is not None:
+            self._arrived.record()
+
+    def wait(self) -> Tensor:
+        """Loss and gradient norm [2] on the host."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._seen
+
+
+def write_dump(module: Any, step: TrainStep, number: int, loss: float, norm: float, query_ids: list[str]) -> Path | None:
     """Write the weights before the step, and each device's part of it; called on every device.
 
     Args:
         module: The RerankModule, with its trainer.
         step: This device's part.
+        number: Optimizer steps before it.
         loss: The step's loss.
         norm: Norm of its gradient.
         query_ids: The step's queries.
@@ -42,7 +66,7 @@ def write_dump(module: Any, step: TrainStep, loss: float, norm: float, query_ids
     dumps = trainer.strategy.broadcast(None if enough else str(module.dumps), src=0)  # the run folder is known to the first device
     if dumps is None:
         return None
-    folder = Path(dumps) / f"step-{trainer.global_step}"
+    folder = Path(dumps) / f"step-{number}"
     partial = folder.with_name(f".{folder.name}.partial")
     seeds = tuple(module.dropout_seed(step, i) for i in range(len(step.micro_batches)))
     fault = None
@@ -53,7 +77,7 @@ def write_dump(module: Any, step: TrainStep, loss: float, norm: float, query_ids
             save_file({name: value.detach().cpu().clone() for name, value in module.state_dict().items()}, partial / "weights.safetensors")
             shutil.copyfile(module.dumps.parent / "config.yaml", partial / "config.yaml")
             write_json(partial / "dump.json", {
-                "step": trainer.global_step, "epoch": step.epoch, "index": step.index, "loss": str(loss), "grad_norm": str(norm),
+                "step": number, "epoch": step.epoch, "index": step.index, "loss": str(loss), "grad_norm": str(norm),
                 "query_ids": query_ids, "devices": trainer.world_size, "precision": trainer.precision,
             })  # fmt: skip
     except (OSError, SafetensorError) as error:  # the step's own fault is what has to be said

@@ -19,7 +19,7 @@ from ranker.data.dataset import ScoreBatch, ScoreBatches
 from ranker.data.sampling import mix
 from ranker.errors import DataError, NonFinite, RankerError
 from ranker.metrics import evaluate, parse_measures, with_relevance
-from ranker.training.nonfinite import write_dump
+from ranker.training.nonfinite import Unjudged, write_dump
 from ranker.types import Loss, RankBatch, Run, TrainStep
 
 log = logging.getLogger(__name__)
@@ -73,6 +73,7 @@ class RerankModule(pl.LightningModule):
         self.measures, self.weight_decay, self.max_norm, self.seed = measures, weight_decay, max_norm, seed
         self.on_evaluated = on_evaluated
         self.nonfinite, self.dumps, self.skipped_steps = nonfinite, dumps, 0
+        self._unjudged: Unjudged | None = None
         self._scored: dict[int, list[tuple[Tensor, Tensor]]] = {}  # slots and scores, by loader
 
     # training ---------------------------------------------------------------------------------------------------------------------
@@ -98,8 +99,12 @@ class RerankModule(pl.LightningModule):
             dist.all_reduce(seen)
         total, norm = seen
         optimizer: Any = self.optimizers()
-        if not self._is_finite(seen):
-            self._report(step, float(total), float(norm))
+        self._judge()
+        self._unjudged = Unjudged(step, self.trainer.global_step, seen)
+        if optimizer.param_groups[0].get("fused"):  # a checkpoint's own choice, on whatever hardware
+            # its kernel leaves weights and moments alone where this says so; the host, which must not wait for a GPU, judges a step later
+            optimizer.optimizer.found_inf = (~seen.isfinite().all()).float()
+        elif not self._judge():
             optimizer.zero_grad()  # without gradients the optimizer's step touches nothing
         optimizer.step()
         optimizer.zero_grad()
@@ -117,8 +122,17 @@ class RerankModule(pl.LightningModule):
         for group, base, factor in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
             group["lr"] = base * factor(scheduler.last_epoch)
 
+    def on_train_end(self) -> None:
+        """Judge the last step."""
+        self._judge()
+
+    def on_validation_start(self) -> None:
+        """Judge the last step before its weights are measured."""
+        self._judge()
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Note what is counted."""
+        """Note what is counted, once the last step is judged: a training that has to stop writes no further checkpoint."""
+        self._judge()
         checkpoint["skipped_steps"] = self.skipped_steps
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -163,16 +177,23 @@ class RerankModule(pl.LightningModule):
         parameters = [p for p in self.parameters() if p.grad is not None]
         return nn.utils.clip_grad_norm_(parameters, torch.inf if self.max_norm is None else self.max_norm)
 
+    def _judge(self) -> bool:
+        """Whether the step that is not judged yet, if there is one, was finite; else it is reported."""
+        judged, self._unjudged = self._unjudged, None
+        if judged is None or self._is_finite(judged.wait()):
+            return True
+        self._report(judged.step, judged.number, *judged.wait().tolist())
+        return False
+
     def _is_finite(self, seen: Tensor) -> bool:
-        """Whether loss and gradient norm are; on a GPU the host waits here, once a step, so that no weight is ever spoiled."""
+        """Whether loss and gradient norm [2], on the host, are."""
         return bool(torch.isfinite(seen).all())
 
-    def _report(self, step: TrainStep, loss: float, norm: float) -> None:
+    def _report(self, step: TrainStep, number: int, loss: float, norm: float) -> None:
         """Write the step down; then count it, or end the training."""
-        number = self.trainer.global_step
         loader: Any = self.trainer.train_dataloader
         ids = loader.query_ids(step.epoch, step.index) if hasattr(loader, "query_ids") else []
-        where = write_dump(self, step, loss, norm, ids) if self.dumps is not None else None
+        where = write_dump(self, step, number, loss, norm, ids) if self.dumps is not None else None
         text = (
             f"training: expected a finite loss and gradient, got loss {loss} and gradient norm {norm} at step {number} "
             f"(epoch {step.epoch}, its step {step.index}) of queries {', '.join(ids[:8])}{' ...' if len(ids) > 8 else ''}"

@@ -128,8 +128,12 @@ def taught(choices, small_files, tmp_path_factory):
     return [*choices, "loss=margin_mse", f"data.teacher={path}"]
 
 
-def test_pc53_a_loss_that_is_not_finite_stops_with_step_and_queries_and_can_be_repeated(forks, taught, tmp_path):
-    done = forks.run("train.py", *taught, cwd=tmp_path)
+fused = pytest.mark.parametrize("fused", [False, True])  # True: as on a GPU, where the host judges a step during the next one
+
+
+@fused
+def test_pc53_a_loss_that_is_not_finite_stops_with_step_and_queries_and_can_be_repeated(forks, taught, tmp_path, fused):
+    done = forks.run("train.py", *taught, f"optim.fused={fused}", cwd=tmp_path)
     assert done.code == 1
     (line,) = errors(done)
     (dump,) = (run_folder(tmp_path) / "nonfinite").iterdir()
@@ -149,8 +153,9 @@ def test_pc53_a_loss_that_is_not_finite_stops_with_step_and_queries_and_can_be_r
     assert all(torch.equal(weights[key], value) for key, value in kept["state_dict"].items())
 
 
-def test_a_step_is_skipped_on_all_devices_and_nothing_is_touched(forks, taught, tmp_path):
-    skip = [*taught, *TWO, "nonfinite=skip", "callbacks=none"]
+@fused
+def test_a_step_is_skipped_on_all_devices_and_nothing_is_touched(forks, taught, tmp_path, fused):
+    skip = [*taught, *TWO, "nonfinite=skip", "callbacks=none", f"optim.fused={fused}"]
     done = forks.run("train.py", *skip, cwd=tmp_path, devices=2)
     assert done.codes == [0, 0], done.out
     folder = run_folder(tmp_path)
@@ -162,7 +167,7 @@ def test_a_step_is_skipped_on_all_devices_and_nothing_is_touched(forks, taught, 
     with (folder / "metrics.csv").open() as lines:
         rows = [row for row in csv.DictReader(lines) if row.get("train/loss")]
     assert [row["step"] for row in rows if row["train/loss"] in ("inf", "nan")] == [str(about["step"])]
-    assert [float(row["train/skipped_steps"]) for row in rows] == [float(i >= about["step"]) for i in range(6)]
+    assert [float(row["train/skipped_steps"]) for row in rows] == [float(i >= about["step"] + fused) for i in range(6)]
     # both devices' parts, with the dropout seeds of each, and the same loss on one
     assert about["devices"] == 2
     counts = [len(json.loads((dump / f"device-{device}.json").read_text())["fields"]["micro_batches"]) for device in (0, 1)]
