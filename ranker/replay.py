@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import lightning.pytorch as pl
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 
 from ranker.build import training_module
-from ranker.config import check_targets, constructor_keys
+from ranker.config import constructor_keys, load_stored
 from ranker.entry import user_errors
 from ranker.errors import CheckpointError, NonFinite
 from ranker.training.nonfinite import read_dump
@@ -27,14 +25,14 @@ def replay(dump: Path) -> tuple[float, float]:
 
     Raises:
         CheckpointError: The folder is not such a step.
+        ConfigError: Its configuration asks for what a file may not; it may be someone else's.
     """
     step, weights, about = read_dump(dump)
-    cfg: Any = OmegaConf.load(dump / "config.yaml")
-    check_targets(cfg, str(dump / "config.yaml"))
+    cfg = load_stored(dump / "config.yaml")
     scorer = instantiate(constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder)))
     module = training_module(cfg)(
         scorer, [], loss=instantiate(cfg.loss), optimizer=instantiate(cfg.optim), schedule=instantiate(cfg.schedule), total_steps=1,
-        max_norm=cfg.trainer.gradient_clip_val,
+        max_norm=cfg.trainer.gradient_clip_val, seed=cfg.seed,
     )  # fmt: skip
     module.load_state_dict(weights)
     module.train()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -17,6 +18,8 @@ from ranker.training.gradient_surgery import combine, cosine
 from ranker.training.rerank_module import RerankModule
 from ranker.training.task_weights import TaskWeights
 from ranker.types import TrainStep
+
+log = logging.getLogger(__name__)
 
 
 class MultitaskModule(RerankModule):
@@ -34,6 +37,8 @@ class MultitaskModule(RerankModule):
 
     def __init__(self, *options: Any, weighting: TaskWeighting, **named: Any) -> None:
         super().__init__(*options, **named)
+        # a compiled layer would free what the next task's backward needs, and then refuse it
+        torch._functorch.config.donated_buffer = False  # type: ignore[attr-defined]
         scorer: Any = self.scorer
         assert isinstance(scorer, Multitask)
         heads = scorer.task_heads()
@@ -46,7 +51,10 @@ class MultitaskModule(RerankModule):
             [False, *(head.regression for head in heads)],
         )
         self.register_buffer("rows_seen", torch.zeros(len(self.tasks), dtype=torch.int64))
+        self.register_buffer("rows_before", torch.zeros(len(self.tasks), dtype=torch.int64))  # this epoch
         self.rows_seen: Tensor
+        self.rows_before: Tensor
+        self._found: tuple[Tensor, Tensor | None] | None = None  # a step's losses and gradient norms, until it is judged
         self._trunk = _last_shared_layer(scorer)
 
     def accumulate(self, step: TrainStep) -> Tensor:
@@ -78,8 +86,27 @@ class MultitaskModule(RerankModule):
             gradients.assign(coefficients, self.weighting.surgery, seed)
         else:
             gradients.assign(torch.ones(1, device=self.device), "none")
-        self.weights.learn(losses, step.rows, gradients.norms(self._trunk) if self.weighting.mode == "gradnorm" else None)
+        self._found = losses, gradients.norms(self._trunk) if self.weighting.mode == "gradnorm" else None
         return total.double() if self.trainer.is_global_zero else torch.zeros((), dtype=torch.float64, device=self.device)
+
+    def learn(self, step: TrainStep, finite: Tensor) -> None:
+        """Count the step's rows and move learned weights if the step was `finite`, bool []; the device decides, the host does not wait."""
+        assert isinstance(step, TaskStep) and self._found is not None
+        (losses, norms), self._found = self._found, None
+        self.rows_seen += torch.stack([finite * count for count in step.rows])
+        for task, name in enumerate(self.tasks):
+            self.log(f"rows/{name}", self.rows_seen[task].float())
+        self.weights.learn(losses, step.rows, norms, finite)
+
+    def on_train_epoch_end(self) -> None:
+        """Name the tasks that no step of the epoch taught (PC-55)."""
+        idle = [name for name, some in zip(self.tasks, (self.rows_seen > self.rows_before).tolist(), strict=True) if not some]
+        self.rows_before.copy_(self.rows_seen)
+        if idle and self.trainer.is_global_zero:
+            log.warning(
+                "epoch %d: expected rows of every task, got none of %s, so that its head learned nothing; raise its share in model.sampling",
+                self.current_epoch, ", ".join(idle),
+            )  # fmt: skip
 
     def task_losses(self, batch: TaskBatch) -> dict[int, Tensor]:
         """This micro-batch's part of each task's loss; the parts of a step add up to it."""
@@ -99,9 +126,6 @@ class MultitaskModule(RerankModule):
         return every > 0 and (self.trainer.global_step + 1) % every == 0
 
     def _log_tasks(self, step: TaskStep, losses: Tensor, gradients: Gradients | None) -> None:
-        self.rows_seen += torch.tensor(step.rows, device=self.rows_seen.device)
-        for task, name in enumerate(self.tasks):
-            self.log(f"rows/{name}", self.rows_seen[task].float())
         if self.weighting.mode in ("uncertainty", "gradnorm"):
             for name, value in zip(self.tasks, self.weights.coefficients([1] * len(self.tasks)), strict=True):
                 self.log(f"weight/{name}", value.float())

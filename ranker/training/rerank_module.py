@@ -101,11 +101,13 @@ class RerankModule(pl.LightningModule):
         optimizer: Any = self.optimizers()
         self._judge()
         self._unjudged = Unjudged(step, self.trainer.global_step, seen)
+        finite = seen.isfinite().all()
         if optimizer.param_groups[0].get("fused"):  # a checkpoint's own choice, on whatever hardware
             # its kernel leaves weights and moments alone where this says so; the host, which must not wait for a GPU, judges a step later
-            optimizer.optimizer.found_inf = (~seen.isfinite().all()).float()
+            optimizer.optimizer.found_inf = (~finite).float()
         elif not self._judge():
             optimizer.zero_grad()  # without gradients the optimizer's step touches nothing
+        self.learn(step, finite)
         optimizer.step()
         optimizer.zero_grad()
         schedulers: Any = self.lr_schedulers()
@@ -151,6 +153,9 @@ class RerankModule(pl.LightningModule):
                 self.manual_backward(loss * self.trainer.world_size)  # DDP divides by the number of devices
             total += loss.detach()
         return total
+
+    def learn(self, step: TrainStep, finite: Tensor) -> None:
+        """Change what is kept beside the optimizer's parameters, which is nothing here; not if the step was not `finite`, bool []."""
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
         """Mean loss over the micro-batch's groups."""

@@ -66,33 +66,37 @@ class TaskWeights(nn.Module):
             total = total + (self.log_variance * (self.fixed.new_tensor(rows) > 0)).sum().to(losses.dtype) / 2
         return total
 
-    def learn(self, losses: Tensor, rows: Sequence[int], norms: Tensor | None = None) -> None:
-        """Take a step of what is learned; the same on every device.
+    def learn(self, losses: Tensor, rows: Sequence[int], norms: Tensor | None = None, finite: Tensor | bool = True) -> None:
+        """Take a step of what is learned; the same on every device. Losses and norms that are not finite teach nothing.
 
         Args:
             losses: The step's losses L_t [tasks].
             rows: Rows of each task.
             norms: Of gradnorm, norms of each L_t's gradient on the last shared layer, not weighted [tasks].
+            finite: Whether anything is to be learned, bool [].
         """
         losses = losses.to(self.fixed.dtype)
-        present = (self.fixed.new_tensor(rows) > 0) & losses.isfinite()
+        present = (self.fixed.new_tensor(rows) > 0) & losses.isfinite() & finite
         losses = torch.where(present, losses, torch.zeros_like(losses))
         if self.options.mode == "uncertainty":
             slopes = 0.5 - self.fixed * self.halved * torch.exp(-self.log_variance) * losses
             self.log_variance.sub_(self.options.lr * slopes * present).clamp_(-LARGEST, LARGEST)
         elif self.options.mode == "gradnorm":
             assert norms is not None
+            present = present & norms.isfinite()
             unseen = present & (self.first_losses < 0)
             self.first_losses.copy_(torch.where(unseen, losses, self.first_losses))
             slopes = gradnorm_slopes(
                 self.learned, self.fixed * norms.to(self.fixed.dtype), losses, self.first_losses, present, self.options.alpha
             )
             moved = (self.learned - self.options.lr * slopes).clamp(min=SMALLEST)
-            self.learned.copy_(moved * len(moved) / moved.sum())
+            self.learned.copy_(torch.where(present.any(), moved * len(moved) / moved.sum(), self.learned))
 
 
 def gradnorm_slopes(weights: Tensor, norms: Tensor, losses: Tensor, first: Tensor, present: Tensor, alpha: float) -> Tensor:
     r"""Slopes of :math:`\sum_t |G_t - \bar G r_t^\alpha|` by the weights w_t, the targets held constant; 0 for tasks that are not present.
+
+    Norms and losses of those are not looked at: they may be anything.
 
     :math:`G_t = w_t \lVert \nabla L_t \rVert`, :math:`r_t = \frac{L_t / L_t(0)}{\mathrm{mean}_u L_u / L_u(0)}`.
 
@@ -109,8 +113,9 @@ def gradnorm_slopes(weights: Tensor, norms: Tensor, losses: Tensor, first: Tenso
     tensor([ 3., -1.])
     """
     count = present.sum().clamp(min=1)
-    own = weights * norms * present
+    norms = torch.where(present, norms, torch.zeros_like(norms))  # 0 times infinity would be NaN
+    own = weights * norms
     ratios = torch.where(present, losses / first.clamp(min=torch.finfo(first.dtype).tiny), torch.zeros_like(losses))
     rates = ratios / (ratios.sum() / count).clamp(min=torch.finfo(first.dtype).tiny)
     targets = own.sum() / count * rates**alpha
-    return torch.sign(own - targets) * norms * present
+    return torch.sign(own - targets) * norms

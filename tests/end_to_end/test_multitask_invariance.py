@@ -60,7 +60,7 @@ def test_a_small_token_budget_changes_nothing(cache, whole, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_two_processes_change_nothing(two_processes, whole, case):
+def test_pc55_two_processes_change_nothing(two_processes, whole, case):
     assert_equal(two_processes[case], whole[case])
     assert_equal(two_processes[f"{case}, small"], whole[case])
 

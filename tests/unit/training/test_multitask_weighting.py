@@ -60,6 +60,24 @@ def test_gradnorm_by_hand():
     assert made.first_losses.tolist() == [1, 1] and made.learned.sum().item() == pytest.approx(2)
 
 
+@pytest.mark.parametrize("mode", ["uncertainty", "gradnorm"])
+def test_nothing_is_learned_of_a_step_that_is_not_finite(mode):
+    made = weights(mode, classes=(2, 2), regression=(False, False), given=(1.0, 1.0), lr=0.1)
+    usual = torch.tensor([0.3, 0.7]).double(), [1, 1], torch.tensor([3.0, 1.0]).double()
+    made.learn(*usual)
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    made.learn(*usual, torch.tensor(False))
+    assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+    made.learn(torch.tensor([0.3, 0.7]).double(), [1, 1], torch.tensor([math.inf, math.nan]).double())
+    assert all(value.isfinite().all() for value in made.state_dict().values())
+    if mode == "gradnorm":
+        assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
+        # one task's norm overflows: of the others' mean norm it is no part
+        slopes = gradnorm_slopes(*(torch.tensor(row) for row in ([1.0] * 3, [math.inf, 3.0, 1.0], [math.nan, 1.0, 1.0], [1.0] * 3)),
+                                 torch.tensor([False, True, True]), alpha=1.5)  # fmt: skip
+        assert slopes.tolist() == [0.0, 3.0, -1.0]
+
+
 ALL = torch.ones(2, 2, dtype=torch.bool)
 
 
