@@ -119,7 +119,7 @@ def build_scorer(cfg: DictConfig) -> Any:
         asked = cfg.model._target_.rpartition(".")[2]
         if asked != type(scorer).__name__:
             raise ConfigError(f"model: expected model={type(scorer).__name__.lower()}, which {cfg.checkpoint} holds, got {asked.lower()}")
-        return scorer
+        return scorer.train()  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
     if cfg.model.get("_partial_"):
         raise ConfigError(f"model: expected one that can be trained, got {cfg.model._target_}; python search.py model=... searches with it")
     return instantiate(constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder)))
@@ -215,7 +215,7 @@ def build_fabric(cfg: DictConfig, folder: Path) -> Fabric:
 
 
 def _precision(asked: Any) -> Any:
-    bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     return asked if asked is not None else "bf16-mixed" if bf16 else "32-true"
 
 

@@ -14,8 +14,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from ranker.config import check_targets, constructor_keys
+from ranker.config import constructor_keys, load_stored
 from ranker.errors import CheckpointError
+from ranker.layers.encoder import Encoder
 
 # what a model folder says of its own: how the texts were cut and what the scorer is
 DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
@@ -45,10 +46,7 @@ def read_description(path: Path) -> dict[str, Any]:
     """What is known of a run folder, a model folder or a plain Hugging Face folder (then nothing)."""
     for described in (path / "config.yaml", path / "ranker.yaml"):
         if described.is_file():
-            content: Any = OmegaConf.to_container(OmegaConf.load(described))
-            check_targets(content, str(described))
-            if (content.get("encoder") or {}).get("trust_remote_code"):  # a folder may be someone else's: it can't ask for its own code
-                content["encoder"]["trust_remote_code"] = False
+            content: Any = OmegaConf.to_container(load_stored(described))
             return {key: content[key] for key in DESCRIBED if key in content}
     if (path / "config.json").is_file() or (path / "modules.json").is_file():
         return {}
@@ -83,8 +81,12 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
         return scorer
     target = description.get("model", {}).get("_target_") or _target_of(model)
     module, _, name = target.rpartition(".")
-    ragged = description.get("encoder", {}).get("ragged", True)
-    return getattr(importlib.import_module(module), name).load(model, ragged=ragged)
+    encoder = description.get("encoder", {})
+    scorer = getattr(importlib.import_module(module), name).load(model, ragged=encoder.get("ragged", True))
+    for part in scorer.modules():
+        if isinstance(part, Encoder):
+            part.compiled, part.attention = encoder.get("compile", "auto"), encoder.get("attention", "auto")
+    return scorer
 
 
 def _target_of(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,7 @@ class StepLoader:
     def __init__(self, steps: TrainSteps, workers: int = 0, pin_memory: bool = False) -> None:
         self.steps, self.workers, self.pin_memory = steps, workers, pin_memory
         self.epoch, self.done = 0, 0
+        self.waited = 0.0  # seconds in which a training waited for its steps
         self.sampler = self
 
     def __len__(self) -> int:
@@ -71,9 +73,12 @@ class StepLoader:
             return
         keys = [(self.epoch, index) for index in range(self.done, len(self))]
         loader: Any = DataLoader(self.steps, sampler=keys, batch_size=None, num_workers=self.workers, pin_memory=self.pin_memory)  # type: ignore[arg-type]
-        for step in loader:
+        steps, before = iter(loader), time.perf_counter()
+        for step in steps:
+            self.waited += time.perf_counter() - before
             self.done += 1
             yield step
+            before = time.perf_counter()
 
     def query_ids(self, epoch: int, index: int) -> list[str]:
         """The queries of a step, over all devices."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -103,13 +104,24 @@ def unpadded_missing(device: torch.device, dtype: torch.dtype) -> str:
         return f"the device is {device.type}, not cuda"
     if dtype not in (torch.bfloat16, torch.float16):
         return f"the precision is {dtype}, not bfloat16 or float16 (trainer.precision=bf16-mixed)"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return f"{torch.cuda.get_device_name(device)} is older than compute capability 8.0"
+    return ""
+
+
+def triton_missing() -> str:
+    """Why Triton's kernels can't run, in words; empty when they can."""
+    if short is None:
+        return "Triton is not installed"
+    if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
+        return "Triton needs a C compiler (gcc), and none is installed"
     return ""
 
 
 def short_missing(head_size: int, max_length: int) -> str:
     """Why the short-row kernel doesn't serve, in words; empty when it does."""
-    if short is None:
-        return "Triton is not installed"
+    if triton_missing():
+        return triton_missing()
     if head_size not in short.HEAD_SIZES:
         return f"heads have {head_size} numbers, not {', '.join(map(str, short.HEAD_SIZES))}"
     if max_length > short.MAX_LENGTH:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,7 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.attention import (
@@ -73,6 +82,7 @@ class Encoder(nn.Module):
         self.ragged = ragged and model.config.model_type in RAGGED_FAMILIES
         self.compiled, self.attention = compile, attention
         self._told: set[str] = set()
+        self._filled = False  # whether the last batch got a row of filling
 
     @property
     def config(self) -> PretrainedConfig:
@@ -118,19 +128,19 @@ class Encoder(nn.Module):
         """Tokens that the layers work on for this batch, padding included."""
         if not self.ragged:
             return batch.num_rows * batch.max_length
-        return batch.num_tokens + (-batch.num_tokens % TAIL if self._unpadded(batch.tokens.device) else 0)
+        return batch.num_tokens + (-batch.num_tokens % TAIL if self._filled else 0)
 
     def _unpadded(self, device: torch.device) -> bool:
         """Whether attention runs without padding, too."""
         weight = self.model.embeddings.word_embeddings.weight
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
         why = unpadded_missing(device, dtype)
-        if why and device.type == "cuda":
+        if why:
             self._tell(f"padded in attention, because {why}")
         return not why and self.max_tokens >= TAIL
 
     def _ragged_layers(self, batch: TokenBatch) -> Iterator[Tensor]:
-        unpadded = self._unpadded(batch.tokens.device)
+        self._filled = unpadded = self._unpadded(batch.tokens.device)
         if unpadded:
             batch = with_tail(batch)
         layout = RaggedLayout.of(batch)
@@ -149,8 +159,10 @@ class Encoder(nn.Module):
         run: Any = post_norm_layer
         if unpadded:
             attend, run = self._kernel(batch.max_length, heads, states.device)
-            # only a grid's size, whose empty programs cost next to nothing; a new value would compile the layers again
-            places = (batch.cu_seqlens, layout.cu_keys, layout.keys, max(512, 1 << (batch.max_length - 1).bit_length()))
+            # few values, since a new one compiles the layers again; for the kernel for short rows it is only a grid's size, whose empty
+            # programs cost next to nothing
+            longest = max(64 if attend is library_attention else 512, 1 << (batch.max_length - 1).bit_length())
+            places = (batch.cu_seqlens, layout.cu_keys, layout.keys, longest)
         for layer in self.model.encoder.layer:
             if not unpadded:
                 attention = layer.attention.self
@@ -269,27 +281,29 @@ def _package_folder(package: str, folder: str) -> Path:
     return path
 
 
-def _without_pooler(config: PretrainedConfig) -> dict[str, bool]:
-    """BERT's relatives build a pooler that nothing reads; it would be an unused parameter under DDP."""
-    return {"add_pooling_layer": False} if config.model_type in RAGGED_FAMILIES and config.model_type != "electra" else {}
+def without_pooler(config: PretrainedConfig) -> dict[str, bool]:
+    """How to build a model without the pooler that nothing reads; it would be an unused parameter under DDP."""
+    kind: Any = MODEL_MAPPING.get(type(config), None)
+    return {"add_pooling_layer": False} if kind is not None and "add_pooling_layer" in inspect.signature(kind).parameters else {}
 
 
 def _build(config: PretrainedConfig) -> PreTrainedModel:
-    return AutoModel.from_config(config, **_without_pooler(config))
+    return AutoModel.from_config(config, **without_pooler(config))
 
 
 def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
     model, info = AutoModel.from_pretrained(
-        name, config=config, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32, **_without_pooler(config)
+        name, config=config, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32, **without_pooler(config)
     )
     missing = sorted(info["missing_keys"])
     inner = [key for key in missing if "pooler" not in key]
     if missing:
         log.warning("encoder %s: weights that the checkpoint lacks, random now: %s", name, ", ".join(missing))
-    total = len(list(model.parameters()))
-    if len(inner) > total // 10:
+    weights = dict(model.named_parameters())
+    if len(inner) > len(weights) // 10 or any(key in weights and weights[key].ndim > 1 for key in inner):
         raise CheckpointError(
-            f"{name}: expected the weights of a {config.model_type} encoder, but {len(inner)} of {total} are missing and would be random; "
+            f"{name}: expected the weights of a {config.model_type} encoder, but {len(inner)} of {len(weights)}, such as {inner[0]}, are missing "
+            "and would be random; "
             "check encoder.name, or set encoder.pretrained=false to start from random weights"
         )
     return model

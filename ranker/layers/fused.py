@@ -6,7 +6,6 @@ layer's gradients while the layers below still run backward.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import dropout, layer_norm, linear
 
-from ranker.layers.attention import short
+from ranker.layers.attention import triton_missing
 
 
 def layer_weights(layer: Any) -> tuple[Tensor, ...]:
@@ -67,6 +66,7 @@ def _compiled() -> Callable[..., Tensor]:
     config.optimize_ddp = False
     # a rate of dropout or an epsilon is a constant: as a variable it would take dropout out of the fused kernels
     config.specialize_float = True
+    config.recompile_limit = 64  # one function serves all encoders of a process, in training and evaluation; past it torch runs eagerly
     return torch.compile(post_norm_layer)
 
 
@@ -83,8 +83,4 @@ def compile_missing(device: torch.device) -> str:
     """Why layers can't be compiled, in words; empty when they can."""
     if device.type != "cuda":
         return f"the device is {device.type}, not cuda"
-    if short is None:
-        return "Triton is not installed"
-    if not any(shutil.which(name) for name in ("cc", "gcc", "clang")):
-        return "Triton needs a C compiler (gcc), and none is installed"
-    return ""
+    return triton_missing()

@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokeniz
 
 from ranker.data.batching import Template
 from ranker.errors import CheckpointError
-from ranker.layers.encoder import RAGGED_FAMILIES, Encoder
+from ranker.layers.encoder import Encoder, without_pooler
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"identity": nn.Identity, "tanh": nn.Tanh}
 
@@ -100,10 +100,8 @@ def _inside(folder: Path, name: str) -> Path:
 def read_encoder(folder: Path, ragged: bool) -> tuple[Encoder, dict[str, Any]]:
     """The transformer of a folder, without a pooler, and its sentence-transformers configuration."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    # BERT's relatives build a pooler that nothing reads; it would be an unused parameter under DDP
-    options = {"add_pooling_layer": False} if config.model_type in RAGGED_FAMILIES and config.model_type != "electra" else {}
     model, info = AutoModel.from_pretrained(
-        folder, config=config, output_loading_info=True, dtype=torch.float32, trust_remote_code=False, **options
+        folder, config=config, output_loading_info=True, dtype=torch.float32, trust_remote_code=False, **without_pooler(config)
     )
     if info["missing_keys"]:
         raise CheckpointError(f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing")

@@ -16,6 +16,7 @@ from torch.nn import functional
 from ranker.data.batching import Template
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder
+from ranker.layers.grid import to_grid
 from ranker.layers.interaction import TextVectors, full_precision, maxsim_all, maxsim_pairs
 from ranker.models import _sentence_transformers as layout
 from ranker.types import RankBatch, TokenBatch
@@ -145,7 +146,7 @@ class ColBERT(nn.Module):
         assert batch.queries is not None and batch.docs is not None
         owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
         scores = maxsim_pairs(self.encode_queries(batch.queries), self.encode_docs(batch.docs), owners)
-        return scores.new_zeros(batch.doc_mask.shape).masked_scatter(batch.doc_mask, scores)
+        return to_grid(scores, batch.doc_mask)
 
     # folders ------------------------------------------------------------------------------------------------------------------------------
 

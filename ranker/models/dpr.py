@@ -14,6 +14,7 @@ from torch.nn import functional
 from ranker.data.batching import Template
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder
+from ranker.layers.grid import to_grid
 from ranker.layers.interaction import TextVectors, full_precision
 from ranker.layers.pooling import POOLINGS, pool
 from ranker.models import _sentence_transformers as layout
@@ -137,7 +138,7 @@ class DPR(nn.Module):
         owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
         with torch.autocast(docs.values.device.type, enabled=False):
             scores = (queries.values.index_select(0, owners) * docs.values).sum(1) / self.divisor()
-        return scores.new_zeros(batch.doc_mask.shape).masked_scatter(batch.doc_mask, scores)
+        return to_grid(scores, batch.doc_mask)
 
     # the sentence-transformers folder ---------------------------------------------------------------------------------------------------
 

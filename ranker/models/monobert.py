@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder, load_encoder
+from ranker.layers.grid import to_grid
 from ranker.layers.pooling import POOLINGS, pool
 from ranker.types import RankBatch, TokenBatch
 
@@ -59,7 +60,8 @@ class MonoBERT(nn.Module):
 
     def read(self, states: Tensor, pairs: TokenBatch) -> Tensor:
         """Return the logits of rows from their last layer's states [tokens, dim], float32, [rows, num_labels]."""
-        logits = self.head(self.dropout(self.pooler(pool(states, pairs, self.pooling))))
+        with torch.autocast(states.device.type, enabled=False):  # in bf16 good candidates would tie: its scores are 1/64 apart above 2
+            logits = self.head(self.dropout(self.pooler(pool(states, pairs, self.pooling))))
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def forward(self, batch: RankBatch) -> Tensor:
@@ -69,7 +71,7 @@ class MonoBERT(nn.Module):
     def scores(self, logits: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the scores [batch, docs] of logits [rows, num_labels]; 0 where no doc is."""
         scores = logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
-        return scores.new_zeros(doc_mask.shape).masked_scatter(doc_mask, scores)
+        return to_grid(scores, doc_mask)
 
     # the Hugging Face folder -------------------------------------------------------------------------------------------------------
 

@@ -75,7 +75,6 @@ class SaveLast(Checkpoint):
     def __init__(self, path: Path, every_steps: int, resumed: Path | None = None) -> None:
         self.path, self.every_steps, self.resumed = path, every_steps, resumed
         self._saved = -1
-        self._stop_asked = False
         self._row: dict[str, float] = {}
         self._once_more = False  # whether this is a validation at the end of a training, in the middle of an epoch
 
@@ -91,9 +90,11 @@ class SaveLast(Checkpoint):
         if self.resumed is not None:
             rank_zero_only(link)(self.resumed, self.path)
 
-    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Take over SIGTERM: Lightning's handler starts a collective wherever in a step the signal comes."""
-        _on_sigterm(lambda *_: setattr(self, "_stop_asked", True))
+        _on_sigterm(lambda *_: setattr(module, "stop_asked", True))
+        # its broadcast of a signal that it no longer gets would make every device wait for its GPU at each step
+        trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         for logger in trainer.loggers if self._row else ():
             logger.log_metrics(self._row, step=trainer.global_step - 1)
         self._row = {}
@@ -106,7 +107,7 @@ class SaveLast(Checkpoint):
         """Save when it is time, or when a device was asked to stop, and no validation is due."""
         if 0 < trainer.max_steps <= trainer.global_step:
             trainer.should_stop = True
-        stop = trainer.strategy.reduce_boolean_decision(self._stop_asked, all=False)
+        stop = bool(module.stop_asked if trainer.world_size == 1 else module.stop_agreed)
         due = _validation_is_due(trainer, batch_idx)
         self._once_more = trainer.should_stop and not due
         if due or (trainer.should_stop and _validates_in_this_epoch(trainer)):
@@ -130,11 +131,11 @@ class SaveLast(Checkpoint):
         """Log it in this run."""
         self._row = checkpoint.get("unlogged", {})
 
-    def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Save after a validation."""
         if trainer.state.fn == "fit":
             self._save(trainer)
-            if trainer.strategy.reduce_boolean_decision(self._stop_asked, all=False):
+            if trainer.strategy.reduce_boolean_decision(bool(module.stop_asked), all=False):
                 raise self._preempted(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002

@@ -30,7 +30,7 @@ class Unjudged:
     Args:
         step: This device's part.
         number: Optimizer steps before it.
-        seen: Loss and gradient norm [2] of the whole step; on a GPU their way to the host begins here.
+        seen: Loss, gradient norm and requests to stop [3] of the whole step; on a GPU their way to the host begins here.
     """
 
     def __init__(self, step: TrainStep, number: int, seen: Tensor) -> None:
@@ -41,7 +41,7 @@ class Unjudged:
             self._arrived.record()
 
     def wait(self) -> Tensor:
-        """Loss and gradient norm [2] on the host."""
+        """Loss, gradient norm and requests to stop [3], on the host."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._seen

@@ -74,6 +74,7 @@ class RerankModule(pl.LightningModule):
         self.on_evaluated = on_evaluated
         self.nonfinite, self.dumps, self.skipped_steps = nonfinite, dumps, 0
         self._unjudged: Unjudged | None = None
+        self.stop_asked = self.stop_agreed = False  # by a signal to this device's process; by all devices, in a step that is judged
         self._scored: dict[int, list[tuple[Tensor, Tensor]]] = {}  # slots and scores, by loader
 
     # training ---------------------------------------------------------------------------------------------------------------------
@@ -93,11 +94,13 @@ class RerankModule(pl.LightningModule):
         """One optimizer step: all micro-batches of this device, one gradient sync, clip, step."""
         total = self.accumulate(step)
         norm = self._clip()
-        # the devices' losses sum up to the step's; their gradients and so their norms are equal, yet all must come to the same decision
-        seen = torch.stack([total, norm.double() / self.trainer.world_size])
+        # the devices' losses sum up to the step's; their gradients and so their norms are equal, yet all must come to the same decision,
+        # also to stop when one was asked to
+        asked = torch.full_like(total, float(self.stop_asked))
+        seen = torch.stack([total, norm.double() / self.trainer.world_size, asked])
         if dist.is_initialized():
             dist.all_reduce(seen)
-        total, norm = seen
+        total, norm = seen[0], seen[1]
         optimizer: Any = self.optimizers()
         self._judge()
         self._unjudged = Unjudged(step, self.trainer.global_step, seen)
@@ -111,12 +114,16 @@ class RerankModule(pl.LightningModule):
         optimizer.step()
         optimizer.zero_grad()
         schedulers: Any = self.lr_schedulers()
-        self.log("optim/lr", optimizer.param_groups[0]["lr"])
+        self.log("optim/lr", self._on_device(optimizer.param_groups[0]["lr"]))
         schedulers.step()
         self.log("train/loss", total.float(), prog_bar=True)
         self.log("train/grad_norm", norm.float())
         if self.nonfinite == "skip":
-            self.log("train/skipped_steps", float(self.skipped_steps))
+            self.log("train/skipped_steps", self._on_device(self.skipped_steps))
+
+    def _on_device(self, value: float) -> Tensor:
+        """What is logged as a plain number is copied to the GPU, for which the host waits; filling a tensor there makes nothing wait."""
+        return torch.full((), value, dtype=torch.float32, device=self.device)
 
     def on_train_start(self) -> None:
         """Set the learning rate of the next step: that in a checkpoint is of the run that wrote it, whose end may have been another."""
@@ -185,13 +192,17 @@ class RerankModule(pl.LightningModule):
     def _judge(self) -> bool:
         """Whether the step that is not judged yet, if there is one, was finite; else it is reported."""
         judged, self._unjudged = self._unjudged, None
-        if judged is None or self._is_finite(judged.wait()):
+        if judged is None:
             return True
-        self._report(judged.step, judged.number, *judged.wait().tolist())
+        seen = judged.wait()
+        self.stop_agreed = bool(seen[2])
+        if self._is_finite(seen):
+            return True
+        self._report(judged.step, judged.number, *seen[:2].tolist())
         return False
 
     def _is_finite(self, seen: Tensor) -> bool:
-        """Whether loss and gradient norm [2], on the host, are."""
+        """Whether loss and gradient norm, on the host, are."""
         return bool(torch.isfinite(seen).all())
 
     def _report(self, step: TrainStep, number: int, loss: float, norm: float) -> None:

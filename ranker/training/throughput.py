@@ -16,6 +16,7 @@ from torch import Tensor
 from ranker.types import TrainStep
 
 WARM_UP = 3  # first steps, which compile and fill caches; they are reported apart where more follow
+IN_BAR = ("pairs_per_second", "mfu", "data_wait_share")  # of the figures; all of them are logged
 YARDSTICK = 8192  # a square bf16 matrix product of this size gives a card's rate
 
 
@@ -47,18 +48,13 @@ class Counts:
     pairs: int = 0
     tokens: int = 0
     computed_tokens: int = 0
-    busy_seconds: float = 0.0
-    wait_seconds: float = 0.0
+    seconds: float = 1e-9  # in training steps, between them, and waiting for them
+    wait_seconds: float = 0.0  # in the loader alone
     squares: Tensor | float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Time in training steps and in waiting for them."""
-        return max(self.busy_seconds + self.wait_seconds, 1e-9)
 
 
 class Throughput(pl.Callback):
-    """Measure training steps, validation left out; tokens are this device's times the number of devices.
+    """Measure epochs of training, validation left out; tokens are this device's times the number of devices.
 
     The first steps compile and fill caches: where more follow, they are counted apart, as `start_seconds`.
     """
@@ -69,7 +65,8 @@ class Throughput(pl.Callback):
         self.matmul_rate = 0.0  # of all devices, FLOP/s
         self._config: Any = None
         self._device = torch.device("cpu")
-        self._started = self._ended = None  # type: float | None
+        self._since: float | None = None  # time up to here is counted, or left out
+        self._waited = 0.0  # the loader's count up to here
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Measure the card."""
@@ -79,11 +76,9 @@ class Throughput(pl.Callback):
             self.matmul_rate = measure_matmul(self._device) * trainer.world_size
             torch.cuda.reset_peak_memory_stats(self._device)
 
-    def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-        """Note how long the loop waited for this step's data."""
-        self._started = time.perf_counter()
-        if self._ended is not None:
-            self.counts.wait_seconds += self._started - self._ended
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Leave the time between epochs out; the loader's start is part of this one."""
+        self._since = time.perf_counter()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: TrainStep, batch_idx: int) -> None:  # noqa: ARG002
         """Count the step."""
@@ -101,44 +96,42 @@ class Throughput(pl.Callback):
         look = batch_idx % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         if self.steps == WARM_UP or look:
             self._wait_for_device()
-        self._count_time()
+        self._count_time(trainer)
         if self.steps == WARM_UP:
             self.start, self.counts = counts, Counts()
         if look:
             for name, value in self.report().items():
                 if name not in ("train_seconds", "start_seconds"):
-                    module.log(f"train/{name}", float(value), prog_bar=name == "pairs_per_second")
-        self._ended = time.perf_counter()
+                    module.log(f"train/{name}", float(value), prog_bar=name in IN_BAR)
 
-    def _count_time(self) -> None:
-        assert self._started is not None
-        now = time.perf_counter()
-        self.counts.busy_seconds += now - self._started
-        self._started = now
+    def _count_time(self, trainer: pl.Trainer) -> None:
+        now, waited = time.perf_counter(), getattr(trainer.train_dataloader, "waited", 0.0)
+        if self._since is not None:
+            self.counts.seconds += now - self._since
+            self.counts.wait_seconds += waited - self._waited
+        self._since, self._waited = now, waited
 
     def _wait_for_device(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def _pause(self) -> None:
-        """What the device still works on belongs to the steps; what follows is no waiting for data."""
-        if self._ended is not None:
-            before = time.perf_counter()
-            self._wait_for_device()
-            self.counts.busy_seconds += time.perf_counter() - before
-        self._ended = None
-
     def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
-        """Leave validation out."""
-        self._pause()
+        """Leave validation out; what the device still works on belongs to the steps."""
+        if self._since is not None:
+            self._wait_for_device()
+            self._count_time(trainer)
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
-        """Leave the time between epochs out."""
-        self._pause()
+    def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Go on counting."""
+        if self._since is not None:
+            self._since = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
         """Count what the device still has to do."""
-        self._pause()
+        if self._since is not None:
+            self._wait_for_device()
+            self._count_time(trainer)
+        self._since = None
 
     def report(self) -> dict[str, float]:
         """The figures for `result.json`; `mfu` is the share of the card's own rate in a large bf16 matrix product, on CUDA only."""

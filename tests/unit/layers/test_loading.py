@@ -4,9 +4,11 @@ import logging
 
 import pytest
 from safetensors.torch import load_file, save_file
+from transformers import AlbertConfig, AlbertModel
 
 from ranker.errors import CheckpointError
 from ranker.layers.encoder import load_encoder
+from ranker.layers.tiny import tiny_tokenizer
 
 
 @pytest.fixture
@@ -39,3 +41,20 @@ def test_an_encoder_that_would_be_random_is_an_error(folder):
 def test_a_loaded_encoder_trains_with_its_dropout(folder):
     encoder = load_encoder(str(folder), dropout=0.3)
     assert all(module.training for module in encoder.modules())
+
+
+def test_an_encoder_without_one_matrix_is_refused(folder):
+    rewrite(folder, lambda key: None if key == "embeddings.word_embeddings.weight" else key)
+    with pytest.raises(CheckpointError, match=r"such as embeddings\.word_embeddings\.weight"):
+        load_encoder(str(folder))
+
+
+def test_no_family_keeps_a_pooler_that_nothing_reads(tmp_path):
+    config = AlbertConfig(
+        vocab_size=100, embedding_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    AlbertModel(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    for pretrained in (True, False):
+        encoder = load_encoder(str(tmp_path), pretrained=pretrained)
+        assert not [name for name, _ in encoder.named_parameters() if "pooler" in name]

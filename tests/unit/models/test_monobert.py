@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification, RobertaConfig
 
+from ranker.build import build_scorer
 from ranker.data.batching import Collator
 from ranker.data.token_store import build_token_store
 from ranker.errors import CheckpointError, ConfigError
@@ -171,3 +173,22 @@ def test_pc74_old_position_ids_are_ignored(tmp_path):
 def test_wrong_options_say_so(options, message):
     with pytest.raises(ConfigError, match=message):
         scorer_of(**options)
+
+
+def test_the_head_works_in_float32_under_autocast(batch):
+    scorer = scorer_of()
+    rows = batch(scorer.encoder.tokenizer, [[0, 1], [2, 3]])
+    with torch.autocast("cpu", torch.bfloat16):
+        states = scorer.encoder(rows.pairs)
+        scores = scorer.read(states, rows.pairs)
+    firsts = states.float()[rows.pairs.cu_seqlens[:-1].long()]
+    assert torch.equal(scores, firsts @ scorer.head.weight.t() + scorer.head.bias)
+
+
+def test_a_training_that_starts_from_a_checkpoint_has_its_dropout(tmp_path):
+    scorer = MonoBERT(load_encoder("tiny", dropout=0.3))
+    scorer.save(tmp_path, 64)
+    cfg = OmegaConf.create({"checkpoint": str(tmp_path), "resume": False, "model": {"_target_": "ranker.models.monobert.MonoBERT"}})
+    again = build_scorer(cfg)
+    assert all(part.training for part in again.modules())
+    assert {part.p for part in again.encoder.modules() if isinstance(part, torch.nn.Dropout)} >= {0.3}

@@ -34,19 +34,21 @@ class Module:
 def run(monkeypatch, steps, clock, computed=lambda texts: texts.num_tokens * 2):
     ticks = iter(clock)
     monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(ticks))
-    callback, module, trainer = Throughput(), Module(computed), SimpleNamespace(world_size=2, log_every_n_steps=1000)
+    loader = SimpleNamespace(waited=0.0)
+    callback, module = Throughput(), Module(computed)
+    trainer = SimpleNamespace(world_size=2, log_every_n_steps=1000, train_dataloader=loader)
     callback.on_train_start(trainer, module)
+    callback.on_train_epoch_start(trainer, module)
     for i, step in enumerate(steps, start=1):
-        callback.on_train_batch_start(trainer, module, step, i)
+        loader.waited += 0.25
         callback.on_train_batch_end(trainer, module, None, step, i)
     return callback
 
 
 def test_rates_by_hand_and_the_first_steps_apart(monkeypatch):
-    # start, counted, noted; the first steps take 10 s each, the last two 1 s after 0.25 s of waiting
-    clock = [t for i in range(WARM_UP) for t in (10 * i, 10 * i + 10, 10 * i + 10)]
-    end = clock[-1]
-    clock += [end + 0.25, end + 1.25, end + 1.25, end + 1.5, end + 2.5, end + 2.5]
+    # the first steps take 10 s each, the last two 1.25 s, of which 0.25 s are waiting in the loader
+    clock = [10 * i for i in range(WARM_UP + 1)]
+    clock += [clock[-1] + 1.25, clock[-1] + 2.5]
     report = run(monkeypatch, [step_of(3, 5)] * (WARM_UP + 2), clock).report()
     assert report["start_seconds"] == pytest.approx(10 * WARM_UP)
     assert report["pairs_per_second"] == pytest.approx(4 / 2.5)
@@ -57,7 +59,7 @@ def test_rates_by_hand_and_the_first_steps_apart(monkeypatch):
 
 
 def test_a_short_training_is_all_start(monkeypatch):
-    report = run(monkeypatch, [step_of(4)], [0.0, 2.0, 2.0]).report()
+    report = run(monkeypatch, [step_of(4)], [0.0, 2.0]).report()
     assert report["pairs_per_second"] == pytest.approx(0.5)
     assert report["train_seconds"] == pytest.approx(2.0)
 
@@ -74,7 +76,37 @@ def test_flops_equal_torchs_own_count():
 
 
 def test_the_mean_share_of_the_cards_rate(monkeypatch):
-    callback = run(monkeypatch, [step_of(4)], [0.0, 2.0, 2.0])
+    callback = run(monkeypatch, [step_of(4)], [0.0, 2.0])
     callback.matmul_rate = 1e9
     flops = 3 * matmul_flops(BertConfig(), 8, 32.0)  # two devices
     assert callback.report()["mfu"] == pytest.approx(flops / 2.0 / 1e9)
+
+
+def test_waiting_is_the_loaders_alone_and_validation_is_left_out(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: clock.now)
+    loader = SimpleNamespace(waited=0.0)
+    callback, module, step = Throughput(), Module(lambda texts: texts.num_tokens), step_of(3, 5)
+    trainer = SimpleNamespace(world_size=1, log_every_n_steps=1000, train_dataloader=loader)
+
+    def after(seconds, name, *rest):
+        clock.now += seconds
+        getattr(callback, name)(trainer, module, *rest)
+
+    callback.on_train_start(trainer, module)
+    after(0, "on_train_epoch_start")
+    for i in range(1, WARM_UP + 1):
+        after(1, "on_train_batch_end", None, step, i)
+    after(
+        2, "on_train_batch_end", None, step, WARM_UP + 1
+    )  # a callback that takes 3 s follows: it is the training's time, not the loader's
+    after(3, "on_validation_start")
+    after(100, "on_validation_end")
+    loader.waited += 1
+    after(1, "on_train_batch_end", None, step, WARM_UP + 2)
+    after(1, "on_train_epoch_end")
+    after(50, "on_train_epoch_start")
+    report = callback.report()
+    assert report["train_seconds"] == pytest.approx(WARM_UP + 7)
+    assert report["data_wait_share"] == pytest.approx(1 / 7)
+    assert report["pairs_per_second"] == pytest.approx(4 / 7)
