@@ -1,9 +1,12 @@
-"""A small training under one hardware layout; writes losses and final weights. Run by test_invariance.py, one process tree a layout."""
+"""Small trainings under different hardware layouts; test_invariance.py runs them, here and in two processes."""
 
-import argparse
 import json
+import os
 import random
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -52,48 +55,48 @@ class Recorded(RerankModule):
         return super()._is_finite(seen)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--devices", type=int, default=1)
-    parser.add_argument("--max-tokens", type=int, default=100_000)
-    parser.add_argument("--min-micro-batches", type=int, default=1)
-    parser.add_argument("--double", action="store_true")
-    parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
-    parser.add_argument("--fault", default="")
-    parser.add_argument("--cache", required=True)
-    parser.add_argument("--out", required=True)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
+@dataclass
+class Job:
+    """One training."""
+
+    cache: str
+    devices: int = 1
+    max_tokens: int = 100_000
+    min_micro_batches: int = 1
+    double: bool = False
+    optimizer: str = "adamw"
+    fault: str = ""
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Train as the job says; returns losses, weights and validation measures."""
     pl.seed_everything(1, verbose=False)
-    train = collection(9)  # steps of 4, 4 and 1 groups: with two processes one of them has nothing to do in the third
+    groups = collection(9)  # steps of 4, 4 and 1 groups: with two processes one of them has nothing to do in the third
     config = tiny_config(dim=16)
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     scorer = MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
     data = RankData(
-        Splits(train, train, {}), scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens,
-        BatchOptions(queries=4, docs=5, positives=2, max_tokens=args.max_tokens, min_micro_batches=args.min_micro_batches),
-        TextLimits(16, 64), seed=3, cache_dir=args.cache,
+        Splits(groups, groups, {}), scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens,
+        BatchOptions(queries=4, docs=5, positives=2, max_tokens=job.max_tokens, min_micro_batches=job.min_micro_batches),
+        TextLimits(16, 64), seed=3, cache_dir=job.cache,
     )  # fmt: skip
-    optimizer = torch.optim.AdamW if args.optimizer == "adamw" else torch.optim.SGD
-    kind = seed_fault(args.fault)
-    module = kind(
-        scorer, ["nDCG@10", "RR"], loss=RankNet(), optimizer=lambda groups: optimizer(groups, lr=3e-3 if args.optimizer == "adamw" else 0.3),
+    optimizer = torch.optim.AdamW if job.optimizer == "adamw" else torch.optim.SGD
+    module = seed_fault(job.fault)(
+        scorer, ["nDCG@10", "RR"], loss=RankNet(), optimizer=lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.3),
         schedule=lambda step, total: linear(step, total, warmup=2), max_norm=1.0,
     )  # fmt: skip
-    if args.double:
+    if job.double:
         module = module.double()
     losses = Losses()
     trainer = pl.Trainer(
-        accelerator="cpu", devices=args.devices, max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu", devices=job.devices, max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, callbacks=[losses],
-        precision="64-true" if args.double else "32-true",
-        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True) if args.devices > 1 else "auto",
+        precision="64-true" if job.double else "32-true",
+        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True) if job.devices > 1 else "auto",
     )  # fmt: skip
     trainer.fit(module, datamodule=data)
-    if trainer.is_global_zero:
-        torch.save(module.scorer.state_dict(), f"{args.out}.pt")
-        measured = {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("val/")}
-        Path(f"{args.out}.json").write_text(json.dumps({"losses": losses.values, "val": measured}))
+    measured = {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("val/")}
+    return {"losses": losses.values, "val": measured, "weights": {k: v.clone() for k, v in module.scorer.state_dict().items()}}
 
 
 def seed_fault(fault: str) -> type[RerankModule]:
@@ -108,6 +111,15 @@ def seed_fault(fault: str) -> type[RerankModule]:
             return super()._gradient_sync(only_if=False if fault == "sync" else only_if)
 
     return Faulty if fault else Recorded
+
+
+def main() -> None:
+    """Run the jobs of a JSON file one after another; every process of the launch does, the first writes the results."""
+    jobs, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    results = {name: train(Job(**job)) for name, job in jobs.items()}
+    if int(os.environ.get("RANK", "0")) == 0:
+        torch.save(results, out)
 
 
 if __name__ == "__main__":

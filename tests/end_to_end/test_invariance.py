@@ -1,9 +1,7 @@
 """Hardware-invariant training: devices, memory and micro-batches change nothing but rounding (dropout off)."""
 
+import importlib.util
 import json
-import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,77 +9,91 @@ import pytest
 import torch
 
 SCRIPT = Path(__file__).with_name("invariance_run.py")
-ROOT = Path(__file__).resolve().parents[2]
+spec = importlib.util.spec_from_file_location("invariance_run", SCRIPT)
+invariance_run = importlib.util.module_from_spec(spec)
+sys.modules["invariance_run"] = invariance_run
+spec.loader.exec_module(invariance_run)
 
+FLOAT64, FLOAT32 = {"double": True}, {"optimizer": "sgd"}
 LAYOUTS = {
-    "tenth of the budget": ["--max-tokens", "420"],
-    "three micro-batches": ["--min-micro-batches", "3"],
-    "two processes, one empty at a step": ["--devices", "2"],
-    "two processes, a tenth of the budget": ["--devices", "2", "--max-tokens", "420"],
+    "tenth of the budget": {"max_tokens": 420},
+    "three micro-batches": {"min_micro_batches": 3},
+    "two processes, one empty at a step": {"devices": 2},
+    "two processes, a tenth of the budget": {"devices": 2, "max_tokens": 420},
 }
 
 
-def train(folder: Path, name: str, *arguments: str) -> tuple[list[float], dict[str, torch.Tensor], dict[str, float]]:
-    out = folder / name.replace(" ", "-").replace(",", "")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(SCRIPT), "--cache", str(folder / "cache"), "--out", str(out), *arguments]
-    # a process group of its own: a hung child of the child would otherwise hold the pipe for ever
-    process = subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
-    )
-    try:
-        output, _ = process.communicate(timeout=180)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    if process.returncode:
-        raise RuntimeError(output)
-    kept = json.loads(out.with_suffix(".json").read_text())
-    return kept["losses"], torch.load(out.with_suffix(".pt"), weights_only=True), kept["val"]
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("invariance")
+
+
+def alone(cache, **options):
+    return invariance_run.train(invariance_run.Job(str(cache), **options))
+
+
+def launch(forks, cache, **jobs):
+    """All these trainings in one launch of two processes: their exit codes, what they said, the results."""
+    jobs = {name: {"cache": str(cache), "devices": 2, **options} for name, options in jobs.items()}
+    (cache / "jobs.json").write_text(json.dumps(jobs))
+    out = cache / "results.pt"
+    out.unlink(missing_ok=True)
+    done = forks.run("tests/end_to_end/invariance_run.py", str(cache / "jobs.json"), str(out), cwd=cache, devices=2, timeout=180)
+    return done, torch.load(out, weights_only=True) if out.exists() else None
 
 
 @pytest.fixture(scope="module")
-def reference(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("invariance")
-    return folder, train(folder, "float64", "--double"), train(folder, "float32", "--optimizer", "sgd")
+def reference(cache):
+    return {64: alone(cache, **FLOAT64), 32: alone(cache, **FLOAT32)}
 
 
-def furthest(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    return max((one[key] - other[key]).abs().max().item() for key in one)
+@pytest.fixture(scope="module")
+def together(forks, cache, reference):
+    """The trainings in two processes, and one with a fault."""
+    layouts = {name: options for name, options in LAYOUTS.items() if "devices" in options}
+    jobs = {f"64 {name}": {**FLOAT64, **options} for name, options in layouts.items()}
+    jobs |= {f"32 {name}": {**FLOAT32, **options} for name, options in layouts.items()}
+    done, results = launch(forks, cache, **jobs, **{"fault world": {**FLOAT64, "fault": "world"}})
+    assert done.codes == [0, 0], done.out
+    return results
+
+
+def furthest(one, other):
+    return max((one["weights"][key] - other["weights"][key]).abs().max().item() for key in one["weights"])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_float64_losses_equal_to_1e_12_and_weights_to_1e_9(reference, layout):
-    folder, (losses, weights, measured), _ = reference
-    got_losses, got_weights, got_measured = train(folder, f"64 {layout}", "--double", *LAYOUTS[layout])
-    assert got_losses == pytest.approx(losses, rel=0, abs=1e-12)
-    assert furthest(got_weights, weights) < 1e-9
-    assert got_measured == pytest.approx(measured, abs=1e-12)  # each query once, whoever scored it
+def test_float64_losses_equal_to_1e_12_and_weights_to_1e_9(request, cache, reference, layout):
+    options = LAYOUTS[layout]
+    got = request.getfixturevalue("together")[f"64 {layout}"] if "devices" in options else alone(cache, **FLOAT64, **options)
+    assert got["losses"] == pytest.approx(reference[64]["losses"], rel=0, abs=1e-12)
+    assert furthest(got, reference[64]) < 1e-9
+    assert got["val"] == pytest.approx(reference[64]["val"], abs=1e-12)  # each query once, whoever scored it
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_float32_sgd_losses_equal_to_1e_6_and_weights_to_1e_5(reference, layout):
-    folder, _, (losses, weights, _) = reference
-    got_losses, got_weights, _ = train(folder, f"32 {layout}", "--optimizer", "sgd", *LAYOUTS[layout])
-    assert got_losses == pytest.approx(losses, rel=1e-6)
-    assert furthest(got_weights, weights) < 1e-5
+def test_float32_sgd_losses_equal_to_1e_6_and_weights_to_1e_5(request, cache, reference, layout):
+    options = LAYOUTS[layout]
+    got = request.getfixturevalue("together")[f"32 {layout}"] if "devices" in options else alone(cache, **FLOAT32, **options)
+    assert got["losses"] == pytest.approx(reference[32]["losses"], rel=1e-6)
+    assert furthest(got, reference[32]) < 1e-5
 
 
 def test_steps_are_three_an_epoch_and_learn(reference):
-    _, (losses, _, _), _ = reference
+    losses = reference[64]["losses"]
     assert len(losses) == 6
     assert losses[-1] != losses[2]
 
 
-@pytest.mark.parametrize(
-    ("fault", "layout"),
-    [("share", ["--max-tokens", "420"]), ("world", ["--devices", "2"]), ("sync", ["--devices", "2"])],
-)
-def test_a_seeded_fault_is_seen(reference, fault, layout):
-    folder, (_, weights, _), _ = reference
-    try:
-        _, got_weights, _ = train(folder, f"fault {fault}", "--double", "--fault", fault, *layout)
-    except RuntimeError:
-        assert fault == "sync"  # one process waits in a reduction that the other never enters
-    else:
-        assert furthest(got_weights, weights) > 1e-6
+def test_a_seeded_fault_on_one_device_is_seen(cache, reference):
+    assert furthest(alone(cache, **FLOAT64, max_tokens=420, fault="share"), reference[64]) > 1e-6
+
+
+def test_a_seeded_fault_in_two_processes_is_seen(together, reference):
+    assert furthest(together["fault world"], reference[64]) > 1e-6
+
+
+def test_a_step_that_never_waits_for_the_other_device_is_seen(forks, cache, reference):
+    done, results = launch(forks, cache, **{"fault sync": {**FLOAT64, "fault": "sync"}})
+    # one process may wait in a reduction that the other never enters
+    assert any(done.codes) or furthest(results["fault sync"], reference[64]) > 1e-6
