@@ -84,6 +84,7 @@ def untrained(folder: Path, out: Path) -> None:
         "data.val_fraction=0",
         f"hydra.run.dir={where}",
         "max_doc_tokens=254",
+        "trainer.precision=32-true",
     )
     (metrics,) = where.glob("evaluation/*/metrics.json")
     ours = json.loads(metrics.read_text())["measures"]["nDCG@10"]

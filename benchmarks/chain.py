@@ -21,14 +21,14 @@ MEASURES = ("nDCG@10", "AP@100", "RR@10", "R@100")
 class Chain:
     """Commands over one collection; each leaves a folder below `out`."""
 
-    def __init__(self, out: Path, data: list[str]) -> None:
-        self.out, self.data = out, data
+    def __init__(self, out: Path, training: list[str]) -> None:
+        self.out, self.training = out, training
 
     def run(self, name: str, script: str, *arguments: str) -> Path:
         """Run a command unless its folder is finished."""
         folder = self.out / name
         finished = {"train.py": "result.json", "evaluate.py": "evaluation", "search.py": "search.json"}[script]
-        command = [script, *arguments, f"hydra.run.dir={folder}"]
+        command = [script, *arguments, *(self.training if script == "train.py" else []), f"hydra.run.dir={folder}"]
         print("python", shlex.join(command), flush=True)
         if not (folder / finished).exists():
             command = [sys.executable, "-W", "ignore", str(ROOT / script), *command[1:]]
@@ -70,9 +70,10 @@ def row(name: str, folder: Path, cost: dict | None) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--out", type=Path, default=Path("outputs/chain"))
+    parser.add_argument("--training", nargs="*", default=[], help="further overrides for every training")
     parser.add_argument("data", nargs="+", help="data=... and its keys")
     args = parser.parse_args()
-    chain = Chain(args.out.resolve(), args.data)
+    chain = Chain(args.out.resolve(), args.training)
     rows = []
 
     def searched(label: str, name: str, *arguments: str) -> Path:

@@ -30,16 +30,22 @@ from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E
 
 
 class Clock(pl.Callback):
-    """Time from a batch's start to the last batch's end."""
+    """When this process scored how many pairs, the first batches left out, which compile."""
 
-    def __init__(self, first: int) -> None:
-        self.first, self.pairs, self.started, self.seconds = first, 0, 0.0, 0.0
+    def __init__(self) -> None:
+        self.pairs, self.first, self.started, self.ended = 0, 0, 0.0, 0.0
+
+    @property
+    def rate(self) -> float:
+        """Pairs a second."""
+        return self.pairs / max(self.ended - self.started, 1e-9)
 
     def on_test_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Start."""
+        self.first = min(5, int(trainer.num_test_batches[dataloader_idx]) // 4)
         if batch_idx == self.first:
             _wait("cuda")
-            self.started = time.perf_counter()
+            self.started = time.time()
         if batch_idx >= self.first:
             self.pairs += len(batch.slots)
 
@@ -49,7 +55,7 @@ class Clock(pl.Callback):
         """Stop."""
         if batch_idx == trainer.num_test_batches[dataloader_idx] - 1:
             _wait("cuda")
-            self.seconds = time.perf_counter() - self.started
+            self.ended = time.time()
 
 
 def main() -> None:
@@ -77,13 +83,13 @@ def main() -> None:
                 Splits(None, None, {"generated": data}), module.scorer.encoder.tokenizer, "pairs", 512,
                 BatchOptions(max_tokens=args.max_tokens, workers=4 if gpu else 0), TextLimits(64, 256), cache_dir=folder,
             )  # fmt: skip
-            clock = Clock(first=5 if gpu else 1)
+            clock = Clock()
             trainer = pl.Trainer(
                 accelerator="auto", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
                 callbacks=[clock], precision="bf16-mixed" if gpu else "32-true",
             )  # fmt: skip
             trainer.test(module, datamodule=loaders, verbose=False)
-            found.setdefault("product", []).append(clock.pairs / clock.seconds)
+            found.setdefault("product", []).append(clock.rate)
             from sentence_transformers.cross_encoder import CrossEncoder
 
             peer = CrossEncoder(folder, max_length=512, model_kwargs={"dtype": torch.bfloat16} if gpu else None)

@@ -30,7 +30,8 @@ from transformers import BertModel
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from train_throughput import DOCS, _wait, collection, config_of, tokenizer  # noqa: E402
+from rerank_throughput import Clock  # noqa: E402
+from train_throughput import DOCS, collection, config_of, tokenizer  # noqa: E402
 
 from ranker.data.collection import Collection, Splits  # noqa: E402
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E402
@@ -41,6 +42,7 @@ from ranker.models.dpr import DPR  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
 from ranker.retrieval.encode import Device, encode_queries  # noqa: E402
 from ranker.retrieval.engines import EncodeOptions, encode_sets  # noqa: E402
+from ranker.training.checkpointing import SaveLast  # noqa: E402
 from ranker.training.contrastive_module import ContrastiveModule  # noqa: E402
 from ranker.training.rerank_module import RerankModule  # noqa: E402
 from ranker.training.throughput import Throughput, peak_memory_bytes  # noqa: E402
@@ -126,31 +128,6 @@ class Losses(Progress):
         self.losses.append(float(trainer.callback_metrics["train/loss"]))
 
 
-class Clock(pl.Callback):
-    """When this process scored how many pairs, the first batches left out, which compile."""
-
-    def __init__(self) -> None:
-        self.pairs, self.first, self.started, self.ended = 0, 0, 0.0, 0.0
-
-    def on_test_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Start."""
-        count = int(trainer.num_test_batches[dataloader_idx])
-        self.first = min(5, count // 4)
-        if batch_idx == self.first:
-            _wait("cuda")
-            self.started = time.time()
-        if batch_idx >= self.first:
-            self.pairs += len(batch.slots)
-
-    def on_test_batch_end(
-        self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Stop."""
-        if batch_idx == trainer.num_test_batches[dataloader_idx] - 1:
-            _wait("cuda")
-            self.ended = time.time()
-
-
 def load(part: Part, name: str) -> Collection:
     """A collection that `prepare` made."""
     with (Path(part.folder) / f"{name}.pickle").open("rb") as file:
@@ -198,7 +175,9 @@ def fit(part: Part, precision: str, data: Collection, pairs: int, max_tokens: in
     module = kind(scorer, ["nDCG@10"], loss=LCE(), optimizer=make, schedule=lambda step, total: 1.0, total_steps=steps)
     progress, throughput = Losses() if exact else Progress(), Throughput()
     say(f"{precision}: {steps} steps of {pairs} pairs")
-    trainer = trainer_of(part, precision, progress, *([] if exact else [throughput]), max_steps=steps)
+    # a training's own checkpoint callback, which also answers signals; it writes at the end only
+    last = SaveLast(part.file("checkpoints") / "last.ckpt", every_steps=10**9)
+    trainer = trainer_of(part, precision, progress, *([] if exact else [throughput, last]), max_steps=steps)
     trainer.fit(module, datamodule=data_of(part, scorer, Splits(data, None, {}), pairs, max_tokens))
     return {"losses": progress.losses} if exact else throughput.report()
 
