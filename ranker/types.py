@@ -106,13 +106,14 @@ class Contrast(_Movable):
     Args:
         labels: What the loss aims at in each doc's own group, float32 [docs].
         owners: Each doc's group, ascending, int64 [docs].
-        mask: True where a doc stands in a query's ranking, bool [groups, docs]: the query's own docs, and those of other groups that are
-            neither a known positive of the query nor the same text as one of its own.
+        mask: True where a doc stands in a query's ranking, bool [groups, docs] (`ranker.data.contrast.contrast`).
+        positive: True where a doc is relevant for its own group's query, bool [docs]; a lower grade may leave a negative a label above 0.
     """
 
     labels: Tensor
     owners: Tensor
     mask: Tensor
+    positive: Tensor
 
 
 @dataclass
@@ -138,7 +139,10 @@ class Scorer(Protocol):
 
 
 class Loss(Protocol):
-    """Scalar: the mean over groups of each group's own value. All inputs [batch, docs]."""
+    """Scalar: the mean over groups of each group's own value. All inputs [batch, docs].
+
+    With an attribute `pairwise = False` a loss says that it holds no [batch, docs, docs]; else in-batch negatives give it few groups at a time.
+    """
 
     def __call__(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor: ...
 

@@ -16,14 +16,24 @@ from ranker.types import Contrast
 
 @dataclass(frozen=True)
 class KnownPositives:
-    """All relevant docs of each query, also those that no group drew: query row r has `docs[offsets[r]:offsets[r + 1]]`."""
+    """All relevant docs of each query, also those that no group drew: query row r has `docs[offsets[r]:offsets[r + 1]]`.
+
+    Args:
+        offsets: int64 [queries + 1].
+        docs: Doc rows, int32 [relevant docs].
+        least_label: A drawn doc is a positive from this label on.
+    """
 
     offsets: np.ndarray
     docs: np.ndarray
+    least_label: float = 1.0
 
     @classmethod
     def of(cls, collection: Collection, queries: TokenStore, docs: TokenStore) -> KnownPositives:
-        """Read them off the judgements (grade >= `collection.relevance`); a triple's more relevant doc counts as well."""
+        """Read them off the judgements (grade >= `collection.relevance`), or off the triples where nothing is judged.
+
+        Beside judgements a triple's more relevant doc counts within its step only (`contrast`): there may be 397 million, as MS MARCO's.
+        """
         relevant: dict[str, list[str]] = {
             query_id: [doc_id for doc_id, grade in judged.items() if grade >= collection.relevance and doc_id in collection.docs]
             for query_id, judged in collection.qrels.items()
@@ -37,7 +47,8 @@ class KnownPositives:
         counts[query_rows] = [len(doc_ids) for doc_ids in relevant.values()]
         doc_rows = docs.rows([doc_id for doc_ids in relevant.values() for doc_id in doc_ids])
         order = np.argsort(np.repeat(query_rows, counts[query_rows]), kind="stable")
-        return cls(np.concatenate([[0], np.cumsum(counts)]), doc_rows[order].astype(np.int32))
+        least_label = 1.0 if collection.triples is not None else float(max(1, collection.relevance))
+        return cls(np.concatenate([[0], np.cumsum(counts)]), doc_rows[order].astype(np.int32), least_label)
 
     def __getitem__(self, query_row: int) -> np.ndarray:
         return self.docs[self.offsets[query_row] : self.offsets[query_row + 1]]
@@ -48,8 +59,9 @@ def contrast(
 ) -> Contrast:  # fmt: skip
     """Say who stands against whom in a step.
 
-    A doc of another group is left out of a query's ranking if it is a known positive of the query, or if the model can't tell it from
-    one (the same text under another id), or from a doc that the group has already, whose label it would contradict.
+    A query's positives are its known ones and those that any of its groups in the step drew. Left out of its ranking are docs that the
+    model can't tell from a positive (the same doc, or the same text under another id), unless it is a positive that its own group drew;
+    and docs of other groups that equal a doc of its own, whose label they would contradict.
 
     Args:
         collator: Says what the model sees of a doc.
@@ -60,20 +72,25 @@ def contrast(
     """
     real = doc_rows >= 0
     owners = np.nonzero(real)[0]
-    own_keys = doc_keys(collator, doc_rows[real])
-    distinct, place_of = np.unique(own_keys, return_inverse=True)
-    barred = np.zeros((len(query_rows), len(distinct)), dtype=bool)
-    barred[owners, place_of] = True
+    own_labels = labels[real].astype(np.float32)
+    positive = own_labels >= positives.least_label
+    distinct, place_of = np.unique(doc_keys(collator, doc_rows[real]), return_inverse=True)
+
+    relevant = np.zeros((len(query_rows), len(distinct)), dtype=bool)
     known = [positives[row] for row in query_rows]
     known_keys = doc_keys(collator, np.concatenate(known).astype(np.int64))
     places = np.minimum(np.searchsorted(distinct, known_keys), len(distinct) - 1)
     present = distinct[places] == known_keys
-    barred[np.repeat(np.arange(len(query_rows)), [len(rows) for rows in known])[present], places[present]] = True
+    relevant[np.repeat(np.arange(len(query_rows)), [len(rows) for rows in known])[present], places[present]] = True
+    drawn = np.flatnonzero(positive)
+    groups, which = np.nonzero(query_rows[:, None] == query_rows[owners[drawn]])
+    relevant[groups, place_of[drawn[which]]] = True
+
+    barred = relevant.copy()
+    barred[owners, place_of] = True
     mask = ~barred[:, place_of]
-    mask[owners, np.arange(len(owners))] = True
-    return Contrast(
-        torch.from_numpy(labels[real].astype(np.float32)), torch.from_numpy(owners.astype(np.int64)), torch.from_numpy(mask)
-    )  # fmt: skip
+    mask[owners, np.arange(len(owners))] = positive | ~relevant[owners, place_of]
+    return Contrast(*map(torch.from_numpy, (own_labels, owners.astype(np.int64), mask, positive)))
 
 
 def doc_keys(collator: Collator, rows: np.ndarray) -> np.ndarray:

@@ -26,6 +26,8 @@ class BCE(nn.Module):
     tensor(0.6931)
     """
 
+    pairwise = False
+
     def __init__(self, max_label: float = 1.0, positive_weight: float = 1.0) -> None:
         super().__init__()
         self.max_label = require_positive("loss.max_label", max_label)

@@ -27,6 +27,8 @@ class KL(nn.Module):
     tensor(0.)
     """
 
+    pairwise = False
+
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
         self.temperature = require_positive("loss.temperature", temperature)

@@ -32,6 +32,8 @@ class LCE(nn.Module):
     tensor(0.3133)
     """
 
+    pairwise = False
+
     def __init__(self, temperature: float = 1.0) -> None:
         super().__init__()
         self.temperature = require_positive("loss.temperature", temperature)

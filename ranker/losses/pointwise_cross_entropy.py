@@ -26,6 +26,8 @@ class PointwiseCrossEntropy(nn.Module):
     tensor(0.6931)
     """
 
+    pairwise = False
+
     def __init__(self) -> None:
         super().__init__()  # spelled out, for the inherited signature takes any option, also a mistyped one
 

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 
 # Vectors (padded) of queries and of docs that are compared at a time: their similarities are BLOCK_QUERIES x BLOCK_DOCS floats, 16 MiB
 BLOCK_QUERIES, BLOCK_DOCS = 1024, 4096
+# A loss over pairs holds [queries, docs, docs]: it is given as many queries at a time as this leaves room for, 64 MiB in float32
+BLOCK_PAIRS = 2**24
 
 
 class ContrastiveModule(RerankModule):
@@ -25,8 +27,8 @@ class ContrastiveModule(RerankModule):
 
     GradCache (Gao et al., 2021, arXiv:2101.06983) over micro-batches and devices. Pass 1 encodes every micro-batch without a graph. The
     vectors are gathered, each at its place in the step; each device scores its own queries against all docs, and the loss is computed
-    once, on the step's whole matrix. Its gradient reaches the vectors block by block. Pass 2 encodes again, with the same dropout, and
-    carries on from there. Memory is a micro-batch's plus the step's vectors and score matrix.
+    on the step's whole matrix, some rows at a time. Its gradient reaches the vectors block by block. Pass 2 encodes again, with the same
+    dropout, and carries on from there. Memory is a micro-batch's plus the step's vectors, held once, and its score matrix.
 
     Steps must have `contrast`. The scorer must have `encode_queries`, `encode_docs`, `score_block` and `scoring_parameters`.
 
@@ -43,17 +45,9 @@ class ContrastiveModule(RerankModule):
         """Backward over this device's micro-batches; returns the step's loss on the first device and 0 on the others, float64."""
         assert step.contrast is not None
         world = self.trainer.world_size
-        with torch.no_grad():
-            encoded = []
-            for i, batch in enumerate(step.micro_batches):
-                self._seed_dropout(step, i)
-                encoded.append(self._encode(batch))
-        # autocast keeps the weights that it converted; those of a pass without a graph would cut the second pass off from its weights
-        torch.clear_autocast_cache()
         parts = [_places(batch, step.contrast) for batch in step.micro_batches]
-        queries = self._gather([vectors for vectors, _ in encoded], [part[0] for part in parts], step.num_groups)
-        docs = self._gather([vectors for _, vectors in encoded], [part[1] for part in parts], step.num_docs)
-        del encoded  # the step's vectors are held once
+        queries, docs = self._encode_step(step, parts)
+        places = [(queries.places(part[0]), docs.places(part[1])) for part in parts]
         mine = torch.cat([part[0] for part in parts]).sort().values if parts else step.contrast.owners[:0]
         total, on_scores, on_loss = self._loss_of_step(queries, docs, mine, step)
         on_queries, on_docs, on_scoring = self._through_scores(queries, docs, mine, on_scores)
@@ -62,13 +56,13 @@ class ContrastiveModule(RerankModule):
         direct = sum(((p * g).sum() for p, g in own), start=torch.zeros((), device=self.device))
         if not step.micro_batches:  # every device must take part in the reduction
             self.manual_backward(self._nothing() + direct)
-        for i, (batch, part) in enumerate(zip(step.micro_batches, parts, strict=True)):
+        for i, (batch, (query_places, doc_places)) in enumerate(zip(step.micro_batches, places, strict=True)):
             last = i == len(step.micro_batches) - 1
             self._seed_dropout(step, i)
             with self._gradient_sync(only_if=last):
                 of_queries, of_docs = self._encode(batch)
-                carried = (of_queries.values * on_queries.index_select(0, queries.places(part[0]))).sum()
-                carried = carried + (of_docs.values * on_docs.index_select(0, docs.places(part[1]))).sum()
+                carried = (of_queries.values * on_queries.index_select(0, query_places)).sum()
+                carried = carried + (of_docs.values * on_docs.index_select(0, doc_places)).sum()
                 self.manual_backward(carried * world + direct if last else carried * world)  # DDP divides by the number of devices
         return total.double() if self.trainer.is_global_zero else torch.zeros((), dtype=torch.float64, device=self.device)
 
@@ -79,82 +73,112 @@ class ContrastiveModule(RerankModule):
     def _loss_parameters(self) -> list[nn.Parameter]:
         return [p for p in self.loss.parameters() if p.requires_grad] if isinstance(self.loss, nn.Module) else []
 
-    def _gather(self, parts: list[TextVectors], rows: list[Tensor], num_texts: int) -> TextVectors:
-        """The vectors of the step's texts, in the step's order, on every device: zeros elsewhere, then a sum over devices."""
+    def _encode_step(self, step: TrainStep, parts: list[tuple[Tensor, Tensor]]) -> tuple[TextVectors, TextVectors]:
+        """The vectors of the step's queries and docs, in the step's order, on every device: zeros elsewhere, then a sum over devices."""
+        scorer: Any = self.scorer
+        query_counts = doc_counts = None
+        if hasattr(scorer, "doc_vectors"):  # several vectors a text; how many is known before they are made
+            query_counts, doc_counts = (torch.zeros(n, dtype=torch.int64, device=self.device) for n in (step.num_groups, step.num_docs))
+            for batch, (query_rows, doc_rows) in zip(step.micro_batches, parts, strict=True):
+                assert batch.queries is not None
+                query_counts[query_rows] = batch.queries.cu_seqlens.diff().long()
+                doc_counts[doc_rows] = scorer.doc_vectors(batch.docs)
+            _sum_over_devices(query_counts)
+            _sum_over_devices(doc_counts)
+        queries, docs = self._no_vectors(step.num_groups, query_counts), self._no_vectors(step.num_docs, doc_counts)
+        with torch.no_grad():
+            for i, (batch, (query_rows, doc_rows)) in enumerate(zip(step.micro_batches, parts, strict=True)):
+                self._seed_dropout(step, i)
+                of_queries, of_docs = self._encode(batch)
+                queries.values[queries.places(query_rows)] = of_queries.values
+                docs.values[docs.places(doc_rows)] = of_docs.values
+        # autocast keeps the weights that it converted; those of a pass without a graph would cut the second pass off from its weights
+        torch.clear_autocast_cache()
+        _sum_over_devices(queries.values)
+        _sum_over_devices(docs.values)
+        return queries, docs
+
+    def _no_vectors(self, num_texts: int, counts: Tensor | None) -> TextVectors:
         scorer: Any = self.scorer
         dtype = torch.float64 if next(scorer.parameters()).dtype == torch.float64 else torch.float32
-        if getattr(scorer, "doc_vectors", None) is None:  # one vector a text: nothing to ask the devices
-            whole = TextVectors(torch.zeros(num_texts, scorer.dim, dtype=dtype, device=self.device))
-        else:
-            counts = torch.zeros(num_texts, dtype=torch.int64, device=self.device)
-            for vectors, texts in zip(parts, rows, strict=True):
-                assert vectors.counts is not None
-                counts[texts] = vectors.counts
-            _sum_over_devices(counts)
-            whole = TextVectors(torch.zeros(int(counts.sum()), scorer.dim, dtype=dtype, device=self.device), counts)
-        for vectors, texts in zip(parts, rows, strict=True):
-            whole.values[whole.places(texts)] = vectors.values
-        _sum_over_devices(whole.values)
-        return whole
+        rows = num_texts if counts is None else int(counts.sum())
+        return TextVectors(torch.zeros(rows, scorer.dim, dtype=dtype, device=self.device), counts)
 
     def _loss_of_step(self, queries: TextVectors, docs: TextVectors, mine: Tensor, step: TrainStep) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The step's loss, its gradient by the scores [groups, docs], and by the loss's own parameters."""
-        assert step.contrast is not None and self.loss is not None
+        assert step.contrast is not None
         scorer: Any = self.scorer
         scores = queries.values.new_zeros(step.num_groups, step.num_docs)
         with torch.no_grad():
-            for query_rows, doc_rows in self._blocks(queries, docs, mine):
-                scores[query_rows.unsqueeze(1), doc_rows] = scorer.score_block(queries.take(query_rows), docs.take(doc_rows))
+            for query_rows in self._query_blocks(queries, mine):
+                for doc_rows in self._doc_blocks(docs):
+                    scores[query_rows.unsqueeze(1), doc_rows] = scorer.score_block(queries.take(query_rows), docs.take(doc_rows))
         _sum_over_devices(scores)
-        scores.requires_grad_(True)
-        with torch.enable_grad():
-            loss = self._on_matrix(scores, step.contrast)
-            on_scores, *on_loss = torch.autograd.grad(loss, [scores, *self._loss_parameters()])
-        return loss.detach(), on_scores, on_loss
+        return self._loss_of_scores(scores, step.contrast)
 
-    def _on_matrix(self, scores: Tensor, contrast: Contrast) -> Tensor:
-        """The loss of scores [groups, docs]: a query's own docs have their labels, the others' 0."""
+    def _loss_of_scores(self, scores: Tensor, contrast: Contrast) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """The loss of scores [groups, docs], its gradient by them and by its own parameters; a query's own docs have their labels, others' 0.
+
+        A loss is a mean over rankings, so that blocks of them, weighted by their number, give the whole, however few fit into memory.
+        """
         assert self.loss is not None
-        if contrast.mask.shape[1] == 1:
+        if scores.shape[1] == 1:
             log.warning("in-batch negatives: a step with one doc has none and teaches nothing; raise batch.queries or batch.docs")
-        everyone = torch.arange(scores.shape[1], device=scores.device)
-        labels = scores.new_zeros(scores.shape)
-        labels[contrast.owners, everyone] = contrast.labels.to(scores.dtype)
-        loss = self.loss(scores, labels, contrast.mask)
-        if not self.symmetric:
-            return loss
-        positive = (contrast.labels > 0).nonzero().squeeze(1)
-        if not len(positive):
-            return loss
-        one_hot = scores.new_zeros(len(positive), len(scores))
-        one_hot[torch.arange(len(positive), device=scores.device), contrast.owners[positive]] = 1.0
-        return (loss + self.loss(scores[:, positive].T, one_hot, contrast.mask[:, positive].T)) / 2
+        groups, parameters = torch.arange(len(scores), device=scores.device), self._loss_parameters()
+        loss, on_scores, on_loss = scores.new_zeros(()), torch.zeros_like(scores), [torch.zeros_like(p) for p in parameters]
+        # rankings and their groups, the ranked and their groups and labels, scores and what is written, who is ranked
+        directions = [(groups, groups, contrast.owners, contrast.labels, scores, on_scores, contrast.mask)]
+        positive = contrast.positive.nonzero().squeeze(1) if self.symmetric else groups[:0]
+        if len(positive):
+            ones = torch.ones_like(groups, dtype=scores.dtype)
+            directions.append((positive, contrast.owners, groups, ones, scores.T, on_scores.T, contrast.mask.T))
+        for rankings, row_groups, column_groups, column_labels, values, on_values, mask in directions:
+            most = BLOCK_PAIRS // values.shape[1] ** 2 if getattr(self.loss, "pairwise", True) else len(rankings)
+            for rows in rankings.split(max(1, most)):
+                labels = torch.where(row_groups[rows].unsqueeze(1) == column_groups, column_labels.to(scores.dtype), 0.0)
+                some = values[rows].requires_grad_(True)
+                with torch.enable_grad():
+                    part = self.loss(some, labels, mask[rows]) * (len(rows) / len(rankings) / len(directions))
+                    by_scores, *by_parameters = torch.autograd.grad(part, [some, *parameters])
+                loss += part.detach()
+                on_values[rows] += by_scores
+                for whole, own in zip(on_loss, by_parameters, strict=True):
+                    whole += own
+        return loss, on_scores, on_loss
 
     def _through_scores(
         self, queries: TextVectors, docs: TextVectors, mine: Tensor, on_scores: Tensor
     ) -> tuple[Tensor, Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        """The loss's gradient by this device's query vectors, by all doc vectors, and by the parameters that scoring reads."""
+        """The loss's gradient by this device's query vectors, by all doc vectors, and by the parameters that scoring reads.
+
+        The gradient by a doc's vectors takes their place as soon as no query needs them any more.
+        """
         scorer: Any = self.scorer
         parameters = [p for p in scorer.scoring_parameters() if p.requires_grad]
-        on_queries, on_docs = torch.zeros_like(queries.values), torch.zeros_like(docs.values)
-        on_parameters = [torch.zeros_like(p) for p in parameters]
-        for query_rows, doc_rows in self._blocks(queries, docs, mine):
-            some_queries, some_docs = queries.take(query_rows), docs.take(doc_rows)
-            inputs = [some_queries.values.requires_grad_(True), some_docs.values.requires_grad_(True), *parameters]
-            with torch.enable_grad():
-                scores = scorer.score_block(some_queries, some_docs)
-            by_queries, by_docs, *by_parameters = torch.autograd.grad(scores, inputs, on_scores[query_rows.unsqueeze(1), doc_rows])
-            on_queries.index_add_(0, queries.places(query_rows), by_queries)
-            on_docs.index_add_(0, docs.places(doc_rows), by_docs)
-            for whole, part in zip(on_parameters, by_parameters, strict=True):
-                whole += part
-        _sum_over_devices(on_docs)
-        return on_queries, on_docs, list(zip(parameters, on_parameters, strict=True))
+        on_queries, on_parameters = torch.zeros_like(queries.values), [torch.zeros_like(p) for p in parameters]
+        for doc_rows in self._doc_blocks(docs):
+            some_docs = docs.take(doc_rows)
+            on_docs = torch.zeros_like(some_docs.values)
+            for query_rows in self._query_blocks(queries, mine):
+                some_queries = queries.take(query_rows)
+                inputs = [some_queries.values.requires_grad_(True), some_docs.values.requires_grad_(True), *parameters]
+                with torch.enable_grad():
+                    scores = scorer.score_block(some_queries, some_docs)
+                by_queries, by_docs, *by_parameters = torch.autograd.grad(scores, inputs, on_scores[query_rows.unsqueeze(1), doc_rows])
+                on_docs += by_docs
+                on_queries.index_add_(0, queries.places(query_rows), by_queries)
+                for whole, part in zip(on_parameters, by_parameters, strict=True):
+                    whole += part
+            docs.values[docs.places(doc_rows)] = on_docs
+        _sum_over_devices(docs.values)
+        return on_queries, docs.values, list(zip(parameters, on_parameters, strict=True))
 
-    def _blocks(self, queries: TextVectors, docs: TextVectors, mine: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """This device's queries against all docs, cut so that a block's similarities fit into little memory."""
-        everyone = torch.arange(docs.num_texts, device=mine.device)
-        return [(q, d) for q in blocks(mine, queries, BLOCK_QUERIES) for d in blocks(everyone, docs, BLOCK_DOCS)] if len(mine) else []
+    def _query_blocks(self, queries: TextVectors, mine: Tensor) -> list[Tensor]:
+        """This device's queries, cut so that their similarities with a block of docs fit into little memory."""
+        return blocks(mine, queries, BLOCK_QUERIES) if len(mine) else []
+
+    def _doc_blocks(self, docs: TextVectors) -> list[Tensor]:
+        return blocks(torch.arange(docs.num_texts, device=docs.values.device), docs, BLOCK_DOCS)
 
 
 def _places(batch: RankBatch, contrast: Contrast) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 ROOT = Path(__file__).resolve().parents[2]
 YAMLS = {path.stem: path for path in sorted((ROOT / "conf/loss").glob("*.yaml"))}
@@ -174,6 +175,26 @@ def check_device_is_never_waited_for(loss: Loss) -> None:
     except (RuntimeError, NotImplementedError) as error:
         raise AssertionError(f"the loss needs a tensor's value on the host: {error}") from error
     assert value.shape == ()
+
+
+class Largest(TorchDispatchMode):
+    """Numbers in the largest tensor that anything gives."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(tensor, Tensor):
+                self.numbers = max(self.numbers, tensor.numel())
+        return made
+
+
+def check_a_loss_that_compares_pairs_says_so(loss: Loss) -> None:
+    scores, labels, mask = groups("graded", (40, 40))
+    with Largest() as largest:
+        loss(scores, labels, mask)
+    assert largest.numbers <= 2 * 40 or getattr(loss, "pairwise", True), "pairwise = False, yet [batch, docs, docs]"
 
 
 def told_apart(loss: Loss, high: float, low: float) -> bool:

@@ -58,7 +58,15 @@ class OnePass(Recorded):
         (batch,) = step.micro_batches
         self._seed_dropout(step, 0)
         queries, docs = self._encode(batch)
-        loss = self._on_matrix(self.scorer.score_block(queries, docs), step.contrast)
+        scores, contrast = self.scorer.score_block(queries, docs), step.contrast
+        own, groups = torch.arange(step.num_docs), torch.arange(step.num_groups)
+        labels = torch.zeros_like(scores)
+        labels[contrast.owners, own] = contrast.labels.to(scores.dtype)
+        loss = self.loss(scores, labels, contrast.mask)
+        if self.symmetric:
+            positive = own[contrast.positive]
+            back = (contrast.owners[positive, None] == groups).to(scores.dtype)
+            loss = (loss + self.loss(scores[:, positive].T, back, contrast.mask[:, positive].T)) / 2
         self.manual_backward(loss)
         return loss.detach().double()
 

@@ -1,13 +1,18 @@
 """The loss of a whole step's score matrix: worked values, micro-batches, symmetry."""
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 
 from ranker.layers.interaction import TextVectors
 from ranker.losses.lce import LCE
+from ranker.losses.pointwise_cross_entropy import PointwiseCrossEntropy
+from ranker.training import contrastive_module
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.types import Contrast, RankBatch, TokenBatch, TrainStep
 
@@ -47,17 +52,29 @@ def tokens(numbers):
     return TokenBatch(torch.tensor(numbers), torch.zeros(len(numbers), dtype=torch.int64), torch.arange(len(numbers) + 1).int(), 1)
 
 
-def step_of(groups: int, size: int) -> TrainStep:
-    """Groups of one doc each, cut into micro-batches of `size`; the doc of group i is row i of the table."""
+def step_of(groups: int, size: int, docs: int = 1) -> TrainStep:
+    """Groups of some docs each, the first one relevant, cut into micro-batches of `size`; docs are numbered through the step."""
     batches = []
     for start in range(0, groups, size):
         places = torch.arange(start, min(start + size, groups))
-        ones = torch.ones(len(places), 1)
-        batches.append(
-            RankBatch(ones, ones.bool(), places, len(places) / groups, queries=tokens(places.tolist()), docs=tokens(places.tolist()))
-        )
-    contrast = Contrast(torch.ones(groups), torch.arange(groups), torch.ones(groups, groups, dtype=torch.bool))
-    return TrainStep(0, 0, tuple(batches), groups, groups, contrast)
+        numbers = torch.arange(start * docs, (start + len(places)) * docs).tolist()
+        labels = torch.zeros(len(places), docs)
+        mask = torch.ones(len(places), docs, dtype=torch.bool)
+        batches.append(RankBatch(labels, mask, places, len(places) / groups, queries=tokens(places.tolist()), docs=tokens(numbers)))
+    return TrainStep(0, 0, tuple(batches), groups, groups * docs, contrast_of(groups, docs))
+
+
+def contrast_of(groups: int, docs: int = 1) -> Contrast:
+    """Every doc stands against every query."""
+    positive = torch.arange(groups * docs) % docs == 0
+    return Contrast(
+        positive.float(), torch.arange(groups).repeat_interleave(docs), torch.ones(groups, groups * docs, dtype=torch.bool), positive
+    )
+
+
+def of_scores(scores, contrast, loss=None, **options):
+    """The loss of a score matrix, and its gradient."""
+    return Alone(Scalar(scores), [], loss=loss or LCE(), **options)._loss_of_scores(scores, contrast)[:2]
 
 
 def trained(table, groups, size, **options):
@@ -97,21 +114,79 @@ def test_pc46_the_gradient_is_that_of_the_whole_matrix():
 
 def test_symmetric_is_the_mean_of_both_directions():
     torch.manual_seed(2)
-    module = Alone(Scalar(torch.eye(3)), [], loss=LCE(), symmetric=True)
-    scores = torch.randn(3, 3, dtype=torch.float64)
-    contrast = Contrast(torch.ones(3), torch.arange(3), torch.ones(3, 3, dtype=torch.bool))
-    both = [torch.nn.functional.cross_entropy(part, torch.arange(3)) for part in (scores, scores.T)]
-    assert module._on_matrix(scores, contrast).item() == pytest.approx((sum(both) / 2).item(), abs=1e-12)
+    scores = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
+    both = sum(torch.nn.functional.cross_entropy(part, torch.arange(3)) for part in (scores, scores.T)) / 2
+    both.backward()
+    loss, gradient = of_scores(scores.detach(), contrast_of(3), symmetric=True)
+    assert loss.item() == pytest.approx(both.item(), abs=1e-12)
+    torch.testing.assert_close(gradient, scores.grad, rtol=0, atol=1e-12)
 
 
 def test_masked_docs_are_no_negatives_in_either_direction():
     scores = torch.tensor([[1.0, 9.0], [0.0, 1.0]], dtype=torch.float64)
-    mask = torch.tensor([[True, False], [True, True]])  # the second doc is relevant for the first query as well
-    contrast = Contrast(torch.ones(2), torch.arange(2), mask)
-    one_way = Alone(Scalar(torch.eye(2)), [], loss=LCE())._on_matrix(scores, contrast).item()
+    contrast = contrast_of(2)
+    contrast.mask = torch.tensor([[True, False], [True, True]])  # the second doc is relevant for the first query as well
+    one_way = of_scores(scores, contrast)[0].item()
     assert one_way == pytest.approx(math.log(1 + math.exp(-1)) / 2, abs=1e-6)
-    both = Alone(Scalar(torch.eye(2)), [], loss=LCE(), symmetric=True)._on_matrix(scores, contrast).item()
+    both = of_scores(scores, contrast, symmetric=True)[0].item()
     assert both == pytest.approx((one_way + math.log(1 + math.exp(-1)) / 2) / 2, abs=1e-6)
+
+
+def test_a_doc_with_a_grade_below_relevant_is_no_positive_of_the_symmetric_direction():
+    scores = torch.tensor([[3.0, 1.0, 0.0], [2.0, 5.0, 1.0]], dtype=torch.float64)
+    owners, mask = torch.tensor([0, 0, 1]), torch.ones(2, 3, dtype=torch.bool)
+    graded = Contrast(torch.tensor([2.0, 1.0, 2.0]), owners, mask, torch.tensor([True, False, True]))
+    back = (math.log(1 + math.exp(2.0 - 3.0)) + math.log(1 + math.exp(0.0 - 1.0))) / 2  # docs 0 and 2 against the other query
+    loss = PointwiseCrossEntropy()
+    both, forward = (of_scores(scores, graded, LCE(), symmetric=symmetric)[0].item() for symmetric in (True, False))
+    assert both == pytest.approx((forward + back) / 2, abs=1e-9)
+    assert (
+        of_scores(scores, Contrast(graded.labels, owners, mask, mask[0] & False), loss, symmetric=True)[0]
+        == of_scores(scores, graded, loss)[0]
+    )
+
+
+LOSSES = sorted((Path(__file__).resolve().parents[3] / "conf/loss").glob("*.yaml"))
+of_every_loss = pytest.mark.parametrize("loss", [instantiate(OmegaConf.load(path)) for path in LOSSES], ids=[path.stem for path in LOSSES])
+
+
+@of_every_loss
+def test_micro_batches_change_no_loss_and_no_gradient(loss):
+    table = torch.randn(15, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    seen = []
+    for size in (5, 1):
+        scorer = Scalar(table)
+        scorer.dim = 3
+        value = Alone(scorer, [], loss=loss, symmetric=True).accumulate(step_of(5, size, docs=3))
+        seen.append((value.item(), scorer.w.grad.item()))
+    assert seen[1] == pytest.approx(seen[0], rel=0, abs=1e-12)
+    assert abs(seen[0][1]) > 1e-3
+
+
+@of_every_loss
+def test_blocks_of_rankings_change_no_loss_and_hold_few_pairs(loss, monkeypatch):
+    contrast = contrast_of(6, docs=3)
+    contrast.mask = torch.rand(6, 18, generator=torch.Generator().manual_seed(5)) > 0.3
+    scores = torch.randn(6, 18, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
+    asked = []
+
+    class Watched(torch.nn.Module):
+        pairwise = getattr(loss, "pairwise", True)
+
+        def forward(self, values, labels, mask):
+            asked.append((len(values), values.shape[1]))
+            return loss(values, labels, mask)
+
+    whole = of_scores(scores, contrast, Watched(), symmetric=True)
+    assert asked == [(6, 18), (6, 6)]
+    asked.clear()
+    monkeypatch.setattr(contrastive_module, "BLOCK_PAIRS", 4 * 18**2)
+    blocks = of_scores(scores, contrast, Watched(), symmetric=True)
+    assert asked == ([(4, 18), (2, 18), (6, 6)] if Watched.pairwise else [(6, 18), (6, 6)])
+    monkeypatch.setattr(contrastive_module, "BLOCK_PAIRS", 1)
+    for made in (blocks, of_scores(scores, contrast, Watched(), symmetric=True)):
+        for got, expected in zip(made, whole, strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
 def test_pc44_a_step_of_one_doc_warns(caplog):
