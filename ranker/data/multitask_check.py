@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import difflib
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -156,6 +157,18 @@ def faults_of(model: Mapping[str, Any]) -> list[str]:
     return found
 
 
+def reported_name(head: Head) -> str:
+    """The name under which a probing report has a head's task: a variant's own, as sem_svd. Imports the task, and torch with it.
+
+    >>> reported_name(Head(task="gap"))
+    'coref_gap'
+    """
+    target = task_target(head.task, f"model.heads.{head.label}.task")
+    module, _, name = target.rpartition(".")
+    named = {"name": head.label} if "name" in (parameters_of(target) or {}) else {}
+    return str(getattr(importlib.import_module(module), name)(**named | head.options).name)
+
+
 def auto_layers(heads: Sequence[Head], auto: AutoLayers) -> dict[str, int]:
     """The layer of the highest compression for each head with `layer: auto`, the mean over the report's seeds; the lower one of a tie.
 
@@ -176,20 +189,18 @@ def auto_layers(heads: Sequence[Head], auto: AutoLayers) -> dict[str, int]:
         rows = [row for row in csv.DictReader(file) if row.get("control") == "none" and row.get("layer")]
     rows = [row for row in rows if row["model"] == rows[0]["model"]]
     last = max((int(row["layer"]) for row in rows), default=0)
+    tasks = sorted({row["task"] for row in rows})
     chosen, faults = {}, []
     for head in wanted:
-        tasks = sorted({row["task"] for row in rows})
-        # a task's variants have names of their own, as sem_svd
-        named = [task for task in tasks if task == head.task] or [task for task in tasks if task.startswith(f"{head.task}_")]
-        if len(named) != 1:
+        name = reported_name(head)
+        if name not in tasks:
             faults.append(
-                f"model.heads.{head.label}.layer: expected {head.task} in {path}, got {', '.join(named or tasks) or 'no task'}; "
-                "probe it, or give a layer"
+                f"model.heads.{head.label}.layer: expected {name} in {path}, got {', '.join(tasks) or 'no task'}; probe it, or give a layer"
             )
             continue
         by_layer: dict[int, list[float]] = {}
         for row in rows:
-            if row["task"] == named[0] and (auto.last_layer or int(row["layer"]) < last):
+            if row["task"] == name and (auto.last_layer or int(row["layer"]) < last):
                 by_layer.setdefault(int(row["layer"]), []).append(float(row["compression"]))
         if not by_layer:
             faults.append(f"model.auto.last_layer: expected other layers than the last one in {path}, got none for {head.task}")

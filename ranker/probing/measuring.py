@@ -11,7 +11,7 @@ from ranker.metrics import evaluate
 from ranker.probing.code_length import CodeLength, accuracy, counting_code, macro_f1, portion_ends
 from ranker.probing.dataset import ProbeData
 from ranker.probing.online_code import Outcome, permutation
-from ranker.probing.results import RANKING, Result
+from ranker.probing.results import LENIENT, RANKING, Result
 from ranker.probing.subject import Subject
 
 RELABELLED = ("control_task", "shuffled")  # controls whose labels are not relevance
@@ -43,7 +43,7 @@ def ranking_measures(data: ProbeData, scores: np.ndarray, collection: Collection
     qrels = {query_id: collection.qrels[query_id] for query_id in run if query_id in collection.qrels}
     found = dict(zip(RANKING, evaluate(run, qrels, RANKING, collection.relevance).means.values(), strict=True))
     if collection.relevance > 1:
-        found |= evaluate(run, qrels, ("AP(rel=1)", "RR(rel=1)", "P(rel=1)@10"), 1).means
+        found |= dict(zip(LENIENT, evaluate(run, qrels, LENIENT, 1).means.values(), strict=True))
     return found
 
 

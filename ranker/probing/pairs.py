@@ -67,7 +67,7 @@ def assign_parts(
 
     Raises:
         ConfigError: An unknown `group_by`.
-        DataError: A part is empty.
+        DataError: A part is empty, or a source puts a query into two parts where `group_by` is `query`.
     """
     if group_by not in GROUPINGS:
         raise ConfigError(f"group_by: expected one of {', '.join(GROUPINGS)}; got {group_by!r}")
@@ -86,6 +86,13 @@ def assign_parts(
         ids = split_queries(dict.fromkeys(_group(example, group_by) for example in examples), val_fraction, test_fraction, sample.seed)
         held = dict.fromkeys(ids["dev"], "val") | dict.fromkeys(ids["test"], "test")
         parts = [held.get(_group(example, group_by), "train") for example in examples]
+    part_of: dict[str, str] = {}
+    for example, part in zip(examples, parts, strict=True):
+        if group_by == "query" and part_of.setdefault(example.query_id, part) != part:
+            raise DataError(
+                f"probing pairs: expected each query in one part, got {example.query_id!r} in {part_of[example.query_id]} and {part}, as its "
+                "source says; mend the source, or set group_by=pair"
+            )
     missing = {"train", "val", "test"} - set(parts)
     if missing:
         raise DataError(

@@ -74,7 +74,7 @@ def run_probe(
         if path is not None:
             warnings += seen_in_training(Path(path), cfg["data"], splits, study.queries)
     if earlier is not None:
-        results, added = _with_earlier(results, earlier)
+        results, added = with_earlier(results, earlier)
         warnings += added
     results.write(folder)
     seconds = time.perf_counter() - started
@@ -116,14 +116,26 @@ def _second(compare: str | None, weights: str) -> tuple[Subject | None, Results 
     return Subject.of_checkpoint(Path(compare), weights), None
 
 
-def _with_earlier(results: Results, earlier: Results) -> tuple[Results, list[str]]:
-    """Add the first subject of an earlier run as the second one of this; tasks that it lacks are left out, and named."""
+def with_earlier(results: Results, earlier: Results) -> tuple[Results, list[str]]:
+    """Add the first subject of an earlier run as the second one of this; tasks that it lacks are left out, and named.
+
+    Raises:
+        ConfigError: It has none of the tasks, or its codes were made in another way.
+    """
     model = earlier.models[0]
     name = f"{model} (earlier run)" if model in results.models else model
     shared = [task for task in results.tasks if earlier.of(model, task)]
     lacking = [task for task in results.tasks if task not in shared]
     if not shared:
         raise ConfigError(f"compare: expected an earlier run of one of {', '.join(results.tasks)}, got {', '.join(earlier.tasks)}")
+    for task in shared:
+        ours, theirs = (own.tasks[task].description.get("coding", {}) for own in (results, earlier))
+        other = next((name for name in ours if ours[name] != theirs.get(name)), None)
+        if other is not None:
+            raise ConfigError(
+                f"compare: {task}: expected an earlier run with {other}={ours[other]}, got {theirs.get(other, 'one that does not say')}; "
+                "set it as it was there, or probe again"
+            )
     kept = [result for result in results.all if result.task in shared]
     kept += [replace(result, model=name) for result in earlier.all if result.model == model and result.task in shared]
     warnings = [f"{task} is not in the earlier run and is left out" for task in lacking]

@@ -18,9 +18,10 @@ from ranker.probing.code_length import CodeLength
 from ranker.probing.controls import MAIN
 
 RANKING = ("AP", "RR", "nDCG@10", "nDCG@20", "P@10", "P@20")
+LENIENT = ("AP(rel=1)", "RR(rel=1)", "P(rel=1)@10", "P(rel=1)@20")  # of judgements whose threshold is higher
 COLUMNS = (
     "model", "task", "layer", "seed", "control", "n_targets", "k", "t1", "mdl_bits", "mdl_legacy", "compression", "units", "uniform_bits",
-    "prior_bits", "acc", "macro_f1", *RANKING, "epochs", "seconds", "data_hash", "model_hash",
+    "prior_bits", "acc", "macro_f1", *RANKING, *LENIENT, "epochs", "seconds", "data_hash", "model_hash",
 )  # fmt: skip
 
 
@@ -76,7 +77,7 @@ class Result:
             "prior_bits": self.prior_bits, "acc": self.accuracy, "macro_f1": self.macro_f1, "epochs": self.epochs, "seconds": self.seconds,
             "data_hash": self.data_hash, "model_hash": self.model_hash,
         }  # fmt: skip
-        row |= {name: self.measures.get(name, "") for name in RANKING}
+        row |= {name: self.measures.get(name, "") for name in (*RANKING, *LENIENT)}
         return {name: row[name] for name in COLUMNS}
 
 

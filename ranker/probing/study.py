@@ -6,8 +6,9 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -86,6 +87,12 @@ class StudyOptions:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ConfigError(f"seeds: expected different numbers of at least 0, got {list(self.seeds)}")
 
+    def coding(self, training: TrainingOptions) -> dict[str, Any]:
+        """What a code's length hangs on beside data, subject and seeds; only codes that were made alike can be compared."""
+        names = ("validation", "max_query_tokens", "max_doc_tokens")
+        made = {name: getattr(self, name) for name in names} | {f"training.{name}": value for name, value in asdict(training).items()}
+        return {"portions": list(self.portions)} | made
+
 
 @dataclass
 class PairSet:
@@ -143,7 +150,7 @@ class Study:
             ]
             for own in data:
                 queries = own.target_queries[own.target_parts == "train"]
-                records[own.task.name] = TaskRecord(own.record(), queries)
+                records[own.task.name] = TaskRecord(own.record() | {"coding": self.options.coding(self.training)}, queries)
                 self.queries[own.task.name] = {example.query for example in own.examples if example.query}
                 self._warn_of(own)
             for subject, sequences in zip(self.subjects, read, strict=True):

@@ -71,6 +71,8 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
     """Read a text file of `word number number ...` lines; only wanted words are kept, but every line counts for the unknown word's mean.
 
+    The first line says how many numbers a line ends with; what stands before them is the word, which may hold spaces (glove.840B).
+
     Raises:
         TaskUnavailable: No such file.
         DataError: A line of another width, or not one wanted word in it.
@@ -82,15 +84,16 @@ def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
     total: np.ndarray | None = None
     lines = 0
     for number, line in read_lines(path):
-        word, *numbers = line.split(" ")
+        word, *numbers = line.rstrip(" ").rsplit(" ", -1 if total is None else len(total))
         if number == 1 and len(numbers) == 1:  # word2vec's header: words and dim
             continue
         try:
             row = np.array(numbers, dtype=np.float32)
         except ValueError as error:
             raise DataError(f"{path}:{number}: expected a word and numbers, got {line[:60]!r}; mend the line") from error
-        if total is not None and len(row) != len(total):
-            raise DataError(f"{path}:{number}: expected {len(total)} numbers as in the first line, got {len(row)}; mend the line")
+        if total is not None and (len(row) != len(total) or _is_number(word.rpartition(" ")[2] if " " in word else "")):
+            got = len(line.split()) - 1
+            raise DataError(f"{path}:{number}: expected {len(total)} numbers as in the first line, got {got}; mend the line")
         total = row.astype(np.float64) if total is None else total + row
         lines += 1
         if word in wanted:
@@ -102,6 +105,14 @@ def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
     made = WordVectors(words, np.stack(rows))
     made.vectors[-1] = total / lines
     return made
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def ppmi_svd(

@@ -45,9 +45,9 @@ def files(tmp_path: Path) -> dict[str, str]:
     lines = [f"{query_id}\t{doc_id}\t{'SUPPORT' if i % 3 else 'REFUTE'}" for i, (query_id, doc_id) in enumerate(SAMPLE.pairs)]
     (tmp_path / "labels.tsv").write_text("query_id\tdoc_id\tlabel\n" + "\n".join(lines) + "\n")
     columns = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n"
-    rows = "".join(f"{i}\tAnn said Bea lost her bag.\ther\t18\tAnn\t0\tFALSE\tBea\t9\tTRUE\t\n" for i in range(4))
+    rows = "".join(f"{{}}-{i}\tAnn said Bea lost her bag.\ther\t18\tAnn\t0\tFALSE\tBea\t9\tTRUE\t\n" for i in range(4))
     for part in ("development", "validation", "test"):
-        (tmp_path / f"gap-{part}.tsv").write_text(columns + rows)
+        (tmp_path / f"gap-{part}.tsv").write_text(columns + rows.replace("{}", part))
     records = [to_record(example, "x") for example in _load("tf").examples(SAMPLE)]
     for record in records:
         record["targets"][0]["label"] = str(record["targets"][0].pop("value") > 0.05)

@@ -39,13 +39,17 @@ class FactChecking:
 
     @cached_property
     def labeller(self) -> str:  # type: ignore[override]
-        """Id, version and the hash of the labels."""
+        """Id, version and the hashes of the files that are read."""
         labels = self._find("labels.tsv") or self._find("queries.jsonl")
         if labels is None:
             raise TaskUnavailable(
                 f"probe.fact.path: expected a folder with labels.tsv or BEIR's queries.jsonl, got {str(self.path)!r}; set probe.fact.path=DIR"
             )
-        return f"fact-labels@1 {file_fingerprint(labels)}"
+        if labels.name.startswith("labels.tsv"):
+            files = [labels, self._need("docs.jsonl"), self._need("queries.tsv")]
+        else:
+            files = [labels, self._need("corpus.jsonl"), *self._qrels()]
+        return "fact-labels@1 " + " ".join(file_fingerprint(path) for path in files)
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
         """One target a pair, whole claim and whole evidence, at most `max_pairs` drawn by seed.
@@ -77,6 +81,10 @@ class FactChecking:
             raise DataError(f"{self.path}: expected {name} or {name}.gz beside the labels, got neither; put it there")
         return path
 
+    def _qrels(self) -> list[Path]:
+        assert self.path is not None
+        return sorted((self.path / "qrels").glob("*.tsv"))
+
     def _read_labels(self) -> tuple[dict[str, str], dict[str, str], list[Row]]:
         path = self._need("labels.tsv")
         lines = read_lines(path)
@@ -100,13 +108,16 @@ class FactChecking:
         for entry in _objects(self._need("queries.jsonl")):
             queries[str(entry["_id"])], metadata[str(entry["_id"])] = entry["text"], entry.get("metadata") or {}
         rows: list[Row] = []
-        assert self.path is not None
-        for path in sorted((self.path / "qrels").glob("*.tsv")):
+        for path in self._qrels():
             part = _part(path.stem, str(path))
             for number, line in read_lines(path):
                 cells = line.split("\t")
                 if number == 1 and not cells[-1].strip().lstrip("-").isdigit():  # header
                     continue
+                if len(cells) < 3 or not cells[2].strip().lstrip("-").isdigit():
+                    raise DataError(
+                        f"{path}:{number}: expected query-id, corpus-id and a whole number between tabs, got {line!r}; mend the line"
+                    )
                 label = _beir_label(metadata.get(cells[0], {}), cells[1])
                 if label is not None and int(cells[2]) > 0:
                     rows.append((cells[0], cells[1], label, part))

@@ -10,7 +10,8 @@ from hydra import compose, initialize_config_dir
 
 from ranker import config, entry
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
-from ranker.data.multitask import TaskLabels
+from ranker.data.multitask import AutoLayers, Head, TaskLabels
+from ranker.data.multitask_check import auto_layers
 from ranker.data.task_rows import label_tasks, refuse_held_out
 from ranker.errors import ConfigError, DataError
 from ranker.probing.examples import whole_text_example
@@ -90,6 +91,15 @@ one,bm25,,0,label_prior,9.0
 one,sem_svd,0,0,none,1.0
 one,sem_svd,1,0,none,1.2
 one,sem_svd,2,0,none,1.5
+one,coref_head,0,0,none,1.1
+one,coref_head,1,0,none,1.0
+one,coref_head,2,0,none,1.0
+one,coref_gap,0,0,none,1.0
+one,coref_gap,1,0,none,1.0
+one,coref_gap,2,0,none,1.1
+one,mine,0,0,none,1.0
+one,mine,1,0,none,1.1
+one,mine,2,0,none,1.0
 two,bm25,0,0,none,9.0
 """
 
@@ -102,11 +112,15 @@ def test_auto_takes_the_layer_of_the_highest_compression(tmp_path):
         config.check(cfg)
         config.set_layers(cfg)
         assert [head.layer for head in cfg.model.heads] == expected
-    cfg = composed("model.heads=[{task: ner, layer: auto}]", f"model.auto.report={tmp_path}")
-    with pytest.raises(
-        ConfigError, match=r"model.heads.ner.layer: expected ner in .*probe_results.csv, got bm25, sem_svd; probe it, or give a layer"
-    ):
-        config.check(cfg)
+    # a report has the task's own name: that of its rule, its vectors or its file
+    heads = [Head(task="coref"), Head(task="gap", name="who"), Head(task="jsonl", name="mine", options={"path": "labels.jsonl"})]
+    heads = [dataclasses.replace(head, layer="auto") for head in heads]
+    assert auto_layers(heads, AutoLayers(report=str(tmp_path))) == {"coref": 0, "who": 2, "mine": 1}
+    for head, name in (("task: ner", "ner"), ("task: sem, options: {vectors: glove.6B.txt}", "sem_glove"), ("task: jsonl", "jsonl")):
+        cfg = composed(f"model.heads=[{{{head}, layer: auto}}]", f"model.auto.report={tmp_path}")
+        known = "bm25, coref_gap, coref_head, mine, sem_svd"
+        with pytest.raises(ConfigError, match=rf"\.layer: expected {name} in .*probe_results.csv, got {known}; probe it, or give a layer"):
+            config.check(cfg)
 
 
 def collection(name: str, queries: dict[str, str]) -> Collection:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ from ranker.layers.tiny import tiny_tokenizer
 from ranker.probing.controls import control_labels, shuffled_labels, surface_features, type_of
 from ranker.probing.dataset import build_data, labelled_examples, span_array, span_tokens
 from ranker.probing.examples import ProbeExample, Span, Target
+from ranker.probing.measuring import ranking_measures
 from ranker.probing.pairs import assign_parts, sample_pairs
+from ranker.probing.results import COLUMNS, LENIENT, RANKING
 from ranker.probing.sequences import Sequences
 from ranker.probing.tasks.bm25 import BM25Score
 from ranker.probing.tasks.rel import Relevance
@@ -79,6 +82,27 @@ def test_parts_of_the_source_are_kept() -> None:
     assert parts[5:].count("val") == 3, "validation is cut from train"
     whole = [replace(example, part=part) for example, part in zip(named, parts, strict=True)]
     assert assign_parts(whole, SAMPLE, "query", 0.5, 0.5) == parts
+    for source in (named, whole):
+        twice = [*source, replace(source[0], doc_id="e", part="train")]
+        with pytest.raises(DataError, match=r"expected each query in one part, got 'q0' in test and (train|val), as its source says"):
+            assign_parts(twice, SAMPLE, "query", 0.2, 0.2)
+        assert assign_parts(twice, SAMPLE, "pair", 0.2, 0.2)[0] == "test"
+
+
+def test_relevance_is_measured_by_both_thresholds() -> None:
+    """Grade 2 is relevant to the collection; measures that count grade 1 as well have columns of their own."""
+    qrels = {"a": {"x": 1, "y": 2, "z": 0}, "b": {"x": 1, "y": 0, "z": 2}}
+    examples = [ProbeExample(query_id, doc_id, "q", doc_id, ()) for query_id in qrels for doc_id in "xyz"]
+    data = SimpleNamespace(examples=examples, pairs_in=lambda part: range(6))
+    collection = replace(mini_collection(), qrels=qrels, relevance=2)
+    found = ranking_measures(data, np.array([3.0, 2, 1, 3, 2, 1]), collection)  # both are ranked x, y, z
+    assert (found["AP"], found["RR"]) == pytest.approx((np.mean([1 / 2, 1 / 3]),) * 2)
+    assert found["AP(rel=1)"] == pytest.approx(np.mean([1, (1 + 2 / 3) / 2]))
+    assert found["RR(rel=1)"] == 1
+    assert [found[name] for name in ("P@10", "P(rel=1)@10", "P(rel=1)@20")] == pytest.approx([0.1, 0.2, 0.1])
+    assert set(found) == {*RANKING, *LENIENT} <= set(COLUMNS)
+    binary = ranking_measures(data, np.arange(6), replace(collection, relevance=1))
+    assert set(binary) == set(RANKING), "they would be the same numbers"
 
 
 def test_bins_are_fitted_on_train_alone() -> None:

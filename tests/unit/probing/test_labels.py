@@ -106,8 +106,19 @@ def test_sem_vector_file_is_part_of_the_hash_and_may_be_missing(tmp_path: Path) 
     path.write_text("cat 1 0\ndog 1\n")
     with pytest.raises(DataError, match=r"v\.txt:2: expected 2 numbers"):
         read_vectors(path, {"cat"})
+    path.write_text("cat 1 0\ndog 1 2 3\n")
+    with pytest.raises(DataError, match=r"v\.txt:2: expected 2 numbers as in the first line, got 3"):
+        read_vectors(path, {"cat"})
     with pytest.raises(ConfigError, match="similarity"):
         SemanticSimilarity(similarity="euclid")
+
+
+def test_words_of_a_vector_file_may_hold_spaces(tmp_path: Path) -> None:
+    """As glove.840B's `. . .` and `at name@domain.com`; word2vec's lines end with a space."""
+    path = tmp_path / "v.txt"
+    path.write_text("cat 1 0\n. . . 3 4\nat name@domain.com 5 2 \n")
+    vectors = read_vectors(path, {"cat", ". . .", "at name@domain.com"})
+    assert vectors.of([". . .", "at name@domain.com", "unheard"]).tolist() == [[3, 4], [5, 2], [3, 2]]
 
 
 def test_sem_vectors_of_words_in_like_company_are_alike() -> None:

@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from ranker.errors import DataError
+from ranker.errors import ConfigError, DataError
 from ranker.probing.code_length import CodeLength
 from ranker.probing.pictures import heat_map
-from ranker.probing.probe_run import seen_in_training
+from ranker.probing.probe_run import seen_in_training, with_earlier
 from ranker.probing.report import write_report
 from ranker.probing.results import COLUMNS, Result, Results, TaskRecord
+from ranker.probing.study import StudyOptions
 from ranker.probing.summary import compare, control_ratios, layer_differences, selectivity, summarise
+from ranker.probing.training import TrainingOptions
 from tests.unit.probing.mini import mini_splits
 
 QUERIES = np.repeat([f"q{i:02d}" for i in range(30)], 4)  # 120 targets of 4 classes: a uniform code takes 240 bits
@@ -113,6 +115,33 @@ def test_two_subjects_on_the_same_targets() -> None:
     lacking.all = [row for row in lacking.all if not (row.model == "tuned" and row.seed == 1)]
     with pytest.raises(DataError, match="expected the same seeds"):
         compare(lacking, "base", "tuned", "task")
+
+
+@pytest.mark.parametrize(
+    ("options", "training", "other"),
+    [
+        ({"portions": (0.5, 1.0)}, {}, r"portions=\[0.001"),
+        ({"validation": "within"}, {}, "validation=fixed"),
+        ({"max_doc_tokens": 64}, {}, "max_doc_tokens=256, got 64"),
+        ({}, {"lr": 1e-4}, "training.lr=0.0007, got 0.0001"),
+    ],
+)
+def test_an_earlier_run_that_coded_in_another_way_is_refused(tmp_path: Path, options: dict, training: dict, other: str) -> None:
+    def coded(options: dict, training: dict) -> Results:
+        made = make()
+        record = made.tasks["task"]
+        coding = StudyOptions(**options).coding(TrainingOptions(**training))
+        return Results(made.all, {"task": TaskRecord(record.description | {"coding": coding}, record.queries)})
+
+    coded({}, {}).write(tmp_path / "same")
+    results, warnings = with_earlier(coded({"workers": 7, "batching": "separate"}, {}), Results.read(tmp_path / "same"))
+    assert (results.models, warnings) == (["base", "tuned", "base (earlier run)"], [])
+    coded(options, training).write(tmp_path / "other")
+    with pytest.raises(ConfigError, match=f"compare: task: expected an earlier run with {other}"):
+        with_earlier(coded({}, {}), Results.read(tmp_path / "other"))
+    make().write(tmp_path / "old")
+    with pytest.raises(ConfigError, match="got one that does not say"):
+        with_earlier(coded({}, {}), Results.read(tmp_path / "old"))
 
 
 def test_heat_map_shows_each_number_greys_ties_and_boxes_the_best() -> None:

@@ -149,6 +149,12 @@ def test_fact_from_labels(tmp_path: Path) -> None:
         ("Cats bark", "Cats Cats purr.", "CONTRADICT", "train"), ("Dogs bark", "Dogs bark.", "SUPPORT", "test"),
     ]  # fmt: skip
     before = FactChecking(str(folder)).labeller
+    for name in ("docs.jsonl", "queries.tsv"):
+        kept = (folder / name).read_text()
+        (folder / name).write_text(kept.replace("Dogs", "Wolves"))
+        assert FactChecking(str(folder)).labeller != before, "texts are part of the data"
+        (folder / name).write_text(kept)
+    assert FactChecking(str(folder)).labeller == before
     write_labels(folder, "query_id\tdoc_id\tlabel\nq1\td1\tSUPPORT\n")
     assert FactChecking(str(folder)).labeller != before
     write_labels(folder, "query_id\tdoc_id\tlabel\nq1\td1\n")
@@ -173,6 +179,13 @@ def test_fact_from_a_beir_folder(tmp_path: Path) -> None:
     assert [(e.query_id, e.doc, e.targets[0].label, e.part) for e in examples] == [
         ("q2", "Dogs bark.", "CONTRADICT", "val"), ("q1", "Cats They purr.", "SUPPORTS", "train"),
     ]  # fmt: skip
+    before = FactChecking(str(tmp_path)).labeller
+    with (tmp_path / "corpus.jsonl").open("a") as file:
+        file.write('{"_id": "3", "text": "Cows moo."}\n')
+    assert FactChecking(str(tmp_path)).labeller != before
+    (tmp_path / "qrels/dev.tsv").write_text("query-id\tcorpus-id\tscore\nq2\t2\n")
+    with pytest.raises(DataError, match=r"dev\.tsv:2: expected query-id, corpus-id and a whole number between tabs, got 'q2\\t2'"):
+        list(FactChecking(str(tmp_path)).examples(SAMPLE))
 
 
 @pytest.mark.skipif(not (SHARED / "scifact/labels.tsv").is_file(), reason="needs ../shared/data/scifact")
