@@ -6,8 +6,11 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -15,8 +18,21 @@ from ranker.errors import ConfigError
 from ranker.roots import ROOTS
 from ranker.signatures import Parameter, defines, parameters_of
 
-# `_target_` may name these packages only: a config file is data, it must not be able to run anything it likes (torch.hub.load would)
-TRUSTED = ("ranker.", "torch.nn.", "torch.optim.", "lightning.pytorch.callbacks.", "lightning.pytorch.loggers.")
+# what the `_target_` of each group may name, a whole name or the start of one: a config file is data, it must not be able to run anything
+# it likes (torch.hub.load would, and ranker.training.run_writer.write_text)
+TRUSTED = {
+    "data": ("ranker.data.sources.",),
+    "model": ("ranker.models.", "ranker.retrieval.bm25.BM25", "ranker.data.multitask."),
+    "encoder": ("ranker.layers.encoder.load_encoder",),
+    "loss": ("ranker.losses.",),
+    "optim": ("torch.optim.",),
+    "schedule": ("ranker.training.schedules.",),
+    "index": ("ranker.retrieval.indexes.",),
+    "probe": ("ranker.probing.tasks.",),
+    "callbacks": ("ranker.training.pruning.Prune", "lightning.pytorch.callbacks."),
+    "logger": ("ranker.training.loggers.", "lightning.pytorch.loggers."),
+}
+PARTS = "torch.nn."  # may be named within any group
 # keys that the program reads out of a node itself, so that every source, encoder ... need not take them
 OWN_KEYS = {
     "data": ("negatives", "teacher", "random_negatives", "suggested_pair_tokens"), "encoder": ("suggested_lr",),
@@ -80,35 +96,57 @@ def suggestion(got: str, known: list[str]) -> str:
     return f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(sorted(known))}" if known else ""
 
 
-def check_targets(cfg: Any, where: str) -> None:
-    """Refuse what a configuration that comes from a file, and not from this command, must not build.
+def load_stored(path: Path) -> Any:
+    """Read the configuration in a run folder or model folder, which may be someone else's.
+
+    Code that lies beside an encoder's weights is not trusted, whatever the file says.
 
     Raises:
-        ConfigError: A `_target_` outside of `TRUSTED`, or code that lies beside an encoder's weights.
+        ConfigError: A `_target_` that its group may not name; or an interpolation, which would be resolved after the check.
     """
-    faults = _untrusted(OmegaConf.to_container(cfg) if OmegaConf.is_config(cfg) else cfg, "")
+    cfg: Any = OmegaConf.load(path)
+    content = OmegaConf.to_container(cfg)
+    faults = [*_untrusted(content, ""), *_unresolved(content, "")]
     if faults:
-        raise ConfigError("\n".join(f"{where}: {fault}" for fault in faults))
+        raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
+    if OmegaConf.select(cfg, "encoder.trust_remote_code"):
+        cfg.encoder.trust_remote_code = False
+    return cfg
+
+
+def _parts(node: Any, path: str) -> list[tuple[Any, str]]:
+    """What a node holds, with dotted paths."""
+    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [(part, f"{path}.{key}" if path else str(key)) for key, part in entries]
+
+
+def _unresolved(node: Any, path: str) -> list[str]:
+    if isinstance(node, str) and "${" in node:
+        return [f"{path}: expected a plain value, as they are written there, got {node!r}; write the value"]
+    return [fault for part, name in _parts(node, path) for fault in _unresolved(part, name)]
 
 
 def _untrusted(node: Any, path: str) -> list[str]:
-    if isinstance(node, list):
-        return [fault for i, part in enumerate(node) for fault in _untrusted(part, f"{path}.{i}")]
-    if not isinstance(node, dict):
-        return []
-    faults = [fault for key, part in node.items() for fault in _untrusted(part, f"{path}.{key}" if path else str(key))]
-    target = node.get("_target_")
-    if target is not None and not is_trusted(str(target)):
-        faults.append(f"{path}._target_: expected a name that starts with {', '.join(TRUSTED)} and is defined there, got {target!r}")
+    faults = [fault for part, name in _parts(node, path) for fault in _untrusted(part, name)]
+    target = node.get("_target_") if isinstance(node, dict) else None
+    if target is not None and not is_trusted(str(target), path):
+        names = ", ".join(_trusted(path))
+        faults.append(f"{path}._target_: expected a name that starts with {names} and is defined there, got {target!r}")
     return faults
 
 
-def is_trusted(target: str) -> bool:
-    """Whether a dotted path names something that a trusted package itself defines, not what its modules import (`ranker.entry.os`)."""
-    if not target.startswith(TRUSTED):
+def _trusted(path: str) -> tuple[str, ...]:
+    return (*TRUSTED.get(path.split(".")[0], ()), PARTS)
+
+
+@cache
+def is_trusted(target: str, path: str) -> bool:
+    """Whether the node at a dotted path may name a target: one that is public and defined where its group's are, not what is imported there."""
+    place = next((name for name in _trusted(path) if target == name or (name.endswith(".") and target.startswith(name))), None)
+    if place is None or any(part.startswith("_") for part in target.split(".")):
         return False
     try:
-        return defines(target)
+        return defines(target, target.rpartition(".")[0] if target.startswith("ranker.") else place)
     except LookupError:
         return False
 
@@ -136,7 +174,7 @@ def _targets(cfg: DictConfig) -> list[str]:
 
 
 def _bind(node: DictConfig, path: str, target: str) -> list[str]:
-    if not target.startswith(TRUSTED):
+    if not is_trusted(target, path):
         return []  # said by `_untrusted`
     try:
         parameters = parameters_of(target)
@@ -160,7 +198,7 @@ def _bind(node: DictConfig, path: str, target: str) -> list[str]:
 def _multitask(cfg: DictConfig) -> list[str]:
     """Heads, sampling and weighting of model=multitask; no other model has them."""
     model = cfg.get("model") if "model" in cfg and not OmegaConf.is_missing(cfg, "model") else None
-    if not isinstance(model, DictConfig) or not is_trusted(str(model.get("_target_"))):
+    if not isinstance(model, DictConfig) or not is_trusted(str(model.get("_target_")), "model"):
         return []
     if "heads" not in (parameters_of(str(model.get("_target_"))) or ()):
         return [f"model.{key}: unknown key for {model.get('_target_')}" for key in OWN_KEYS["model"] if key in model]
@@ -207,6 +245,8 @@ def _trainer(cfg: DictConfig) -> list[str]:
     strategies = ("auto", "ddp", "ddp_find_unused_parameters_true")
     if trainer.get("strategy") not in strategies:
         faults.append(f"trainer.strategy: expected one of {', '.join(strategies)}; got {trainer.get('strategy')!r}")
+        if "fsdp" in str(trainer.get("strategy")).lower():
+            faults[-1] += ", which would synchronise gradients at each micro-batch and clip each shard by its own norm"
     if trainer.get("accelerator") not in ("auto", "cpu", "gpu", "cuda", "mps"):
         faults.append(f"trainer.accelerator: expected one of auto, cpu, gpu, cuda, mps; got {trainer.get('accelerator')!r}")
     interval = trainer.get("val_check_interval")
@@ -232,11 +272,16 @@ def _numbers(cfg: DictConfig) -> list[str]:
     faults = []
     least = {"batch.queries": 1, "batch.docs": 1, "batch.positives": 1, "batch.depth": 1, "batch.max_tokens": 1, "batch.workers": 0,
              "depth": 1, "val_depth": 1, "max_query_tokens": 1, "max_doc_tokens": 1, "max_pair_tokens": 5, "save_every_steps": 1, "seed": 0,
-             "latency_queries": 0, "encode.shard_docs": 1, "late.token_depth": 1, "late.candidates": 1}  # fmt: skip
+             "latency_queries": 0, "encode.shard_docs": 1, "late.token_depth": 1, "late.candidates": 1,
+             "trainer.log_every_n_steps": 1, "max_pairs": 1}  # fmt: skip
     for key, lowest in least.items():
         value = OmegaConf.select(cfg, key)
         if value is not None and value < lowest:
             faults.append(f"{key}: expected at least {lowest}, got {value}")
+    for key in ("val_fraction", "test_fraction"):
+        value = cfg.get(key)
+        if value is not None and not 0 <= value <= 1:
+            faults.append(f"{key}: expected a share from 0 to 1, got {value}")
     batch = cfg.get("batch")
     if batch is not None and batch.positives > batch.docs >= 1:
         faults.append(f"batch.positives: expected at most batch.docs={batch.docs}, got {batch.positives}")
@@ -298,12 +343,24 @@ def _logger(cfg: DictConfig) -> list[str]:
     if mode not in ("offline", "online", "disabled"):
         return [f"logger.mode: expected offline, online or disabled; got {mode!r}"]
     if mode == "online" and not os.environ.get("WANDB_API_KEY"):
-        keys = (Path(os.environ.get("NETRC") or Path.home() / ".netrc"), Path.home() / "_netrc")
-        if not any(path.is_file() for path in keys):
+        host = urlsplit(os.environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
+        if not _has_login(host):
             return [
-                "logger.mode: expected a key for mode online, got none; set WANDB_API_KEY, run `wandb login`, or take logger.mode=offline"
+                f"logger.mode: expected a key for mode online, got none for {host}; "
+                "set WANDB_API_KEY, run `wandb login`, or take logger.mode=offline"
             ]
     return []
+
+
+def _has_login(host: str) -> bool:
+    """Whether wandb will find a key in the file that `wandb login` writes; one without this host is no use."""
+    home = [path for path in (Path.home() / ".netrc", Path.home() / "_netrc") if path.is_file()]
+    path = Path(os.environ["NETRC"]).expanduser() if os.environ.get("NETRC") else next(iter(home), None)
+    try:
+        found = netrc(path).authenticators(host) if path is not None else None
+    except (OSError, NetrcParseError):
+        return False
+    return found is not None and bool(found[2])
 
 
 def _files(cfg: DictConfig) -> list[str]:

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
@@ -23,6 +22,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ranker import config, roots, sweep
 from ranker.errors import ConfigError, Preempted, RankerError
+
+# what may be another in a training that goes on: how long, where and how it is computed, what is kept and shown; else it would be another one
+CHANGEABLE = (
+    "trainer", "batch.max_tokens", "batch.eval_max_tokens", "batch.workers", "encoder.trust_remote_code", "callbacks", "logger", "name",
+    "cache_dir", "save_every_steps", "nonfinite", "checkpoint", "resume",
+)  # fmt: skip
+FIXED = ("trainer", "trainer.limit_train_batches", "trainer.gradient_clip_val")
 
 
 def register() -> None:
@@ -55,7 +61,7 @@ def _run_name(name: str, checkpoint: str | None, resume: bool) -> str:
     stored = Path(checkpoint or "") / "config.yaml"
     if not resume or _overridden("name") or not stored.is_file():
         return name
-    return str(OmegaConf.select(OmegaConf.load(stored), "name") or name)
+    return str(OmegaConf.select(config.load_stored(stored), "name") or name)
 
 
 def _root(folder: str) -> str:
@@ -109,7 +115,7 @@ def _started_from(cfg: DictConfig) -> DictConfig:
     stored = next((path for name in ("config.yaml", "ranker.yaml") if (path := Path(cfg.checkpoint) / name).is_file()), None)
     if stored is None:  # another program's folder: what it is shows when it is loaded
         return cfg
-    trained: Any = OmegaConf.load(stored)
+    trained = config.load_stored(stored)
     for group in ("model", "encoder"):
         changed = {override.split("=", 1)[0].lstrip("+"): override for override in _overridden(group)}
         for key, override in changed.items():
@@ -119,14 +125,7 @@ def _started_from(cfg: DictConfig) -> DictConfig:
                 raise ConfigError(f"{group}: expected the {group} of checkpoint={cfg.checkpoint}, got {override!r}; leave it out")
             OmegaConf.update(trained, key, OmegaConf.select(cfg, key), force_add=True)
         cfg[group] = trained[group]
-    _distrust(cfg)
     return cfg
-
-
-def _distrust(cfg: Any) -> None:
-    """Code that lies beside an encoder's weights runs when this command asks for it, not when a run folder does."""
-    if OmegaConf.select(cfg, "encoder.trust_remote_code"):
-        cfg.encoder.trust_remote_code = False
 
 
 def _resumed(cfg: DictConfig) -> DictConfig:
@@ -134,17 +133,14 @@ def _resumed(cfg: DictConfig) -> DictConfig:
     stored = Path(cfg.checkpoint) / "config.yaml"
     if not stored.is_file():
         raise ConfigError(f"checkpoint: expected a run folder with config.yaml to resume from, got {cfg.checkpoint!r}")
-    resumed: Any = OmegaConf.load(stored)
-    _distrust(resumed)
+    resumed = config.load_stored(stored)
     for override in HydraConfig.get().overrides.task if HydraConfig.initialized() else []:
-        key = override.split("=", 1)[0].lstrip("+")
-        if key in config.GROUPS:
-            raise ConfigError(f"{key}: expected the choice of the run that is resumed, got {override!r}; start a new run for another")
-        if key.startswith("optim."):  # the optimizer's saved state has its own
+        key = override.split("=", 1)[0].lstrip("+~")
+        if key in FIXED or not any(f"{key}.".startswith(f"{changeable}.") for changeable in CHANGEABLE):
             raise ConfigError(
-                f"{key}: expected the value of the run that is resumed, got {override!r}; start a new run without resume=true"
+                f"{key}: expected the value of the run that is resumed, got {override!r}; leave it out, or start a new run without resume=true"
             )
-        OmegaConf.update(resumed, key, OmegaConf.select(cfg, key))
+        OmegaConf.update(resumed, key, OmegaConf.select(cfg, key), merge=False)
     return resumed
 
 

@@ -52,8 +52,8 @@ def parameters_of(target: str) -> dict[str, Parameter] | None:
     return _parameters(target, depth=0)
 
 
-def defines(target: str, depth: int = 0) -> bool:
-    """Whether the package that a dotted path starts with defines the class or function at its end, itself or in a module it imports from.
+def defines(target: str, within: str, depth: int = 0) -> bool:
+    """Whether the module of a dotted path defines the class or function at its end, itself or by importing it from below `within`.
 
     Raises:
         LookupError: There is no such module.
@@ -68,7 +68,7 @@ def defines(target: str, depth: int = 0) -> bool:
         star for star in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(star, ast.ImportFrom) and star.names[0].name == "*"
     ]  # fmt: skip
     origins = [_origin(statement, module, path, name) for statement in statements]
-    return any(origin.split(".")[0] == module.split(".")[0] and defines(origin, depth + 1) for origin in origins)
+    return any(origin.startswith(within) and defines(origin, within, depth + 1) for origin in origins)
 
 
 def _origin(node: ast.ImportFrom, module: str, path: Path, name: str) -> str:

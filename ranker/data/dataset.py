@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from ranker.data.batching import Collator, StepPlan, fill
 from ranker.data.collection import Candidates, Collection
 from ranker.data.contrast import KnownPositives, contrast
-from ranker.data.sampling import GroupSampler
+from ranker.data.sampling import GroupSampler, digest
+from ranker.errors import CheckpointError
 from ranker.types import RankBatch, Run, TrainStep, _Movable
 
 
@@ -85,12 +87,30 @@ class StepLoader:
         rows = self.steps.sampler.query_rows[self.steps.plan.groups(epoch, index)]
         return [query_id.decode() for query_id in self.steps.collator.queries.ids()[rows]]
 
-    def state_dict(self) -> dict[str, int]:
-        """Where the training stands; the same on every device and layout."""
-        return {"epoch": self.epoch, "done": self.done}
+    @cached_property
+    def _source(self) -> dict[str, int | str]:
+        """What the steps are drawn from; the same on every device and layout."""
+        collator, sampler = self.steps.collator, self.steps.sampler
+        texts = f"{collator.queries.meta['texts']} {collator.docs.meta['texts']}".encode()
+        return {"seed": self.steps.plan.seed, "steps": len(self), "data": digest(texts, sampler.fingerprint().encode())}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go where a saved training stood."""
+    def state_dict(self) -> dict[str, int | str]:
+        """Where the training stands, and in which data; the same on every device and layout."""
+        return {"epoch": self.epoch, "done": self.done, **self._source}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go where a saved training stood.
+
+        Raises:
+            CheckpointError: It was trained with another seed, other steps or other data: the rest of its epoch is not here.
+        """
+        names = {"seed": "seed", "steps": "steps an epoch", "data": "a fingerprint of queries, docs and candidates"}
+        others = [f"{names[key]} {own!r}, not {state[key]!r}" for key, own in self._source.items() if state.get(key, own) != own]
+        if others:
+            raise CheckpointError(
+                f"data: expected the training data of the run that is resumed, got other ({'; '.join(others)}); "
+                "put its files back, or start a new run without resume=true"
+            )
         self.epoch, self.done = state["epoch"], state["done"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +28,22 @@ class GroupSampler(Protocol):
     def draw(self, epoch: int, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return doc rows int64 [groups, docs] (-1 where a group has fewer docs) and labels float32 [groups, docs]."""
         ...
+
+    def fingerprint(self) -> str:
+        """Say from which groups is drawn, as rows of the token stores; the same data, the same text."""
+        ...
+
+
+def digest(*parts: bytes | np.ndarray) -> str:
+    """A fingerprint of bytes and arrays.
+
+    >>> digest(b"a", np.arange(3)) == digest(b"a", np.arange(3)), digest(b"a") == digest(b"b")
+    (True, False)
+    """
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).view(np.uint8))
+    return found.hexdigest()
 
 
 def mix(*parts: int | np.ndarray) -> np.ndarray:
@@ -159,6 +176,11 @@ class JudgedGroups:
             self._fill(rows, epoch, groups)
         return rows, labels
 
+    def fingerprint(self) -> str:
+        """Of each query's relevant docs, its negatives and their labels."""
+        pools = (self._positives, self._negatives)
+        return digest(self.query_rows, *(part for pool in pools for part in (pool.offsets, pool.rows, pool.labels)))
+
     def _fill(self, rows: np.ndarray, epoch: int, groups: np.ndarray) -> None:
         """Put random docs of the corpus, not relevant and not there yet, into the empty places of `rows`."""
         for i, place in zip(*np.nonzero(rows < 0), strict=True):
@@ -196,3 +218,8 @@ class TripleGroups:
         """Return the triples' doc rows [groups, 2] and labels 1, 0."""
         rows = self._docs[groups].astype(np.int64)
         return rows, np.tile(np.array([1.0, 0.0], dtype=np.float32), (len(groups), 1))
+
+    def fingerprint(self) -> str:
+        """Of the number of triples and ten thousand of them, evenly spaced: the file may be larger than the memory."""
+        every = max(1, len(self) // 10_000)
+        return f"{len(self)} {digest(self.query_rows[::every], self._docs[::every])}"

@@ -73,6 +73,11 @@ class TaskPlan:
             return len(self.ranking)
         return max(len(self.ranking), round(len(self.ranking) / self.shares(0)[0]))
 
+    @property
+    def seed(self) -> int:
+        """Seed of all shuffles."""
+        return self.ranking.seed
+
     def shares(self, epoch: int) -> np.ndarray:
         """Share of each task's rows in an epoch, float64 [tasks], ranking first."""
         return probabilities(self.sampling, (self.ranking.num_groups * self.docs, *self.sizes), epoch, self.num_epochs)

@@ -22,7 +22,7 @@ WRONG = [
     (["batch.docs=1"], "batch.docs: expected more than batch.positives=1, got 1"),
     (["trainer.accelerator=banana"], "trainer.accelerator: expected one of auto"),
     (["trainer.fast_dev_run=true"], "trainer.fast_dev_run: not supported"),
-    (["trainer.strategy=fsdp"], "trainer.strategy: expected one of auto, ddp"),
+    (["trainer.strategy=fsdp"], "got 'fsdp', which would synchronise gradients at each micro-batch and clip each shard by its own norm"),
     (["trainer.precision=16-mixed"], "trainer.precision: 16-mixed is refused"),
     (["trainer.overfit_batches=1"], "trainer.overfit_batches: not supported"),
     (["data=files"], "data.path: expected a value, got none; set data.path=..."),

@@ -184,14 +184,19 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_serves(forks, whole, ch
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("loss=ranknet", "loss: expected the choice of the run that is resumed, got 'loss=ranknet'"),
+        ("loss=ranknet", "loss: expected the value of the run that is resumed, got 'loss=ranknet'; leave it out, or start a new run"),
         ("optim.lr=1", "optim.lr: expected the value of the run that is resumed, got 'optim.lr=1'"),
+        ("batch.queries=8", "batch.queries: expected the value of the run that is resumed, got 'batch.queries=8'"),
+        ("seed=1", "seed: expected the value of the run that is resumed, got 'seed=1'"),
+        ("trainer.limit_train_batches=2", "trainer.limit_train_batches: expected the value of the run that is resumed"),
+        ("data.split_seed=5", "data.split_seed: expected the value of the run that is resumed"),
     ],
 )
 def test_what_a_resumed_run_can_not_change(forks, whole, tmp_path, override, message):
     done = forks.run("train.py", f"checkpoint={whole[0]}", "resume=true", override, cwd=tmp_path)
     assert done.code == 1
-    assert message in done.out
+    assert done.out.startswith(f"error: {message}")
+    assert len(done.out.splitlines()) == 1
 
 
 def test_pc76_checkpoint_names_hold_no_measure(whole):

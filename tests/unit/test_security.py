@@ -12,33 +12,45 @@ from omegaconf import OmegaConf
 from ranker.checkpoint import load_scorer, read_description
 from ranker.config import check, is_trusted
 from ranker.errors import CheckpointError, ConfigError, DataError
+from ranker.replay import replay
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    ("target", "trusted"),
+    ("path", "target", "trusted"),
     [
-        ("ranker.models.monobert.MonoBERT", True),
-        ("ranker.layers.encoder.load_encoder", True),
-        ("torch.optim.AdamW", True),
-        ("torch.nn.Identity", True),
-        ("lightning.pytorch.callbacks.EarlyStopping", True),
-        ("os.system", False),
-        ("builtins.eval", False),
-        ("torch.hub.load", False),  # downloads code and runs it
-        ("torch.utils.cpp_extension.load", False),
-        ("torch.load", False),
-        ("ranker.entry.os.system", False),  # what a trusted module imports
-        ("ranker.entry.importlib.import_module", False),
-        ("ranker.run.instantiate", False),
-        ("torch.optim.optimizer.torch.hub.load", False),
-        ("rankerx.models.Anything", False),
-        ("ranker", False),
+        ("model", "ranker.models.monobert.MonoBERT", True),
+        ("model", "ranker.retrieval.bm25.BM25", True),
+        ("model.sampling", "ranker.data.multitask.TaskSampling", True),
+        ("model.head", "torch.nn.Identity", True),
+        ("encoder", "ranker.layers.encoder.load_encoder", True),
+        ("optim", "torch.optim.AdamW", True),
+        ("callbacks.early_stopping", "lightning.pytorch.callbacks.EarlyStopping", True),
+        ("callbacks.prune", "ranker.training.pruning.Prune", True),
+        ("logger", "lightning.pytorch.loggers.CSVLogger", True),
+        ("model", "os.system", False),
+        ("loss", "builtins.eval", False),
+        ("loss", "torch.hub.load", False),  # downloads code and runs it
+        ("encoder", "torch.utils.cpp_extension.load", False),
+        ("encoder", "torch.load", False),
+        ("data", "ranker.training.run_writer.write_text", False),  # writes any file
+        ("data", "ranker.data.sources.files.read_qrels", False),  # what a trusted module imports, from the same package or another
+        ("model", "ranker.models.dpr.layout.write_dense", False),
+        ("model", "ranker.models._sentence_transformers.write_json", False),
+        ("loss", "ranker.losses.lce.nn.Module", False),
+        ("optim", "torch.optim.optimizer.torch.hub.load", False),
+        ("optim", "torch.nn.modules.module.torch.hub.load", False),
+        ("loss", "ranker.models.monobert.MonoBERT", False),  # another group's
+        ("data", "lightning.pytorch.loggers.WandbLogger", False),
+        ("encoder", "ranker.layers.encoder.load_encoder_too", False),
+        ("model", "rankerx.models.Anything", False),
+        ("", "ranker.models.monobert.MonoBERT", False),
+        ("model", "ranker", False),
     ],
 )
-def test_what_a_target_may_name(target, trusted):
-    assert is_trusted(target) == trusted
+def test_what_a_target_may_name(path, target, trusted):
+    assert is_trusted(target, path) == trusted
 
 
 @pytest.mark.parametrize(
@@ -47,6 +59,7 @@ def test_what_a_target_may_name(target, trusted):
         {"model": {"_target_": "os.system", "command": "touch ran"}},
         {"encoder": {"_target_": "ranker.layers.encoder.load_encoder", "inner": [{"_target_": "builtins.exec"}]}},
         {"callbacks": [{"_target_": "ranker.entry.os.system"}]},
+        {"data": {"_target_": "ranker.training.run_writer.write_text", "path": "ran", "text": ""}},
     ],
 )
 def test_a_folder_s_configuration_is_checked_also_in_lists(tmp_path, content):
@@ -54,10 +67,37 @@ def test_a_folder_s_configuration_is_checked_also_in_lists(tmp_path, content):
         folder = tmp_path / name.partition(".")[0]
         folder.mkdir()
         (folder / name).write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
-        with pytest.raises(ConfigError, match=r"_target_: expected a name that starts with ranker\., .* and is defined there"):
+        with pytest.raises(ConfigError, match=r"_target_: expected a name that starts with .* and is defined there"):
             read_description(folder)
     with pytest.raises(ConfigError, match="_target_: expected a name that starts with"):
         check(OmegaConf.create(content))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "model: ${oc.create:{_target_:torch.hub.load,repo_or_dir:evil}}",
+        "model: {heads: ['${oc.env:HOME}']}",
+        "{name: a, copied: '${name}'}",
+    ],
+)
+def test_a_folder_s_configuration_resolves_nothing(tmp_path, content):
+    (tmp_path / "config.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=r"config\.yaml: (model|model\.heads\.0|copied): expected a plain value.*got '\$\{") as caught:
+        read_description(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_replay_trusts_no_code_beside_weights(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("ranker.replay.read_dump", lambda dump: (None, {}, {}))
+    monkeypatch.setattr("ranker.replay.instantiate", lambda node, **_: seen.append(node) or 1 / 0)
+    (tmp_path / "config.yaml").write_text(
+        "encoder: {_target_: ranker.layers.encoder.load_encoder, name: x, trust_remote_code: true}\nmodel: {}"
+    )
+    with pytest.raises(ZeroDivisionError):
+        replay(tmp_path)
+    assert seen == [{"_target_": "ranker.layers.encoder.load_encoder", "name": "x", "trust_remote_code": False}]
 
 
 def test_a_folder_can_not_ask_for_its_own_code(tmp_path):

@@ -12,7 +12,7 @@ from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
 from ranker.data.sampling import JudgedGroups, TripleGroups, mix
 from ranker.data.token_store import build_token_store
 from ranker.data.triples import triple_rows
-from ranker.errors import DataError
+from ranker.errors import CheckpointError, DataError
 from ranker.layers.tiny import tiny_tokenizer
 
 
@@ -176,10 +176,33 @@ def test_pc71_a_resumed_epoch_goes_on_where_it_stood(steps):
     iterator = iter(loader)
     first = [[micro.pairs.tokens.tolist() for micro in next(iterator).micro_batches]]
     state = loader.state_dict()
-    assert state == {"epoch": 0, "done": 1}
+    assert (state["epoch"], state["done"]) == (0, 1)
     resumed = StepLoader(steps)
     resumed.load_state_dict(state)
     assert first + contents(resumed, 0) == whole
+
+
+def test_a_resume_on_other_data_is_refused(steps):
+    state = StepLoader(steps).state_dict()
+    relevant = {f"q{i}": {f"p{i}": 1} for i in range(10)}
+    negatives = {f"q{i}": [f"n{i}{j}" for j in range(8)] for i in range(10)}
+
+    def loader(qrels, candidates, seed=3, queries_per_step=4):
+        collator = steps.collator
+        sampler = JudgedGroups(collection_of(qrels, candidates), collator.queries, collator.docs, num_docs=4, seed=seed)
+        return StepLoader(TrainSteps(StepPlan(10, queries_per_step, 10_000, seed=seed), sampler, collator, 0, 1))
+
+    loader(relevant, negatives).load_state_dict(state)  # read again from the same files
+    for changed, fault in [
+        (loader(relevant | {"q3": {"p3": 1, "n31": 1}}, negatives), r"\(a fingerprint of queries, docs and candidates '\w+', not '\w+'\)"),
+        (loader(relevant, negatives | {"q0": negatives["q0"][::-1]}), "a fingerprint of queries, docs and candidates"),
+        (loader(relevant, negatives | {"q9": ["n00"]}), "a fingerprint of queries, docs and candidates"),
+        (loader(relevant, negatives, seed=4), r"\(seed 4, not 3\)"),
+        (loader(relevant, negatives, queries_per_step=5), r"\(steps an epoch 2, not 3\)"),
+    ]:
+        with pytest.raises(CheckpointError, match=f"data: expected the training data of the run that is resumed, got other .*{fault}"):
+            changed.load_state_dict(state)
+        assert changed.done == 0
 
 
 @pytest.mark.parametrize("reads", ["pairs", "texts"])
