@@ -6,6 +6,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forks import Forks
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,15 +30,20 @@ def run(script: str, *arguments: str, cwd: Path | None = None, timeout: int = 40
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
-def run_all(commands: dict[str, list[str]], where: Path, timeout: int = 400) -> dict[str, dict]:
-    """Run many commands ([script, argument, ...]) one after another in one process; see `session.py`.
+def run_all(commands: dict[str, list[str]], where: Path, timeout: int = 400, forks: "Forks | None" = None) -> dict[str, dict]:
+    """Run many commands ([script, argument, ...]) one after another in one process, a fork where `forks` is given; see `session.py`.
 
     Returns:
-        Name -> `code` and `out`, all that it printed.
+        Name -> `code`; `out`, all that it printed; `err`, of that what went to stderr; `left`, the files that are new then.
     """
     (where / "commands.json").write_text(json.dumps(commands))
-    done = run("tests/end_to_end/session.py", "commands.json", "results.json", cwd=where, timeout=timeout)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    script, arguments = "tests/end_to_end/session.py", ("commands.json", "results.json")
+    if forks is not None:
+        forked = forks.run(script, *arguments, cwd=where, timeout=timeout)
+        assert forked.code == 0, forked.out[-3000:]
+    else:
+        done = run(script, *arguments, cwd=where, timeout=timeout)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return json.loads((where / "results.json").read_text())
 
 

@@ -1,7 +1,8 @@
 """Run several command lines one after another in one process, as a multirun does: what they import is imported once.
 
 Input: a JSON file of {name: [script, argument, ...]}; `@glob` as an argument's value stands for the first path that matches it by then.
-Output: a JSON file of {name: {"code", "out", "left"}}; `left` are the files that are new then.
+Output: a JSON file of {name: {"code", "out", "err", "left"}}; `err` is the part of `out` that went to stderr, `left` are the files that are
+new then.
 """
 
 import contextlib
@@ -27,6 +28,18 @@ def resolved(argument: str) -> str:
     return argument[: found.start()] + str(path)
 
 
+class Both(io.StringIO):
+    """Text that is kept here and passed on."""
+
+    def __init__(self, to: io.StringIO) -> None:
+        super().__init__()
+        self.to = to
+
+    def write(self, text: str) -> int:
+        self.to.write(text)
+        return super().write(text)
+
+
 def files() -> set[str]:
     """All files below the folder that it runs in."""
     return {str(path) for path in Path().rglob("*") if path.is_file()}
@@ -38,8 +51,9 @@ def main() -> None:
     results = {}
     for name, (script, *arguments) in json.loads(Path(sys.argv[1]).read_text()).items():
         out, code, before = io.StringIO(), 0, files()
+        err = Both(out)
         argv = sys.argv
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             try:
                 sys.argv = [str(ROOT / script), *map(resolved, arguments)]
                 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -49,7 +63,7 @@ def main() -> None:
                 code = 99
                 traceback.print_exc()
         sys.argv = argv
-        results[name] = {"code": code, "out": out.getvalue(), "left": sorted(files() - before)}
+        results[name] = {"code": code, "out": out.getvalue(), "err": err.getvalue(), "left": sorted(files() - before)}
     Path(sys.argv[2]).write_text(json.dumps(results))
 
 

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from commands import ROOT, run, run_all
@@ -35,15 +36,23 @@ WRONG = [
 ]
 
 
+@pytest.fixture(scope="module")
+def mistaken(forks, tmp_path_factory):
+    """`train.py` with each of these mistakes, in one process."""
+    return run_all(
+        {" ".join(arguments): ["train.py", *arguments] for arguments, _ in WRONG}, tmp_path_factory.mktemp("mistaken"), forks=forks
+    )
+
+
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
-def test_pc79_pc85_a_mistake_is_one_line(tmp_path, arguments, message):
-    done = run("train.py", *arguments, cwd=tmp_path)
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr + done.stdout
-    assert done.returncode == 1
-    assert len([line for line in done.stderr.splitlines() if line.startswith("error: ")]) == 1
-    assert "Error executing job" not in done.stderr
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and ".hydra" not in path.parts and ".cache" not in path.parts]
+def test_pc79_pc85_a_mistake_is_one_line(mistaken, arguments, message):
+    done = mistaken[" ".join(arguments)]
+    assert message in done["err"]
+    assert "Traceback" not in done["out"]
+    assert done["code"] == 1
+    assert len([line for line in done["err"].splitlines() if line.startswith("error: ")]) == 1
+    assert "Error executing job" not in done["err"]
+    assert not [path for path in done["left"] if ".hydra" not in Path(path).parts and ".cache" not in Path(path).parts]
 
 
 BROKEN = {
@@ -67,7 +76,7 @@ FILES = {
 
 
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory, small_files):
+def evaluated(forks, tmp_path_factory, small_files):
     """`evaluate.py` on all these files in one process, and the folder that it ran in."""
     where = tmp_path_factory.mktemp("evaluated")
     for name, text in FILES.items():
@@ -77,7 +86,7 @@ def evaluated(tmp_path_factory, small_files):
     commands["last of a model"] += ["data=files", f"data.path={small_files}"]
     commands["ids"] = ["evaluate.py", "run=ids.trec", "qrels=ids.qrels", "measures=[AP,RR@10]", "name=ids"]
     commands["other"] = ["evaluate.py", "run=other.trec", "qrels=qrels.txt", "measures=[AP]", "name=other"]
-    return where, run_all(commands, where)
+    return where, run_all(commands, where, forks=forks)
 
 
 @pytest.mark.parametrize("name", list(BROKEN))
