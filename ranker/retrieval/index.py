@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,9 @@ log = logging.getLogger(__name__)
 
 TRAINED_PER_LIST = 64  # vectors per centroid that k-means learns from; faiss warns below 39
 FEW_PER_LIST = 39
+# what faiss can do on a GPU (its wiki, "Faiss on the GPU"): vectors fetched and lists probed; bytes of a compressed vector
+GPU_MOST = 2048
+GPU_SUBVECTORS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
 
 
 class Kind(Protocol):
@@ -58,10 +62,12 @@ class VectorIndex:
         index: The filled faiss index.
         kind: What it was made by.
         num_bytes: Its size.
+        in_memory: For an index on GPUs, makes its copy in main memory, where more vectors can be fetched; None: it lies there.
     """
 
-    def __init__(self, index: Any, kind: Kind, num_bytes: int) -> None:
-        self._index, self.kind, self.num_bytes = index, kind, num_bytes
+    def __init__(self, index: Any, kind: Kind, num_bytes: int, in_memory: Callable[[], Any] | None = None) -> None:
+        self._index, self.kind, self.num_bytes, self._in_memory = index, kind, num_bytes, in_memory
+        self._copy: Any = None
         self._told: set[str] = set()
 
     @classmethod
@@ -89,18 +95,21 @@ class VectorIndex:
             if there != meta or index.ntotal != encoded.num_vectors or index.d != dim or index.metric_type != faiss.METRIC_INNER_PRODUCT:
                 raise CheckpointError(f"{path}: expected an index of {meta}, got one of {there}; delete it, it is built anew")
             index_settings(kind, index, encoded.num_vectors)
-            return cls(_on_gpu(faiss, index, kind.gpu), kind, path.stat().st_size)
-        index = kind.make(dim, max(1, encoded.num_vectors))
-        assert index.metric_type == faiss.METRIC_INNER_PRODUCT
-        index = _fill(_on_gpu(faiss, index, kind.gpu), kind, encoded)
+            placed, in_memory = _placed(faiss, index, kind.gpu)
+            return cls(placed, kind, path.stat().st_size, in_memory)
+        empty = kind.make(dim, max(1, encoded.num_vectors))
+        assert empty.metric_type == faiss.METRIC_INNER_PRODUCT
+        lists = getattr(empty, "nlist", 1)
+        index, in_memory = _placed(faiss, empty, kind.gpu)
+        _fill(index, lists, kind, encoded)
         if kind.exact:  # nothing was learned: the vectors themselves are the index
-            return cls(index, kind, encoded.num_vectors * dim * 4)
-        plain = faiss.index_gpu_to_cpu(index) if hasattr(faiss, "index_gpu_to_cpu") and "Gpu" in type(index).__name__ else index
+            return cls(index, kind, encoded.num_vectors * dim * 4, in_memory)
+        plain = in_memory() if in_memory else index
         partial = path.with_suffix(f".{os.getpid()}.partial")
         faiss.write_index(plain, str(partial))
         partial.replace(path)
         beside.write_text(json.dumps(meta) + "\n", encoding="utf-8")
-        return cls(index, kind, path.stat().st_size)
+        return cls(index, kind, path.stat().st_size, in_memory)
 
     @property
     def num_vectors(self) -> int:
@@ -121,10 +130,11 @@ class VectorIndex:
         count = min(count, self.num_vectors)
         if not len(queries) or not count:
             return np.zeros((len(queries), count), dtype=np.float32), np.zeros((len(queries), count), dtype=np.int64)
-        hnsw = getattr(self._index, "hnsw", None)
+        index = self._index if self._in_memory is None or count <= GPU_MOST else self._copied(count)
+        hnsw = getattr(index, "hnsw", None)
         if hnsw is not None and hnsw.efSearch < count:
             hnsw.efSearch = count
-        scores, places = self._index.search(np.ascontiguousarray(queries, dtype=np.float32), count)
+        scores, places = index.search(np.ascontiguousarray(queries, dtype=np.float32), count)
         empty = places < 0
         if empty.any() and "few" not in self._told:
             self._told.add("few")
@@ -134,6 +144,14 @@ class VectorIndex:
                 count, fewest,
             )  # fmt: skip
         return np.where(empty, -np.inf, scores), places
+
+    def _copied(self, count: int) -> Any:
+        """The index in main memory."""
+        if self._copy is None:
+            assert self._in_memory is not None
+            log.info("index: a GPU fetches %d vectors at most, %d are asked for: searched on the CPU", GPU_MOST, count)
+            self._copy = self._in_memory()
+        return self._copy
 
 
 def index_settings(kind: Kind, index: Any, num_vectors: int) -> None:
@@ -145,12 +163,11 @@ def index_settings(kind: Kind, index: Any, num_vectors: int) -> None:
         index.hnsw.efSearch = fresh.hnsw.efSearch
 
 
-def _fill(index: Any, kind: Kind, encoded: Encoded) -> Any:
+def _fill(index: Any, lists: int, kind: Kind, encoded: Encoded) -> None:
     """Train and fill an empty index."""
     wanted = kind.train_vectors(encoded.num_vectors)
     if wanted and encoded.num_vectors:
         sample = encoded.sample(wanted)
-        lists = getattr(index, "nlist", 1)
         if len(sample) < FEW_PER_LIST * lists:
             log.warning(
                 "index: %d lists learn from %d vectors, fewer than %d each; lower index.lists", lists, len(sample), FEW_PER_LIST
@@ -166,7 +183,6 @@ def _fill(index: Any, kind: Kind, encoded: Encoded) -> Any:
             )
         index.add(chunk)
         place += len(chunk)
-    return index
 
 
 def _faiss() -> Any:
@@ -177,12 +193,35 @@ def _faiss() -> Any:
     return faiss
 
 
-def _on_gpu(faiss: Any, index: Any, asked: bool | None) -> Any:
-    """The index on all GPUs where that was asked for, or is possible and not refused."""
+def _placed(faiss: Any, index: Any, asked: bool | None) -> tuple[Any, Callable[[], Any] | None]:
+    """The index, on all GPUs where that was asked for, or is possible and not refused; then also what makes its copy in main memory."""
     count = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0
     if asked and not count:
         raise ConfigError("index.gpu: expected a GPU that faiss sees, got none; install faiss-gpu-cu12, or set index.gpu=null")
-    return faiss.index_cpu_to_all_gpus(index) if count and asked is not False else index
+    if not count or asked is False:
+        return index, None
+    unfit = _unfit(index)
+    if unfit and asked:
+        raise ConfigError(f"index.gpu: expected an index that fits a GPU, got {unfit}; change that, or set index.gpu=null")
+    if unfit:
+        log.info("index: stays on the CPU, since it has %s", unfit)
+        return index, None
+    options = faiss.GpuMultipleClonerOptions()
+    options.useFloat16 = hasattr(index, "pq")  # lookup tables only: those of more than 48 subvectors are too large in float32
+    moved = faiss.index_cpu_to_all_gpus(index, co=options)
+    return moved, lambda: faiss.index_gpu_to_cpu(moved)
+
+
+def _unfit(index: Any) -> str:
+    """What keeps an index off a GPU, empty if nothing does."""
+    if getattr(index, "nprobe", 0) > GPU_MOST:
+        return f"more than {GPU_MOST} index.probes ({index.nprobe})"
+    pq = getattr(index, "pq", None)
+    if pq is not None and pq.nbits != 8:
+        return f"fewer than 256 vectors ({pq.nbits} bits a code)"
+    if pq is not None and pq.M not in GPU_SUBVECTORS:
+        return f"{pq.M} index.subvectors, which are none of {', '.join(map(str, GPU_SUBVECTORS))}"
+    return ""
 
 
 def _settings(kind: Kind) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """faiss indexes: metric, probes, sizes, what is kept and what is refused."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -142,3 +143,80 @@ def test_wrong_options(make, message):
 def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(vectors):
     with pytest.raises(ConfigError, match=r"index.gpu: expected a GPU that faiss sees, got none"):
         VectorIndex.over(vectors(), Flat(gpu=True))
+
+
+class OnGpus:
+    """Stands for faiss's copies on two GPUs (IndexReplicas): neither written nor asked for more than 2048 vectors."""
+
+    def __init__(self, index):
+        self.inside, self.train, self.add, self.metric_type = index, index.train, index.add, index.metric_type
+
+    @property
+    def ntotal(self):
+        return self.inside.ntotal
+
+    def search(self, queries, count):
+        assert count <= 2048
+        return self.inside.search(queries, count)
+
+
+class FaissWithGpus:
+    """faiss as it is with GPUs, as far as it is used; remembers which indexes went there."""
+
+    StandardGpuResources = GpuMultipleClonerOptions = SimpleNamespace
+
+    def __init__(self):
+        self.moved = []
+
+    def __getattr__(self, name):
+        return getattr(faiss, name)
+
+    def get_num_gpus(self):
+        return 2
+
+    def index_cpu_to_all_gpus(self, index, co):
+        self.moved.append((type(index).__name__, co.useFloat16))
+        return OnGpus(index)
+
+    def index_gpu_to_cpu(self, index):
+        return index.inside
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    made = FaissWithGpus()
+    monkeypatch.setattr("ranker.retrieval.index._faiss", lambda: made)
+    return made
+
+
+@pytest.mark.parametrize("kind", [Flat(), IVFFlat(lists=4), IVFPQ(lists=2, subvectors=8)], ids=lambda kind: type(kind).__name__)
+def test_an_index_on_gpus_is_written_and_read_back(vectors, gpus, kind):
+    points = vectors(300)
+    made, again = VectorIndex.over(points, kind), VectorIndex.over(points, kind)
+    assert len(gpus.moved) == 2 and gpus.moved[0][1] == isinstance(kind, IVFPQ)  # float16 lookup tables, no float16 vectors
+    for one, other in zip(made.search(points.values[:5], 10), again.search(points.values[:5], 10), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_more_vectors_than_a_gpu_fetches_come_from_the_cpu(vectors, gpus, caplog):
+    caplog.set_level("INFO")
+    points = vectors(2100, dim=4)
+    index = VectorIndex.over(points, Flat())
+    assert index.search(points.values[:1], 2048)[1].shape == (1, 2048) and "searched on the CPU" not in caplog.text
+    for _ in range(2):
+        assert sorted(index.search(points.values[:1], 2100)[1][0]) == list(range(2100))
+    assert caplog.text.count("a GPU fetches 2048 vectors at most, 2100 are asked for: searched on the CPU") == 1
+
+
+@pytest.mark.parametrize(("make", "unfit"), [
+    (lambda **more: IVFPQ(lists=2, subvectors=6, **more), "6 index.subvectors, which are none of 1, 2, 3, 4, 8"),
+    (lambda **more: IVFFlat(lists=20, probes=18, **more), r"more than 16 index.probes \(18\)"),
+])  # fmt: skip
+def test_what_does_not_fit_a_gpu_stays_on_the_cpu_or_is_refused(vectors, gpus, monkeypatch, caplog, make, unfit):
+    monkeypatch.setattr("ranker.retrieval.index.GPU_MOST", 16)
+    caplog.set_level("INFO")
+    points = vectors(300, dim=6)
+    assert VectorIndex.over(points, make()).search(points.values[:1], 3)[1][0, 0] == 0 and not gpus.moved
+    assert re.search(f"index: stays on the CPU, since it has {unfit}", caplog.text)
+    with pytest.raises(ConfigError, match=f"index.gpu: expected an index that fits a GPU, got {unfit}"):
+        VectorIndex.over(points, make(gpu=True))
