@@ -153,7 +153,7 @@ def _evaluate_file(cfg: DictConfig) -> None:
     folder = open_run(cfg)
     name = Path(cfg.run).name.removesuffix(".gz").removesuffix(".run").removesuffix(".trec")
     written = evaluation.write_evaluation(folder / "evaluation" / name, run, qrels, list(cfg.measures), cfg.relevance, baseline, tag=name)
-    if baseline:
+    if baseline and written["measures"]:  # without judgements there are none
         pictures.write_comparison(folder, name, next(iter(written["measures"])), run, baseline, qrels, cfg.relevance)
     evaluation.print_table(name, written)
     log.info("evaluation: %s", folder / "evaluation" / name)
@@ -300,7 +300,7 @@ def _writer(folder: Path, splits: Splits, cfg: DictConfig, depth: int | None = N
         means = evaluation.write_evaluation(
             where, run, collection.qrels, list(cfg.measures), collection.relevance, compared, tag=cfg.name
         )["measures"]  # fmt: skip
-        if compared:
+        if compared and means:  # without judgements there are none
             pictures.write_comparison(folder, name, next(iter(means)), run, compared, collection.qrels, collection.relevance)
         return means
 

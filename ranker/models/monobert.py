@@ -24,6 +24,11 @@ log = logging.getLogger(__name__)
 SMALL = 2.0**-12  # see MonoBERT.save
 CLASSIFIERS = ("bert", "roberta", "xlm-roberta", "camembert")  # families whose classifier is dense, tanh, linear on the first token
 HEAD_FILE = "head.safetensors"
+UNUSED = (
+    "position_ids",
+    "pooler.dense.weight",
+    "pooler.dense.bias",
+)  # of older checkpoints: a constant, and a layer that RoBERTa's never reads
 
 
 class MonoBERT(nn.Module):
@@ -131,7 +136,7 @@ class MonoBERT(nn.Module):
         """Load a sequence classification folder: one written by `save`, or any of the same families with 1 or 2 labels.
 
         Raises:
-            CheckpointError: The folder has no trained head, or one of another size.
+            CheckpointError: The folder has no trained head, or one of another size; a weight is missing or has no place.
         """
         if (Path(folder) / HEAD_FILE).is_file():
             return cls._load_apart(Path(folder), ragged)
@@ -152,6 +157,9 @@ class MonoBERT(nn.Module):
         )
         if info["missing_keys"]:
             raise CheckpointError(f"{folder}: expected all weights, {', '.join(sorted(info['missing_keys']))} are missing")
+        unknown = sorted(key for key in info["unexpected_keys"] if not key.endswith(UNUSED))
+        if unknown:
+            raise CheckpointError(f"{folder}: expected the weights that its config.json describes, got {', '.join(unknown)} as well")
         dense, out = _classifier_of(model)
         plain = torch.equal(dense.weight, torch.eye(config.hidden_size) * SMALL)
         base = model.base_model

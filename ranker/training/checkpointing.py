@@ -109,8 +109,10 @@ class SaveLast(Checkpoint):
             trainer.should_stop = True
         stop = bool(module.stop_asked if trainer.world_size == 1 else module.stop_agreed)
         due = _validation_is_due(trainer, batch_idx)
-        self._once_more = trainer.should_stop and not due
-        if due or (trainer.should_stop and _validates_in_this_epoch(trainer)):
+        # `should_stop` alone does not end a training that has steps or epochs to do at least
+        ends = trainer.should_stop and trainer.fit_loop._can_stop_early
+        self._once_more = ends and not due
+        if due or (ends and _validates_in_this_epoch(trainer)):
             return
         if stop or trainer.global_step % self.every_steps == 0:
             # Lightning hands this step's values to the loggers after the checkpoint: without them a resumed run would lack them

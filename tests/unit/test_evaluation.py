@@ -8,14 +8,16 @@ import ir_measures
 import numpy as np
 import pytest
 import pytrec_eval
+from omegaconf import OmegaConf
 from rich.console import Console
 
-from ranker.data.collection import Candidates, Collection, MemoryDocs
+from ranker.data.collection import Candidates, Collection, MemoryDocs, Splits
 from ranker.data.trec import read_run, write_qrels
 from ranker.errors import ConfigError, DataError
 from ranker.evaluation import compare, first_stage_run, print_table, write_evaluation
 from ranker.metrics import evaluate, parse_measures
 from ranker.ranking import rank_docs
+from ranker.run import _writer
 
 MEASURES = ["AP", "AP@5", "RR", "RR@3", "nDCG@10", "nDCG", "P@5", "R@10", "Rprec", "Success@1", "Judged@5"]
 
@@ -79,6 +81,15 @@ def test_pc19_scores_are_written_with_all_digits(tmp_path):
     metrics = write_evaluation(tmp_path, {"q1": scores}, {"q1": {"dA": 1, "dB": 0}}, ["AP", "nDCG@10"])
     assert read_run(tmp_path / "run.trec") == {"q1": scores}
     assert metrics["measures"] == {"AP": 1.0, "nDCG@10": 1.0}
+
+
+def test_a_baseline_beside_unjudged_queries_compares_nothing(tmp_path):
+    run = {"q1": {"a": 2.0, "b": 1.0}}
+    splits = Splits(None, None, {"mine": Collection("mine", MemoryDocs([]), {"q1": "words"}, {})})
+    write = _writer(tmp_path, splits, OmegaConf.create({"name": "mine", "measures": ["AP"]}), 10, {"q1": {"a": 1.0, "b": 2.0}})
+    assert write("mine", run) == {}
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["metrics.json", "per_query.jsonl", "run.trec"]
+    assert read_run(tmp_path / "evaluation/mine/run.trec") == run
 
 
 def test_comparison_by_hand(tmp_path):

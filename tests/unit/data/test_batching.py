@@ -41,6 +41,12 @@ def test_a_query_longer_than_the_pair_is_capped_and_never_crashes(collator_of):
     assert tokenizer.convert_ids_to_tokens(tokens) == ["[CLS]", "q", "q", "q", "q", "[SEP]", "a", "[SEP]"]
 
 
+def test_pc43_a_pair_is_never_longer_than_the_positions(collator_of):
+    _, collator = collator_of(["q"], ["a " * 50], max_pair_tokens=33, positions=32)
+    assert collator.max_pair_tokens == 32
+    assert len(pair(collator, 0, 0)[0]) == 32
+
+
 def test_pc37_pc38_literal_control_tokens_are_text(collator_of):
     tokenizer, collator = collator_of(["q"], ["a [SEP] b [PAD]"])
     tokens, _ = pair(collator, 0, 0)

@@ -150,17 +150,33 @@ def test_pc73_a_head_of_another_size_or_none_is_refused(tmp_path):
         MonoBERT.load(tmp_path / "headless")
 
 
-def test_pc74_old_position_ids_are_ignored(tmp_path):
+def test_pc73_two_loads_score_alike_bit_for_bit(tmp_path, batch):
+    scorer = scorer_of()
+    scorer.save(tmp_path / "model", max_tokens=64)
+    rows, scores = batch(scorer.encoder.tokenizer, [[0, 1], [2, 3]]), []
+    for seed in (0, 1):
+        torch.manual_seed(seed)  # a head that is made anew would differ
+        with torch.no_grad():
+            scores.append(MonoBERT.load(tmp_path / "model").eval()(rows))
+    assert torch.equal(*scores)
+
+
+def test_pc74_old_position_ids_are_ignored_and_all_other_keys_count(tmp_path):
     from safetensors.torch import load_file, save_file
 
     scorer = scorer_of()
     scorer.save(tmp_path / "model", max_tokens=64)
     path = tmp_path / "model" / "model.safetensors"
-    state = load_file(path)
-    state["bert.embeddings.position_ids"] = torch.arange(512).unsqueeze(0)
-    save_file(state, path, metadata={"format": "pt"})
+    whole = load_file(path)
+    assert "bert.embeddings.position_ids" not in whole  # so that their absence is what every other test loads
+    save_file({**whole, "bert.embeddings.position_ids": torch.arange(512).unsqueeze(0)}, path, metadata={"format": "pt"})
     loaded = MonoBERT.load(tmp_path / "model")
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in scorer.state_dict().items())
+    lacks = {key: value for key, value in whole.items() if key != "bert.encoder.layer.0.output.dense.weight"}
+    for state in (lacks, {**whole, "bert.encoder.layer.9.output.dense.weight": torch.zeros(1)}):
+        save_file(state, path, metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match=r"layer\.[09]\.output\.dense\.weight"):
+            MonoBERT.load(tmp_path / "model")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,17 @@
 """Checkpoint files are whole or not there, damage is seen, and reading one runs no code."""
 
 import os
+import signal
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
+from torch.utils.data import DataLoader
 
-from ranker.errors import CheckpointError
+from ranker.errors import CheckpointError, Preempted
 from ranker.training.checkpoint_files import WholeFiles, fault, to_resume_from
-from ranker.training.checkpointing import SaveBest
+from ranker.training.checkpointing import SaveBest, SaveLast
 
 STATE = {"state_dict": {"weight": torch.arange(1000.0)}, "global_step": 3}
 
@@ -99,3 +103,68 @@ def test_a_damaged_best_is_sought_anew(tmp_path, caplog):
     second.load_state_dict(first.state_dict())
     assert second.best_model_path == "" and second.best_model_score is None
     assert "the best is sought anew" in caplog.text
+
+
+class Stagnant(pl.LightningModule):
+    """Nothing gets better; SIGTERM comes in a step, or in the validation after it."""
+
+    def __init__(self, sigterm_at: int | None = None, in_validation: bool = False) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.stop_asked = self.stop_agreed = False
+        self.sigterm_at, self.in_validation = sigterm_at, in_validation
+        self.validated: list[int] = []
+
+    def _sigterm(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def training_step(self, batch):
+        if self.global_step + 1 == self.sigterm_at and not self.in_validation:
+            self._sigterm()
+        return self.layer(batch).sum()
+
+    def validation_step(self, batch, index):
+        if self.global_step == self.sigterm_at and self.in_validation and index == 0:
+            self._sigterm()
+        self.validated.append(index)
+        self.log("quality", 0.0)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(folder, module, monkeypatch, **options):
+    """Train three steps an epoch; returns the steps after which `last.ckpt` was written."""
+    saved = []
+    monkeypatch.setattr(pl.Trainer, "save_checkpoint", lambda trainer, *_, **__: saved.append(trainer.global_step))
+    stopping = EarlyStopping("quality", mode="max", patience=1, check_on_train_epoch_end=False)
+    trainer = pl.Trainer(
+        accelerator="cpu", callbacks=[stopping, SaveLast(folder / "last.ckpt", 1)], logger=False, enable_progress_bar=False,
+        enable_model_summary=False, enable_checkpointing=True, num_sanity_val_steps=0, default_root_dir=folder, **options,
+    )  # fmt: skip
+    loader = DataLoader(torch.ones(3, 1))
+    try:
+        trainer.fit(module, loader, loader)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return saved
+
+
+def test_early_stopping_that_has_to_wait_still_saves_each_step(tmp_path, monkeypatch):
+    # the second validation would end it; two epochs more have to be done
+    saved = fit(tmp_path, Stagnant(), monkeypatch, max_epochs=9, min_epochs=4)
+    assert saved == list(range(1, 13))
+
+
+def test_early_stopping_that_has_to_wait_still_hears_sigterm(tmp_path, monkeypatch):
+    module = Stagnant(sigterm_at=8)
+    with pytest.raises(Preempted, match="stopped by SIGTERM after step 8, which is saved"):
+        fit(tmp_path, module, monkeypatch, max_epochs=9, min_epochs=4)
+    assert module.global_step == 8
+
+
+def test_sigterm_in_a_validation_waits_for_its_end(tmp_path, monkeypatch):
+    module = Stagnant(sigterm_at=3, in_validation=True)
+    with pytest.raises(Preempted, match="stopped by SIGTERM after step 3, which is saved"):
+        fit(tmp_path, module, monkeypatch, max_epochs=9)
+    assert module.validated == [0, 1, 2]
