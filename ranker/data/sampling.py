@@ -42,7 +42,7 @@ def digest(*parts: bytes | np.ndarray) -> str:
     """
     found = hashlib.blake2b(digest_size=16)
     for part in parts:
-        found.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).view(np.uint8))
+        found.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
     return found.hexdigest()
 
 

@@ -131,6 +131,32 @@ def test_pc71_pc77_two_processes_go_on_exactly(forks, choices, tmp_path):
     assert losses(killed, stopped, run_folder(third)) == losses(run_folder(whole))
 
 
+def test_sigterm_and_two_processes_that_go_on_where_one_stopped(forks, choices, tmp_path):
+    """SIGTERM ends a test at once and a training after its step; without dropout, other devices change nothing but rounding."""
+    plain = [*choices, "optim=sgd", "optim.lr=0.05", "encoder.dropout=0", "trainer.max_epochs=2"]
+    folders = [tmp_path / name for name in ("whole", "stopped", "resumed")]
+    for folder in folders:
+        folder.mkdir()
+    done = forks.run("train.py", *plain, cwd=folders[0], signals=[[0, 0, "SIGTERM", "open", "run.trec", 1, 0.0]])
+    assert done.code == 75, done.out
+    whole = run_folder(folders[0])
+    assert "error: stopped by SIGTERM after step 12, which is saved" in done.out
+    assert (whole / "model/model.safetensors").is_file() and not (whole / "result.json").exists()
+    assert not list((whole / "evaluation").rglob("metrics.json"))
+    done = forks.run("train.py", *plain, cwd=folders[1], signals=[[0, 0, "SIGTERM", "open", ".last.ckpt.partial", 4, 0.0]])
+    assert done.code == 75, done.out
+    stopped = run_folder(folders[1])
+    assert 4 <= state(stopped)["global_step"] < 12
+    done = forks.run("train.py", f"checkpoint={stopped}", "resume=true", *TWO, cwd=folders[2], devices=2)
+    assert done.codes == [0, 0], done.out
+    expected, got = losses(whole), losses(stopped, run_folder(folders[2]))
+    assert expected.keys() == got.keys() == set(range(12))
+    assert [float(got[step]) for step in range(12)] == pytest.approx([float(expected[step]) for step in range(12)], abs=1e-6)
+    assert len(set(expected.values())) == 12  # it does learn
+    for key, weight in state(whole)["state_dict"].items():
+        torch.testing.assert_close(state(run_folder(folders[2]))["state_dict"][key], weight, rtol=0, atol=1e-6)
+
+
 def test_more_steps_than_the_first_run_had(forks, choices, tmp_path):
     for name, steps in (("long", 10), ("short", 4)):
         (tmp_path / name).mkdir()
@@ -184,12 +210,8 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_serves(forks, whole, ch
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("loss=ranknet", "loss: expected the value of the run that is resumed, got 'loss=ranknet'; leave it out, or start a new run"),
-        ("optim.lr=1", "optim.lr: expected the value of the run that is resumed, got 'optim.lr=1'"),
         ("batch.queries=8", "batch.queries: expected the value of the run that is resumed, got 'batch.queries=8'"),
         ("seed=1", "seed: expected the value of the run that is resumed, got 'seed=1'"),
-        ("trainer.limit_train_batches=2", "trainer.limit_train_batches: expected the value of the run that is resumed"),
-        ("data.split_seed=5", "data.split_seed: expected the value of the run that is resumed"),
     ],
 )
 def test_what_a_resumed_run_can_not_change(forks, whole, tmp_path, override, message):

@@ -100,7 +100,9 @@ def test_teacher_scores_are_the_labels(stores):
 def test_triples_come_as_they_are(stores):
     collection = collection_of({"q": {"A": 1}}, {"q": ["n1", "n2"]}, triples=[("q", "A", "n2"), ("q", "A", "n1")])
     queries, docs = stores(collection)
-    sampler = TripleGroups(triple_rows(collection, queries, docs, Path("not needed"), chunk=1))
+    rows = triple_rows(collection, queries, docs, Path("not needed"), chunk=1)
+    sampler = TripleGroups(rows)
+    assert sampler.fingerprint() == TripleGroups(np.array(rows)).fingerprint() != TripleGroups(rows[::-1]).fingerprint()
     assert [drawn(sampler, docs, group=group) for group in range(2)] == [(["A", "n2"], [1.0, 0.0]), (["A", "n1"], [1.0, 0.0])]
 
 
