@@ -231,6 +231,18 @@ def chosen_sets(splits: Splits, split: str | None) -> dict[str, Collection]:
     return sets
 
 
+def mined_set(splits: Splits, split: str | None) -> dict[str, Collection]:
+    """The collection whose queries get negatives, by its name; empty for None.
+
+    Raises:
+        ConfigError: The data has no such split, or several sets in it: negatives.trec holds those of one.
+    """
+    sets = chosen_sets(splits, split) if split is not None else {}
+    if len(sets) > 1:
+        raise ConfigError(f"mine: expected a split of one set, got {', '.join(sets)}; set mine to train or val")
+    return sets
+
+
 def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None = None) -> pl.Trainer:
     """Lightning's Trainer; loggers write to the run folder."""
     options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]

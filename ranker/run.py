@@ -29,6 +29,7 @@ from ranker.build import (
     chosen_sets,
     load_source,
     load_splits,
+    mined_set,
     one_run,
     open_run,
     print_notice,
@@ -207,7 +208,7 @@ def search(cfg: DictConfig) -> None:
         raise ConfigError("data: expected data=..., since nothing says what the model was trained on")
     loaded = load_source(cfg.data if cfg.data is not None else trained.data)
     sets = chosen_sets(loaded, cfg.split) if cfg.split is not None else {}
-    mined = chosen_sets(loaded, cfg.mine) if cfg.mine is not None else {}
+    mined = mined_set(loaded, cfg.mine)
     options = Mining(**{key: value for key, value in cfg.mining.items() if key != "teacher"}, seed=cfg.seed)
     if cfg.baseline == "bm25" and cfg.model is None:
         sets = with_candidates(Splits(None, None, sets), cfg.depth, Path(cfg.cache_dir)).tests

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import normalizers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
@@ -106,7 +107,18 @@ def read_encoder(folder: Path, ragged: bool) -> tuple[Encoder, dict[str, Any]]:
     if info["missing_keys"]:
         raise CheckpointError(f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing")
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    return Encoder(model, tokenizer, ragged=ragged), read_json(folder / "sentence_bert_config.json")
+    settings = read_json(folder / "sentence_bert_config.json")
+    if settings.get("do_lower_case"):
+        _lower_case(tokenizer)
+    return Encoder(model, tokenizer, ragged=ragged), settings
+
+
+def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Let the tokenizer lower its texts first, unless it does already."""
+    backend: Any = tokenizer.backend_tokenizer
+    own = backend.normalizer
+    if own is None or own.normalize_str("A") != "a":
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([own] if own is not None else [])])
 
 
 def text_limit(encoder: Encoder, config: dict[str, Any], key: str, template: Template) -> int:

@@ -201,7 +201,7 @@ class DPR(nn.Module):
         """Load a folder in sentence-transformers' layout, written by `save` or by that library; without `scorer.json` the temperature is 1.
 
         Raises:
-            CheckpointError: A module that this model has not.
+            CheckpointError: A module or a setting that this model has not.
         """
         sides = layout.read_modules(folder)
         tied = sides["query"] == sides["document"]
@@ -213,6 +213,11 @@ class DPR(nn.Module):
         if similarity not in SIMILARITIES:
             raise CheckpointError(f"{folder}: expected similarity cosine or dot, got {similarity!r}")
         prompts = config.get("prompts") or {}
+        if not (query.pools_prompt and doc.pools_prompt) and any(prompts.values()):
+            raise CheckpointError(
+                f"{folder}: expected a Pooling that includes prompts, got include_prompt: false; models that leave prompts out of the mean "
+                "are not supported"
+            )
         own = layout.read_json(folder / "scorer.json")
         learned = own.get("learned", False)
         scorer = cls(
@@ -237,12 +242,13 @@ class _Side:
 
     def __init__(self, folder: Path, modules: list[layout.Module], ragged: bool) -> None:
         self.pooling, self.projection, self.activation, self.normalized = "", None, "identity", False
+        self.pools_prompt = True
         if modules[0].kind != "Transformer":
             raise CheckpointError(f"{folder}: expected a Transformer first, got {modules[0].kind}")
         self.encoder, self.config = layout.read_encoder(modules[0].folder, ragged)
         for module in modules[1:]:
             if module.kind == "Pooling":
-                self.pooling = _pooling_of(module)
+                self.pooling, self.pools_prompt = _pooling_of(module), module.config.get("include_prompt", True)
             elif module.kind == "Dense" and self.projection is None:
                 self.projection, self.activation = layout.read_dense(module)
             elif module.kind == "Normalize":

@@ -59,7 +59,8 @@ def mine(
 ) -> Run:
     """Choose hard negatives from a search over the training queries.
 
-    A doc that is judged with `collection.relevance` or more for a query is never one of its negatives, whatever the options.
+    A doc that is judged with `collection.relevance` or more for a query is never one of its negatives, nor is one with the same text,
+    whatever the options.
 
     Args:
         found: The search's ranking, best first.
@@ -76,7 +77,12 @@ def mine(
     for number, query_id in enumerate(found.query_ids):
         positives = {doc_id for doc_id, grade in collection.qrels.get(query_id, {}).items() if grade >= collection.relevance}
         ids, scores = found[query_id][: options.last], found.scores_of(query_id)[: options.last].tolist()
-        window = [(doc_id, value) for doc_id, value in list(zip(ids, scores, strict=True))[options.first - 1 :] if doc_id not in positives]
+        texts = {collection.docs[doc_id].full_text for doc_id in positives if doc_id in collection.docs}
+        window = [
+            (doc_id, value)
+            for doc_id, value in list(zip(ids, scores, strict=True))[options.first - 1 :]
+            if doc_id not in positives and collection.docs[doc_id].full_text not in texts
+        ]
         if options.margin is not None:
             assert score is not None
             best = max(score(query_id, sorted(positives)).values(), default=-np.inf)

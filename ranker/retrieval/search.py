@@ -91,6 +91,7 @@ class VectorEngine:
     ) -> None:  # fmt: skip
         self.scorer, self.collator, self.encoded, self.index, self.where = scorer, collator, encoded, index, where
         self.late = late or LateOptions()
+        self._told = False
         self.num_bytes = index.num_bytes + (encoded.num_bytes if encoded.description.several else 0)
         order = np.argsort(encoded.doc_ids, kind="stable")
         self._by_id, self._sorted_ids = order, encoded.doc_ids[order]
@@ -148,6 +149,13 @@ class VectorEngine:
         for query, (end, count) in enumerate(zip(ends, queries.counts.tolist(), strict=True)):
             rows = self._promising(scores[end - count : end], places[end - count : end], wanted)
             found.append(self._best(rows, self._exact(queries.take(torch.tensor([query])), rows), depth))
+        counts = [len(rows) for rows, _ in found]
+        if min(counts) < depth and not self._told:
+            self._told = True
+            log.warning(
+                "search: %d of %d queries got fewer than %d docs, the fewest %d; raise late.token_depth", sum(count < depth for count in counts),
+                len(counts), depth, min(counts),
+            )  # fmt: skip
         return found
 
     def _promising(self, scores: np.ndarray, places: np.ndarray, wanted: int) -> np.ndarray:

@@ -115,6 +115,37 @@ def test_a_router_of_two_encoders_with_prompts_and_lengths_loads_as_dpr(tmp_path
     torch.testing.assert_close(vectors(scorer, QUERIES, DOCS, tmp_path, *scorer.text_limits), theirs(model), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("cased", [True, False])
+def test_do_lower_case_is_followed_and_kept(tmp_path, bert, cased):
+    for name in ("config.json", "model.safetensors", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((bert / name).read_bytes())
+    state = json.loads((bert / "tokenizer.json").read_text())
+    state["normalizer"]["lowercase"] = not cased
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    model = SentenceTransformer(modules=[Transformer(str(tmp_path), do_lower_case=True), Pooling(32, "mean")], device="cpu")
+    model.save(str(tmp_path / "theirs"))
+    # what their library writes has the changed tokenizer; a folder of before says so in its configuration only
+    (tmp_path / "theirs/tokenizer.json").write_text(json.dumps(state))
+    (tmp_path / "theirs/sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 60, "do_lower_case": True}))
+    scorer = load_scorer(tmp_path / "theirs")
+    texts = ["A Gull eats FISH", "THE Lake"]
+    scores = vectors(scorer, texts, texts, tmp_path)
+    torch.testing.assert_close(scores, model.similarity(model.encode(texts), model.encode(texts)), rtol=0, atol=1e-5)
+    assert ("Lowercase" in scorer.encoder.tokenizer.backend_tokenizer.to_str()) == cased  # else token stores stay valid
+    scorer.save(tmp_path / "ours", max_tokens=60)
+    back = DPR.load(tmp_path / "ours").encoder.tokenizer
+    assert tokenizer_fingerprint(back) == tokenizer_fingerprint(scorer.encoder.tokenizer)
+
+
+def test_prompts_that_are_not_pooled_are_refused(tmp_path, bert):
+    for name, prompts in (("with", {"query": "query: "}), ("without", {})):
+        modules = [Transformer(str(bert)), Pooling(32, "mean", include_prompt=False)]
+        SentenceTransformer(modules=modules, prompts=prompts, device="cpu").save(str(tmp_path / name))
+    with pytest.raises(CheckpointError, match="with: expected a Pooling that includes prompts, got include_prompt: false"):
+        DPR.load(tmp_path / "with")
+    assert DPR.load(tmp_path / "without").pooling == "mean"
+
+
 @pytest.mark.parametrize("options", [
     {}, {"tied": False}, {"similarity": "dot", "projection": 8}, {"pooling": "cls", "projection": 8, "activation": "tanh", "tied": False},
     {"query_prompt": "query: ", "learn_temperature": True},

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tokenizers.normalizers import BertNormalizer
 
 from ranker.errors import CheckpointError, DataError
 from ranker.retrieval.encode import Device, Encoded, claim, describe, encode_docs, encode_queries, scorer_hash
@@ -93,7 +94,9 @@ def test_vectors_of_other_weights_tokenizer_or_pooling_are_refused(encode, score
     other = scorers()
     with torch.no_grad():
         next(other.parameters())[0, 0] += 1
-    for scorer in (other, scorers(pooling="cls"), scorers(query_prompt="query: "), scorers(projection=32)):
+    cased = scorers()
+    cased.encoder.tokenizer.backend_tokenizer.normalizer = BertNormalizer(lowercase=False)
+    for scorer in (other, cased, scorers(pooling="cls"), scorers(query_prompt="query: "), scorers(projection=32)):
         with pytest.raises(CheckpointError, match="was made by other weights, tokenizer or pooling: scorer: expected"):
             encode(scorer, "vectors")
     with pytest.raises(CheckpointError, match=r"is for another similarity|was made by other"):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
+from ranker.build import mined_set
+from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.errors import ConfigError
 from ranker.retrieval.mining import Mining, mine
 
@@ -24,6 +25,15 @@ def exact(query_id, doc_ids):
 
 def test_pc32_known_positives_are_never_negatives_and_low_grades_may_be():
     assert negatives(Mining(last=8)) == {"q1": ["d0", "d1", "d3", "d5", "d6", "d7"], "q2": ["d1", "d2", "d3", "d4", "d5", "d6", "d7"]}
+
+
+def test_a_doc_with_the_text_of_a_positive_is_no_negative():
+    texts = {"d1": "d2"}  # q1's positive d2 again
+    docs = MemoryDocs(Doc(doc_id, texts.get(doc_id, doc_id)) for doc_id in DOCS)
+    collection = Collection("c", docs, COLLECTION.queries, COLLECTION.qrels)
+    assert {query_id: list(found) for query_id, found in mine(FOUND, collection, Mining(last=4)).items()} == {
+        "q1": ["d0", "d3"], "q2": ["d1", "d2", "d3"],
+    }  # fmt: skip
 
 
 def test_a_window_of_ranks_and_a_count():
@@ -62,3 +72,10 @@ def test_denoising_by_a_teacher(caplog):
 def test_wrong_options(options, message):
     with pytest.raises(ConfigError, match=message):
         Mining(**options)
+
+
+def test_negatives_are_those_of_one_set():
+    splits = Splits(COLLECTION, None, {"one": COLLECTION, "two": COLLECTION})
+    assert mined_set(splits, None) == {} and mined_set(splits, "train") == {"train": COLLECTION}
+    with pytest.raises(ConfigError, match="mine: expected a split of one set, got one, two; set mine to train or val"):
+        mined_set(splits, "test")

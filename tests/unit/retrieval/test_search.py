@@ -151,6 +151,13 @@ def test_colbert_by_token_candidates_finds_the_best_with_exact_scores(engine_of,
     assert hits >= 0.9 * 120
 
 
+def test_colbert_with_fewer_candidates_than_asked_for_says_so_once(engine_of, scorers, caplog):
+    engine = engine_of(scorers("colbert"), late=LateOptions(token_depth=1, candidates=20))
+    counts = [len(found) for _ in range(2) for found in engine.search(QUERIES, 40).values()][:12]
+    assert max(counts) < 40
+    assert caplog.text.count(f"12 of 12 queries got fewer than 40 docs, the fewest {min(counts)}; raise late.token_depth") == 1
+
+
 def test_small_blocks_change_nothing(engine_of, scorers, monkeypatch):
     engine = engine_of(scorers("colbert"))
     whole = engine.search(QUERIES, 10).to_run()
