@@ -4,14 +4,12 @@
     python benchmarks/multitask.py --report --page docs/multitask.md   # only measure what is there, and write it into the page
 
 Ranking only, and one task or three beside it, with heads at the middle layer or at the last of the 2-layer encoder `splade_tiny`. All
-trainings see the same ranking groups in the same order. A finished run is not made again. Each run is a fork of this process, which has
-imported torch once.
+trainings see the same ranking groups in the same order. A finished run is not made again.
 """
 
 import argparse
 import json
-import os
-import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -50,23 +48,12 @@ def folder_of(out: Path, variant: str, seed: int) -> Path:
 
 
 def train(folder: Path, overrides: list[str]) -> None:
-    """One `python train.py`, in a fork."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            sys.argv = [str(ROOT / "train.py"), f"hydra.run.dir={folder}", *overrides]
-            runpy.run_path(sys.argv[0], run_name="__main__")
-            code = 0
-        finally:
-            sys.stdout.flush()
-            os._exit(code)
-    if os.waitpid(child, 0)[1]:
-        raise SystemExit(f"{folder} failed; see {folder.with_suffix('.log')}")
+    """One `python train.py`."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".log").open("wb") as log:
+        command = [sys.executable, "-W", "ignore", str(ROOT / "train.py"), f"hydra.run.dir={folder}", *overrides]
+        if subprocess.run(command, cwd=ROOT, stdout=log, stderr=log, check=False).returncode:
+            raise SystemExit(f"{folder} failed; see {log.name}")
 
 
 def values(folder: Path) -> dict[str, float]:
@@ -140,11 +127,6 @@ def main() -> None:
     args = parser.parse_args()
     out = args.out.resolve()
     if not args.report:
-        import lightning.pytorch  # noqa: F401 - the forks have it then
-        import torch
-        import transformers  # noqa: F401
-
-        torch.set_num_threads(1)
         for seed in args.seeds:
             for variant, overrides in VARIANTS.items():
                 folder = folder_of(out, variant, seed)

@@ -42,6 +42,7 @@ from ranker.models.dpr import DPR  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
 from ranker.retrieval.encode import Device, encode_queries  # noqa: E402
 from ranker.retrieval.engines import EncodeOptions, encode_sets  # noqa: E402
+from ranker.training.checkpoint_files import WholeFiles  # noqa: E402
 from ranker.training.checkpointing import SaveLast  # noqa: E402
 from ranker.training.contrastive_module import ContrastiveModule  # noqa: E402
 from ranker.training.rerank_module import RerankModule  # noqa: E402
@@ -160,8 +161,9 @@ def trainer_of(part: Part, precision: str, *callbacks: pl.Callback, max_steps: i
     several = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True, timeout=timedelta(seconds=part.seconds))
     return pl.Trainer(
         accelerator="gpu" if torch.cuda.is_available() else "cpu", devices=part.devices, strategy=several if part.devices > 1 else "auto",
-        precision=PRECISIONS[precision], max_steps=max_steps, max_epochs=-1, logger=False, enable_checkpointing=False,
+        precision=PRECISIONS[precision], max_steps=max_steps, max_epochs=-1, logger=False,
         enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, callbacks=list(callbacks),
+        enable_checkpointing=any(isinstance(callback, SaveLast) for callback in callbacks), plugins=[WholeFiles()],
     )  # fmt: skip
 
 
