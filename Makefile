@@ -25,9 +25,10 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-# one thread a process: the tests run side by side
+# one thread a process: the tests run side by side. A file stays in one process, so that what its tests share is made once; the files come in
+# their order, long before short. Bytecode is kept, or each process that a test starts would compile the package again
 tests: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 $(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 12) else "error: PYTHON: expected Python 3.11 or 3.12, got " + sys.version.split()[0] + "; make PYTHON=python3.12")'
