@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from ranker.training.run_writer import write_json
+from ranker.training.run_writer import write_json, write_text
 
+ID_FILE, ENTRIES_FILE = "wandb.json", "wandb.jsonl"
 SWEEP_FILE = "multirun.yaml"  # lies in a sweep's folder, above its jobs' folders
 CONNECT_SECONDS = 60.0  # how long online runs wait for the server before the first step
 FINISH_SECONDS = 300.0  # ... and for what is not uploaded at the end; the files stay
@@ -48,10 +50,11 @@ def wandb(
 
 
 class Wandb(WandbLogger):
-    """Lightning's logger with a run's identity in `wandb.json`, so that a resumed training goes on as the same wandb run.
+    """Lightning's logger, so that a resumed training goes on as the same wandb run, from `wandb.json` (its id) and `wandb.jsonl` (its curves).
 
     Every entry carries `trainer/global_step`, the x axis of all curves; wandb's own counter only goes up, so that no value is dropped
-    (PC-89). A resumed training repeats the steps after its checkpoint, bit by bit; those that were logged are not logged again.
+    (PC-89). wandb's file lacks the last seconds of a run that is killed, so a resumed one first logs what the earlier one has logged and the
+    server does not have: offline, all of it. It repeats the steps after its checkpoint, bit by bit; those values are not logged twice.
 
     Args:
         folder: The run folder.
@@ -65,10 +68,9 @@ class Wandb(WandbLogger):
     def __init__(self, folder: Path, earlier: Path | None, project: str, mode: str, group: str | None, tags: list[str] | None) -> None:
         from wandb import Settings
 
-        self._file = folder / "wandb.json"
-        before = _read(earlier / "wandb.json" if earlier is not None else None)
-        self._run_id, self._entries, self._logged_before = before["id"], before["entries"], before["step"]
-        self._last = self._logged_before
+        self._folder = folder
+        self._run_id, self._before = _read(earlier) if earlier is not None else (secrets.token_hex(4), [])
+        self._logged = {(entry["trainer/global_step"], name) for entry in self._before for name in entry}
         super().__init__(
             name="/".join(folder.parts[-2:]), save_dir=folder, id=self._run_id, project=project, group=group, tags=tags or None, mode=mode,
             settings=Settings(
@@ -78,22 +80,34 @@ class Wandb(WandbLogger):
         self._wandb_init.pop("anonymous", None)  # wandb warns of it, even where it is None
 
     @rank_zero_only
+    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
+        """Open the run with its configuration and earlier entries; from now on a training that goes on knows it, however this one ends."""
+        write_json(self._folder / ID_FILE, {"id": self._run_id})
+        write_text(self._folder / ENTRIES_FILE, "".join(f"{json.dumps(entry)}\n" for entry in self._before))
+        super().log_hyperparams(params)
+        there = self.experiment.step  # 0 offline; what the server has ends here
+        for entry in self._before:
+            if entry["_step"] >= there:
+                self.experiment.log({name: value for name, value in entry.items() if name != "_step"}, step=entry["_step"], commit=True)
+
+    @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log an entry, unless the run that this one goes on from has logged it."""
-        if step is not None and step < self._logged_before:
+        """Log an entry, without what the run that this one goes on from has logged of its step."""
+        if step is None:  # tables and pictures, which a training logs at its end
+            self.experiment.log(dict(metrics))
             return
-        entry = dict(metrics) if step is None else {**metrics, "trainer/global_step": step}
-        if self.experiment.step < self._entries:  # an offline run does not know how far the earlier one came
-            self.experiment.log(entry, step=self._entries)
-        else:
+        entry = {name: value for name, value in metrics.items() if (step, name) not in self._logged}
+        if entry:
+            entry["trainer/global_step"] = step
+            with (self._folder / ENTRIES_FILE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"_step": self.experiment.step, **entry}, default=float) + "\n")
             self.experiment.log(entry)
-        self._entries += 1
-        self._last = self._last if step is None else max(self._last, step)
-        write_json(self._file, {"id": self._run_id, "entries": self._entries, "step": self._last})
 
 
-def _read(path: Path | None) -> dict[str, Any]:
-    """A run's id, its number of entries and the last step that it logged."""
-    if path is None or not path.is_file():
-        return {"id": secrets.token_hex(4), "entries": 0, "step": 0}
-    return json.loads(path.read_text(encoding="utf-8"))
+def _read(folder: Path) -> tuple[str, list[dict[str, Any]]]:
+    """The id of the run in a folder and what it logged; the last line may be cut where it was killed."""
+    path, entries = folder / ID_FILE, folder / ENTRIES_FILE
+    if not path.is_file():
+        return secrets.token_hex(4), []
+    lines = entries.read_text(encoding="utf-8").splitlines(keepends=True) if entries.is_file() else []
+    return json.loads(path.read_text(encoding="utf-8"))["id"], [json.loads(line) for line in lines if line.endswith("\n")]

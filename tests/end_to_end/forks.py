@@ -1,23 +1,30 @@
 """Run the entry scripts in forked children of one process that has imported everything: a run costs a second, and its death is real.
 
 `Forks` is the tests' side; the same file as a script is the process that forks, one JSON line a command, one JSON line an answer.
+With `preloaded`, what a run starts as `python SCRIPT` or `python -m MODULE` is forked as well: an import of everything takes ten seconds.
 """
 
+import atexit
 import contextlib
+import fcntl
 import json
 import os
 import resource
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -26,6 +33,29 @@ LATE = (
     "ranker.run", "bm25s", "Stemmer", "transformers.models.bert.modeling_bert", "rich.table", "scipy.stats", "lightning.pytorch.loggers",
     "matplotlib.pyplot", "pandas", "torch._dynamo", "ranker.probing.examples",
 )  # fmt: skip
+# in the place of `python`: asks the forking process for a child with this one's arguments, folder, variables and files, and ends as it does
+STAND_IN = """#!{python} -IS
+import json, os, re, signal, socket, sys
+arguments = sys.argv[1:]
+while arguments and arguments[0].startswith("-W"):
+    arguments.pop(0)
+if not arguments or not (arguments[0] == "-m" or arguments[0].endswith(".py")):
+    os.execv("{python}", ["{python}", *sys.argv[1:]])
+files = sorted(int(name) for name in os.listdir("/proc/self/fd"))
+files = [file for file in files if os.path.exists("/proc/self/fd/%d" % file)]
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.connect("{address}")
+order = dict(arguments=arguments, cwd=os.getcwd(), environment=dict(os.environ), files=files)
+socket.send_fds(server, [json.dumps(order).encode()], files)
+pid = int(server.recv(99))
+signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+code = int(server.recv(99) or b"99")
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL) if -code != signal.SIGKILL else None
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+FREE = 500  # files above this number are nobody's
 
 
 @dataclass
@@ -48,8 +78,9 @@ class Forks:
         self.process: subprocess.Popen | None = None
 
     def run(
-        self, script: str, *arguments: str, cwd: Path, devices: int = 1, timeout: float = 900, signals: list | None = None, limit: int = 0
-    ):
+        self, script: str, *arguments: str, cwd: Path, devices: int = 1, timeout: float = 900, signals: list | None = None, limit: int = 0,
+        preloaded: bool = False, **environment: str,
+    ):  # fmt: skip
         """Run `python SCRIPT arguments` in a folder.
 
         Args:
@@ -62,18 +93,20 @@ class Forks:
                 such event in the device's process (Python's audit events: `open`, `os.rename`, ...) the signal is sent to the target:
                 another device, or `child`, the process that it started.
             limit: Largest file that may be written, in bytes; 0 is no limit.
+            preloaded: Whether the Python processes that the run starts are forked too. They are no children of those that start them.
+            **environment: Environment variables.
         """
         if self.process is None:
-            environment = {
+            variables = {
                 **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "COLUMNS": "200",
                 "MPLBACKEND": "agg",
             }  # fmt: skip
             self.process = subprocess.Popen(
-                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True, cwd=ROOT
+                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, text=True, cwd=ROOT
             )
         command = {
             "script": script, "arguments": arguments, "cwd": str(cwd), "devices": devices, "timeout": timeout, "signals": signals or [],
-            "limit": limit,
+            "limit": limit, "preloaded": preloaded, "environment": environment,
         }  # fmt: skip
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
@@ -112,14 +145,40 @@ def send_at(ask: int, device: int, target: int | str, name: str, event: str, par
     sys.addaudithook(hook)
 
 
-def child(command: dict, device: int, port: int, out: int, ask: int) -> int:
+def perform(arguments: list[str], stand_in: str | None) -> int:
+    """Be `python arguments` in this process; returns its exit code."""
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
+    warnings.simplefilter("ignore")
+    code = 0
+    try:
+        if stand_in:
+            sys.executable = stand_in
+        if arguments[0] == "-m":
+            sys.argv = arguments[1:]
+            runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = arguments
+            runpy.run_path(arguments[0], run_name="__main__")
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        code = 99
+    if stand_in:  # joblib's workers are ended there
+        threading._shutdown()
+        atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def child(command: dict, device: int, port: int, out: int, ask: int, stand_in: str) -> int:
     """Be one process of a run; returns its exit code."""
     os.setsid()
     os.dup2(out, 1)
     os.dup2(out, 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
-    warnings.simplefilter("ignore")
     os.chdir(command["cwd"])
+    os.environ |= command["environment"]
     if command["devices"] > 1:
         os.environ |= {
             "RANK": str(device), "LOCAL_RANK": str(device), "WORLD_SIZE": str(command["devices"]), "MASTER_ADDR": "127.0.0.1",
@@ -130,21 +189,82 @@ def child(command: dict, device: int, port: int, out: int, ask: int) -> int:
     for source, *rest in command["signals"]:
         if source == device:
             send_at(ask, device, *rest)
-    sys.argv = [str(ROOT / command["script"]), *command["arguments"]]
-    code = 0
-    try:
-        runpy.run_path(sys.argv[0], run_name="__main__")
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:
-        traceback.print_exc()
-        code = 99
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
+    return perform([str(ROOT / command["script"]), *command["arguments"]], stand_in if command["preloaded"] else None)
 
 
-def run(command: dict) -> dict:
+def grandchild(order: dict, files: list[int], stand_in: str) -> int:
+    """Be the process that a stand-in stands for; returns its exit code."""
+    os.setsid()
+    moved = [fcntl.fcntl(file, fcntl.F_DUPFD, FREE) for file in files]
+    os.closerange(0, FREE)
+    for file, number in zip(moved, order["files"], strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["environment"])
+    return perform(order["arguments"], stand_in)
+
+
+def fork(be: Callable[[], int]) -> int:
+    """Fork a process that ends as `be` says; returns its id."""
+    pid = os.fork()
+    if pid == 0:
+        code = 98
+        try:
+            code = be()
+        finally:
+            os._exit(code)
+    return pid
+
+
+class StandIns:
+    """The processes that runs have started through a stand-in: forked here, so that all is imported already."""
+
+    def __init__(self) -> None:
+        folder = Path(tempfile.mkdtemp())
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listener.bind(str(folder / "socket"))
+        self.listener.listen(64)
+        self.path = folder / "python"
+        self.path.write_text(STAND_IN.format(python=sys.executable, address=folder / "socket"))
+        self.path.chmod(0o755)
+        self.running: dict[int, tuple[int, socket.socket]] = {}  # a file that tells of its end -> its id and its stand-in
+
+    def files(self) -> list:
+        """What to wait for."""
+        return [self.listener, *self.running, *(stand_in for _, stand_in in self.running.values())]
+
+    def serve(self, ready: list) -> None:
+        """Start what was asked for, tell of what has ended, and end those whose stand-in has died."""
+        if self.listener in ready:
+            stand_in, _ = self.listener.accept()
+            text, files, _, _ = socket.recv_fds(stand_in, 1 << 20, 250)
+            pid = fork(lambda: grandchild(json.loads(text), files, str(self.path)))
+            for file in files:
+                os.close(file)
+            stand_in.send(str(pid).encode())
+            self.running[os.pidfd_open(pid)] = pid, stand_in
+        for file, (pid, stand_in) in list(self.running.items()):
+            if file in ready:
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                with contextlib.suppress(BrokenPipeError):
+                    stand_in.send(str(code).encode())
+                del self.running[file]
+                os.close(file)
+                stand_in.close()
+            elif stand_in in ready:
+                os.kill(pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Kill what is left."""
+        for pid, _ in self.running.values():
+            os.kill(pid, signal.SIGKILL)
+        while self.running:
+            self.serve(select.select(list(self.running), [], [])[0])
+
+
+def run(command: dict, stand_ins: StandIns) -> dict:
     """Fork a run's processes and wait for them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -153,15 +273,7 @@ def run(command: dict) -> dict:
     started = time.monotonic()
     pids = []
     for device in range(command["devices"]):
-        pid = os.fork()
-        if pid == 0:
-            code = 98
-            try:
-                os.close(read)
-                code = child(command, device, port, write, ask)
-            finally:
-                os._exit(code)
-        pids.append(pid)
+        pids.append(fork(partial(child, command, device, port, write, ask, str(stand_ins.path))))
     os.close(write)
     text, hung = b"", False
     while True:  # until every process, also what they started, has closed its end
@@ -172,7 +284,8 @@ def run(command: dict) -> dict:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
             break
-        ready = select.select([read, asked], [], [], min(left, 1.0))[0]
+        ready = select.select([read, asked, *stand_ins.files()], [], [], min(left, 1.0))[0]
+        stand_ins.serve(ready)
         if asked in ready:
             for target, number in (line.split() for line in os.read(asked, 4096).decode().splitlines()):
                 os.kill(pids[int(target)], int(number))
@@ -181,6 +294,7 @@ def run(command: dict) -> dict:
             if not part:
                 break
             text += part
+    stand_ins.end()
     for end in (read, asked, ask):
         os.close(end)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
@@ -196,9 +310,11 @@ def main() -> None:
     for name in LATE:
         with contextlib.suppress(ImportError):
             __import__(name)
+    stand_ins = StandIns()
     for line in sys.stdin:
-        answers.write(json.dumps(run(json.loads(line))) + "\n")
+        answers.write(json.dumps(run(json.loads(line), stand_ins)) + "\n")
         answers.flush()
+    shutil.rmtree(stand_ins.path.parent)
 
 
 if __name__ == "__main__":

@@ -5,31 +5,34 @@ import json
 import time
 
 import pytest
-from commands import run, run_all
 from offline_wandb import OfflineRun
 
+from ranker.errors import RankerError
+from ranker.training import dashboards, loggers
+
 SMALL = [
-    "train.py", "encoder=tiny", "data=files", "batch.queries=8", "batch.docs=4", "optim.lr=3e-3", "depth=20", "trainer.log_every_n_steps=1",
-    "trainer.enable_progress_bar=false", "encoder.dropout=0.1",
+    "encoder=tiny", "data=files", "batch.queries=8", "batch.docs=4", "depth=5", "trainer.log_every_n_steps=1", "trainer.max_epochs=1",
+    "trainer.enable_progress_bar=false", "encoder.dropout=0.1", "save_every_steps=1",
 ]  # fmt: skip
-BROKEN = [*SMALL, "name=broken", "logger=wandb", "optim.lr=1e30", "trainer.max_epochs=2"]
+# a step's checkpoint is written before the step is logged, a validation's after it: this one is that of the validation, after three steps
+KILL = [[0, 0, "SIGKILL", "open", ".last.ckpt.partial", 3, 0.0]]
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory, small_files):
+def done(forks, tmp_path_factory, small_files):
+    """A sweep whose second job fails, and a run killed and resumed, for each of the two dashboards that can tell."""
     where = tmp_path_factory.mktemp("dashboards")
-    data = f"data.path={small_files}"
-    commands = {
-        "first": [*SMALL, data, "name=first", "logger=wandb", "trainer.max_epochs=1"],
-        "second": ["train.py", "checkpoint=@outputs/first/*", "resume=true", "name=second", "trainer.max_epochs=2"],
-        "sweep": [SMALL[0], "-m", *SMALL[1:], data, "name=sweep", "logger=wandb", "trainer.max_epochs=1", "seed=0,1"],
-        "broken": [*BROKEN, data],
-        "board": [*SMALL, data, "name=board", "logger=tensorboard", "trainer.max_epochs=1"],
-    }
-    results = run_all(commands, where, timeout=900)
-    assert {name: result["code"] for name, result in results.items()} == {
-        "first": 0, "second": 0, "sweep": 0, "broken": 1, "board": 0,
-    }, results  # fmt: skip
+    small = [*SMALL, f"data.path={small_files}"]
+    swept = forks.run("train.py", "-m", *small, "name=sweep", "logger=wandb", "optim.lr=3e-3,1e30", cwd=where)
+    assert swept.code == 1, swept.out
+    for logger in ("wandb", "tensorboard"):
+        killed = forks.run(
+            "train.py", *small, f"name={logger}", f"logger={logger}", "optim.lr=3e-3", "trainer.max_epochs=2", cwd=where, signals=KILL
+        )
+        assert killed.code == -9, killed.out
+        folder = only(where, f"outputs/{logger}/*")
+        again = forks.run("train.py", f"checkpoint={folder}", "resume=true", f"name={logger}-resumed", cwd=where)
+        assert again.code == 0, again.out
     return where
 
 
@@ -41,9 +44,13 @@ def only(where, pattern):
 def opened(folder):
     """The run's file once its last record is there: wandb's own process writes it."""
     end = time.monotonic() + 60
-    while (board := OfflineRun(only(folder, "wandb/offline-run-*/run-*.wandb"))).exit_code is None and time.monotonic() < end:
+    while (board := read(folder)).exit_code is None and time.monotonic() < end:
         time.sleep(0.2)
     return board
+
+
+def read(folder):
+    return OfflineRun(only(folder, "wandb/offline-run-*/run-*.wandb"))
 
 
 def rows_of(path):
@@ -52,10 +59,8 @@ def rows_of(path):
 
 
 def test_pc88_an_offline_run_holds_all_that_the_run_folder_holds(done, small_files):
-    folder = only(done, "outputs/first/*")
+    folder = only(done, "multirun/sweep/*/0")
     board = opened(folder)
-    assert board.name == f"first/{folder.name}"
-    assert board.exit_code == 0
     assert board.config["optim"]["lr"] == 3e-3
     assert board.config["encoder"]["_target_"] == "ranker.layers.encoder.load_encoder"
     logged = rows_of(folder / "metrics.csv")
@@ -72,7 +77,7 @@ def test_pc88_an_offline_run_holds_all_that_the_run_folder_holds(done, small_fil
 
 
 def test_the_table_has_the_queries_won_and_lost_most(done, small_files):
-    folder = only(done, "outputs/first/*")
+    folder = only(done, "multirun/sweep/*/0")
     path = only(folder, f"wandb/offline-run-*/files/media/table/queries/{small_files.name}_*.table.json")
     table = json.loads(path.read_text())
     assert table["columns"] == ["query_id", "query", "nDCG@10 gain", "nDCG@10 baseline", "nDCG@10", "RR@10", "AP@100", "R@100"]
@@ -84,54 +89,99 @@ def test_the_table_has_the_queries_won_and_lost_most(done, small_files):
     ]
 
 
-def test_pc89_a_resumed_run_goes_on_under_its_id_without_gap_or_step_back(done):
-    first, second = (opened(only(done, f"outputs/{name}/*")) for name in ("first", "second"))
-    assert second.id == first.id
-    assert [step for step, _ in first.curve("train/loss") + second.curve("train/loss")] == [0, 1, 2, 3, 4, 5]
-    entries = [entry["_step"] for entry in first.history + second.history]
+def test_pc89_a_killed_run_goes_on_under_its_id_without_gap_double_or_step_back(done):
+    folder, again = (only(done, f"outputs/{name}/*") for name in ("wandb", "wandb-resumed"))
+    killed, resumed = read(folder), opened(again)
+    assert killed.exit_code is None and resumed.exit_code == 0
+    assert resumed.id == json.loads((folder / "wandb.json").read_text())["id"]
+    # the resumed run has repeated the third step and its validation; wandb loses what it has not written when a run is killed
+    assert [int(row["step"]) for row in rows_of(again / "metrics.csv") if row["train/loss"]] == [1, 2, 3, 4, 5]
+    assert [step for step, _ in resumed.curve("train/loss")] == [0, 1, 2, 3, 4, 5]
+    assert [step for step, _ in resumed.curve("val/nDCG@10")] == [2, 5]
+    entries = [entry["_step"] for entry in resumed.history]
     assert entries == list(range(len(entries)))
-    assert all("val/nDCG@10" in board.summary for board in (first, second))
+    assert set(killed.curve("train/loss")) <= set(resumed.curve("train/loss"))
 
 
-def test_pc89_a_value_of_an_earlier_step_is_kept(tmp_path):
-    from ranker.training.loggers import wandb
+def test_a_killed_run_goes_on_in_tensorboard_without_gap(done):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    logger = wandb(tmp_path)
+    curves = []
+    for name in ("tensorboard", "tensorboard-resumed"):
+        events = EventAccumulator(str(only(done, f"outputs/{name}/*") / "tensorboard")).Reload()
+        curves.append([(event.step, event.value) for event in events.Scalars("train/loss")])
+    # each run has its own files: a step that was repeated is in both, with the same value
+    assert [step for step, _ in curves[0]] in ([0, 1], [0, 1, 2])
+    assert [step for step, _ in curves[1]] == [1, 2, 3, 4, 5]
+    assert set(curves[0]) - set(curves[1]) == {curves[0][0]}
+
+
+def test_pc89_a_value_of_an_earlier_step_is_kept_and_one_that_was_logged_is_not_repeated(tmp_path):
+    first, second, third = (tmp_path / name for name in ("first", "second", "third"))
+    # ended before it logged anything
+    logger = loggers.wandb(first, mode="disabled")
+    dashboards.start([logger], {"lr": 1.0}, "")
+    dashboards.finish(failed=True)
+    logger = loggers.wandb(second, first)
+    dashboards.start([logger], {}, "")
     for name, step in (("train/loss", 5), ("val/RR", 3), ("train/loss", 6)):
         logger.log_metrics({name: float(step)}, step)
+    dashboards.finish(failed=True)
+    # ended between a step's two entries, in the middle of a line: the run that goes on repeats the steps after its checkpoint
+    with (second / "wandb.jsonl").open("a") as file:
+        file.write('{"_step": 3, "val/')
+    logger = loggers.wandb(third, second)
+    dashboards.start([logger], {}, "")
+    for name, step in (("train/loss", 5), ("train/loss", 6), ("val/RR", 6), ("train/loss", 7)):
+        logger.log_metrics({name: float(step)}, step)
     logger.experiment.finish()
-    board = opened(tmp_path)
-    assert board.curve("train/loss") == [(5, 5.0), (6, 6.0)]
-    assert board.curve("val/RR") == [(3, 3.0)]
+    board = opened(third)
+    assert board.id == json.loads((first / "wandb.json").read_text())["id"]
+    assert board.curve("train/loss") == [(5, 5.0), (6, 6.0), (7, 7.0)]
+    assert board.curve("val/RR") == [(3, 3.0), (6, 6.0)]
+    assert [entry["_step"] for entry in board.history] == [0, 1, 2, 3, 4]
 
 
-def test_each_job_of_a_sweep_is_a_run_of_one_group(done):
+def test_each_job_of_a_sweep_is_a_run_of_one_group_and_says_how_it_ended(done):
     folder = only(done, "multirun/sweep/*")
     boards = [opened(folder / number) for number in ("0", "1")]
     assert [board.group for board in boards] == [folder.name] * 2
     assert [board.name for board in boards] == [f"{folder.name}/0", f"{folder.name}/1"]
-    assert [board.config["seed"] for board in boards] == [0, 1]
+    assert [board.config["optim"]["lr"] for board in boards] == [3e-3, 1e30]
     assert len({board.id for board in boards}) == 2
-    assert [board.exit_code for board in boards] == [0, 0]
-    assert all(len(board.curve("train/loss")) == 3 for board in boards)
+    assert [board.exit_code for board in boards] == [0, 1]
+    assert [len(board.curve("train/loss")) for board in boards] == [3, 1]
 
 
-def test_a_run_that_fails_says_so(done):
-    assert opened(only(done, "outputs/broken/*")).exit_code == 1
+@pytest.mark.parametrize("login", [None, "machine github.com login me password secret", "machine api.wandb.ai login me password"])
+def test_pc88_online_without_a_key_is_refused_before_anything_is_loaded(forks, tmp_path, login):
+    if login is not None:
+        (tmp_path / ".netrc").write_text(login)
+    nothing = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_BASE_URL": "", "NETRC": ""}
+    done = forks.run("train.py", "logger=wandb", "logger.mode=online", cwd=tmp_path, **nothing)
+    assert done.code == 1
+    assert done.out.startswith("error: logger.mode: expected a key for mode online, got none for api.wandb.ai; set WANDB_API_KEY")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".netrc" and ".hydra" not in path.parts]
 
 
-def test_pc88_online_without_a_key_is_refused_before_anything_is_loaded(tmp_path):
-    empty = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "NETRC": ""}
-    done = run("train.py", "logger=wandb", "logger.mode=online", cwd=tmp_path, **empty)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: logger.mode: expected a key for mode online, got none; set WANDB_API_KEY")
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and ".hydra" not in path.parts]
+def test_pc88_a_server_that_does_not_answer_ends_the_wait_with_one_line(tmp_path, monkeypatch):
+    import wandb
+
+    wandb.teardown()  # it reads the environment once
+    monkeypatch.setattr(loggers, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
+    started = time.monotonic()
+    with pytest.raises(RankerError, match=r"^logger: expected wandb to start, got .*; logger.mode=offline needs no server$"):
+        dashboards.start([loggers.wandb(tmp_path, mode="online")], {}, "")
+    assert time.monotonic() - started < 30
+    wandb.teardown()
 
 
 def test_tensorboard_holds_curves_configuration_queries_and_pictures(done, small_files):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    folder = only(done, "outputs/board/*")
+    folder = only(done, "outputs/tensorboard-resumed/*")
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"images": 0, "scalars": 0, "tensors": 0})
     events.Reload()
     expected = [(int(row["step"]), float(row["train/loss"])) for row in rows_of(folder / "metrics.csv") if row.get("train/loss")]
