@@ -120,7 +120,8 @@ class OptunaSweeper(Sweeper):
     A sweep goes on where it was stopped: `hydra.sweep.dir=ITS_FOLDER` finds the study in it and runs the trials that are missing.
 
     Args:
-        n_trials: Trials that end with an objective or are pruned, those of a sweep that goes on included.
+        n_trials: Trials that end with an objective or are pruned, those of a sweep that goes on included. One that fails is made up for,
+            until as many have failed.
         n_jobs: Trials at a time, for launchers that run several.
         direction: `maximize` or `minimize`.
         storage: Where the study is kept, a URL of SQLAlchemy.
@@ -166,17 +167,17 @@ class OptunaSweeper(Sweeper):
             storage=self.storage, sampler=self.sampler, study_name=self.study_name, direction=self.direction, load_if_exists=True
         )
         _abandon_dead_trials(study)
-        done = [trial for trial in study.trials if trial.state.name in ("COMPLETE", "PRUNED")]
         if study.trials:
-            print(f"sweep: goes on after {len(done)} finished trials", file=sys.stderr, flush=True)  # noqa: T201
+            print(f"sweep: goes on after {_finished(study)} finished trials", file=sys.stderr, flush=True)  # noqa: T201
             self.sampler.reseed_rng()  # the same seed would draw the first trials again
-        missing = self.n_trials - len(done)
-        while missing > 0:
-            self._run([study.ask(space) for _ in range(min(self.n_jobs, missing))], study, fixed)
-            missing -= self.n_jobs
+        failed = 0
+        while (missing := self.n_trials - _finished(study)) > 0 and failed < self.n_trials:
+            failed += self._run([study.ask(space) for _ in range(min(self.n_jobs, missing))], study, fixed)
+        if missing > 0:
+            print(f"error: sweep: {failed} trials have failed, giving up; {missing} of {self.n_trials} are missing", file=sys.stderr)  # noqa: T201
 
-    def _run(self, trials: Sequence[Any], study: Any, fixed: Sequence[str]) -> None:
-        """Launch trials side by side and tell the study how they ended."""
+    def _run(self, trials: Sequence[Any], study: Any, fixed: Sequence[str]) -> int:
+        """Launch trials side by side and tell the study how they ended; returns how many failed."""
         from optuna.trial import TrialState
 
         jobs = []
@@ -191,6 +192,7 @@ class OptunaSweeper(Sweeper):
             for trial in trials:
                 study.tell(trial, state=TrialState.FAIL)
             raise
+        failed = 0
         for trial, returned in zip(trials, returns, strict=True):
             composed: Any = returned.hydra_cfg
             folder = Path(composed.hydra.runtime.output_dir)
@@ -201,6 +203,8 @@ class OptunaSweeper(Sweeper):
                 study.tell(trial, row["objective"])
             else:
                 study.tell(trial, state=TrialState.FAIL)
+                failed += 1
+        return failed
 
     def _prune(self, number: int) -> list[str]:
         if self.pruning is None:
@@ -232,6 +236,11 @@ def distribution(override: Override) -> Any:
     if isinstance(interval.start, int) and isinstance(interval.end, int):
         return IntDistribution(interval.start, interval.end, log=logarithmic)
     return FloatDistribution(float(interval.start), float(interval.end), log=logarithmic)
+
+
+def _finished(study: Any) -> int:
+    """How many trials have an objective or were pruned."""
+    return sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.trials)
 
 
 def _abandon_dead_trials(study: Any) -> None:
