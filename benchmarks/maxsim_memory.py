@@ -58,7 +58,12 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
         )  # fmt: skip
         kind = ContrastiveModule if mode == "in-batch" else RerankModule
         module = kind(
-            scorer, ["nDCG@10"], loss=LCE(), optimizer=lambda groups: torch.optim.SGD(groups, lr=0.1), schedule=lambda step, total: 1.0
+            scorer,
+            ["nDCG@10"],
+            loss=LCE(),
+            optimizer=lambda groups: torch.optim.SGD(groups, lr=0.1),
+            schedule=lambda step, total: 1.0,
+            on_evaluated=lambda name, run: {},
         )
         trainer = pl.Trainer(
             accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,

@@ -1,6 +1,5 @@
 """Small contrastive trainings under different hardware layouts; test_contrastive.py runs them, here and in two processes."""
 
-import faulthandler
 import importlib.util
 import json
 import os
@@ -137,7 +136,7 @@ def train(job: Job) -> dict[str, Any]:
         module = module.double()
     losses = Losses()
     trainer = pl.Trainer(
-        accelerator="cpu", devices=job.devices, max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        accelerator="cpu", devices=job.devices, max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, callbacks=[losses],
         precision=job.precision or ("64-true" if job.double else "32-true"),
         strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True) if job.devices > 1 else "auto",
@@ -157,7 +156,6 @@ def main() -> None:
     """Run the jobs of a JSON file one after another; every process of the launch does, the first writes the results."""
     jobs, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(300, exit=True)  # a process that waits for ever says where
     results = {name: train(Job(**job)) for name, job in jobs.items()}
     if int(os.environ.get("RANK", "0")) == 0:
         torch.save(results, out)

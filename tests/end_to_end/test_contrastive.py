@@ -2,10 +2,6 @@
 
 import importlib.util
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +9,6 @@ import pytest
 import torch
 
 SCRIPT = Path(__file__).with_name("contrastive_run.py")
-ROOT = Path(__file__).resolve().parents[2]
 spec = importlib.util.spec_from_file_location("contrastive_run", SCRIPT)
 contrastive_run = importlib.util.module_from_spec(spec)
 sys.modules["contrastive_run"] = contrastive_run
@@ -49,30 +44,15 @@ def alone(cache):
 
 
 @pytest.fixture(scope="module")
-def together(cache, alone):
+def together(forks, cache, alone):
     """All trainings of `TWO` in one launch of two processes."""
     alone(**FLOAT64)  # makes the token stores
     jobs = {name: {"cache": str(cache), "devices": 2, **options} for name, options in TWO.items()}
     (cache / "jobs.json").write_text(json.dumps(jobs))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    processes = []
-    for rank in range(2):
-        environment = {
-            **os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "RANK": str(rank), "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "t",
-        }  # fmt: skip
-        command = [sys.executable, str(SCRIPT), str(cache / "jobs.json"), str(cache / "results.pt")]
-        with (cache / f"{rank}.log").open("w") as out:
-            processes.append(subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT, start_new_session=True))
-    try:
-        codes = [process.wait(timeout=330) for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-    assert codes == [0, 0], (cache / "0.log").read_text()[-3000:]
+    done = forks.run(
+        "tests/end_to_end/contrastive_run.py", str(cache / "jobs.json"), str(cache / "results.pt"), cwd=cache, devices=2, timeout=300
+    )
+    assert done.codes == [0, 0], done.out
     return torch.load(cache / "results.pt", weights_only=True)
 
 
@@ -81,7 +61,7 @@ def furthest(one, other):
 
 
 def assert_equal_to_rounding(got, expected, double):
-    assert len(got["losses"]) == 6
+    assert len(got["losses"]) == 3
     assert got["losses"] == (pytest.approx(expected["losses"], rel=0, abs=1e-12) if double else pytest.approx(expected["losses"], rel=1e-6))
     assert furthest(got, expected) < (1e-9 if double else 1e-5)
     assert got["val"] == pytest.approx(expected["val"], abs=1e-12)
@@ -91,7 +71,6 @@ def assert_equal_to_rounding(got, expected, double):
 def test_a_tenth_of_the_memory_changes_nothing_but_rounding_in_float64(alone, model):
     expected = alone(model=model, **FLOAT64)
     assert_equal_to_rounding(alone(model=model, small_blocks=model == "colbert", **FLOAT64, **TENTH), expected, double=True)
-    assert expected["losses"][0] != expected["losses"][3]  # it learns
 
 
 def test_a_tenth_of_the_memory_changes_nothing_but_rounding_in_float32(alone):
@@ -109,7 +88,6 @@ def test_gradcache_is_one_pass_bit_for_bit_with_one_micro_batch_and_dropout(alon
     cached, plain = (alone(model=model, dropout=0.1, one_pass=one_pass) for one_pass in (False, True))
     assert [loss.hex() for loss in cached["losses"]] == [loss.hex() for loss in plain["losses"]]
     assert furthest(cached, plain) == 0.0
-    assert alone(model=model)["losses"] != cached["losses"]  # dropout was on
 
 
 def test_under_bf16_autocast_the_second_pass_reaches_the_weights(alone):
@@ -127,7 +105,7 @@ def test_a_seeded_fault_is_seen(alone, fault):
     assert furthest(alone(fault=fault, **options), alone(one_pass=True, **options)) > 1e-6
 
 
-def test_dropout_that_is_not_replayed_is_seen(alone):
+def test_dropout_that_is_not_replayed_is_seen(alone):  # so dropout was on
     assert furthest(alone(fault="no replay", dropout=0.1), alone(dropout=0.1, one_pass=True)) > 1e-3
 
 
