@@ -32,7 +32,7 @@ from transformers import BertModel
 
 from ranker.layers.encoder import Encoder
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
-from ranker.probing.batches import Gathered, Inputs, SpanStates, make_batches, read_spans
+from ranker.probing.batches import Inputs, SpanStates, make_batches, read_spans
 from ranker.probing.code_length import portion_ends
 from ranker.probing.examples import Span
 from ranker.probing.online_code import Column, Job, OnlineCoder
@@ -129,12 +129,12 @@ def step_times(inputs: Inputs, layers: int, batch: int, device: torch.device, re
     return {name: 1000 * clock(form, device, repeats) / steps for name, form in forms.items()}
 
 
-def padded(spans: SpanStates) -> tuple[Tensor, Tensor]:
+def padded(chunks: list[SpanStates]) -> tuple[Tensor, Tensor]:
     """The states of a slot's spans as one padded batch [targets, tokens, dim], and its mask."""
-    if isinstance(spans, Gathered):
-        return spans.states[0, 0], spans.mask[0]
-    lengths = torch.tensor([len(own) for own in spans.states])
-    return nn.utils.rnn.pad_sequence(spans.states, batch_first=True), torch.arange(int(lengths.max())) < lengths[:, None]
+    lengths = torch.cat([chunk.mask[0].sum(dim=1) for chunk in chunks])
+    longest = torch.arange(int(lengths.max()), device=lengths.device)
+    states = [row for chunk in chunks for row in chunk.read()[0, 0]]
+    return nn.utils.rnn.pad_sequence(states, batch_first=True)[:, : len(longest)], longest < lengths[:, None]
 
 
 def encoder_times(subject: Subject, sequences: Sequences, places: np.ndarray, device: torch.device, repeats: int) -> list[float]:

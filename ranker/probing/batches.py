@@ -12,7 +12,7 @@ from torch import Tensor
 from ranker.probing.states import States
 
 GATHER_BYTES = 256 << 20  # states gathered at a time when nothing is trained
-LONG = 12  # tokens of a span from which on slices are quicker than a padded copy
+CHUNK_TOKENS = 1024  # states read at a time on a CPU, so that they stay in its cache while they are worked on
 
 
 @dataclass(frozen=True)
@@ -66,46 +66,41 @@ def make_batches(inputs: Inputs, pairs: np.ndarray, size: int) -> Iterator[Batch
 
 
 @dataclass(frozen=True)
-class Gathered:
-    """The states of a slot's spans, copied and padded.
+class SpanStates:
+    """The spans of a slot for some consecutive targets of a batch; their states are copied when they are asked for.
 
     Args:
-        states: float32 [layers, seeds, targets, tokens, dim].
+        source: Where the states are.
+        layers: Positions on its layer axis.
+        tokens: Positions on its token axis, int64 [seeds, targets, tokens]; padding repeats a span's first token.
         mask: True at real tokens, bool [seeds, targets, tokens].
     """
 
-    states: Tensor
+    source: States
+    layers: Sequence[int]
+    tokens: Tensor
     mask: Tensor
 
-
-@dataclass(frozen=True)
-class Sliced:
-    """The same for one layer and seed, as slices of all states, longest first: nothing is copied and nothing padded.
-
-    Args:
-        states: float32 [tokens, dim] of each target.
-    """
-
-    states: list[Tensor]
+    def read(self) -> Tensor:
+        """The states, float32 [layers, seeds, targets, tokens, dim]."""
+        return self.source.gather(self.layers, self.tokens)
 
 
-SpanStates = Gathered | Sliced
-
-
-def read_spans(inputs: Inputs, layers: Sequence[int], batch: Batch) -> list[SpanStates]:
-    """Read each slot's spans of a batch, in the way that is quicker."""
-    read: list[SpanStates] = []
-    rows = inputs.states.rows(layers[0]) if len(layers) == 1 and len(batch.places) == 1 else None
+def read_spans(inputs: Inputs, layers: Sequence[int], batch: Batch) -> list[list[SpanStates]]:
+    """Each slot's spans of a batch; on a CPU a few targets at a time, which saves padding, too, since the longest stand first."""
+    read: list[list[SpanStates]] = []
     for slot in range(inputs.spans.shape[1]):
         bounds = inputs.spans[batch.places, slot]  # [seeds, targets, 2]
         start, length = bounds[..., :1], bounds[..., 1:] - bounds[..., :1]
-        if rows is not None and length.mean() > LONG:
-            read.append(Sliced([rows[first:last].float() for first, last in bounds[0].tolist()]))
-            continue
-        within = np.arange(int(length.max()))
-        mask = within < length
-        tokens = torch.from_numpy(start + within * mask).to(inputs.device)
-        read.append(Gathered(inputs.states.gather(layers, tokens), torch.from_numpy(mask).to(inputs.device)))
+        at_once = max(1, CHUNK_TOKENS // int(length.max())) if inputs.device.type == "cpu" else length.shape[1]
+        chunks = []
+        for first in range(0, length.shape[1], at_once):
+            own_start, own_length = start[:, first : first + at_once], length[:, first : first + at_once]
+            within = np.arange(int(own_length.max()))
+            mask = within < own_length
+            tokens = torch.from_numpy(own_start + within * mask).to(inputs.device)
+            chunks.append(SpanStates(inputs.states, layers, tokens, torch.from_numpy(mask).to(inputs.device)))
+        read.append(chunks)
     return read
 
 

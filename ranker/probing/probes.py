@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ranker.errors import ConfigError
-from ranker.probing.batches import Sliced, SpanStates
+from ranker.probing.batches import SpanStates
 
 HEADS = ("edge", "mlp2", "linear")
 
@@ -97,7 +97,7 @@ class EdgeProbe:
             start += size
         return views
 
-    def logits(self, parameters: dict[str, Tensor], spans: Sequence[SpanStates], kept: Tensor | None = None) -> Tensor:
+    def logits(self, parameters: dict[str, Tensor], spans: Sequence[Sequence[SpanStates]], kept: Tensor | None = None) -> Tensor:
         """Classify targets.
 
         Args:
@@ -108,7 +108,8 @@ class EdgeProbe:
         Returns:
             [layers, seeds, columns, targets, classes]
         """
-        sums = [self._span_sum(parameters, slot, spans[slot]) for slot in range(self.slots)]
+        names = ("project", "bias", "score")
+        sums = [_SpanSums.apply(*(parameters[f"{name}{slot}"] for name in names), spans[slot]) for slot in range(self.slots)]
         read = sums[0] if self.slots == 1 else torch.cat(sums, dim=-1)
         if self.head == "edge":
             inner = torch.tanh(_linear(read, parameters["inner"], parameters["inner_bias"]))
@@ -121,59 +122,43 @@ class EdgeProbe:
             read = torch.relu(_linear(read, parameters["second"], parameters["second_bias"]))
         return _linear(read, parameters["out"], parameters["out_bias"])
 
-    def _span_sum(self, parameters: dict[str, Tensor], slot: int, spans: SpanStates) -> Tensor:
-        """Projected weighted sum of each span, [layers, seeds, columns, targets, hidden]."""
-        project, bias, score = (parameters[f"{name}{slot}"] for name in ("project", "bias", "score"))
-        direction = (project @ score.unsqueeze(-1)).squeeze(-1)  # [layers, seeds, columns, dim]
-        if isinstance(spans, Sliced):
-            pooled = _SlicedSums.apply(direction[0, 0], *spans.states)[None, None]
-        else:
-            pooled = _gathered_sums(direction, spans.states, spans.mask)
-        return _linear(pooled, project, bias)
 
-
-def _gathered_sums(direction: Tensor, states: Tensor, mask: Tensor) -> Tensor:
-    """Sum of the states of each span, weighted by the softmax of direction . state, [layers, seeds, columns, targets, dim]."""
-    scores = (states.flatten(2, 3) @ direction.transpose(-1, -2)).unflatten(2, states.shape[2:4])
-    weights = scores.masked_fill(~mask.unsqueeze(-1), -torch.inf).softmax(dim=3)  # [layers, seeds, targets, tokens, columns]
-    return (weights.transpose(-1, -2) @ states).transpose(2, 3)
-
-
-class _SlicedSums(torch.autograd.Function):
-    """The same for slices of the states, with its gradient written out: a padded copy of the states would take most of a CPU's time."""
+class _SpanSums(torch.autograd.Function):
+    """Projected weighted sum of each span, with its gradient written out: autograd's would take twice a CPU's time."""
 
     @staticmethod
-    def forward(ctx: Any, direction: Tensor, *states: Tensor) -> Tensor:
-        """Direction [columns, dim] and each target's states [tokens, dim] -> [columns, targets, dim]."""
-        lengths = [len(own) for own in states]
-        turned = direction.T
-        scores = torch.cat([torch.mm(own, turned) for own in states])  # [tokens of all targets, columns]
-        weights = _softmax(scores, lengths).T.contiguous()
-        ctx.save_for_backward(weights, *states)
-        sums = [torch.mm(own_weights, own) for own_weights, own in zip(weights.split(lengths, dim=1), states, strict=True)]
-        return torch.stack(sums, dim=1)
+    def forward(ctx: Any, project: Tensor, bias: Tensor, score: Tensor, chunks: Sequence[SpanStates]) -> Tensor:
+        """Parameters of a slot [layers, seeds, columns, ...] and its spans -> [layers, seeds, columns, targets, hidden]."""
+        direction = project @ score.unsqueeze(-1)  # [layers, seeds, columns, dim, 1]
+        direction = direction.squeeze(-1).transpose(-1, -2)
+        kept: list[Tensor] = []
+        sums = []
+        for chunk in chunks:
+            states = chunk.read()  # [layers, seeds, targets, tokens, dim]
+            scores = (states.flatten(2, 3) @ direction).unflatten(2, states.shape[2:4]).transpose(-1, -2)
+            weights = scores.masked_fill(~chunk.mask.unsqueeze(-2), -torch.inf).softmax(dim=-1)  # [layers, seeds, targets, columns, tokens]
+            sums.append((weights @ states).transpose(2, 3))
+            if ctx.needs_input_grad[0]:
+                kept += [states, weights]
+        pooled = torch.cat(sums, dim=3)  # [layers, seeds, columns, targets, dim]
+        ctx.save_for_backward(project, score, pooled, *kept)
+        return _linear(pooled, project, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """Through the softmax: d score = weight (d weight - mean of d weight under the weights)."""
-        weights, *states = ctx.saved_tensors
-        lengths = torch.tensor([len(own) for own in states])
-        above = gradient.permute(1, 2, 0).unbind(0)
-        slopes = torch.cat([torch.mm(own, own_above) for own, own_above in zip(states, above, strict=True)]).T
-        means = torch.segment_reduce((weights * slopes).T, "sum", lengths=lengths, axis=0)
-        slopes = weights * (slopes - means.repeat_interleave(lengths, dim=0).T)
-        total = torch.zeros(gradient.shape[0], gradient.shape[2])
-        for own, slope in zip(states, slopes.split(lengths.tolist(), dim=1), strict=True):
-            total.addmm_(slope, own)
-        return total, *(None for _ in states)
-
-
-def _softmax(scores: Tensor, lengths: list[int]) -> Tensor:
-    """Softmax over each target's tokens; scores [tokens of all targets, columns]."""
-    sizes = torch.tensor(lengths)
-    highest = torch.segment_reduce(scores, "max", lengths=sizes, axis=0).repeat_interleave(sizes, dim=0)
-    raised = (scores - highest).exp_()
-    return raised.div_(torch.segment_reduce(raised, "sum", lengths=sizes, axis=0).repeat_interleave(sizes, dim=0))
+        project, score, pooled, *kept = ctx.saved_tensors
+        above = (gradient @ project.transpose(-1, -2)).transpose(2, 3)  # [layers, seeds, targets, columns, dim]
+        turned = torch.zeros_like(pooled[:, :, :, 0])  # of the direction [layers, seeds, columns, dim]
+        first = 0
+        for states, weights in zip(kept[::2], kept[1::2], strict=True):
+            slopes = above[:, :, first : first + states.shape[2]] @ states.transpose(-1, -2)
+            slopes = weights * (slopes - (weights * slopes).sum(dim=-1, keepdim=True))
+            turned += slopes.transpose(2, 3).flatten(3, 4) @ states.flatten(2, 3)
+            first += states.shape[2]
+        # the score's part of the projection's gradient as one more target: one product, and no matrix to add
+        wide, high = torch.cat([pooled, turned.unsqueeze(3)], dim=3), torch.cat([gradient, score.unsqueeze(3)], dim=3)
+        return wide.transpose(-1, -2) @ high, gradient.sum(dim=3), (turned.unsqueeze(3) @ project).squeeze(3), None
 
 
 def _linear(read: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -11,8 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-FLOAT_BYTES = 1 << 30  # a layer's states in float32 while it is probed
-
 
 class States(Protocol):
     """Vectors of tokens, by layer."""
@@ -20,10 +18,6 @@ class States(Protocol):
     @property
     def dim(self) -> int:
         """Size of a vector."""
-        ...
-
-    def rows(self, layer: int) -> Tensor | None:
-        """All vectors of a layer [tokens, dim] to take slices of, or None."""
         ...
 
     def gather(self, layers: Sequence[int], tokens: Tensor) -> Tensor:
@@ -46,7 +40,6 @@ class TensorStates:
     def __init__(self, data: Tensor) -> None:
         self.data = data
         self._file: tuple[Path, str, tuple[int, int, int]] | None = None
-        self._kept: tuple[int, Tensor] | None = None
 
     @classmethod
     def mapped(cls, path: Path, dtype: str, shape: tuple[int, int, int]) -> TensorStates:
@@ -76,18 +69,6 @@ class TensorStates:
             found = torch.stack([self.data[layer].index_select(0, flat) for layer in layers])
         return found.to(tokens.device, torch.float32).view(shape)
 
-    def rows(self, layer: int) -> Tensor | None:
-        """All vectors of a layer [tokens, dim] to take slices of; None on a GPU, where slices would be launches.
-
-        Float32 where that fits into `FLOAT_BYTES`: spans are then views, and reading them costs nothing. One layer is kept.
-        """
-        if self.data.device.type != "cpu":
-            return None
-        if self._kept is None or self._kept[0] != layer:
-            rows = self.data[layer]
-            self._kept = (layer, rows.float() if 4 * rows.numel() <= FLOAT_BYTES else rows)
-        return self._kept[1]
-
 
 @dataclass(frozen=True)
 class RandomEmbeddings:
@@ -111,10 +92,6 @@ class RandomEmbeddings:
     def dim(self) -> int:
         """Size of a vector."""
         return self.table.shape[1]
-
-    def rows(self, layer: int) -> Tensor | None:  # noqa: ARG002 - one layer
-        """None: the vectors of a text do not lie together."""
-        return None
 
     def gather(self, layers: Sequence[int], tokens: Tensor) -> Tensor:
         """See States."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -124,10 +124,10 @@ def _fit(
     members = torch.arange(layers * seeds * columns)  # the stack's number of each member that still trains
     batches_per_epoch = -(-train.shape[1] // options.batch_pairs)
     epochs_per_round = -(-options.round_steps // batches_per_epoch)
-    val_batches = list(make_batches(inputs, val, pairs_at_once(inputs, layers))) if val.size else []
+    val_batches = [(batch, reader(batch)) for batch in make_batches(inputs, val, pairs_at_once(inputs, layers))] if val.size else []
     epoch = 0
     if val_batches:  # untrained weights are about the uniform code, which a few pairs may not better
-        lowest = mean_loss(probe, flat.view(layers, seeds, columns, -1), reader, labels, val_batches).flatten().cpu()
+        lowest = mean_loss(probe, flat.view(layers, seeds, columns, -1), labels, val_batches).flatten().cpu()
     for _ in range(options.max_rounds):
         shape = (layers, seeds, len(active))
         views = _leaves(probe, optimizer, shape)
@@ -145,7 +145,7 @@ def _fit(
         if not val_batches:
             best[members] = optimizer.parameters
             continue
-        loss = mean_loss(probe, optimizer.parameters.view(*shape, -1), reader, labels, val_batches).flatten().cpu()
+        loss = mean_loss(probe, optimizer.parameters.view(*shape, -1), labels, val_batches).flatten().cpu()
         alive = bad[members] < options.patience
         better = (loss < lowest[members]) & alive
         lowest[members] = torch.where(better, loss, lowest[members])
@@ -178,7 +178,7 @@ def _leaves(probe: EdgeProbe, optimizer: Adam, shape: tuple[int, int, int]) -> d
 
 
 def _losses(
-    probe: EdgeProbe, views: dict[str, Tensor], spans: list[SpanStates], labels: Tensor, batch: Batch, kept: Tensor | None
+    probe: EdgeProbe, views: dict[str, Tensor], spans: list[list[SpanStates]], labels: Tensor, batch: Batch, kept: Tensor | None
 ) -> Tensor:
     """Mean cross entropy of each member over its targets, [layers, seeds, columns]."""
     logits = probe.logits(views, spans, kept)
@@ -189,15 +189,14 @@ def _losses(
 
 
 @torch.no_grad()
-def mean_loss(
-    probe: EdgeProbe, flat: Tensor, reader: Callable[[Batch], list[SpanStates]], labels: Tensor, batches: Sequence[Batch]
-) -> Tensor:
-    """Mean cross entropy over all targets, float64 [layers, seeds, columns]; batches of one seed serve all seeds."""
+def mean_loss(probe: EdgeProbe, flat: Tensor, labels: Tensor, batches: Sequence[tuple[Batch, list[list[SpanStates]]]]) -> Tensor:
+    """Mean cross entropy over all targets of batches with their spans, float64 [layers, seeds, columns]; those of one seed serve all."""
     layers, seeds, columns, _ = flat.shape
     total = torch.zeros(layers, seeds, columns, dtype=torch.float64, device=flat.device)
     count = torch.zeros(1, 1, 1, dtype=torch.float64, device=flat.device)
-    for batch, own, own_labels in ((batch, *_for_batch(flat, labels, batch)) for batch in batches):
-        losses = _losses(probe, probe.split(own), reader(batch), own_labels, batch, None).view(layers, seeds, columns)
+    for batch, spans in batches:
+        own, own_labels = _for_batch(flat, labels, batch)
+        losses = _losses(probe, probe.split(own), spans, own_labels, batch, None).view(layers, seeds, columns)
         size = batch.real.sum(dim=1).double()
         size = size.view(1, -1, 1)
         total, count = total + losses.double() * size, count + size

@@ -8,8 +8,7 @@ from torch.testing import assert_close
 
 from ranker.errors import ConfigError
 from ranker.probing import batches
-from ranker.probing import states as states_module
-from ranker.probing.batches import Gathered, Inputs, Sliced, make_batches, read_spans
+from ranker.probing.batches import Inputs, make_batches, read_spans
 from ranker.probing.optimizer import Adam, Dropout
 from ranker.probing.probes import EdgeProbe
 from ranker.probing.states import RandomEmbeddings, TensorStates
@@ -231,33 +230,45 @@ def test_batches_hold_each_target_once_and_pad_between_seeds() -> None:
     for batch in make_batches(inputs, pairs, 16):
         for seed in range(2):
             seen[seed] += batch.targets[seed][batch.real[seed]].tolist()
-        for slot, spans in enumerate(read_spans(inputs, [1], batch)):
-            assert isinstance(spans, Gathered)
+        for slot, (spans,) in enumerate(read_spans(inputs, [1], batch)):
             lengths = inputs.spans[batch.places, slot, 1] - inputs.spans[batch.places, slot, 0]
             assert spans.mask.sum(-1).tolist() == lengths.tolist()
     assert [sorted(own) for own in seen] == [list(range(len(inputs.spans)))] * 2
 
 
-@pytest.mark.parametrize("columns", [[0], [0, 1]])
-def test_slices_and_padded_copies_give_the_same_training(monkeypatch: pytest.MonkeyPatch, columns: list[int]) -> None:
-    """On a CPU long spans are read as slices, with a gradient of our own; autograd through padded copies is the truth."""
-    inputs, labels = make_inputs()
-    probe = EdgeProbe(DIM, 2, CLASSES, hidden=16)
-    options = TrainingOptions(lr=1e-3, batch_pairs=16, max_rounds=1, round_steps=20, hidden=16)
-    train, none = np.arange(60)[None], np.empty((1, 0), dtype=np.int64)
-    made = []
-    for long in (0, 10**6):
-        monkeypatch.setattr(batches, "LONG", long)
-        kinds = {type(spans) for batch in make_batches(inputs, train, 16) for spans in read_spans(inputs, [1], batch)}
-        assert kinds == {Gathered if long else Sliced}
-        fitted = fit(probe, inputs, stack_of(labels, [1], [5], columns), train, none, options, portion=3)
-        made.append(logits_of(probe, inputs, fitted.parameters, [1]))
-    assert_close(made[0], made[1], rtol=0, atol=1e-5)
+@pytest.mark.parametrize("chunk", [1, 10, 10**6])
+def test_the_gradient_written_out_is_autograds(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    """Of all layers, seeds and columns, however many targets are read at a time; through masked softmax and sums it is the truth."""
+    monkeypatch.setattr(batches, "CHUNK_TOKENS", chunk)
+    inputs, _ = make_inputs()
     half = Inputs(TensorStates(inputs.states.data.half()), inputs.spans, inputs.pair_starts, CPU)
-    monkeypatch.setattr(states_module, "FLOAT_BYTES", 0)
-    monkeypatch.setattr(batches, "LONG", 0)
-    read = read_spans(half, [1], next(make_batches(half, train, 16)))[0]
-    assert read.states[0].dtype == torch.float32
+    probe, layers = EdgeProbe(DIM, 2, CLASSES, hidden=16), [3, 1]
+    batch = next(make_batches(half, np.stack([np.arange(9), np.arange(20, 29)]), 9))
+    flat = torch.randn(2, 2, 3, probe.num_parameters, generator=torch.Generator().manual_seed(0)) * 0.3
+    made, truth = flat.clone().requires_grad_(), flat.clone().requires_grad_()
+    spans = read_spans(half, layers, batch)
+    assert all((len(chunks) > 1) == (chunk < 10**6) for chunks in spans)
+    logits = probe.logits(probe.split(made), spans)
+    sums = []
+    for slot, own in enumerate(probe.split(truth)[name] for name in ("project0", "project1")):
+        rows = []
+        for layer, seed, target in np.ndindex(2, 2, batch.places.shape[1]):
+            first, last = half.spans[batch.places[seed, target], slot]
+            states = half.states.data[layers[layer], first:last].float()
+            projected = states @ own[layer, seed] + probe.split(truth)[f"bias{slot}"][layer, seed].unsqueeze(1)  # [columns, tokens, hidden]
+            scores = projected @ probe.split(truth)[f"score{slot}"][layer, seed].unsqueeze(2)
+            rows.append((scores.softmax(1) * projected).sum(1))
+        sums.append(torch.stack(rows).unflatten(0, (2, 2, -1)).transpose(2, 3))
+    views = probe.split(truth)
+    inner = torch.tanh(torch.cat(sums, dim=-1) @ views["inner"] + views["inner_bias"].unsqueeze(-2))
+    inner = nn.functional.layer_norm(inner, (16,)) * views["norm"].unsqueeze(-2) + views["norm_bias"].unsqueeze(-2)
+    direct = inner @ views["out"] + views["out_bias"].unsqueeze(-2)
+    assert_close(logits, direct, rtol=0, atol=1e-5)
+    weights = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))
+    for some in (logits, direct):
+        (some * weights).sum().backward()
+    assert made.grad is not None and made.grad.abs().max() > 1
+    assert_close(made.grad, truth.grad, rtol=1e-4, atol=1e-4)
 
 
 def test_random_embeddings_are_one_vector_a_word() -> None:
