@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from commands import ROOT, run, run_all
+from commands import ROOT, run_all
 
 from ranker.data.trec import read_qrels, read_run
 from ranker.metrics import evaluate
@@ -15,6 +15,7 @@ ROUND = ["data=files", "data.path={data}", "batch.queries=8", "batch.docs=4", "o
          "trainer.enable_progress_bar=false", "logger=none"]  # fmt: skip
 SMALL = ["encoder=tiny", *ROUND]
 SEARCH = ["search.py", "encode.shard_docs=16"]
+TEACHER = "data.teacher=@outputs/teacher/*/evaluation/train+positives/run.trec"
 COMMANDS = {
     "dpr": ["train.py", *SMALL, "model=dpr", "name=dpr", "trainer.max_steps=4"],
     "colbert": ["train.py", *SMALL, "model=colbert", "name=colbert", "trainer.max_steps=4", "model.in_batch_negatives=true"],
@@ -25,12 +26,12 @@ COMMANDS = {
     "other model": ["train.py", *ROUND, "model=colbert", "name=other", "checkpoint=@outputs/dpr/*"],
     "other weights": [*SEARCH, "checkpoint=@outputs/second/*", "encode.folder=@.cache/encoded/*"],
     "teacher": ["evaluate.py", "checkpoint=@outputs/dpr/*", "name=teacher", "split=train", "add_positives=true", "depth=5"],
-    "taught": ["train.py", *ROUND, "name=taught", "loss=margin_mse", "model=colbert", "model.in_batch_negatives=null", "checkpoint=@outputs/colbert/*", "trainer.max_steps=2",
-               "data.teacher=@outputs/teacher/*/evaluation/train+positives/run.trec"],
+    "taught": ["train.py", *ROUND, "name=taught", "loss=margin_mse", "model=colbert", "model.in_batch_negatives=null",
+               "checkpoint=@outputs/colbert/*", "trainer.max_steps=2", TEACHER],
+    "taught by kl": ["train.py", *ROUND, "name=kl", "loss=kl", "checkpoint=@outputs/dpr/*", "trainer.max_steps=2", TEACHER],
     "late": [*SEARCH, "checkpoint=@outputs/taught/*", "name=late", "index=hnsw", "encode.dtype=float16", "late.candidates=30"],
     "bm25": ["search.py", "model=bm25", "data=files", "data.path={data}", "name=bm25"],
-    "in-batch and a teacher": ["train.py", *SMALL, "model=dpr", "model.in_batch_negatives=true", "name=both",
-                               "data.teacher=@outputs/teacher/*/evaluation/train+positives/run.trec"],
+    "in-batch and a teacher": ["train.py", *SMALL, "model=dpr", "model.in_batch_negatives=true", "name=both", TEACHER],
     "spaces": ["search.py", "model=bm25", "data=files", "data.path={data}/../spaces", "name=spaces"],
     "nothing": ["search.py"],
     "no data": ["search.py", "model=bm25"],
@@ -55,21 +56,31 @@ MISTAKES = {
 }
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory, small_files):
-    """All of `COMMANDS`, one after another in one process; the folder they ran in, and what each said."""
-    where = tmp_path_factory.mktemp("bi_encoders")
-    data = where / "small"
+def test_train_search_mine_teach_and_mistakes(forks, tmp_path, small_files, subtests):
+    """All of `COMMANDS`, one after another in one process; one test, so that they run once however tests are dealt to workers."""
+    data = tmp_path / "small"
     shutil.copytree(small_files, data)
-    shutil.copytree(small_files, where / "spaces")
-    docs = where / "spaces/docs.jsonl"
+    shutil.copytree(small_files, tmp_path / "spaces")
+    docs = tmp_path / "spaces/docs.jsonl"
     docs.write_text(docs.read_text().replace('"d33"', '"d 33"'))
     commands = {name: [argument.format(data=data) for argument in command] for name, command in COMMANDS.items()}
-    results = run_all(commands, where)
+    results = run_all(commands, tmp_path, forks=forks)
     for name, result in results.items():
         if name not in MISTAKES:
             assert result["code"] == 0, f"{name}: {result['out'][-3000:]}"
-    return where, results
+    assert "p50" in results["flat"]["out"]
+    for check in (
+        a_search_leaves_a_run_its_measures_and_its_costs, re_ranking_gives_the_scores_of_the_search,
+        mined_negatives_hold_no_positive_and_train_a_second_round, a_teachers_scores_teach,
+        bm25_through_the_same_command_is_the_baseline,
+    ):  # fmt: skip
+        with subtests.test(check.__name__):
+            check(tmp_path)
+    for name in MISTAKES:
+        with subtests.test(name):
+            a_mistake_is_one_line_and_leaves_nothing(tmp_path, results[name], MISTAKES[name])
+    with subtests.test("two processes"):
+        two_processes_give_the_run_of_one(forks, tmp_path)
 
 
 def folder_of(where, name):
@@ -81,8 +92,7 @@ def run_of(where, name, set_name="small"):
     return read_run(folder_of(where, name) / "evaluation" / set_name / "run.trec")
 
 
-def test_a_search_leaves_a_run_its_measures_and_its_costs(done):
-    where, results = done
+def a_search_leaves_a_run_its_measures_and_its_costs(where):
     found, qrels = run_of(where, "flat"), read_qrels(where / "small/qrels.test.txt")
     assert len(found) == 8 and all(len(docs) == 60 for docs in found.values())  # the whole collection, which is smaller than depth
     metrics = json.loads((folder_of(where, "flat") / "evaluation/small/metrics.json").read_text())
@@ -90,54 +100,46 @@ def test_a_search_leaves_a_run_its_measures_and_its_costs(done):
     assert metrics["measures"]["R@100"] == 1.0 and metrics["comparison"]["nDCG@10"]["baseline"] > 0.5  # BM25
     costs = json.loads((folder_of(where, "flat") / "search.json").read_text())["small"]
     assert costs["docs"] == 60 and costs["index_bytes"] == 60 * 32 * 4 and costs["latency_ms"]["p95"] >= costs["latency_ms"]["p50"] > 0
-    assert "p50" in results["flat"]["out"]
 
 
-def test_re_ranking_gives_the_scores_of_the_search(done):
-    where, _ = done
+def re_ranking_gives_the_scores_of_the_search(where):
     again, found, at_the_end_of_training = (run_of(where, name) for name in ("again", "flat", "dpr"))
     for query_id, docs in again.items():
         assert docs == pytest.approx({doc_id: found[query_id][doc_id] for doc_id in docs}, abs=1e-4)
         assert docs == pytest.approx(at_the_end_of_training[query_id], abs=1e-4)
 
 
-def test_mined_negatives_hold_no_positive_and_train_a_second_round(done):
-    where, _ = done
+def mined_negatives_hold_no_positive_and_train_a_second_round(where):
     mined, qrels = read_run(folder_of(where, "flat") / "negatives.trec"), read_qrels(where / "small/qrels.train.txt")
     assert len(mined) == 24 and all(len(docs) == 7 and not set(docs) & set(qrels[query_id]) for query_id, docs in mined.items())
     assert json.loads((folder_of(where, "second") / "result.json").read_text())["steps"] == 2
 
 
-def test_a_teachers_scores_teach_colbert(done):
-    where, _ = done
+def a_teachers_scores_teach(where):
     qrels, taught = read_qrels(where / "small/qrels.train.txt"), run_of(where, "teacher", "train+positives")
     assert all(set(qrels[query_id]) <= set(docs) for query_id, docs in taught.items()) and len(taught) == 24
-    assert json.loads((folder_of(where, "taught") / "result.json").read_text())["steps"] == 2
+    for name in ("taught", "kl"):
+        assert json.loads((folder_of(where, name) / "result.json").read_text())["steps"] == 2
     assert len(run_of(where, "late")) == 8
 
 
-def test_bm25_through_the_same_command_is_the_baseline(done):
-    where, _ = done
+def bm25_through_the_same_command_is_the_baseline(where):
     alone, beside = (json.loads((folder_of(where, name) / "evaluation/small/metrics.json").read_text()) for name in ("bm25", "dpr"))
     assert alone["measures"]["nDCG@10"] == pytest.approx(beside["comparison"]["nDCG@10"]["baseline"], abs=1e-9)
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_one_line_and_leaves_nothing(done, name):
-    where, results = done
-    result = results[name]
+def a_mistake_is_one_line_and_leaves_nothing(where, result, message):
     errors = [line for line in result["out"].splitlines() if line.startswith("error: ")]
-    assert result["code"] == 1 and len(errors) == 1 and MISTAKES[name] in errors[0] and "Traceback" not in result["out"]
+    assert result["code"] == 1 and len(errors) == 1 and message in errors[0] and "Traceback" not in result["out"]
     for folder in ("other", "both", "spaces"):
         assert not [path for path in (where / "outputs" / folder).rglob("*") if path.is_file() and ".hydra" not in path.parts]
 
 
-def test_two_processes_give_the_run_of_one(done):
-    where, _ = done
+def two_processes_give_the_run_of_one(forks, where):
     shutil.move(where / ".cache/encoded", where / "encoded")
-    two = run("search.py", f"checkpoint={folder_of(where, 'dpr')}", "name=two", "trainer.devices=2", "trainer.accelerator=cpu", "encode.shard_docs=16",
-              "latency_queries=0", cwd=where)  # fmt: skip
-    assert two.returncode == 0, two.stderr[-3000:]
+    two = forks.run("search.py", f"checkpoint={folder_of(where, 'dpr')}", "name=two", "trainer.devices=2", "trainer.accelerator=cpu",
+                    "encode.shard_docs=16", "latency_queries=0", cwd=where, devices=2)  # fmt: skip
+    assert two.codes == [0, 0], two.out[-3000:]
     (both,) = (where / ".cache/encoded").iterdir()
     alone = where / "encoded" / both.name  # the same settings have the same name
     for shard in range(4):
