@@ -2,12 +2,14 @@
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = dict(re.findall(r"^\| PC-(\d\d) \| [^|]+ \| (.+) \|$", (ROOT / "docs/cases.md").read_text(encoding="utf-8"), re.M))
 
 
+@cache
 def functions(path: Path) -> set[str]:
     """The names of a file's test functions."""
     return {
