@@ -31,6 +31,7 @@ SAMPLE = mini_sample()
 CHANGES = {
     "bm25": {"k1": 0.5}, "tf": {"legacy_case": True}, "sem": {"similarity": "mean_vec"}, "ner": {"max_targets": 1},
     "coref": {"exclude_copies": True}, "rel": {"pool": 3}, "gap": {"max_pairs": 1},
+    "ner_rules": {"max_targets": 1}, "fact_synth": {"max_words": 7},
 }  # fmt: skip
 
 

@@ -32,7 +32,7 @@ def composed(*overrides):
         ("model.heads=[]", "model.heads: expected at least one head as [{task: bm25, layer: 5}], got none; model=monobert trains without"),
         ("model.heads=bm25", "model.heads: expected list or null, got 'bm25'"),
         ("model.heads=null", "model.heads: expected a list as [{task: bm25, layer: 5}], got null"),
-        ("model.heads=[{task: bm52}]", "model.heads[0].task: expected one of bm25, coref, fact, gap, jsonl, ner, rel, sem, tf; got 'bm52'"),
+        ("model.heads=[{task: bm52}]", "model.heads[0].task: expected one of bm25, coref, fact, fact_synth, gap, jsonl, ner, ner_rules, rel, sem, tf; got 'bm52'"),
         ("model.heads=[{task: bm25, layr: 5}]", "model.heads[0].layr: unknown key; did you mean layer?"),
         ("model.heads=[{task: bm25, layer: -1}]", "model.heads[0].layer: expected a layer from 0 (the embeddings), a list of them, middle, last or auto; got -1"),
         ("model.heads=[{task: bm25, layer: []}]", "model.heads[0].layer: expected a layer from 0"),

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ from ranker.probing.examples import ProbeExample, Span, Target, TaskUnavailable,
 from ranker.probing.spacy_model import MODEL, missing
 from ranker.probing.tasks.coref import Coreference, Mention, mentions, resolve
 from ranker.probing.tasks.fact import FactChecking
+from ranker.probing.tasks.fact_synth import SyntheticFacts, claim_of
 from ranker.probing.tasks.gap import Gap
 from ranker.probing.tasks.jsonl import JsonLines
 from ranker.probing.tasks.ner import ONTONOTES, NamedEntities
+from ranker.probing.tasks.ner_rules import RULES, RuleEntities, entities
 from tests.unit.probing.mini import mini_sample
 
 SHARED = Path(__file__).resolve().parents[3] / "../shared/data"
@@ -39,6 +42,39 @@ def test_ner_finds_the_planted_names() -> None:
         for target in example.targets:
             (span,) = target.spans
             assert example.text_of(span) == example.text_of(span).strip(), "no entity crosses the border of query and doc"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("The French language, French people", [("LANGUAGE", "French"), ("NORP", "French")]),
+        ("at 5:30 pm, 3 hours or 7 years", [("TIME", "5:30 pm"), ("TIME", "3 hours"), ("DATE", "7 years")]),
+        ("$20,000 and 5 percent of 12 km", [("MONEY", "$20,000"), ("PERCENT", "5 percent"), ("QUANTITY", "12 km")]),
+        ("the 3rd of two in the 1990s", [("ORDINAL", "3rd"), ("CARDINAL", "two"), ("DATE", "1990s")]),
+        ("Mary Smith of Harvard University in New York", [("PERSON", "Mary Smith"), ("ORG", "Harvard University"), ("GPE", "New York")]),
+        ("romania, Parisian, a2 and x10", []),
+    ],
+)
+def test_entities_by_rule(text: str, found: list[tuple[str, str]]) -> None:
+    assert [(kind, text[start:end]) for kind, start, end in entities(text)] == found
+
+
+def test_rules_find_the_planted_names_under_ontonotes_types() -> None:
+    assert set(RULES) < set(ONTONOTES)
+    found = {(target.label, example.text_of(target.spans[0])) for example in RuleEntities().examples(SAMPLE) for target in example.targets}
+    assert {("PERSON", "Alice Morgan"), ("GPE", "Paris"), ("DATE", "Monday"), ("DATE", "7 years")} <= found
+
+
+def test_made_claims() -> None:
+    assert claim_of("No thing here. He met Ann Lee in Rome.", 40) == ("He met Ann Lee in Rome.", "name", 7, 14)
+    assert claim_of("He met Ann Lee in Rome.", 3) is None
+    examples = list(SyntheticFacts().examples(SAMPLE))
+    labels = [example.targets[0].label for example in examples]
+    assert abs(labels.count("SUPPORTS") - labels.count("REFUTES")) <= 1
+    for example in examples:
+        assert (example.query in example.doc) == (example.targets[0].label == "SUPPORTS")
+        blank = [re.sub(r"\d+", "N", text) for text in (example.query, example.doc)]
+        assert blank[0] in blank[1], "only the number is another"
 
 
 @needs_spacy
