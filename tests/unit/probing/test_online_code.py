@@ -169,9 +169,29 @@ def test_validation_within_the_prefix_reads_no_validation_pair() -> None:
         OnlineCoder(FAST, FRACTIONS).code(poisoned)
 
 
-def test_all_seeds_and_layers_share_permutation_and_initial_weights() -> None:
+@pytest.mark.parametrize("batching", ["separate", "stacked"])
+def test_all_layers_columns_and_portions_share_a_seeds_permutation_and_initial_weights(
+    monkeypatch: pytest.MonkeyPatch, batching: str
+) -> None:
     assert permutation(3, 50).tolist() == permutation(3, 50).tolist() != permutation(4, 50).tolist()
     assert sorted(permutation(3, 50)) == list(range(50))
+    real, seen = online_code.fit, {3: [], 4: []}
+
+    def watched(probe, inputs, stack, train, *rest: object) -> object:
+        fitted = real(probe, inputs, stack, train, *rest)
+        for s, seed in enumerate(stack.seeds):
+            seen[seed] += [(train[s].tolist(), weights) for weights in fitted.parameters[:, s].flatten(0, 1)]
+        return fitted
+
+    monkeypatch.setattr(online_code, "fit", watched)
+    still = replace(SHORT, lr=1e-30, max_rounds=1)  # the weights at the end are those at the start
+    OnlineCoder(still, FRACTIONS, batching=batching).code(planted(seeds=(3, 4), columns=(MAIN, "shuffled")))
+    for seed, members in seen.items():
+        assert len(members) == len(FRACTIONS) * 2 * 2, "layers and columns of each portion"
+        for pairs, weights in members:
+            assert pairs == permutation(seed, 160)[: len(pairs)].tolist()
+            assert torch.equal(weights, members[0][1])
+    assert not torch.equal(seen[3][0][1], seen[4][0][1])
 
 
 def test_faults() -> None:

@@ -57,7 +57,8 @@ def test_compared_bits() -> None:
     rng = np.random.default_rng(3)
     queries = np.repeat(np.arange(40), 3)
     first = rng.gamma(2, 1, 120)
-    shifted = compare_bits(first + 0.5 + rng.normal(0, 0.1, 120), first, queries)
+    noise = 0.5 + rng.normal(0, 0.1, 120)
+    shifted = compare_bits(first + noise, first, queries)
     assert shifted.mean == pytest.approx(0.5, abs=0.03)
     assert shifted.low < shifted.mean < shifted.high
     assert shifted.high - shifted.low < 0.1
@@ -68,7 +69,11 @@ def test_compared_bits() -> None:
     assert same.p_value > 0.05
     noisy = compare_bits(first + 0.5, first, queries, ([1.0, 3.0, 2.0], [1.5, 0.5, 1.0]))
     assert noisy.tied, "seeds differ more than queries"
-    assert shifted.detectable == compare_bits(first + 0.5, first, queries).detectable or shifted.detectable > 0
+    # t(0.975) + t(0.8) of 39 degrees of freedom, times the spread of 40 queries' sums; of 2 degrees, times 1.5 / sqrt(3) over seeds
+    by_query = [sum(noise[3 * query : 3 * query + 3]) for query in range(40)]
+    assert shifted.detectable == pytest.approx((2.02269 + 0.85112) * np.sqrt(40) * np.std(by_query, ddof=1) / 120, rel=1e-4)
+    assert compare_bits(first + 0.5, first, queries).detectable == pytest.approx(0, abs=1e-9)
+    assert noisy.detectable == pytest.approx((4.30265 + 1.06066) * 1.5 / np.sqrt(3), rel=1e-4)
 
 
 def test_holm_over_layers() -> None:
