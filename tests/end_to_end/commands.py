@@ -30,7 +30,7 @@ def run(script: str, *arguments: str, cwd: Path | None = None, timeout: int = 40
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
-def run_all(commands: dict[str, list[str]], where: Path, timeout: int = 400, forks: "Forks | None" = None) -> dict[str, dict]:
+def run_all(commands: dict[str, list[str]], where: Path, timeout: int = 900, forks: "Forks | None" = None) -> dict[str, dict]:
     """Run many commands ([script, argument, ...]) one after another in one process, a fork where `forks` is given; see `session.py`.
 
     Returns:

@@ -45,7 +45,7 @@ def test_the_readme_promises_the_two_commands():
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory, small_files):
+def done(forks, tmp_path_factory, small_files):
     """All commands that need neither network nor GPU, made small, one after another in one process; what each said and left."""
     where = tmp_path_factory.mktemp("readme")
     (where / "a.trec").write_text("".join(f"q{i} Q0 d{i} 1 1.0 t\n" for i in range(32, 40)))
@@ -70,7 +70,7 @@ def done(tmp_path_factory, small_files):
             if "encoder=minilm" in arguments:
                 arguments += ["depth=1", "val_depth=1"]
         commands[command] = [script, *arguments]
-    return run_all(commands, where)
+    return run_all(commands, where, forks=forks)
 
 
 @pytest.mark.parametrize("command", OFFLINE)
