@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -219,6 +220,19 @@ def test_what_a_resumed_run_can_not_change(forks, whole, tmp_path, override, mes
     assert done.code == 1
     assert done.out.startswith(f"error: {message}")
     assert len(done.out.splitlines()) == 1
+
+
+def test_files_that_were_edited_are_another_training(forks, whole, small_files, tmp_path):
+    run, files = shutil.copytree(whole[0], tmp_path / "run"), shutil.copytree(small_files, tmp_path / "files")
+    (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(str(small_files), str(files)))
+    with (files / "qrels.train.txt").open("a") as lines:
+        lines.write("q0 0 d1 1\n")
+    done = forks.run("train.py", f"checkpoint={run}", "resume=true", "trainer.max_epochs=7", cwd=tmp_path)
+    assert done.code == 1
+    (said,) = [line for line in done.out.splitlines() if "error" in line.lower() or "Traceback" in line]
+    assert said.startswith(
+        "error: data: expected the training data of the run that is resumed, got other (a fingerprint of queries, docs and"
+    )
 
 
 def test_pc76_checkpoint_names_hold_no_measure(whole):
