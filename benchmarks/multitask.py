@@ -35,8 +35,8 @@ VARIANTS = {
     "+ BM25, TF, SEM at layer 2": heads(2, "bm25", "tf", "sem"),
 }
 COMMON = [
-    "trainer.max_epochs=4", "trainer.check_val_every_n_epoch=4", "batch.docs=4", "max_pair_tokens=96", "depth=20", "val_depth=5",
-    "measures=[nDCG@10,RR@10]", "trainer.enable_progress_bar=false", "logger=csv",
+    "trainer.max_epochs=4", "trainer.check_val_every_n_epoch=4", "depth=20", "measures=[nDCG@10,RR@10]",
+    "trainer.enable_progress_bar=false", "logger=csv",
 ]  # fmt: skip
 LABELS = ["model.labels.docs_per_query=3"]
 MEASURE = "nDCG@10"
