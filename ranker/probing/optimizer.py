@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ class Dropout:
     """
 
     def __init__(self, keys: Sequence[int], rate: float, shape: tuple[int, int], device: torch.device) -> None:
+        self._keys, self._step = list(keys), 0
         self._generators = [torch.Generator(device).manual_seed(key) for key in keys]
         self._rate, self._shape, self._device = rate, shape, device
         # several steps at once: a launch a member and step would be most of a GPU's time
@@ -31,6 +33,9 @@ class Dropout:
         """The next step's factors, 0 or 1 / (1 - rate), [members, targets, hidden]; None without dropout."""
         if self._rate == 0:
             return None
+        if self._device.type == "cpu":
+            self._step += 1
+            return torch.stack([self._draw(key, targets) for key in self._keys])
         if self._used == self._steps:
             drawn = [torch.rand(self._steps, *self._shape, generator=own, device=self._device) >= self._rate for own in self._generators]
             self._kept, self._used = torch.stack(drawn).float().div_(1 - self._rate), 0
@@ -38,8 +43,14 @@ class Dropout:
         self._used += 1
         return self._kept[:, self._used - 1, :targets]
 
+    def _draw(self, key: int, targets: int) -> Tensor:
+        """A member's factors of this step [targets, hidden], no more than are used; more rows would begin with the same ones."""
+        drawn = np.random.Generator(np.random.SFC64([key, self._step])).integers(0, 1 << 16, (targets, self._shape[1]), dtype=np.uint16)
+        return torch.from_numpy(drawn >= round(self._rate * (1 << 16))).float().div_(1 - self._rate)
+
     def keep(self, members: Tensor) -> None:
         """Go on with some members only, int64 [members]."""
+        self._keys = [self._keys[i] for i in members.tolist()]
         self._generators = [self._generators[i] for i in members.tolist()]
         self._kept = None if self._kept is None else self._kept[members.to(self._device)]
 
