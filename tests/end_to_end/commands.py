@@ -31,7 +31,7 @@ def run(script: str, *arguments: str, cwd: Path | None = None, timeout: int = 40
 
 
 def run_all(commands: dict[str, list[str]], where: Path, timeout: int = 900, forks: "Forks | None" = None) -> dict[str, dict]:
-    """Run many commands ([script, argument, ...]) one after another in one process, a fork where `forks` is given; see `session.py`.
+    """Run many commands ([script, argument, ...]) one after another in one process, forked where `forks` is given; see `session.py`.
 
     Returns:
         Name -> `code`; `out`, all that it printed; `err`, of that what went to stderr; `left`, the files that are new then.
@@ -39,7 +39,7 @@ def run_all(commands: dict[str, list[str]], where: Path, timeout: int = 900, for
     (where / "commands.json").write_text(json.dumps(commands))
     script, arguments = "tests/end_to_end/session.py", ("commands.json", "results.json")
     if forks is not None:
-        forked = forks.run(script, *arguments, cwd=where, timeout=timeout)
+        forked = forks.run(script, *arguments, cwd=where, timeout=timeout, preloaded=True)
         assert forked.code == 0, forked.out[-3000:]
     else:
         done = run(script, *arguments, cwd=where, timeout=timeout)
