@@ -80,7 +80,7 @@ def test_a_skipped_step_leaves_no_trace(mode, fused):
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_weights_before_a_step_are_written_down_and_it_is_repeated(tmp_path, fused):
     cfg = composed("gradnorm")
-    OmegaConf.save(cfg, tmp_path / "config.yaml")
+    OmegaConf.save(cfg, tmp_path / "config.yaml", resolve=True)
     module = module_of(cfg, fused, dumps=tmp_path / "nonfinite")
     with pytest.raises(NonFinite) as raised:
         train(module, step(0), step(1, math.inf), step(2))
