@@ -24,6 +24,7 @@ from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder
 from ranker.models.monobert import MonoBERT
 from ranker.probing.examples import ProbeTask
+from ranker.types import RankBatch
 
 HEADS = ("heads.json", "heads.safetensors")  # what lies beside monoBERT's own files
 
@@ -122,6 +123,14 @@ class Multitask(MonoBERT):
     def task_heads(self) -> list[TaskHead]:
         """The heads in order."""
         return list(self.heads.values())  # type: ignore[arg-type]
+
+    def forward(self, batch: RankBatch) -> Tensor:
+        """Return the ranking scores [batch, docs], also of a batch that has rows of other tasks."""
+        if isinstance(batch, TaskBatch) and batch.num_rank_rows:
+            scores = self.outputs(batch)[0]
+            assert scores is not None
+            return scores
+        return super().forward(batch)
 
     def outputs(self, batch: TaskBatch) -> tuple[Tensor | None, list[Tensor]]:
         """Run the encoder once, as deep as any row needs.
