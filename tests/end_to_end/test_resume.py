@@ -99,6 +99,18 @@ def test_pc71_killed_at_twenty_random_moments(forks, whole, choices, tmp_path):
     assert len(losses(folders[-1])) < STEPS - 10  # the kills did cost and save steps
 
 
+def test_pc71_killed_in_a_validation(forks, whole, choices, tmp_path):
+    done = forks.run("tests/end_to_end/killed_in_validation.py", *choices, cwd=tmp_path)
+    assert done.code == -9, done.out
+    killed = run_folder(tmp_path)
+    assert state(killed)["global_step"] == 11  # the checkpoint of step 12 waits for its validation
+    done = forks.run("train.py", f"checkpoint={killed}", "resume=true", cwd=tmp_path)
+    assert done.code == 0, done.out
+    last = sorted((tmp_path / "outputs/killed").iterdir())[-1]
+    assert_same_end(whole[0], last)
+    assert losses(killed, last) == losses(whole[0])
+
+
 def test_pc71_pc77_two_processes_go_on_exactly(forks, choices, tmp_path):
     """One of them dies, which ends the other; then one is asked to stop; the third run ends as if nothing had been."""
     whole, first, second, third = (tmp_path / name for name in ("whole", "first", "second", "third"))
