@@ -24,11 +24,8 @@ log = logging.getLogger(__name__)
 SMALL = 2.0**-12  # see MonoBERT.save
 CLASSIFIERS = ("bert", "roberta", "xlm-roberta", "camembert")  # families whose classifier is dense, tanh, linear on the first token
 HEAD_FILE = "head.safetensors"
-UNUSED = (
-    "position_ids",
-    "pooler.dense.weight",
-    "pooler.dense.bias",
-)  # of older checkpoints: a constant, and a layer that RoBERTa's never reads
+# of older checkpoints: a constant, and a layer that RoBERTa's never reads
+UNUSED = ("position_ids", "pooler.dense.weight", "pooler.dense.bias")
 
 
 class MonoBERT(nn.Module):

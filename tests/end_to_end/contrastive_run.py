@@ -1,9 +1,6 @@
 """Small contrastive trainings under different hardware layouts; test_contrastive.py runs them, here and in two processes."""
 
 import importlib.util
-import json
-import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,14 +149,5 @@ def train(job: Job) -> dict[str, Any]:
     return {"losses": losses.values, "val": measured, "weights": {k: v.clone() for k, v in module.scorer.state_dict().items()}}
 
 
-def main() -> None:
-    """Run the jobs of a JSON file one after another; every process of the launch does, the first writes the results."""
-    jobs, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    torch.set_num_threads(1)
-    results = {name: train(Job(**job)) for name, job in jobs.items()}
-    if int(os.environ.get("RANK", "0")) == 0:
-        torch.save(results, out)
-
-
 if __name__ == "__main__":
-    main()
+    invariance_run.run_jobs(Job, train)

@@ -113,14 +113,14 @@ def seed_fault(fault: str) -> type[RerankModule]:
     return Faulty if fault else Recorded
 
 
-def main() -> None:
+def run_jobs(job_type: Any, train: Any) -> None:
     """Run the jobs of a JSON file one after another; every process of the launch does, the first writes the results."""
     jobs, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     torch.set_num_threads(1)
-    results = {name: train(Job(**job)) for name, job in jobs.items()}
+    results = {name: train(job_type(**job)) for name, job in jobs.items()}
     if int(os.environ.get("RANK", "0")) == 0:
         torch.save(results, out)
 
 
 if __name__ == "__main__":
-    main()
+    run_jobs(Job, train)

@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import os
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -131,14 +129,5 @@ def train(job: Job) -> dict[str, Any]:
     return {"losses": module.kept, "tasks": module.kept_tasks, "weights": state}
 
 
-def main() -> None:
-    """Run the jobs of a JSON file one after another; every process of the launch does, the first writes the results."""
-    jobs, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
-    torch.set_num_threads(1)
-    results = {name: train(Job(**job)) for name, job in jobs.items()}
-    if int(os.environ.get("RANK", "0")) == 0:
-        torch.save(results, out)
-
-
 if __name__ == "__main__":
-    main()
+    invariance_run.run_jobs(Job, train)
