@@ -178,11 +178,11 @@ class SearchConfig:
 class ProbeTrainingConfig:
     """How a probe is trained; see conf/probe.yaml for the meaning of each."""
 
-    lr: float = 7e-4
+    lr: float = 1e-3
     batch_pairs: int = 64
     max_rounds: int = 50
     round_steps: int = 5
-    patience: int = 3
+    patience: int = 2
     lr_factor: float = 0.5
     clip: float = 5.0
     hidden: int = 256

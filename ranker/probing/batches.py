@@ -12,7 +12,7 @@ from torch import Tensor
 from ranker.probing.states import States
 
 GATHER_BYTES = 256 << 20  # states gathered at a time when nothing is trained
-CHUNK_TOKENS = 1024  # states read at a time on a CPU, so that they stay in its cache while they are worked on
+CHUNK_TOKENS = 2048  # states read at a time on a CPU, so that they stay in its cache while they are worked on
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ranker.probing.code_length import FRACTIONS, CodeLength, accuracy, macro_f1
 from ranker.probing.probes import EdgeProbe
 from ranker.probing.training import Fitted, Stack, TrainingOptions, fit, log_probabilities
 
-VERSION = 3  # raise it when a probe or its training changes: kept blocks are then made anew
+VERSION = 4  # raise it when a probe or its training changes: kept blocks are then made anew
 BATCHINGS = ("auto", "separate", "stacked")
 VALIDATIONS = ("fixed", "within")
 

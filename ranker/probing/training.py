@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,11 +36,11 @@ class TrainingOptions:
         head: `edge`, `mlp2` or `linear`.
     """
 
-    lr: float = 7e-4
+    lr: float = 1e-3
     batch_pairs: int = 64
     max_rounds: int = 50
     round_steps: int = 5
-    patience: int = 3
+    patience: int = 2
     lr_factor: float = 0.5
     clip: float = 5.0
     hidden: int = 256
@@ -119,15 +120,14 @@ def _fit(
     dropout = Dropout(keys, options.dropout if options.head == "edge" else 0.0, (most, options.hidden), inputs.device)
     labels, active = stack.labels, torch.arange(columns)
     best, epochs = flat.clone(), torch.zeros(layers * seeds * columns)
-    lowest = torch.full((layers * seeds * columns,), torch.inf, dtype=torch.float64)
+    # untrained weights are the uniform code, see EdgeProbe.initial; a few pairs may not better it
+    lowest = torch.full((layers * seeds * columns,), math.log(probe.classes), dtype=torch.float64)
     bad = torch.zeros(layers * seeds * columns, dtype=torch.int64)
     members = torch.arange(layers * seeds * columns)  # the stack's number of each member that still trains
     batches_per_epoch = -(-train.shape[1] // options.batch_pairs)
     epochs_per_round = -(-options.round_steps // batches_per_epoch)
     val_batches = [(batch, reader(batch)) for batch in make_batches(inputs, val, pairs_at_once(inputs, layers))] if val.size else []
     epoch = 0
-    if val_batches:  # untrained weights are about the uniform code, which a few pairs may not better
-        lowest = mean_loss(probe, flat.view(layers, seeds, columns, -1), labels, val_batches).flatten().cpu()
     for _ in range(options.max_rounds):
         shape = (layers, seeds, len(active))
         views = _leaves(probe, optimizer, shape)

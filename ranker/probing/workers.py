@@ -20,31 +20,32 @@ from ranker.probing.online_code import Job, OnlineCoder, Outcome
 WORTH_IT = 100_000  # pairs times probes from which on starting processes pays
 
 
-def code_jobs(coder: OnlineCoder, jobs: Sequence[Job], workers: int | None = None) -> list[Outcome]:
-    """Code several jobs, on a CPU in several processes.
+def code_jobs(coder: OnlineCoder, jobs: Sequence[Job], workers: int | None = None) -> list[list[Outcome]]:
+    """Code several jobs, on a CPU in several processes; returns each job's outcomes.
 
     Args:
         coder: Codes them; blocks that a process finishes are kept in the coder's store.
         jobs: The jobs.
         workers: Processes; None for one a core.
     """
-    stacks = [(job, layers, seeds) for job in jobs for layers, seeds in coder.stacks(job)]
-    work = sum(len(job.train) * len(layers) * len(seeds) * len(job.columns) for job, layers, seeds in stacks)
+    stacks = [(number, layers, seeds) for number, job in enumerate(jobs) for layers, seeds in coder.stacks(job)]
+    work = sum(len(jobs[number].train) * len(layers) * len(seeds) * len(jobs[number].columns) for number, layers, seeds in stacks)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     processes = min(cores if workers is None else workers, len(stacks))
     on_cpu = all(job.inputs.device.type == "cpu" for job in jobs)
     if processes < 2 or not on_cpu or (workers is None and work < WORTH_IT):
-        return [outcome for job, layers, seeds in stacks for outcome in coder.code_stack(job, layers, seeds)]
+        return [coder.code(job) for job in jobs]
     # a process that starts afresh: a fork would inherit the locks of threads that it does not have
     plain = replace(coder, store=BlockStore(None), progress=_nothing)
     found: dict[int, list[Outcome]] = {}
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_start) as pool:
         # the largest first, so that no process is left with a long one at the end
-        order = sorted(range(len(stacks)), key=lambda i: -len(stacks[i][0].columns) * len(stacks[i][0].train))
+        order = sorted(range(len(stacks)), key=lambda place: -len(jobs[stacks[place][0]].columns) * len(jobs[stacks[place][0]].train))
         running: dict[Future[list[Outcome]], int] = {}
         try:
             for place in order:
-                running[pool.submit(_code, plain, coder.store.path, *stacks[place])] = place
+                number, layers, seeds = stacks[place]
+                running[pool.submit(_code, plain, coder.store.path, jobs[number], layers, seeds)] = place
             while running:
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -54,7 +55,10 @@ def code_jobs(coder: OnlineCoder, jobs: Sequence[Job], workers: int | None = Non
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [outcome for place in range(len(stacks)) for outcome in found[place]]
+    outcomes: list[list[Outcome]] = [[] for _ in jobs]
+    for place, (number, _, _) in enumerate(stacks):
+        outcomes[number] += found[place]
+    return outcomes
 
 
 def _nothing(_: int) -> None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ranker.probing.examples import PairSample, ProbeExample, Span, Target
-from ranker.probing.spacy_model import MODEL, load_pipeline, parse_all, versions
+from ranker.probing.spacy_model import MODEL, parse_all, versions
 
 SAME, OTHER = "1", "0"
 EASY_TRIES = 500
@@ -88,7 +88,7 @@ class Coreference:
         Raises:
             TaskUnavailable: The pipeline is not installed.
         """
-        parsed = parse_all(load_pipeline(self.model), (text for pair in sample.texts() for text in pair[2:]))
+        parsed = parse_all(self.model, (text for pair in sample.texts() for text in pair[2:]))
         kept: dict[str, int] = {}
         for query_id, doc_id, query, doc in sample.texts():
             if self.docs_per_query is not None and kept.get(query_id, 0) >= self.docs_per_query:

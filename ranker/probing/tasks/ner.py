@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from ranker.probing.examples import PairSample, ProbeExample, Span, Target
-from ranker.probing.spacy_model import MODEL, load_pipeline, parse_all, versions
+from ranker.probing.spacy_model import MODEL, parse_all, versions
 
 ONTONOTES = (
     "CARDINAL", "DATE", "EVENT", "FAC", "GPE", "LANGUAGE", "LAW", "LOC", "MONEY", "NORP", "ORDINAL", "ORG", "PERCENT", "PERSON", "PRODUCT",
@@ -41,8 +41,7 @@ class NamedEntities:
         Raises:
             TaskUnavailable: The pipeline is not installed.
         """
-        pipeline = load_pipeline(self.model, without=("tagger", "parser", "attribute_ruler", "lemmatizer"))
-        tagged = parse_all(pipeline, (text for pair in sample.texts() for text in pair[2:]))
+        tagged = parse_all(self.model, (text for pair in sample.texts() for text in pair[2:]))
         for query_id, doc_id, query, doc in sample.texts():
             targets = [
                 Target((Span(side, entity.start_char, entity.end_char),), entity.label_)

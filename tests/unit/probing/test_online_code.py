@@ -211,11 +211,11 @@ def test_several_processes_give_the_same_lengths(tmp_path: Path) -> None:
     job = replace(job, inputs=replace(job.inputs, states=mapped))
     done: list[int] = []
     store = BlockStore(tmp_path / "blocks.sqlite")
-    together = code_jobs(OnlineCoder(SHORT, FRACTIONS, store=store, progress=done.append), [job], workers=2)
+    (together,) = code_jobs(OnlineCoder(SHORT, FRACTIONS, store=store, progress=done.append), [job], workers=2)
     alone = OnlineCoder(SHORT, FRACTIONS).code(job)
     assert [(o.layer, o.seed, o.column.control) for o in together] == [(o.layer, o.seed, o.column.control) for o in alone]
     for ours, theirs in zip(together, alone, strict=True):
         assert ours.code.bits == pytest.approx(theirs.code.bits, rel=2e-3)
     assert sum(done) == len(FRACTIONS) * 2 * 2 * 2
-    again = code_jobs(OnlineCoder(SHORT, FRACTIONS, store=store), [job], workers=1)
+    (again,) = code_jobs(OnlineCoder(SHORT, FRACTIONS, store=store), [job], workers=1)
     assert [o.code for o in again] == [o.code for o in together], "their blocks were found"

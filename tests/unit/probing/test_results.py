@@ -123,7 +123,7 @@ def test_two_subjects_on_the_same_targets() -> None:
         ({"portions": (0.5, 1.0)}, {}, r"portions=\[0.001"),
         ({"validation": "within"}, {}, "validation=fixed"),
         ({"max_doc_tokens": 64}, {}, "max_doc_tokens=256, got 64"),
-        ({}, {"lr": 1e-4}, "training.lr=0.0007, got 0.0001"),
+        ({}, {"lr": 1e-4}, "training.lr=0.001, got 0.0001"),
     ],
 )
 def test_an_earlier_run_that_coded_in_another_way_is_refused(tmp_path: Path, options: dict, training: dict, other: str) -> None:
