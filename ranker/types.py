@@ -56,6 +56,8 @@ class TokenBatch(_Movable):
         attended: Only the first so many tokens of each row are attended to, int32 [rows]; the others read them and are read by none
             (ColBERT's query expansion). None: every token is.
         num_attended: The sum of `attended`, a host number.
+        names: Number of each row within the optimizer step, whatever part of the step this is, int64 [rows]: what dropout's masks hang on.
+            None: the rows' numbers here.
     """
 
     tokens: Tensor
@@ -64,6 +66,7 @@ class TokenBatch(_Movable):
     max_length: int
     attended: Tensor | None = None
     num_attended: int = 0
+    names: Tensor | None = None
 
     @property
     def num_rows(self) -> int:

@@ -316,7 +316,7 @@ class Collator:
         """Make the micro-batch of some groups; `doc_rows` and `labels` are [groups, docs], -1 where no doc is."""
         mask = doc_rows >= 0
         flat_docs = doc_rows[mask]
-        group_of_doc = np.nonzero(mask)[0]
+        group_of_doc, slot_of_doc = np.nonzero(mask)
         query_lengths = self.query_lengths(query_rows)
         doc_lengths = self.doc_lengths(flat_docs, query_lengths[group_of_doc])
         texts: dict[str, TokenBatch] = {}
@@ -326,6 +326,11 @@ class Collator:
             )
         else:
             texts["queries"], texts["docs"] = self.query_batch(query_rows), self.doc_batch(flat_docs)
+        # a step's queries and docs are numbered group by group
+        names = (places * (doc_rows.shape[1] + 1)).astype(np.int64)
+        numbers = {"queries": names, "docs": names[group_of_doc] + 1 + slot_of_doc}
+        for kind, batch in texts.items():
+            texts[kind] = replace(batch, names=torch.from_numpy(numbers[kind if kind == "queries" else "docs"]))
         return RankBatch(
             labels=torch.from_numpy(np.where(mask, labels, 0.0).astype(np.float32)),
             doc_mask=torch.from_numpy(mask),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -66,8 +66,9 @@ class TaskBatch(RankBatch):
         assert self.pairs is not None
         rows, tokens = self.num_rank_rows, self.num_rank_tokens
         return TokenBatch(
-            self.pairs.tokens[:tokens], self.pairs.segments[:tokens], self.pairs.cu_seqlens[: rows + 1], self.pairs.max_length
-        )
+            self.pairs.tokens[:tokens], self.pairs.segments[:tokens], self.pairs.cu_seqlens[: rows + 1], self.pairs.max_length,
+            names=None if self.pairs.names is None else self.pairs.names[:rows],
+        )  # fmt: skip
 
 
 @dataclass
@@ -120,7 +121,7 @@ class TaskSteps(Dataset[TaskStep]):
             ranked = None
             if len(own):
                 ranked = self.collator.collate(query_rows[own], doc_rows[own], labels[own], own, len(own) / len(groups))
-            micro_batches.append(self._with_rows(ranked, task_of[others], number_of[others], num_targets))
+            micro_batches.append(self._with_rows(ranked, others, task_of[others], number_of[others], num_targets))
         num_docs = int((doc_rows >= 0).sum())
         return TaskStep(
             epoch, index, tuple(micro_batches), len(groups), num_docs + len(rows), rows=(num_docs, *(len(own) for own in drawn))
@@ -136,11 +137,13 @@ class TaskSteps(Dataset[TaskStep]):
         rows = self.sampler.query_rows[self.plan.groups(epoch, index)]
         return [query_id.decode() for query_id in self.collator.queries.ids()[rows]]
 
-    def _with_rows(self, ranked: RankBatch | None, task_of: np.ndarray, number_of: np.ndarray, num_targets: Sequence[int]) -> TaskBatch:
-        """Put auxiliary rows behind the ranking groups' rows."""
+    def _with_rows(
+        self, ranked: RankBatch | None, places: np.ndarray, task_of: np.ndarray, number_of: np.ndarray, num_targets: Sequence[int]
+    ) -> TaskBatch:
+        """Put auxiliary rows, which stand at some places among the step's, behind the ranking groups' rows."""
         first = 0 if ranked is None or ranked.pairs is None else ranked.pairs.num_tokens
         rows = self._rows(task_of, number_of)
-        blocks, order = self._lay_out(rows)
+        blocks, order = self._lay_out(rows, -1 - places)
         lengths = self._lengths[rows]
         starts = np.zeros(len(rows), dtype=np.int64)
         starts[order] = first + np.cumsum(lengths[order]) - lengths[order]
@@ -158,10 +161,13 @@ class TaskSteps(Dataset[TaskStep]):
             num_rank_rows=ranked.pairs.num_rows, num_rank_tokens=ranked.pairs.num_tokens,
         )  # fmt: skip
 
-    def _lay_out(self, rows: np.ndarray) -> tuple[list[TokenBatch], np.ndarray]:
-        """Token batches of some rows, one a layout, and the order in which they hold the rows."""
+    def _lay_out(self, rows: np.ndarray, names: np.ndarray) -> tuple[list[TokenBatch], np.ndarray]:
+        """Token batches of some rows with their names, one a layout, and the order in which they hold the rows."""
         kinds = self._kinds[rows]
-        return [self.sequences.take(rows[kinds == kind]) for kind in np.unique(kinds)], np.argsort(kinds, kind="stable")
+        blocks = [
+            replace(self.sequences.take(rows[kinds == kind]), names=torch.from_numpy(names[kinds == kind])) for kind in np.unique(kinds)
+        ]
+        return blocks, np.argsort(kinds, kind="stable")
 
 
 def _head_batch(task: int, rows: TaskRows, numbers: np.ndarray, starts: np.ndarray, num_targets: int) -> HeadBatch:
@@ -193,6 +199,7 @@ def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
         torch.cat([batch.segments for batch in batches]),
         torch.cat(seqlens),
         max(batch.max_length for batch in batches),
+        names=torch.cat([batch.names for batch in batches if batch.names is not None]),
     )
 
 

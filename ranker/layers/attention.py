@@ -95,6 +95,7 @@ def with_tail(batch: TokenBatch, multiple: int = TAIL) -> TokenBatch:
         longest,
         None if batch.attended is None else functional.pad(batch.attended, (0, 1), value=tail),
         batch.num_attended + tail if batch.attended is not None else 0,
+        None if batch.names is None else functional.pad(batch.names, (0, 1), value=-1),
     )
 
 

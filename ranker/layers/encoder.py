@@ -34,6 +34,7 @@ from ranker.layers.attention import (
     unpadded_missing,
     with_tail,
 )
+from ranker.layers.dropout import dropout_keys, hashed_dropout
 from ranker.layers.fused import compile_missing, compiled_layer, layer_weights, post_norm_layer
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.types import TokenBatch
@@ -81,6 +82,7 @@ class Encoder(nn.Module):
         self.tokenizer = tokenizer
         self.ragged = ragged and model.config.model_type in RAGGED_FAMILIES
         self.compiled, self.attention = compile, attention
+        self.dropout_seed: int | None = None  # of the optimizer step; None: each forward draws one
         self._told: set[str] = set()
         self._filled = False  # whether the last batch got a row of filling
 
@@ -147,7 +149,10 @@ class Encoder(nn.Module):
         embeddings = self.model.embeddings
         positions = layout.positions + position_shift(self.config)
         states = embeddings.word_embeddings(batch.tokens) + embeddings.position_embeddings(positions)
-        states = embeddings.dropout(embeddings.LayerNorm(states + embeddings.token_type_embeddings(batch.segments)))
+        states = embeddings.LayerNorm(states + embeddings.token_type_embeddings(batch.segments))
+        keys = self._dropout_keys(layout)
+        if keys is not None:
+            states = hashed_dropout(states, keys[0], embeddings.dropout.p)
         if hasattr(self.model, "embeddings_project"):  # ELECTRA
             states = self.model.embeddings_project(states)
         if unpadded:  # as all layers give them, so that the first is no case of its own
@@ -163,14 +168,23 @@ class Encoder(nn.Module):
             # programs cost next to nothing
             longest = max(64 if attend is library_attention else 512, 1 << (batch.max_length - 1).bit_length())
             places = (batch.cu_seqlens, layout.cu_keys, layout.keys, longest)
-        for layer in self.model.encoder.layer:
+        for number, layer in enumerate(self.model.encoder.layer):
             if not unpadded:
                 attention = layer.attention.self
                 places = (layout, attention.dropout.p if attention.training else 0.0)
-            drop = layer.output.dropout
             activation, epsilon = layer.intermediate.intermediate_act_fn, layer.output.LayerNorm.eps
-            states = run(states, layer_weights(layer), heads, drop.p if drop.training else 0.0, epsilon, activation, attend, places)
+            own = None if keys is None else keys[2 * number + 1 : 2 * number + 3]
+            states = run(states, layer_weights(layer), heads, layer.output.dropout.p, own, epsilon, activation, attend, places)
             yield states
+
+    def _dropout_keys(self, layout: RaggedLayout) -> Tensor | None:
+        """Keys of the embeddings and of both places of each layer, int32 [1 + 2 * layers, tokens]; None where nothing is dropped."""
+        dropout = self.model.embeddings.dropout
+        if not dropout.training or dropout.p == 0:
+            return None
+        names = layout.rows if layout.batch.names is None else layout.batch.names[layout.rows]
+        seed = int(torch.randint(2**62, ())) if self.dropout_seed is None else self.dropout_seed
+        return dropout_keys(seed, names, layout.positions, 1 + 2 * self.num_layers)
 
     def _kernel(self, max_length: int, heads: int, device: torch.device) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         """The attention kernel and the layer function on CUDA in half precision."""

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import dropout, layer_norm, linear
+from torch.nn.functional import layer_norm, linear
 
 from ranker.layers.attention import triton_missing
+from ranker.layers.dropout import hashed_dropout
 
 
 def layer_weights(layer: Any) -> tuple[Tensor, ...]:
@@ -30,6 +31,7 @@ def post_norm_layer(
     weights: tuple[Tensor, ...],
     heads: int,
     drop: float,
+    keys: Tensor | None,
     epsilon: float,
     activation: Callable[[Tensor], Tensor],
     attend: Callable[..., Tensor],
@@ -41,7 +43,8 @@ def post_norm_layer(
         states: [tokens, dim].
         weights: See `layer_weights`.
         heads: Attention heads.
-        drop: Dropout before both residual sums; 0 in evaluation.
+        drop: Dropout before both residual sums.
+        keys: Hashes for both, int32 [2, tokens] (`ranker.layers.dropout`); None in evaluation.
         epsilon: Of the layer norms.
         activation: Of the feed-forward part.
         attend: Makes [tokens, heads, head size] of [tokens, 3, heads, head size] and `places`.
@@ -54,9 +57,14 @@ def post_norm_layer(
     qkv = linear(states, torch.cat([wq, wk, wv]), torch.cat([bq, bk, bv])).view(states.shape[0], 3, heads, -1)
     size, kind = states.shape[-1:], qkv.dtype  # under autocast norms give float32; between layers states travel in half precision
     mixed = attend(qkv, *places).reshape(states.shape[0], -1)
-    states = layer_norm(dropout(linear(mixed, wo, bo), drop, drop > 0) + states, size, gain1, shift1, epsilon).to(kind)
+    drops = [None, None] if keys is None else keys.unbind(0)
+    states = layer_norm(_dropped(linear(mixed, wo, bo), drops[0], drop) + states, size, gain1, shift1, epsilon).to(kind)
     inner = activation(linear(states, w1, b1))
-    return layer_norm(dropout(linear(inner, w2, b2), drop, drop > 0) + states, size, gain2, shift2, epsilon).to(kind)
+    return layer_norm(_dropped(linear(inner, w2, b2), drops[1], drop) + states, size, gain2, shift2, epsilon).to(kind)
+
+
+def _dropped(states: Tensor, keys: Tensor | None, rate: float) -> Tensor:
+    return states if keys is None else hashed_dropout(states, keys, rate)
 
 
 @cache
@@ -73,9 +81,11 @@ def _compiled() -> Callable[..., Tensor]:
 def compiled_layer(states: Tensor, *rest: Any) -> Tensor:
     """`post_norm_layer`, compiled for any number of tokens and rows; `places` are (cu_seqlens, cu_keys, keys or None, max_length)."""
     cu_seqlens, cu_keys, keys, _ = rest[-1]
-    for varying in (states, cu_seqlens, cu_keys, keys):
-        if varying is not None:
-            torch._dynamo.maybe_mark_dynamic(varying, 0)  # type: ignore[attr-defined]
+    dropped = rest[3]
+    varying = [(states, 0), (cu_seqlens, 0), (cu_keys, 0), (keys, 0), (dropped, 1)]
+    for tensor, axis in varying:
+        if tensor is not None:
+            torch._dynamo.maybe_mark_dynamic(tensor, axis)  # type: ignore[attr-defined]
     return _compiled()(states, *rest)
 
 

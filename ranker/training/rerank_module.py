@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ranker.data.dataset import ScoreBatch, ScoreBatches
 from ranker.data.sampling import mix
 from ranker.errors import DataError, NonFinite, RankerError
+from ranker.layers.encoder import Encoder
 from ranker.metrics import evaluate, parse_measures, with_relevance
 from ranker.training.nonfinite import Unjudged, write_dump
 from ranker.types import Loss, RankBatch, Run, TrainStep
@@ -132,8 +133,11 @@ class RerankModule(pl.LightningModule):
             group["lr"] = base * factor(scheduler.last_epoch)
 
     def on_train_end(self) -> None:
-        """Judge the last step."""
+        """Judge the last step; from here on dropout is random again."""
         self._judge()
+        for module in self.scorer.modules():
+            if isinstance(module, Encoder):
+                module.dropout_seed = None
 
     def on_validation_start(self) -> None:
         """Judge the last step before its weights are measured."""
@@ -174,8 +178,15 @@ class RerankModule(pl.LightningModule):
         return torch.stack([p.view(-1)[0] * 0.0 for p in self.parameters() if p.requires_grad]).sum()
 
     def _seed_dropout(self, step: TrainStep, micro_batch: int) -> None:
-        """Each micro-batch's randomness depends on where it stands, so that resuming needs no saved random state."""
+        """Each micro-batch's randomness depends on where it stands, so that resuming needs no saved random state.
+
+        Encoders without padding hash where each number stands in the step, so that their dropout does not hang on the cut into
+        micro-batches either; what else draws (heads, padded encoders) does.
+        """
         torch.manual_seed(step.seeds[micro_batch] if step.seeds else self.dropout_seed(step, micro_batch))
+        for module in self.scorer.modules():
+            if isinstance(module, Encoder):
+                module.dropout_seed = int(mix(self.seed, step.epoch, step.index))
 
     def dropout_seed(self, step: TrainStep, micro_batch: int) -> int:
         """The seed of this device's micro-batch."""

@@ -97,7 +97,8 @@ class Job:
     min_micro_batches: int = 1
     double: bool = False
     optimizer: str = "adamw"
-    dropout: float = 0.0
+    dropout: float = 0.1
+    attention_dropout: float = 0.0
     one_pass: bool = False
     small_blocks: bool = False
     fault: str = ""
@@ -109,7 +110,7 @@ def train(job: Job) -> dict[str, Any]:
     pl.seed_everything(1, verbose=False)
     groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups: with two processes one of them has nothing to do in the third
     config = tiny_config(dim=16)
-    config.hidden_dropout_prob = config.attention_probs_dropout_prob = job.dropout
+    config.hidden_dropout_prob, config.attention_probs_dropout_prob = job.dropout, job.attention_dropout
     encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer())
     if job.model == "colbert":
         scorer, loss = ColBERT(encoder, projection=8, query_length=12, in_batch_negatives=True), RankNet()

@@ -73,7 +73,7 @@ def train(job: Job) -> dict[str, Any]:
     pl.seed_everything(1, verbose=False)
     groups = collection(9)  # steps of 4, 4 and 1 groups: with two processes one of them has nothing to do in the third
     config = tiny_config(dim=16)
-    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
     scorer = MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
     data = RankData(
         Splits(groups, groups, {}), scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens,
@@ -106,6 +106,11 @@ def seed_fault(fault: str) -> type[RerankModule]:
         def micro_batch_loss(self, batch):
             loss = super().micro_batch_loss(batch)
             return loss / batch.share if fault == "share" else loss / self.trainer.world_size if fault == "world" else loss
+
+        def _seed_dropout(self, step, micro_batch):
+            super()._seed_dropout(step, micro_batch)
+            if fault == "masks":  # drawn by each micro-batch
+                self.scorer.encoder.dropout_seed = None
 
         def _gradient_sync(self, only_if):
             return super()._gradient_sync(only_if=False if fault == "sync" else only_if)

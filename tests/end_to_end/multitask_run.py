@@ -100,7 +100,7 @@ def train(job: Job) -> dict[str, Any]:
         {"task": "jsonl", "name": "words", "layer": "last", "classes": ["short", "long"], "options": {"path": str(cache / "spans.jsonl")}},
     ]
     config = tiny_config(dim=16)
-    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
     scorer = Multitask(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()), heads=heads, head_hidden=8)
     sampling, weighting = CASES[job.case]
     data = TaskData(

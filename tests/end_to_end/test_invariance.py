@@ -1,4 +1,4 @@
-"""Hardware-invariant training: devices, memory and micro-batches change nothing but rounding (dropout off)."""
+"""Hardware-invariant training: devices, memory and micro-batches change nothing but rounding, dropout on."""
 
 import importlib.util
 import json
@@ -85,8 +85,9 @@ def test_steps_are_three_an_epoch_and_learn(reference):
     assert losses[-1] != losses[2]
 
 
-def test_a_seeded_fault_on_one_device_is_seen(cache, reference):
-    assert furthest(alone(cache, **FLOAT64, max_tokens=420, fault="share"), reference[64]) > 1e-6
+@pytest.mark.parametrize("fault", ["share", "masks"])
+def test_a_seeded_fault_on_one_device_is_seen(cache, reference, fault):
+    assert furthest(alone(cache, **FLOAT64, max_tokens=420, fault=fault), reference[64]) > 1e-6
 
 
 def test_a_seeded_fault_in_two_processes_is_seen(together, reference):
