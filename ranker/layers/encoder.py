@@ -35,7 +35,7 @@ from ranker.layers.attention import (
     with_tail,
 )
 from ranker.layers.dropout import dropout_keys, hashed_dropout
-from ranker.layers.fused import compile_missing, compiled_layer, layer_weights, post_norm_layer
+from ranker.layers.fused import compile_missing, compiled_dropout, compiled_layer, layer_weights, post_norm_layer
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.types import TokenBatch
 
@@ -150,24 +150,25 @@ class Encoder(nn.Module):
         positions = layout.positions + position_shift(self.config)
         states = embeddings.word_embeddings(batch.tokens) + embeddings.position_embeddings(positions)
         states = embeddings.LayerNorm(states + embeddings.token_type_embeddings(batch.segments))
-        keys = self._dropout_keys(layout)
-        if keys is not None:
-            states = hashed_dropout(states, keys[0], embeddings.dropout.p)
-        if hasattr(self.model, "embeddings_project"):  # ELECTRA
-            states = self.model.embeddings_project(states)
-        if unpadded:  # as all layers give them, so that the first is no case of its own
-            states = states.to(torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else states.dtype)
-        yield states
-        heads = self.model.encoder.layer[0].attention.self.num_attention_heads
         attend: Any = padded_attention
         places: Any = (layout, 0.0)
         run: Any = post_norm_layer
+        heads = self.model.encoder.layer[0].attention.self.num_attention_heads
         if unpadded:
             attend, run = self._kernel(batch.max_length, heads, states.device)
             # few values, since a new one compiles the layers again; for the kernel for short rows it is only a grid's size, whose empty
             # programs cost next to nothing
             longest = max(64 if attend is library_attention else 512, 1 << (batch.max_length - 1).bit_length())
             places = (batch.cu_seqlens, layout.cu_keys, layout.keys, longest)
+        keys = self._dropout_keys(layout)
+        if keys is not None:
+            drop = compiled_dropout if run is compiled_layer else hashed_dropout
+            states = drop(states, keys[0], embeddings.dropout.p)
+        if hasattr(self.model, "embeddings_project"):  # ELECTRA
+            states = self.model.embeddings_project(states)
+        if unpadded:  # as all layers give them, so that the first is no case of its own
+            states = states.to(torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else states.dtype)
+        yield states
         for number, layer in enumerate(self.model.encoder.layer):
             if not unpadded:
                 attention = layer.attention.self

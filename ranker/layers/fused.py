@@ -68,25 +68,35 @@ def _dropped(states: Tensor, keys: Tensor | None, rate: float) -> Tensor:
 
 
 @cache
-def _compiled() -> Callable[..., Tensor]:
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     config: Any = torch._dynamo.config  # type: ignore[attr-defined]
     # without this, torch would cut the function at DDP's buckets, of which a layer fills no more than one
     config.optimize_ddp = False
     # a rate of dropout or an epsilon is a constant: as a variable it would take dropout out of the fused kernels
     config.specialize_float = True
     config.recompile_limit = 64  # one function serves all encoders of a process, in training and evaluation; past it torch runs eagerly
-    return torch.compile(post_norm_layer)
+    return torch.compile(function)
 
 
 def compiled_layer(states: Tensor, *rest: Any) -> Tensor:
     """`post_norm_layer`, compiled for any number of tokens and rows; `places` are (cu_seqlens, cu_keys, keys or None, max_length)."""
     cu_seqlens, cu_keys, keys, _ = rest[-1]
     dropped = rest[3]
-    varying = [(states, 0), (cu_seqlens, 0), (cu_keys, 0), (keys, 0), (dropped, 1)]
+    _mark_dynamic((states, 0), (cu_seqlens, 0), (cu_keys, 0), (keys, 0), (dropped, 1))
+    return _compiled(post_norm_layer)(states, *rest)
+
+
+def compiled_dropout(states: Tensor, keys: Tensor, rate: float) -> Tensor:
+    """`hashed_dropout`, compiled for any number of tokens: one kernel and not a dozen."""
+    _mark_dynamic((states, 0), (keys, 0))
+    return _compiled(hashed_dropout)(states, keys, rate)
+
+
+def _mark_dynamic(*varying: tuple[Tensor | None, int]) -> None:
+    """Say along which axis each tensor's size changes from batch to batch."""
     for tensor, axis in varying:
         if tensor is not None:
             torch._dynamo.maybe_mark_dynamic(tensor, axis)  # type: ignore[attr-defined]
-    return _compiled()(states, *rest)
 
 
 def compile_missing(device: torch.device) -> str:

@@ -50,16 +50,19 @@ def test_pc41_attention_and_its_gradients_equal_float64(dim, longest, partly, at
         assert error(gradient[:, part], exact_gradient[:, part]) < 1e-2
 
 
-def made(**options) -> Encoder:
+def made(dropout: float, **options) -> Encoder:
     torch.manual_seed(0)
-    config = BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_hidden_layers=4, vocab_size=1000)
-    return Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer(), **options).cuda()
+    config = BertConfig(hidden_dropout_prob=dropout, attention_probs_dropout_prob=0.0, num_hidden_layers=4, vocab_size=1000)
+    encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer(), **options).cuda()
+    encoder.dropout_seed = 3
+    return encoder
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("attention", ["short", "library"])
 @pytest.mark.parametrize("partly", [False, True])
-def test_states_and_gradients_equal_the_padded_float32_path(compiled, attention, partly):
+def test_states_and_gradients_equal_the_padded_float32_path(dropout, compiled, attention, partly):
     torch.manual_seed(1)
     for lengths in ([5, 80, 200, 33], [90] * 7, [300, 1]):  # new shapes go through the same compiled code
         tokens = torch.randint(5, 1000, (sum(lengths),))
@@ -68,7 +71,7 @@ def test_states_and_gradients_equal_the_padded_float32_path(compiled, attention,
             batch.attended = torch.tensor([max(length // 2, 1) for length in lengths], dtype=torch.int32)
             batch.num_attended = int(batch.attended.sum())
         batch = batch.to("cuda")
-        exact, fast = made(), made(compile=compiled, attention=attention)
+        exact, fast = made(dropout), made(dropout, compile=compiled, attention=attention)
         expected = exact(batch)
         with torch.autocast("cuda", torch.bfloat16):
             got = fast(batch)
