@@ -1,6 +1,7 @@
 """States on disk: equal to a direct forward, resumable, refused when they are not what they say."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,15 @@ from ranker.probing.subject import Subject, encoder_fingerprint
 CPU = torch.device("cpu")
 TOKENIZER = tiny_tokenizer()
 PAIRS = [(f"query number {i}", "some words of a doc " * (i % 5 + 1)) for i in range(20)] + [("", "alone")]
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    """One thread, so that chunks are computed one after another; a test may set more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def subject(seed: int = 0, dropout: float = 0.1, name: str = "tiny") -> Subject:
@@ -95,6 +105,20 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_states(tmp_path: Path, monk
     resumed = cache.states(who, made, [0, 1, 2], CPU).data
     assert len(calls) == 4 + len(made.chunks(100)) - 3, "only the rest was computed"
     assert torch.equal(resumed, whole)
+
+
+def test_chunks_side_by_side_give_the_same_states(tmp_path: Path) -> None:
+    who, made = subject(), sequences()
+    alone = StateCache(tmp_path / "alone", dtype="float32", max_tokens=100).states(who, made, [0, 1, 2], CPU).data
+    torch.set_num_threads(3)
+    beside = StateCache(tmp_path / "beside", dtype="float32", max_tokens=100).states(who, made, [0, 1, 2], CPU).data
+    assert torch.equal(beside, alone), "each chunk has one thread in both"
+    assert torch.get_num_threads() == 3
+    with torch.no_grad():
+        who.encoder.model.encoder.layer[1].output.LayerNorm.weight.fill_(torch.nan)
+    with pytest.raises(DataError, match="layer 2"):
+        StateCache(tmp_path / "wrong", max_tokens=100).states(Subject("nan", who.encoder), made, [0, 1, 2], CPU)
+    assert torch.get_num_threads() == 3
 
 
 def test_refused_when_a_hash_differs(tmp_path: Path) -> None:
