@@ -123,7 +123,7 @@ class Contrast(_Movable):
 class TrainStep(_Movable):
     """All of one optimizer step's work on this device; `micro_batches` may be empty where another device got all groups.
 
-    `seeds` are the micro-batches' dropout seeds where the step is repeated on another device than its own; else the module makes them.
+    `seeds` are torch's seeds of the micro-batches where the step is repeated on another device than its own; else the module makes them.
     """
 
     epoch: int

@@ -319,18 +319,16 @@ class Collator:
         group_of_doc, slot_of_doc = np.nonzero(mask)
         query_lengths = self.query_lengths(query_rows)
         doc_lengths = self.doc_lengths(flat_docs, query_lengths[group_of_doc])
+        # a step's queries and docs are numbered group by group, so that a number is the same whatever the step is cut into
+        query_names = torch.from_numpy((places * (doc_rows.shape[1] + 1)).astype(np.int64))
+        doc_names = query_names[group_of_doc] + 1 + torch.from_numpy(slot_of_doc)
         texts: dict[str, TokenBatch] = {}
         if self.reads == "pairs":
-            texts["pairs"] = self.pair.lay_out(
-                [(self.queries, query_rows[group_of_doc], query_lengths[group_of_doc]), (self.docs, flat_docs, doc_lengths)]
-            )
+            sides = [(self.queries, query_rows[group_of_doc], query_lengths[group_of_doc]), (self.docs, flat_docs, doc_lengths)]
+            texts["pairs"] = replace(self.pair.lay_out(sides), names=doc_names)
         else:
-            texts["queries"], texts["docs"] = self.query_batch(query_rows), self.doc_batch(flat_docs)
-        # a step's queries and docs are numbered group by group
-        names = (places * (doc_rows.shape[1] + 1)).astype(np.int64)
-        numbers = {"queries": names, "docs": names[group_of_doc] + 1 + slot_of_doc}
-        for kind, batch in texts.items():
-            texts[kind] = replace(batch, names=torch.from_numpy(numbers[kind if kind == "queries" else "docs"]))
+            texts["queries"] = replace(self.query_batch(query_rows), names=query_names)
+            texts["docs"] = replace(self.doc_batch(flat_docs), names=doc_names)
         return RankBatch(
             labels=torch.from_numpy(np.where(mask, labels, 0.0).astype(np.float32)),
             doc_mask=torch.from_numpy(mask),

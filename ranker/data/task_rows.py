@@ -19,6 +19,7 @@ from ranker.probing.dataset import labelled_examples
 from ranker.probing.examples import ProbeExample, ProbeTask
 from ranker.probing.pairs import sample_pairs
 from ranker.probing.sequences import Sequences
+from ranker.probing.spacy_model import forget
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ def label_tasks(
             raise DataError(f"model.heads.{task.name}: expected examples of the training part, got none; take another data or task")
         refuse_held_out(task.name, examples, held_out)
         found.append(examples[: options.max_pairs])
+    forget()
     return found
 
 

@@ -66,9 +66,8 @@ class TaskBatch(RankBatch):
         assert self.pairs is not None
         rows, tokens = self.num_rank_rows, self.num_rank_tokens
         return TokenBatch(
-            self.pairs.tokens[:tokens], self.pairs.segments[:tokens], self.pairs.cu_seqlens[: rows + 1], self.pairs.max_length,
-            names=None if self.pairs.names is None else self.pairs.names[:rows],
-        )  # fmt: skip
+            self.pairs.tokens[:tokens], self.pairs.segments[:tokens], self.pairs.cu_seqlens[: rows + 1], self.pairs.max_length
+        )
 
 
 @dataclass
@@ -194,12 +193,13 @@ def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
         return batches[0]
     ends = np.cumsum([0, *(batch.num_tokens for batch in batches)])
     seqlens = [batches[0].cu_seqlens[:1], *(batch.cu_seqlens[1:] + int(start) for batch, start in zip(batches, ends, strict=False))]
+    names = [batch.names for batch in batches if batch.names is not None]
     return TokenBatch(
         torch.cat([batch.tokens for batch in batches]),
         torch.cat([batch.segments for batch in batches]),
         torch.cat(seqlens),
         max(batch.max_length for batch in batches),
-        names=torch.cat([batch.names for batch in batches if batch.names is not None]),
+        names=torch.cat(names) if len(names) == len(batches) else None,
     )
 
 

@@ -1,7 +1,7 @@
 """Dropout that is the same on any hardware: a number's mask depends on where it stands in the optimizer step, not on who computes it.
 
 Each mask is a hash of (seed, row, position, place in the model, column), so devices, micro-batches and the order of rows change nothing,
-no random state has to be kept, and a pass that is repeated meets the same masks. The hash is far cheaper than a random generator's draw.
+no random state has to be kept, and a pass that is repeated meets the same masks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIRST, SECOND = _int32(0x7FEB352D), _int32(0x846CA68B)
 COLUMN, POSITION, SITE = _int32(0x9E3779B1), _int32(0x85EBCA77), _int32(0xC2B2AE3D)
 
 
-def dropout_keys(seed: int, names: Tensor, positions: Tensor, sites: int) -> Tensor:
+def dropout_hashes(seed: int, names: Tensor, positions: Tensor, sites: int) -> Tensor:
     """Hash what a token's masks depend on, but for the column.
 
     Args:
@@ -39,17 +39,17 @@ def dropout_keys(seed: int, names: Tensor, positions: Tensor, sites: int) -> Ten
     return _mixed(tokens ^ counted.unsqueeze(1))
 
 
-def hashed_dropout(values: Tensor, keys: Tensor, rate: float) -> Tensor:
+def hashed_dropout(values: Tensor, hashes: Tensor, rate: float) -> Tensor:
     """Zero a share of `rate` of the numbers, and scale the others so that the mean stays.
 
     Args:
         values: [tokens, dim].
-        keys: One site's row of `dropout_keys`, int32 [tokens].
+        hashes: One site's row of `dropout_hashes`, int32 [tokens].
         rate: Share, at least 0 and below 1.
     """
     columns = torch.arange(values.shape[1], dtype=torch.int32, device=values.device) * COLUMN
     # the highest bits decide, so the finaliser's last shift, which only mends the lowest, is left out
-    kept = _mixed(keys.unsqueeze(1) + columns, last=False) >= round(rate * 2**32) - 2**31
+    kept = _mixed(hashes.unsqueeze(1) + columns, last=False) >= round(rate * 2**32) - 2**31
     return values * kept * (1 / (1 - rate))
 
 

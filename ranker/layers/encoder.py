@@ -34,7 +34,7 @@ from ranker.layers.attention import (
     unpadded_missing,
     with_tail,
 )
-from ranker.layers.dropout import dropout_keys, hashed_dropout
+from ranker.layers.dropout import dropout_hashes, hashed_dropout
 from ranker.layers.fused import compile_missing, compiled_dropout, compiled_layer, layer_weights, post_norm_layer
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.types import TokenBatch
@@ -160,10 +160,10 @@ class Encoder(nn.Module):
             # programs cost next to nothing
             longest = max(64 if attend is library_attention else 512, 1 << (batch.max_length - 1).bit_length())
             places = (batch.cu_seqlens, layout.cu_keys, layout.keys, longest)
-        keys = self._dropout_keys(layout)
-        if keys is not None:
-            drop = compiled_dropout if run is compiled_layer else hashed_dropout
-            states = drop(states, keys[0], embeddings.dropout.p)
+        hashes = self._dropout_hashes(layout)
+        if hashes is not None:
+            dropout = compiled_dropout if run is compiled_layer else hashed_dropout
+            states = dropout(states, hashes[0], embeddings.dropout.p)
         if hasattr(self.model, "embeddings_project"):  # ELECTRA
             states = self.model.embeddings_project(states)
         if unpadded:  # as all layers give them, so that the first is no case of its own
@@ -174,18 +174,21 @@ class Encoder(nn.Module):
                 attention = layer.attention.self
                 places = (layout, attention.dropout.p if attention.training else 0.0)
             activation, epsilon = layer.intermediate.intermediate_act_fn, layer.output.LayerNorm.eps
-            own = None if keys is None else keys[2 * number + 1 : 2 * number + 3]
+            own = None if hashes is None else hashes[2 * number + 1 : 2 * number + 3]
             states = run(states, layer_weights(layer), heads, layer.output.dropout.p, own, epsilon, activation, attend, places)
             yield states
 
-    def _dropout_keys(self, layout: RaggedLayout) -> Tensor | None:
-        """Keys of the embeddings and of both places of each layer, int32 [1 + 2 * layers, tokens]; None where nothing is dropped."""
+    def _dropout_hashes(self, layout: RaggedLayout) -> Tensor | None:
+        """What embeddings and both places of each layer drop by, int32 [1 + 2 * layers, tokens].
+
+        None where nothing is dropped; whether something is, the embeddings' mode and rate say for all.
+        """
         dropout = self.model.embeddings.dropout
         if not dropout.training or dropout.p == 0:
             return None
         names = layout.rows if layout.batch.names is None else layout.batch.names[layout.rows]
         seed = int(torch.randint(2**62, ())) if self.dropout_seed is None else self.dropout_seed
-        return dropout_keys(seed, names, layout.positions, 1 + 2 * self.num_layers)
+        return dropout_hashes(seed, names, layout.positions, 1 + 2 * self.num_layers)
 
     def _kernel(self, max_length: int, heads: int, device: torch.device) -> tuple[Callable[..., Tensor], Callable[..., Tensor]]:
         """The attention kernel and the layer function on CUDA in half precision."""
@@ -276,10 +279,14 @@ def load_encoder(
         if not 1 <= layers <= config.num_hidden_layers:
             raise ConfigError(f"encoder.layers: expected 1 to {config.num_hidden_layers} for {name!r}, got {layers}")
         config.num_hidden_layers = layers
-    if dropout is not None:
-        config.hidden_dropout_prob = dropout
-    if attention_dropout is not None:
-        config.attention_probs_dropout_prob = attention_dropout
+    for key, name_of, rate in (
+        ("dropout", "hidden_dropout_prob", dropout),
+        ("attention_dropout", "attention_probs_dropout_prob", attention_dropout),
+    ):
+        if rate is not None:
+            if not 0 <= rate < 1:
+                raise ConfigError(f"encoder.{key}: expected at least 0 and below 1, got {rate}")
+            setattr(config, name_of, rate)
     model = _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code)
     model.train()  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
     return Encoder(model, tokenizer, ragged, compile, attention)

@@ -31,7 +31,7 @@ def post_norm_layer(
     weights: tuple[Tensor, ...],
     heads: int,
     drop: float,
-    keys: Tensor | None,
+    hashes: Tensor | None,
     epsilon: float,
     activation: Callable[[Tensor], Tensor],
     attend: Callable[..., Tensor],
@@ -44,7 +44,7 @@ def post_norm_layer(
         weights: See `layer_weights`.
         heads: Attention heads.
         drop: Dropout before both residual sums.
-        keys: Hashes for both, int32 [2, tokens] (`ranker.layers.dropout`); None in evaluation.
+        hashes: What both drop by, int32 [2, tokens] (`dropout_hashes`); None where nothing is dropped.
         epsilon: Of the layer norms.
         activation: Of the feed-forward part.
         attend: Makes [tokens, heads, head size] of [tokens, 3, heads, head size] and `places`.
@@ -57,14 +57,14 @@ def post_norm_layer(
     qkv = linear(states, torch.cat([wq, wk, wv]), torch.cat([bq, bk, bv])).view(states.shape[0], 3, heads, -1)
     size, kind = states.shape[-1:], qkv.dtype  # under autocast norms give float32; between layers states travel in half precision
     mixed = attend(qkv, *places).reshape(states.shape[0], -1)
-    drops = [None, None] if keys is None else keys.unbind(0)
-    states = layer_norm(_dropped(linear(mixed, wo, bo), drops[0], drop) + states, size, gain1, shift1, epsilon).to(kind)
+    first, second = (None, None) if hashes is None else hashes.unbind(0)
+    states = layer_norm(_dropped(linear(mixed, wo, bo), first, drop) + states, size, gain1, shift1, epsilon).to(kind)
     inner = activation(linear(states, w1, b1))
-    return layer_norm(_dropped(linear(inner, w2, b2), drops[1], drop) + states, size, gain2, shift2, epsilon).to(kind)
+    return layer_norm(_dropped(linear(inner, w2, b2), second, drop) + states, size, gain2, shift2, epsilon).to(kind)
 
 
-def _dropped(states: Tensor, keys: Tensor | None, rate: float) -> Tensor:
-    return states if keys is None else hashed_dropout(states, keys, rate)
+def _dropped(states: Tensor, hashes: Tensor | None, rate: float) -> Tensor:
+    return states if hashes is None else hashed_dropout(states, hashes, rate)
 
 
 @cache
@@ -78,18 +78,19 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return torch.compile(function)
 
 
-def compiled_layer(states: Tensor, *rest: Any) -> Tensor:
+def compiled_layer(
+    states: Tensor, weights: tuple[Tensor, ...], heads: int, drop: float, hashes: Tensor | None, *rest: Any
+) -> Tensor:  # fmt: skip
     """`post_norm_layer`, compiled for any number of tokens and rows; `places` are (cu_seqlens, cu_keys, keys or None, max_length)."""
     cu_seqlens, cu_keys, keys, _ = rest[-1]
-    dropped = rest[3]
-    _mark_dynamic((states, 0), (cu_seqlens, 0), (cu_keys, 0), (keys, 0), (dropped, 1))
-    return _compiled(post_norm_layer)(states, *rest)
+    _mark_dynamic((states, 0), (cu_seqlens, 0), (cu_keys, 0), (keys, 0), (hashes, 1))
+    return _compiled(post_norm_layer)(states, weights, heads, drop, hashes, *rest)
 
 
-def compiled_dropout(states: Tensor, keys: Tensor, rate: float) -> Tensor:
+def compiled_dropout(states: Tensor, hashes: Tensor, rate: float) -> Tensor:
     """`hashed_dropout`, compiled for any number of tokens: one kernel and not a dozen."""
-    _mark_dynamic((states, 0), (keys, 0))
-    return _compiled(hashed_dropout)(states, keys, rate)
+    _mark_dynamic((states, 0), (hashes, 0))
+    return _compiled(hashed_dropout)(states, hashes, rate)
 
 
 def _mark_dynamic(*varying: tuple[Tensor | None, int]) -> None:

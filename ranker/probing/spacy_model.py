@@ -32,6 +32,11 @@ def parse_all(model: str, texts: Iterable[str]) -> Mapping[str, Any]:
     return _parsed(model, tuple(dict.fromkeys(texts)))
 
 
+def forget() -> None:
+    """Let the kept parses go: they take about a kilobyte a token."""
+    _parsed.cache_clear()
+
+
 @lru_cache(maxsize=1)
 def _parsed(model: str, texts: tuple[str, ...]) -> Mapping[str, Any]:
     import spacy  # takes seconds, and only label makers need it

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 FORMAT = 1
 DTYPES = {"float16": torch.float16, "float32": torch.float32}
+AT_ONCE = 8  # chunks that are in memory at a time on a CPU
 SYNC_SECONDS = 20.0  # work that a kill can undo
 
 
@@ -129,7 +130,7 @@ class StateCache:
                     break
             return int(sequences.starts[last])
 
-        with _one_thread_each(device) as run:
+        with _side_by_side(device) as run:
             for number, tokens in enumerate(run(encode, chunks[done:]), done + 1):
                 if time.monotonic() - synced >= self.sync_seconds:
                     self._sync(folder, file, chunks, number)
@@ -162,14 +163,15 @@ class StateCache:
 
 
 @contextmanager
-def _one_thread_each(device: torch.device) -> Iterator[Callable[..., Iterable[int]]]:
-    """A `map`; on a CPU over one thread a core, each with a chunk of its own: a third faster than all of them on one chunk."""
+def _side_by_side(device: torch.device) -> Iterator[Callable[..., Iterable[int]]]:
+    """A `map`; on a CPU over chunks side by side, a thread each (or more, past `AT_ONCE`): a third faster than all on one chunk."""
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:
         yield map
         return
-    torch.set_num_threads(1)
-    pool = ThreadPoolExecutor(threads)
+    at_once = min(threads, AT_ONCE)
+    torch.set_num_threads(threads // at_once)
+    pool = ThreadPoolExecutor(at_once)
     try:
         yield pool.map
     finally:

@@ -25,10 +25,11 @@ from ranker.probing.dataset import ProbeData, build_data, labelled_examples, spa
 from ranker.probing.examples import PairSample, ProbeExample, ProbeTask, TaskUnavailable
 from ranker.probing.jobs import KeyedStates, make_jobs
 from ranker.probing.measuring import prior_result, result_of
-from ranker.probing.online_code import Job, OnlineCoder, Outcome
+from ranker.probing.online_code import Job, OnlineCoder
 from ranker.probing.pairs import assign_parts
 from ranker.probing.results import Result, Results, TaskRecord
 from ranker.probing.sequences import Sequences
+from ranker.probing.spacy_model import forget
 from ranker.probing.state_cache import StateCache
 from ranker.probing.states import RandomEmbeddings, TensorStates
 from ranker.probing.subject import Subject
@@ -38,6 +39,8 @@ from ranker.probing.workers import code_jobs
 log = logging.getLogger(__name__)
 
 LOG_SECONDS = 20
+
+Owned = tuple[Job, Subject, dict[str, ProbeData]]  # a job, whose it is, and its tasks by name
 
 
 @dataclass(frozen=True)
@@ -140,9 +143,8 @@ class Study:
     def run(self) -> Results:
         """Label, encode, code, and measure."""
         records: dict[str, TaskRecord] = {}
-        jobs: list[Job] = []
-        owners: list[tuple[Subject, dict[str, ProbeData]]] = []  # of each job
         results: list[Result] = []
+        waiting: list[Owned] = []
         for pair_set in self._pair_sets():
             read = [self._sequences(subject, pair_set) for subject in self.subjects]
             place_of = pair_set.place_of
@@ -157,16 +159,14 @@ class Study:
                 self._warn_of(own)
             by_name = {own.task.name: own for own in data}
             for subject, sequences in zip(self.subjects, read, strict=True):
-                made = self._jobs(subject, sequences, data, place_of)
-                jobs += made
-                owners += [(subject, by_name)] * len(made)
+                waiting += [(job, subject, by_name) for job in self._jobs(subject, sequences, data, place_of)]
                 if "label_prior" in self.options.controls:
                     results += [prior_result(subject, own, seed, self.options.portions) for own in data for seed in self.options.seeds]
-        for (subject, by_name), outcomes in zip(owners, self._code(jobs), strict=True):
-            results += [
-                result_of(subject, by_name[outcome.column.task], outcome, self.options.portions, self.sample.collection)
-                for outcome in outcomes
-            ]
+                if self.device.type == "cuda":  # which holds one subject's states at a time
+                    results += self._code(waiting)
+                    waiting = []
+        if waiting:
+            results += self._code(waiting)
         self._warn_of_shared_docs()
         order = {task.name: place for place, task in enumerate(self.tasks)}
         models = {subject.name: place for place, subject in enumerate(self.subjects)}
@@ -196,6 +196,7 @@ class Study:
                 shared.tasks.append((task, examples, parts))
             else:
                 sets.append(PairSet(list(texts), [(task, examples, parts)]))
+        forget()
         if not any(pair_set.tasks for pair_set in sets):
             raise DataError("probe: expected at least one task whose labels can be made here, got none; see the warnings above")
         return [pair_set for pair_set in sets if pair_set.tasks]
@@ -238,12 +239,19 @@ class Study:
         spans = [span_array(own, sequences, place_of) for own in data]
         return make_jobs(data, spans, states, layers, controls, seeds, self.options.control_seeds, self.options.seed, self.device)
 
-    def _code(self, jobs: Sequence[Job]) -> list[list[Outcome]]:
-        """Code all jobs, those of all subjects and sets of pairs side by side."""
-        ends = [portion_ends(len(job.train), self.options.portions) for job in jobs]
-        self._total = sum(len(job.layers) * len(job.columns) * len(job.seeds) * len(own) for job, own in zip(jobs, ends, strict=True))
-        log.info("%d probes to train", self._total)
-        return code_jobs(self._coder, jobs, self.options.workers)
+    def _code(self, owned: Sequence[Owned]) -> list[Result]:
+        """Code jobs side by side, and measure."""
+        jobs = [job for job, _, _ in owned]
+        probes = sum(
+            len(job.layers) * len(job.columns) * len(job.seeds) * len(portion_ends(len(job.train), self.options.portions)) for job in jobs
+        )
+        self._total = self._done + probes
+        log.info("%d probes to train", probes)
+        return [
+            result_of(subject, by_name[outcome.column.task], outcome, self.options.portions, self.sample.collection)
+            for (_, subject, by_name), outcomes in zip(owned, code_jobs(self._coder, jobs, self.options.workers), strict=True)
+            for outcome in outcomes
+        ]
 
     def _states(self, subject: Subject, sequences: Sequences, layers: list[int]) -> KeyedStates:
         states = self.cache.states(subject, sequences, layers, self.device)

@@ -68,7 +68,7 @@ def write_dump(module: Any, step: TrainStep, number: int, loss: float, norm: flo
         return None
     folder = Path(dumps) / f"step-{number}"
     partial = folder.with_name(f".{folder.name}.partial")
-    seeds = tuple(module.dropout_seed(step, i) for i in range(len(step.micro_batches)))
+    seeds = tuple(module.micro_batch_seed(step, i) for i in range(len(step.micro_batches)))
     fault = None
     try:
         partial.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ class RerankModule(pl.LightningModule):
             (it loads the data for the answer, and forgets to give the loader its state).
         weight_decay: Decay of matrices; biases and norms have none.
         max_norm: Gradient norm is clipped to this; None clips nothing.
-        seed: Seeds each micro-batch's dropout, so that a resumed run repeats it.
+        seed: Seeds each step's dropout, so that a resumed run repeats it.
         nonfinite: What to do with a step whose loss or gradient is not finite: `stop`, or `skip` (no weight and no moment changes, the
             step counts).
         dumps: Where such steps are written, so that ranker/replay.py can repeat them; None writes none.
@@ -183,13 +183,13 @@ class RerankModule(pl.LightningModule):
         Encoders without padding hash where each number stands in the step, so that their dropout does not hang on the cut into
         micro-batches either; what else draws (heads, padded encoders) does.
         """
-        torch.manual_seed(step.seeds[micro_batch] if step.seeds else self.dropout_seed(step, micro_batch))
+        torch.manual_seed(step.seeds[micro_batch] if step.seeds else self.micro_batch_seed(step, micro_batch))
         for module in self.scorer.modules():
             if isinstance(module, Encoder):
                 module.dropout_seed = int(mix(self.seed, step.epoch, step.index))
 
-    def dropout_seed(self, step: TrainStep, micro_batch: int) -> int:
-        """The seed of this device's micro-batch."""
+    def micro_batch_seed(self, step: TrainStep, micro_batch: int) -> int:
+        """What seeds torch for this device's micro-batch."""
         return int(mix(self.seed, step.epoch, step.index, micro_batch, self.global_rank)) % 2**63
 
     def _gradient_sync(self, only_if: bool) -> contextlib.AbstractContextManager[Any]:

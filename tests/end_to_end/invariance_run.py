@@ -15,6 +15,7 @@ from transformers import BertModel
 
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.layers.attention import with_tail
 from ranker.layers.encoder import Encoder
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
@@ -33,6 +34,21 @@ def collection(num_queries: int) -> Collection:
     qrels = {f"q{i}": {f"d{6 * i}": 2, f"d{6 * i + 1}": 1, f"d{6 * i + 2}": 0} for i in range(num_queries)}
     run = {f"q{i}": {f"d{6 * i + j}": float(-j) for j in range(rng.randint(4, 6))} for i in range(num_queries)}
     return Collection("small", docs, queries, qrels, Candidates.from_run(run))
+
+
+def names_of(data: RankData, index: int, world: int = 1) -> dict[int, list[int]]:
+    """Every row of a step by its name within the step: its tokens, gathered over so many devices."""
+    found: list[tuple[int, list[int]]] = []
+    for rank in range(world):
+        for micro_batch in data.train_steps(rank, world)[0, index].micro_batches:
+            for batch in (micro_batch.pairs, micro_batch.queries, micro_batch.docs):
+                if batch is not None:
+                    rows = batch.tokens.split(batch.cu_seqlens.diff().tolist())
+                    found += [(int(name), row.tolist()) for name, row in zip(batch.names, rows, strict=True)]
+                    filled = with_tail(batch)
+                    assert filled.names.shape == filled.cu_seqlens[1:].shape and filled.names[:-1].equal(batch.names)
+    assert len(dict(found)) == len(found), "no two rows of a step share a name"
+    return dict(found)
 
 
 class Losses(pl.Callback):

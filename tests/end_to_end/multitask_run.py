@@ -89,9 +89,8 @@ def spans_file(cache: Path, collection) -> Path:
     return path
 
 
-def train(job: Job) -> dict[str, Any]:
-    """Train as the job says; returns losses of steps and tasks, weights, and what the weighting learned."""
-    pl.seed_everything(1, verbose=False)
+def made(job: Job) -> tuple[Multitask, TaskData]:
+    """Model and data."""
     groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups
     cache = Path(job.cache)
     heads = [
@@ -102,15 +101,21 @@ def train(job: Job) -> dict[str, Any]:
     config = tiny_config(dim=16)
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
     scorer = Multitask(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()), heads=heads, head_hidden=8)
-    sampling, weighting = CASES[job.case]
     data = TaskData(
         Splits(groups, None, {}), scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens,
         BatchOptions(queries=4, docs=5, positives=2, max_tokens=job.max_tokens), TextLimits(16, 64), seed=3, cache_dir=job.cache,
         heads=[head.asked for head in scorer.task_heads()], tasks=[make_task(head.asked) for head in scorer.task_heads()],
-        poolings=[head.pooling for head in scorer.task_heads()], labels=TaskLabels(docs_per_query=3), sampling=sampling, max_epochs=2,
+        poolings=[head.pooling for head in scorer.task_heads()], labels=TaskLabels(docs_per_query=3), sampling=CASES[job.case][0], max_epochs=2,
     )  # fmt: skip
+    return scorer, data
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Train as the job says; returns losses of steps and tasks, weights, and what the weighting learned."""
+    pl.seed_everything(1, verbose=False)
+    scorer, data = made(job)
     module = (OwnMeans if job.fault == "own means" else Recorded)(
-        scorer, ["nDCG@10"], weighting=weighting, loss=RankNet(), optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3),
+        scorer, ["nDCG@10"], weighting=CASES[job.case][1], loss=RankNet(), optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3),
         schedule=lambda step, total: linear(step, total, warmup=2), max_norm=1.0,
     ).double()  # fmt: skip
     module.kept, module.kept_tasks = [], []

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ranker.data.collection import Splits
+from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.layers.tiny import tiny_tokenizer
+
 SCRIPT = Path(__file__).with_name("invariance_run.py")
 spec = importlib.util.spec_from_file_location("invariance_run", SCRIPT)
 invariance_run = importlib.util.module_from_spec(spec)
@@ -77,6 +81,22 @@ def test_float32_sgd_losses_equal_to_1e_6_and_weights_to_1e_5(request, cache, re
     got = request.getfixturevalue("together")[f"32 {layout}"] if "devices" in options else alone(cache, **FLOAT32, **options)
     assert got["losses"] == pytest.approx(reference[32]["losses"], rel=1e-6)
     assert furthest(got, reference[32]) < 1e-5
+
+
+@pytest.mark.parametrize("reads", ["pairs", "texts"])
+def test_rows_have_the_same_names_in_every_layout(cache, reads):
+    """What dropout hangs on; two queries, docs or pairs of a step never share a name."""
+    whole, small = (
+        RankData(
+            Splits(invariance_run.collection(9), None, {}), tiny_tokenizer(), reads, 512, BatchOptions(queries=4, docs=5, positives=2, max_tokens=tokens),
+            TextLimits(16, 64), seed=3, cache_dir=cache,
+        )
+        for tokens in (100_000, 420)
+    )  # fmt: skip
+    for index in range(3):
+        names = invariance_run.names_of(whole, index)
+        assert len(names) > (5 if reads == "texts" else 3)
+        assert invariance_run.names_of(small, index, world=2) == names
 
 
 def test_steps_are_three_an_epoch_and_learn(reference):

@@ -16,6 +16,7 @@ spec.loader.exec_module(multitask_run)
 Job, CASES = multitask_run.Job, list(multitask_run.CASES)
 
 SMALL = 420  # tokens: a tenth of a step
+names_of = multitask_run.invariance_run.names_of
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,13 @@ def assert_equal(got, expected):
     for own, reference in zip(got["tasks"], expected["tasks"], strict=True):
         assert own == pytest.approx(reference, rel=0, abs=1e-12)
     assert furthest(got, expected) < 1e-9
+
+
+@pytest.mark.parametrize("case", [CASES[0], CASES[-1]])
+def test_rows_have_the_same_names_in_every_layout(cache, case):
+    data, small = (multitask_run.made(Job(str(cache), case, max_tokens=tokens))[1] for tokens in (100_000, SMALL))
+    for index in range(3):
+        assert names_of(small, index, world=2) == names_of(data, index)
 
 
 @pytest.mark.parametrize("case", CASES)

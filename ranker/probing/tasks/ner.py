@@ -33,7 +33,7 @@ class NamedEntities:
     @cached_property
     def labeller(self) -> str:  # type: ignore[override]
         """Id, versions and settings."""
-        return f"ner-spacy@1 {self.model} {versions(self.model)} max_targets={self.max_targets}"
+        return f"ner-spacy@2 {self.model} {versions(self.model)} max_targets={self.max_targets}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
         """The pairs that hold an entity.

@@ -6,7 +6,7 @@ import torch
 from scipy.stats import chi2, norm
 
 from ranker.data.sampling import mix
-from ranker.layers.dropout import dropout_keys, hashed_dropout
+from ranker.layers.dropout import dropout_hashes, hashed_dropout
 from ranker.layers.encoder import load_encoder
 from ranker.types import TokenBatch
 
@@ -16,7 +16,7 @@ ROWS, LENGTH, DIM = 64, 32, 96
 def kept(seed: int, rate: float, sites: int = 2) -> torch.Tensor:
     """What is kept of ones, bool [sites, rows, positions, columns]."""
     names, positions = (part.flatten() for part in torch.meshgrid(torch.arange(ROWS), torch.arange(LENGTH), indexing="ij"))
-    keys = dropout_keys(seed, names, positions, sites)
+    keys = dropout_hashes(seed, names, positions, sites)
     return torch.stack([hashed_dropout(torch.ones(len(names), DIM), key, rate) != 0 for key in keys]).view(sites, ROWS, LENGTH, DIM)
 
 
@@ -35,7 +35,7 @@ def test_masks_are_the_hash_worked_out_by_hand() -> None:
     token = lowbias32(row ^ (position * 0x85EBCA77 + 9) % 2**32)
     for site in range(2):
         key = lowbias32(token ^ (site + 1) * 0xC2B2AE3D % 2**32)
-        keys = dropout_keys(seed, torch.tensor([name]), torch.tensor([position]), 2)
+        keys = dropout_hashes(seed, torch.tensor([name]), torch.tensor([position]), 2)
         assert int(keys[site]) % 2**32 == key
         drawn = lowbias32((key + column * 0x9E3779B1) % 2**32) ^ 2**31  # as a signed number, counted from the least
         for rate in (0.1, 0.5, drawn / 2**32 - 1e-4, drawn / 2**32 + 1e-4):
@@ -68,7 +68,7 @@ def test_shares_and_independence(rate: float) -> None:
 
 
 def test_scaling_keeps_the_mean_and_gradients_follow_the_mask() -> None:
-    keys = dropout_keys(3, torch.arange(2000), torch.zeros(2000, dtype=torch.int64), 1)[0]
+    keys = dropout_hashes(3, torch.arange(2000), torch.zeros(2000, dtype=torch.int64), 1)[0]
     values = torch.full((2000, DIM), 2.0, dtype=torch.float64, requires_grad=True)
     dropped = hashed_dropout(values, keys, 0.25)
     assert dropped.unique().tolist() == pytest.approx([0.0, 2 / 0.75])
@@ -121,7 +121,7 @@ def test_numbers_are_dropped_where_transformers_drops_them() -> None:
     row = [5, 6, 7, 8, 9]
     ours = encoder(batch_of([row], [13]))
     model = encoder.model
-    sites = iter(dropout_keys(6, torch.full((5,), 13), torch.arange(5), 1 + 2 * encoder.num_layers))
+    sites = iter(dropout_hashes(6, torch.full((5,), 13), torch.arange(5), 1 + 2 * encoder.num_layers))
     model.embeddings.dropout = Site(next(sites))
     for layer in model.encoder.layer:
         layer.attention.output.dropout, layer.output.dropout = Site(next(sites)), Site(next(sites))

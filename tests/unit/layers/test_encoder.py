@@ -119,6 +119,8 @@ def test_dropout_reaches_every_dropout_module():
         ({"name": "no/such-folder-or-id"}, "encoder.name: expected a hub id or a folder"),
         ({"name": "model", "package": "no_such_package_here"}, "encoder.package: expected an installed package"),
         ({"name": "tiny", "layers": 5}, "encoder.layers: expected 1 to 2"),
+        ({"name": "tiny", "dropout": 1.0}, "encoder.dropout: expected at least 0 and below 1, got 1.0"),
+        ({"name": "tiny", "attention_dropout": -0.1}, "encoder.attention_dropout: expected at least 0 and below 1, got -0.1"),
     ],
 )
 def test_a_wrong_name_says_what_was_expected(arguments, message, monkeypatch):

@@ -107,13 +107,28 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_states(tmp_path: Path, monk
     assert torch.equal(resumed, whole)
 
 
-def test_chunks_side_by_side_give_the_same_states(tmp_path: Path) -> None:
+def test_chunks_side_by_side_give_the_same_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     who, made = subject(), sequences()
     alone = StateCache(tmp_path / "alone", dtype="float32", max_tokens=100).states(who, made, [0, 1, 2], CPU).data
     torch.set_num_threads(3)
     beside = StateCache(tmp_path / "beside", dtype="float32", max_tokens=100).states(who, made, [0, 1, 2], CPU).data
     assert torch.equal(beside, alone), "each chunk has one thread in both"
     assert torch.get_num_threads() == 3
+    real, fifth = Encoder.layers, [made.batch(*made.chunks(100)[4]).tokens]
+
+    def dies(self, batch):
+        if fifth and batch.tokens.equal(fifth[0]):
+            fifth.clear()
+            raise KeyboardInterrupt
+        return real(self, batch)
+
+    monkeypatch.setattr(Encoder, "layers", dies)
+    cache = StateCache(tmp_path / "killed", dtype="float32", max_tokens=100, sync_seconds=0)
+    with pytest.raises(KeyboardInterrupt):
+        cache.states(who, made, [0, 1, 2], CPU)
+    noted = [json.loads(path.read_text())["done"] for path in (tmp_path / "killed").glob("*/progress.json")]
+    assert not noted or noted[0] <= 4, "chunks in flight beyond the one that died do not count"
+    assert torch.equal(cache.states(who, made, [0, 1, 2], CPU).data, alone)
     with torch.no_grad():
         who.encoder.model.encoder.layer[1].output.LayerNorm.weight.fill_(torch.nan)
     with pytest.raises(DataError, match="layer 2"):

@@ -10,7 +10,7 @@ import pytest
 
 from ranker.errors import ConfigError, DataError
 from ranker.probing.examples import ProbeExample, Span, Target, TaskUnavailable, read_examples, write_examples
-from ranker.probing.spacy_model import MODEL, missing
+from ranker.probing.spacy_model import MODEL, forget, missing
 from ranker.probing.tasks.coref import Coreference, Mention, mentions, resolve
 from ranker.probing.tasks.fact import FactChecking
 from ranker.probing.tasks.fact_synth import SyntheticFacts, claim_of
@@ -42,6 +42,18 @@ def test_ner_finds_the_planted_names() -> None:
         for target in example.targets:
             (span,) = target.spans
             assert example.text_of(span) == example.text_of(span).strip(), "no entity crosses the border of query and doc"
+
+
+@needs_spacy
+def test_tasks_on_the_same_texts_share_one_reading(caplog: pytest.LogCaptureFixture) -> None:
+    forget()
+    with caplog.at_level("INFO"):
+        for task in (NamedEntities(), Coreference(), NamedEntities(max_targets=1)):
+            list(task.examples(SAMPLE))
+        assert caplog.text.count("spaCy: reading") == 1
+        forget()
+        list(NamedEntities().examples(SAMPLE))
+        assert caplog.text.count("spaCy: reading") == 2
 
 
 @pytest.mark.parametrize(
