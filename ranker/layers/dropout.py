@@ -49,8 +49,13 @@ def hashed_dropout(values: Tensor, hashes: Tensor, rate: float) -> Tensor:
     """
     columns = torch.arange(values.shape[1], dtype=torch.int32, device=values.device) * COLUMN
     # the highest bits decide, so the finaliser's last shift, which only mends the lowest, is left out
-    kept = _mixed(hashes.unsqueeze(1) + columns, last=False) >= round(rate * 2**32) - 2**31
+    kept = _mixed(hashes.unsqueeze(1) + columns, last=False) >= threshold(rate)
     return values * kept * (1 / (1 - rate))
+
+
+def threshold(rate: float) -> int:
+    """The least int32 at which a number is kept."""
+    return round(rate * 2**32) - 2**31
 
 
 def _mixed(bits: Tensor, last: bool = True) -> Tensor:

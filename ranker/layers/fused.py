@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,6 +16,12 @@ from torch.nn.functional import layer_norm, linear
 
 from ranker.layers.attention import triton_missing
 from ranker.layers.dropout import hashed_dropout
+
+try:
+    from ranker.layers.kernels import bias_gelu as gelu
+    from ranker.layers.kernels import residual_norm as norm
+except ImportError:  # no Triton
+    gelu = norm = None  # type: ignore[assignment]
 
 
 def layer_weights(layer: Any) -> tuple[Tensor, ...]:
@@ -26,6 +32,20 @@ def layer_weights(layer: Any) -> tuple[Tensor, ...]:
     return tuple(weight for part in parts for weight in (part.weight, part.bias))
 
 
+class Parts(NamedTuple):
+    """The functions that a layer is made of: the plain ones, or kernels.
+
+    Args:
+        attend: Makes [tokens, heads, head size] of [tokens, 3, heads, head size] and `places`.
+        widen: First half of the feed-forward part, as `plain_widen`.
+        join: Linear layer, dropout, residual sum and norm, as `plain_join`.
+    """
+
+    attend: Callable[..., Tensor]
+    widen: Callable[..., Tensor]
+    join: Callable[..., Tensor]
+
+
 def post_norm_layer(
     states: Tensor,
     weights: tuple[Tensor, ...],
@@ -33,8 +53,8 @@ def post_norm_layer(
     drop: float,
     hashes: Tensor | None,
     epsilon: float,
-    activation: Callable[[Tensor], Tensor],
-    attend: Callable[..., Tensor],
+    firsts: Tensor | None,
+    parts: Parts,
     places: tuple[Any, ...],
 ) -> Tensor:
     """One post-norm transformer layer (Devlin et al., 2019).
@@ -44,27 +64,50 @@ def post_norm_layer(
         weights: See `layer_weights`.
         heads: Attention heads.
         drop: Dropout before both residual sums.
-        hashes: What both drop by, int32 [2, tokens] (`dropout_hashes`); None where nothing is dropped.
+        hashes: What both drop by, int32 [2, tokens that leave] (`dropout_hashes`); None where nothing is dropped.
         epsilon: Of the layer norms.
-        activation: Of the feed-forward part.
-        attend: Makes [tokens, heads, head size] of [tokens, 3, heads, head size] and `places`.
-        places: What `attend` has to know about the rows.
+        firsts: Places of the tokens whose states are wanted, int64; they still attend to all. None: all are wanted.
+        parts: What the layer is made of.
+        places: What `parts.attend` has to know about the rows.
 
     Returns:
-        [tokens, dim]
+        [tokens that leave, dim]
     """
     wq, bq, wk, bk, wv, bv, wo, bo, w1, b1, w2, b2, gain1, shift1, gain2, shift2 = weights
     qkv = linear(states, torch.cat([wq, wk, wv]), torch.cat([bq, bk, bv])).view(states.shape[0], 3, heads, -1)
-    size, kind = states.shape[-1:], qkv.dtype  # under autocast norms give float32; between layers states travel in half precision
-    mixed = attend(qkv, *places).reshape(states.shape[0], -1)
+    mixed = parts.attend(qkv, *places).reshape(states.shape[0], -1)
+    if firsts is not None:
+        mixed, states = mixed.index_select(0, firsts), states.index_select(0, firsts)
     first, second = (None, None) if hashes is None else hashes.unbind(0)
-    states = layer_norm(_dropped(linear(mixed, wo, bo), first, drop) + states, size, gain1, shift1, epsilon).to(kind)
-    inner = activation(linear(states, w1, b1))
-    return layer_norm(_dropped(linear(inner, w2, b2), second, drop) + states, size, gain2, shift2, epsilon).to(kind)
+    states = parts.join(mixed, wo, bo, states, first, drop, gain1, shift1, epsilon)
+    return parts.join(parts.widen(states, w1, b1), w2, b2, states, second, drop, gain2, shift2, epsilon)
 
 
-def _dropped(states: Tensor, hashes: Tensor | None, rate: float) -> Tensor:
-    return states if hashes is None else hashed_dropout(states, hashes, rate)
+@cache  # one function for an activation, so that compiled layers know it again
+def plain_widen(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """The linear layer and then `activation`."""
+    return lambda states, weight, bias: activation(linear(states, weight, bias))
+
+
+def plain_join(
+    inner: Tensor, weight: Tensor, bias: Tensor, states: Tensor, hashes: Tensor | None, drop: float, gain: Tensor, shift: Tensor, epsilon: float
+) -> Tensor:  # fmt: skip
+    """Return `layer_norm(dropout(linear(inner)) + states)`, in the linear layer's precision."""
+    joined = linear(inner, weight, bias)
+    dropped = joined if hashes is None else hashed_dropout(joined, hashes, drop)
+    return layer_norm(dropped + states, states.shape[-1:], gain, shift, epsilon).to(joined.dtype)  # autocast makes norms float32
+
+
+def kernel_widen(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`plain_widen` of GELU, the bias and GELU in one kernel."""
+    return gelu.bias_gelu(linear(states, weight), bias)
+
+
+def kernel_join(
+    inner: Tensor, weight: Tensor, bias: Tensor, states: Tensor, hashes: Tensor | None, drop: float, gain: Tensor, shift: Tensor, epsilon: float
+) -> Tensor:  # fmt: skip
+    """`plain_join`, all but the matrix product in one kernel."""
+    return norm.residual_norm(linear(inner, weight), bias, states, hashes, drop, gain, shift, epsilon)
 
 
 @cache
@@ -79,12 +122,12 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def compiled_layer(
-    states: Tensor, weights: tuple[Tensor, ...], heads: int, drop: float, hashes: Tensor | None, *rest: Any
+    states: Tensor, weights: tuple[Tensor, ...], heads: int, drop: float, hashes: Tensor | None, epsilon: float, firsts: Tensor | None, *rest: Any
 ) -> Tensor:  # fmt: skip
     """`post_norm_layer`, compiled for any number of tokens and rows; `places` are (cu_seqlens, cu_keys, keys or None, max_length)."""
     cu_seqlens, cu_keys, keys, _ = rest[-1]
-    _mark_dynamic((states, 0), (cu_seqlens, 0), (cu_keys, 0), (keys, 0), (hashes, 1))
-    return _compiled(post_norm_layer)(states, weights, heads, drop, hashes, *rest)
+    _mark_dynamic((states, 0), (cu_seqlens, 0), (cu_keys, 0), (keys, 0), (hashes, 1), (firsts, 0))
+    return _compiled(post_norm_layer)(states, weights, heads, drop, hashes, epsilon, firsts, *rest)
 
 
 def compiled_dropout(states: Tensor, hashes: Tensor, rate: float) -> Tensor:

@@ -16,7 +16,7 @@ from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder
 from ranker.layers.grid import to_grid
 from ranker.layers.interaction import TextVectors, full_precision
-from ranker.layers.pooling import POOLINGS, pool
+from ranker.layers.pooling import POOLINGS
 from ranker.models import _sentence_transformers as layout
 from ranker.types import RankBatch, TokenBatch
 
@@ -111,7 +111,7 @@ class DPR(nn.Module):
         return self._encode(batch, self.doc_encoder or self.encoder, self.projection if self.tied else self.doc_projection)
 
     def _encode(self, batch: TokenBatch, encoder: Encoder, projection: nn.Linear | None) -> TextVectors:
-        pooled = pool(encoder(batch), batch, self.pooling)
+        pooled = encoder.pooled(batch, self.pooling)
         if projection is not None:
             pooled = projection(pooled)
             pooled = pooled.tanh() if self.activation == "tanh" else pooled

@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder, load_encoder
 from ranker.layers.grid import to_grid
-from ranker.layers.pooling import POOLINGS, pool
-from ranker.types import RankBatch, TokenBatch
+from ranker.layers.pooling import POOLINGS
+from ranker.types import RankBatch
 
 log = logging.getLogger(__name__)
 
@@ -58,12 +58,12 @@ class MonoBERT(nn.Module):
     def logits(self, batch: RankBatch) -> Tensor:
         """Return one row of logits per real doc, float32, [rows, num_labels]."""
         assert batch.pairs is not None
-        return self.read(self.encoder(batch.pairs), batch.pairs)
+        return self.read(self.encoder.pooled(batch.pairs, self.pooling))
 
-    def read(self, states: Tensor, pairs: TokenBatch) -> Tensor:
-        """Return the logits of rows from their last layer's states [tokens, dim], float32, [rows, num_labels]."""
-        with torch.autocast(states.device.type, enabled=False):  # in bf16 good candidates would tie: its scores are 1/64 apart above 2
-            logits = self.head(self.dropout(self.pooler(pool(states, pairs, self.pooling))))
+    def read(self, pooled: Tensor) -> Tensor:
+        """Return the logits of rows from their pooled states [rows, dim], float32, [rows, num_labels]."""
+        with torch.autocast(pooled.device.type, enabled=False):  # in bf16 good candidates would tie: its scores are 1/64 apart above 2
+            logits = self.head(self.dropout(self.pooler(pooled)))
         return logits if logits.dtype == torch.float64 else logits.float()
 
     def forward(self, batch: RankBatch) -> Tensor:

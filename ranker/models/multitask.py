@@ -22,6 +22,7 @@ from ranker.data.task_rows import SLOTS, num_classes
 from ranker.data.task_steps import HeadBatch, TaskBatch
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder
+from ranker.layers.pooling import pool
 from ranker.models.monobert import MonoBERT
 from ranker.probing.examples import ProbeTask
 from ranker.types import RankBatch
@@ -150,7 +151,8 @@ class Multitask(MonoBERT):
                 break
         scores = None
         if batch.num_rank_rows:
-            scores = self.scores(self.read(states[last][: batch.num_rank_tokens], batch.rank_pairs), batch.doc_mask)
+            pooled = pool(states[last][: batch.num_rank_tokens], batch.rank_pairs, self.pooling)
+            scores = self.scores(self.read(pooled), batch.doc_mask)
         return scores, [head([states[layer] for layer in head.layers], own) for head, own in asked]
 
     # the folder -----------------------------------------------------------------------------------------------------------------------

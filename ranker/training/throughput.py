@@ -20,17 +20,19 @@ IN_BAR = ("pairs_per_second", "mfu", "data_wait_share")  # of the figures; all o
 YARDSTICK = 8192  # a square bf16 matrix product of this size gives a card's rate
 
 
-def matmul_flops(config: Any, tokens: int, squares: float) -> float:
+def matmul_flops(config: Any, tokens: int, squares: float, last_layer_tokens: int | None = None) -> float:
     """Floating-point operations of a transformer encoder's matrix products, forward only.
 
     2 l (4 d^2 + 2 d f) a token for the weights (queries, keys, values, output and both feed-forward products), and 4 l d n^2 a row of
     n tokens for attention, with l layers, d states, f feed-forward states. Training takes three times as many: two products of the
-    backward pass for each of the forward pass. Embeddings, norms, heads and padding count nothing.
+    backward pass for each of the forward pass. Embeddings, norms, heads and padding count nothing. Where only some tokens' states leave the
+    last layer, as for a score that reads the first ones, its output and feed-forward products count for those alone.
 
     Args:
         config: A transformers configuration.
         tokens: Number of real tokens.
         squares: Sum over rows of the squared number of tokens.
+        last_layer_tokens: Number of tokens whose states leave the last layer; None: all.
 
     >>> from transformers import BertConfig
     >>> matmul_flops(BertConfig(hidden_size=4, num_hidden_layers=1, intermediate_size=8, num_attention_heads=1), tokens=3, squares=9.0)
@@ -38,7 +40,8 @@ def matmul_flops(config: Any, tokens: int, squares: float) -> float:
     """
     layers, dim = config.num_hidden_layers, config.hidden_size
     inner = getattr(config, "intermediate_size", None) or getattr(config, "hidden_dim", 4 * dim)
-    return 2.0 * layers * (4 * dim**2 + 2 * dim * inner) * tokens + 4.0 * layers * dim * squares
+    spared = 0 if last_layer_tokens is None else tokens - last_layer_tokens
+    return 2.0 * (layers * (4 * dim**2 + 2 * dim * inner) * tokens - (dim**2 + 2 * dim * inner) * spared) + 4.0 * layers * dim * squares
 
 
 @dataclass
@@ -48,6 +51,7 @@ class Counts:
     pairs: int = 0
     tokens: int = 0
     computed_tokens: int = 0
+    last_layer_tokens: int = 0
     seconds: float = 1e-9  # in training steps, between them, and waiting for them
     wait_seconds: float = 0.0  # in the loader alone
     squares: Tensor | float = 0.0
@@ -85,12 +89,14 @@ class Throughput(pl.Callback):
         self.steps += 1
         counts = self.counts
         counts.pairs += batch.num_docs
-        computed = getattr(getattr(getattr(module, "scorer", None), "encoder", None), "computed_tokens", lambda texts: texts.num_tokens)
+        encoder = getattr(getattr(module, "scorer", None), "encoder", None)
+        computed, last = (getattr(encoder, f"{name}_tokens", lambda texts: texts.num_tokens) for name in ("computed", "last_layer"))
         for micro in batch.micro_batches:
             for texts in (micro.pairs, micro.queries, micro.docs):
                 if texts is not None:
                     counts.tokens += trainer.world_size * texts.num_tokens
                     counts.computed_tokens += trainer.world_size * computed(texts)
+                    counts.last_layer_tokens += trainer.world_size * last(texts)
                     # stays on the device: reading it here would make the host wait
                     counts.squares = counts.squares + trainer.world_size * texts.cu_seqlens.diff().double().square().sum()
         look = batch_idx % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
@@ -146,7 +152,7 @@ class Throughput(pl.Callback):
             "start_seconds": self.start.seconds,
         }
         if self.matmul_rate and hasattr(self._config, "num_hidden_layers"):
-            flops = 3 * matmul_flops(self._config, counts.tokens, float(counts.squares))
+            flops = 3 * matmul_flops(self._config, counts.tokens, float(counts.squares), counts.last_layer_tokens)
             figures["flops_per_second"] = flops / counts.seconds
             figures["mfu"] = flops / counts.seconds / self.matmul_rate
         return figures

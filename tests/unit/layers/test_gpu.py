@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+from torch.nn.functional import gelu, layer_norm
 from transformers import BertConfig, BertModel
 
 from ranker.layers.attention import library_attention, short_attention
+from ranker.layers.dropout import dropout_hashes, hashed_dropout
 from ranker.layers.encoder import Encoder
+from ranker.layers.fused import kernel_join, kernel_widen
+from ranker.layers.pooling import pool
 from ranker.layers.tiny import tiny_tokenizer
 from ranker.types import TokenBatch
 
@@ -50,6 +54,50 @@ def test_pc41_attention_and_its_gradients_equal_float64(dim, longest, partly, at
         assert error(gradient[:, part], exact_gradient[:, part]) < 1e-2
 
 
+def half(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").bfloat16().requires_grad_()
+
+
+def held_to_float64(function, reference, *inputs: torch.Tensor) -> None:
+    """Results and gradients of both agree to what bf16 holds; weights' gradients, which are float32, to more."""
+    exact = [own.detach().double().requires_grad_() for own in inputs]
+    torch.empty(2**27, device="cuda").fill_(float("nan"))  # what a kernel forgets to write is not zero by luck
+    got, expected = function(*inputs), reference(*exact)
+    above = torch.randn_like(got)
+    assert error(got, expected) < 3e-3
+    for own, right in zip(torch.autograd.grad(got, inputs, above), torch.autograd.grad(expected, exact, above.double()), strict=True):
+        assert own.shape == right.shape
+        assert error(own, right) < (5e-3 if own.dtype == torch.bfloat16 else 2e-3)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+@pytest.mark.parametrize(("tokens", "dim"), [(1, 32), (1003, 768), (5000, 384), (130, 1024)])
+def test_the_kernel_of_residual_sums_and_norms_equals_float64(rate, tokens, dim):
+    torch.manual_seed(dim)
+    places = torch.arange(tokens, device="cuda")
+    hashes = dropout_hashes(7, places // 9, places % 9, 2)[1] if rate else None
+    bias, gain, shift = (torch.randn(dim, device="cuda", requires_grad=True) for _ in range(3))
+    eye = torch.eye(dim, device="cuda").bfloat16()
+
+    def exact(x, states, bias, gain, shift):
+        joined = x + bias
+        return layer_norm((joined if hashes is None else hashed_dropout(joined, hashes.clone(), rate)) + states, (dim,), gain, shift, 1e-12)
+
+    def kernel(x, states, bias, gain, shift):
+        return kernel_join(x, eye, bias, states, hashes, rate, gain, shift, 1e-12)
+
+    held_to_float64(kernel, exact, half(tokens, dim), half(tokens, dim), bias, gain, shift)
+
+
+@pytest.mark.parametrize(("tokens", "dim"), [(1, 32), (1003, 768), (5000, 1536)])
+def test_the_kernel_of_bias_and_gelu_equals_float64(tokens, dim):
+    torch.manual_seed(dim)
+    eye = torch.eye(dim, device="cuda").bfloat16()
+    held_to_float64(
+        lambda x, bias: kernel_widen(x, eye, bias), lambda x, bias: gelu(x + bias), half(tokens, dim), torch.randn(dim, device="cuda", requires_grad=True)
+    )  # fmt: skip
+
+
 def made(dropout: float, **options) -> Encoder:
     torch.manual_seed(0)
     config = BertConfig(hidden_dropout_prob=dropout, attention_probs_dropout_prob=0.0, num_hidden_layers=4, vocab_size=1000)
@@ -60,9 +108,9 @@ def made(dropout: float, **options) -> Encoder:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("attention", ["short", "library"])
-@pytest.mark.parametrize("partly", [False, True])
-def test_states_and_gradients_equal_the_padded_float32_path(dropout, compiled, attention, partly):
+@pytest.mark.parametrize(("attention", "fused"), [("short", True), ("short", False), ("library", False)])
+@pytest.mark.parametrize(("partly", "pooling"), [(False, "none"), (True, "none"), (False, "cls")])
+def test_states_and_gradients_equal_the_padded_float32_path(dropout, compiled, attention, fused, partly, pooling):
     torch.manual_seed(1)
     for lengths in ([5, 80, 200, 33], [90] * 7, [300, 1]):  # new shapes go through the same compiled code
         tokens = torch.randint(5, 1000, (sum(lengths),))
@@ -71,10 +119,10 @@ def test_states_and_gradients_equal_the_padded_float32_path(dropout, compiled, a
             batch.attended = torch.tensor([max(length // 2, 1) for length in lengths], dtype=torch.int32)
             batch.num_attended = int(batch.attended.sum())
         batch = batch.to("cuda")
-        exact, fast = made(dropout), made(dropout, compile=compiled, attention=attention)
-        expected = exact(batch)
+        exact, fast = made(dropout), made(dropout, compile=compiled, attention=attention, fused=fused)
+        expected = exact(batch) if pooling == "none" else pool(exact(batch), batch, pooling)
         with torch.autocast("cuda", torch.bfloat16):
-            got = fast(batch)
+            got = fast(batch) if pooling == "none" else fast.pooled(batch, pooling)
         assert got.dtype == torch.float32
         assert error(got, expected) < 1e-2
         weights = torch.randn_like(expected)

@@ -1,0 +1,182 @@
+"""Bias, dropout, residual sum and layer norm in one Triton kernel, forward and backward.
+
+A post-norm layer does this twice. What the forward pass reads is all that it keeps: the backward pass computes sums, norms and masks again
+from two tensors of the layer's size, and in the same pass sums the gradients of bias, gain and shift over its rows, which would otherwise
+read everything again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ranker.layers.dropout import COLUMN, FIRST, SECOND, threshold
+
+PROGRAMS = 1056  # of the backward pass: eight for each of an H200's multiprocessors
+FORWARD = {"ROWS": 4, "num_warps": 4}  # measured on an H200, see docs/performance.md
+BACKWARD = {"ROWS": 2, "num_warps": 4}
+
+
+@triton.jit
+def _kept(hashes, columns, threshold, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
+    """`ranker.layers.dropout.hashed_dropout`'s choice; 32-bit products wrap around."""
+    bits = hashes[:, None].to(tl.uint32, bitcast=True) + columns[None, :].to(tl.uint32) * COLUMN
+    bits = (bits ^ (bits >> 16)) * FIRST
+    bits = (bits ^ (bits >> 15)) * SECOND
+    return bits.to(tl.int32, bitcast=True) >= threshold
+
+
+@triton.jit
+def _forward(
+    x, bias, residual, hashes, gain, shift, out, tokens, threshold, scale, epsilon, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+):  # fmt: skip
+    """ROWS tokens."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH)
+    here, real = columns < DIM, rows < tokens
+    mask = real[:, None] & here[None, :]
+    places = rows[:, None].to(tl.int64) * DIM + columns[None, :]
+    summed = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
+    summed += tl.load(bias + columns, mask=here, other=0.0).to(tl.float32)[None, :]
+    if DROP:
+        drawn = tl.load(hashes + rows, mask=real, other=0)
+        summed = tl.where(_kept(drawn, columns, threshold, COLUMN, FIRST, SECOND), summed * scale, 0.0)
+    summed += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
+    centred = tl.where(here[None, :], summed - (tl.sum(summed, 1) / DIM)[:, None], 0.0)
+    spread = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + epsilon)
+    gains = tl.load(gain + columns, mask=here, other=0.0).to(tl.float32)
+    shifts = tl.load(shift + columns, mask=here, other=0.0).to(tl.float32)
+    normed = centred * spread[:, None] * gains[None, :] + shifts[None, :]
+    tl.store(out + places, normed.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _backward(
+    above, x, bias, residual, hashes, gain, grad_x, grad_residual, sums, tokens, blocks, threshold, scale, epsilon, DIM: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+):  # fmt: skip
+    """`blocks` times ROWS tokens, and this program's part of the sums over tokens, [3, DIM]: of bias, gain and shift."""
+    columns = tl.arange(0, WIDTH)
+    here = columns < DIM
+    biases = tl.load(bias + columns, mask=here, other=0.0).to(tl.float32)[None, :]
+    gains = tl.load(gain + columns, mask=here, other=0.0).to(tl.float32)[None, :]
+    bias_sum = tl.zeros([WIDTH], tl.float32)
+    gain_sum = tl.zeros([WIDTH], tl.float32)
+    shift_sum = tl.zeros([WIDTH], tl.float32)
+    for block in range(blocks):
+        rows = (tl.program_id(0) * blocks + block) * ROWS + tl.arange(0, ROWS)
+        real = rows < tokens
+        mask = real[:, None] & here[None, :]
+        places = rows[:, None].to(tl.int64) * DIM + columns[None, :]
+        summed = tl.load(x + places, mask=mask, other=0.0).to(tl.float32) + biases
+        if DROP:
+            kept = _kept(tl.load(hashes + rows, mask=real, other=0), columns, threshold, COLUMN, FIRST, SECOND)
+            summed = tl.where(kept, summed * scale, 0.0)
+        summed += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
+        grad = tl.load(above + places, mask=mask, other=0.0).to(tl.float32)
+        centred = tl.where(here[None, :], summed - (tl.sum(summed, 1) / DIM)[:, None], 0.0)
+        spread = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + epsilon)
+        normed = centred * spread[:, None]
+        shift_sum += tl.sum(grad, 0)
+        gain_sum += tl.sum(grad * normed, 0)
+        grad *= gains
+        along = tl.sum(grad * normed, 1) / DIM
+        grad = (grad - (tl.sum(grad, 1) / DIM)[:, None] - normed * along[:, None]) * spread[:, None]
+        tl.store(grad_residual + places, grad.to(grad_residual.dtype.element_ty), mask=mask)
+        if DROP:
+            grad = tl.where(kept, grad * scale, 0.0)
+            tl.store(grad_x + places, grad.to(grad_x.dtype.element_ty), mask=mask)
+        bias_sum += tl.sum(tl.where(mask, grad, 0.0), 0)
+    sums += tl.program_id(0) * (3 * DIM) + columns
+    tl.store(sums, bias_sum, mask=here)
+    tl.store(sums + DIM, gain_sum, mask=here)
+    tl.store(sums + 2 * DIM, shift_sum, mask=here)
+
+
+def _settings(x: Tensor, rate: float, hashes: Tensor | None) -> dict[str, Any]:
+    return {
+        "threshold": threshold(rate), "scale": 1 / (1 - rate), "DIM": x.shape[1], "WIDTH": triton.next_power_of_2(x.shape[1]),
+        "DROP": hashes is not None, "COLUMN": COLUMN % 2**32, "FIRST": FIRST % 2**32, "SECOND": SECOND % 2**32,
+    }  # fmt: skip
+
+
+@torch.library.custom_op("ranker::residual_norm", mutates_args=())
+def residual_norm(
+    x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, shift: Tensor, epsilon: float
+) -> Tensor:
+    """Return `layer_norm(dropout(x + bias) + residual)`, summed and normed in float32.
+
+    Args:
+        x: bf16 or fp16 [tokens, dim].
+        bias: [dim].
+        residual: As `x`.
+        hashes: What is dropped by, int32 [tokens] (`dropout_hashes`); None: nothing is.
+        rate: Of dropout.
+        gain: Of the norm, [dim].
+        shift: Of the norm, [dim].
+        epsilon: Of the norm.
+    """
+    x, residual = x.contiguous(), residual.contiguous()
+    out = torch.empty_like(x)
+    if len(x):
+        grid = (triton.cdiv(len(x), FORWARD["ROWS"]),)
+        drawn = x if hashes is None else hashes.contiguous()
+        _forward[grid](x, bias, residual, drawn, gain, shift, out, len(x), epsilon=epsilon, **_settings(x, rate, hashes), **FORWARD)
+    return out
+
+
+@residual_norm.register_fake
+def _(
+    x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, shift: Tensor, epsilon: float  # noqa: ARG001
+) -> Tensor:  # fmt: skip
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("ranker::residual_norm_backward", mutates_args=())
+def residual_norm_backward(
+    above: Tensor, x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, epsilon: float
+) -> list[Tensor]:
+    """Gradients of `residual_norm`.
+
+    Returns:
+        By bias, gain and shift, float32 [3, dim]; by `residual`; by `x` where something is dropped, else it is the same.
+    """
+    above, x, residual = above.contiguous(), x.contiguous(), residual.contiguous()
+    grads = [torch.empty_like(x) for _ in range(1 if hashes is None else 2)]
+    blocks = max(triton.cdiv(len(x), PROGRAMS * BACKWARD["ROWS"]), 1)
+    programs = triton.cdiv(len(x), blocks * BACKWARD["ROWS"])
+    sums = torch.empty(programs, 3, x.shape[1], dtype=torch.float32, device=x.device)
+    if programs:
+        drawn = x if hashes is None else hashes.contiguous()
+        _backward[(programs,)](
+            above, x, bias, residual, drawn, gain, grads[-1], grads[0], sums, len(x), blocks, epsilon=epsilon,
+            **_settings(x, rate, hashes), **BACKWARD,
+        )  # fmt: skip
+    return [sums.sum(0), *grads]
+
+
+@residual_norm_backward.register_fake
+def _(
+    above: Tensor, x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, epsilon: float  # noqa: ARG001
+) -> list[Tensor]:  # fmt: skip
+    return [x.new_empty(3, x.shape[1], dtype=torch.float32), *(x.new_empty(x.shape) for _ in range(1 if hashes is None else 2))]
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - the output is computed again
+    x, bias, residual, hashes, ctx.rate, gain, shift, ctx.epsilon = inputs
+    ctx.save_for_backward(x, bias, residual, hashes, gain)
+    ctx.shift_type = shift.dtype
+
+
+def _gradients(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
+    x, bias, residual, hashes, gain = ctx.saved_tensors
+    sums, *grads = residual_norm_backward(above, x, bias, residual, hashes, ctx.rate, gain, ctx.epsilon)
+    return grads[-1], sums[0].to(bias.dtype), grads[0], None, None, sums[1].to(gain.dtype), sums[2].to(ctx.shift_type), None
+
+
+residual_norm.register_autograd(_gradients, setup_context=_keep)
