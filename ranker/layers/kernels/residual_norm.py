@@ -17,8 +17,8 @@ from torch import Tensor
 from ranker.layers.dropout import COLUMN, FIRST, SECOND, threshold
 
 PROGRAMS = 1056  # of the backward pass: eight for each of an H200's multiprocessors
-FORWARD = {"ROWS": 4, "num_warps": 4}  # measured on an H200, see docs/performance.md
-BACKWARD = {"ROWS": 2, "num_warps": 4}
+FORWARD = {"ROWS": 4, "num_warps": 2}  # measured on an H200, see docs/performance.md
+BACKWARD = {"ROWS": 1, "num_warps": 1}
 
 
 @triton.jit
