@@ -17,7 +17,8 @@ from torch import Tensor
 from ranker.layers.dropout import COLUMN, FIRST, SECOND, threshold
 
 PROGRAMS = 1056  # of the backward pass: eight for each of an H200's multiprocessors
-FORWARD = {"ROWS": 4, "num_warps": 2}  # measured on an H200, see docs/performance.md
+# the launches, for rows of up to 1,024 numbers: measured on an H200, see docs/performance.md
+FORWARD = {"ROWS": 4, "num_warps": 2}
 BACKWARD = {"ROWS": 1, "num_warps": 1}
 
 
@@ -98,10 +99,12 @@ def _backward(
     tl.store(sums + 2 * DIM, shift_sum, mask=here)
 
 
-def _settings(x: Tensor, rate: float, hashes: Tensor | None) -> dict[str, Any]:
+def _settings(x: Tensor, rate: float, hashes: Tensor | None, launch: dict[str, int]) -> dict[str, Any]:
+    width = triton.next_power_of_2(x.shape[1])
     return {
-        "threshold": threshold(rate), "scale": 1 / (1 - rate), "DIM": x.shape[1], "WIDTH": triton.next_power_of_2(x.shape[1]),
-        "DROP": hashes is not None, "COLUMN": COLUMN % 2**32, "FIRST": FIRST % 2**32, "SECOND": SECOND % 2**32,
+        "threshold": threshold(rate), "scale": 1 / (1 - rate), "DIM": x.shape[1], "WIDTH": width, "DROP": hashes is not None,
+        "COLUMN": COLUMN % 2**32, "FIRST": FIRST % 2**32, "SECOND": SECOND % 2**32, "ROWS": launch["ROWS"],
+        "num_warps": launch["num_warps"] * max(width // 1024, 1),
     }  # fmt: skip
 
 
@@ -126,7 +129,7 @@ def residual_norm(
     if len(x):
         grid = (triton.cdiv(len(x), FORWARD["ROWS"]),)
         drawn = x if hashes is None else hashes.contiguous()
-        _forward[grid](x, bias, residual, drawn, gain, shift, out, len(x), epsilon=epsilon, **_settings(x, rate, hashes), **FORWARD)
+        _forward[grid](x, bias, residual, drawn, gain, shift, out, len(x), epsilon=epsilon, **_settings(x, rate, hashes, FORWARD))
     return out
 
 
@@ -155,7 +158,7 @@ def residual_norm_backward(
         drawn = x if hashes is None else hashes.contiguous()
         _backward[(programs,)](
             above, x, bias, residual, drawn, gain, grads[-1], grads[0], sums, len(x), blocks, epsilon=epsilon,
-            **_settings(x, rate, hashes), **BACKWARD,
+            **_settings(x, rate, hashes, BACKWARD),
         )  # fmt: skip
     return [sums.sum(0), *grads]
 
