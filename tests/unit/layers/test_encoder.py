@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel, ElectraConfig, ElectraModel, RobertaConfig, RobertaModel
 
 from ranker.errors import ConfigError
 from ranker.layers.encoder import Encoder, load_encoder, max_positions
-from ranker.layers.pooling import pool
+from ranker.layers.pooling import POOLINGS, pool
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
+from ranker.training.throughput import matmul_flops
 from ranker.types import TokenBatch
 
 SMALL = {"vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
@@ -61,6 +63,40 @@ def test_layers_are_transformers_hidden_states():
     assert len(got) == len(expected) == 4
     for mine, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, theirs[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_pooled_states_and_gradients_are_those_of_all_states_with_dropout(family, pooling):
+    torch.manual_seed(0)
+    encoder = Encoder(FAMILIES[family](), tiny_tokenizer()).double().train()
+    if encoder.ragged:
+        for layer in encoder.model.encoder.layer:
+            layer.attention.self.dropout.p = 0.0  # draws random numbers, and so does the padded path
+    else:
+        encoder.eval()
+    batch = batch_of(*ROWS)
+    batch.names = torch.tensor([4, 0, 9])
+    encoder.dropout_seed = 11
+    found = []
+    for vectors in (encoder.pooled(batch, pooling), pool(encoder(batch), batch, pooling)):
+        encoder.zero_grad()
+        (vectors * torch.arange(1.0, 49.0, dtype=torch.float64).view(3, 16)).sin().sum().backward()
+        found.append([vectors.detach(), *(part.grad.clone() for part in encoder.parameters() if part.grad is not None)])
+    for mine, expected in zip(*found, strict=True):
+        torch.testing.assert_close(mine, expected, rtol=0, atol=1e-12)
+
+
+def test_first_tokens_spare_the_last_layer_what_the_count_of_flops_leaves_out():
+    encoder = Encoder(FAMILIES["bert"]().eval(), tiny_tokenizer())
+    batch, counted, reckoned = batch_of(*ROWS), [], []
+    for run in (lambda: encoder(batch), lambda: encoder.pooled(batch, "cls")):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            run()
+        counted.append(counter.get_total_flops())
+        reckoned.append(matmul_flops(encoder.config, batch.num_tokens, 0.0, encoder.last_layer_tokens(batch)))
+    assert counted[0] > counted[1]
+    assert counted[0] - counted[1] == reckoned[0] - reckoned[1]
 
 
 def test_pc40_segments_reach_bert_and_do_not_break_roberta():
