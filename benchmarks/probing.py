@@ -186,7 +186,7 @@ def main() -> None:
         states = TensorStates(states.data.to(device)) if device.type == "cuda" else states
         spans = np.array([[sequences.tokens_of(i, Span("query")), sequences.tokens_of(i, Span("doc"))] for i in range(asked.pairs)])
         inputs = Inputs(states, spans, np.arange(asked.pairs + 1), device)
-        for batch in (size for size in (32, 256) if size <= asked.pairs):
+        for batch in (size for size in sorted({32, TrainingOptions().batch_pairs, 256}) if size <= asked.pairs):
             report[f"step of all layers, batch {batch}, ms"] = {
                 form: round(taken, 2) for form, taken in step_times(inputs, subject.num_states, batch, device, asked.repeats).items()
             }
@@ -199,13 +199,12 @@ def task_times(
     asked: argparse.Namespace, subject: Subject, sequences: Sequences, inputs: Inputs, device: torch.device, report: dict[str, object]
 ) -> dict[str, object]:
     """The online code of one task over all layers: measured from the cache, reckoned for running the encoder again."""
+    options = TrainingOptions(max_rounds=asked.rounds, patience=asked.rounds)  # no early stop, so that both ways take the same steps
     train, val = int(asked.pairs * 2 / 3), int(asked.pairs / 6)
     parts = np.split(np.arange(asked.pairs), [train, train + val])
     rng = np.random.default_rng(0)
     job = Job(inputs, "benchmark", {layer: layer for layer in range(subject.num_states)},
               [Column("made up", "none", rng.integers(0, CLASSES, asked.pairs))], CLASSES, *parts, [0])  # fmt: skip
-    # no early stop, so that both ways take the same steps
-    options = TrainingOptions(max_rounds=asked.rounds, patience=asked.rounds)
     start = time.perf_counter()
     OnlineCoder(options).code(job)
     cached = time.perf_counter() - start

@@ -183,7 +183,7 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
     folder = open_run(cfg)
     data = RankData(
         splits, scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, batch_options(cfg),
-        text_limits(scorer, trained), depth=depth, cache_dir=cfg.cache_dir,
+        text_limits(scorer, trained), depth=None if cfg.add_positives else depth, cache_dir=cfg.cache_dir,
         layouts=scorer.layouts() if scorer.reads == "texts" else None,
     )  # fmt: skip
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None

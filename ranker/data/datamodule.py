@@ -71,7 +71,7 @@ class RankData(pl.LightningDataModule):
         positions: Longest sequence that the encoder takes.
         batch: Step and micro-batch sizes.
         limits: Text lengths.
-        depth: Candidates per query that are re-ranked.
+        depth: Candidates per query that are re-ranked; None: all.
         seed: Seed of shuffles and draws.
         cache_dir: Folder of the token stores.
         negatives: A run of mined negatives, or None.
@@ -89,7 +89,7 @@ class RankData(pl.LightningDataModule):
         positions: int,
         batch: BatchOptions,
         limits: TextLimits,
-        depth: int = 100,
+        depth: int | None = 100,
         seed: int = 0,
         cache_dir: str | Path = ".cache",
         negatives: str | Path | None = None,

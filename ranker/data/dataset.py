@@ -127,14 +127,14 @@ class ScoreBatches(Dataset[ScoreBatch]):
 
     Args:
         collection: Has candidates.
-        depth: Candidates per query.
+        depth: Candidates per query; None: all.
         collator: Makes the token batches.
         max_tokens: Token budget of a batch.
         rank: This device.
         world: Number of devices.
     """
 
-    def __init__(self, collection: Collection, depth: int, collator: Collator, max_tokens: int, rank: int = 0, world: int = 1) -> None:
+    def __init__(self, collection: Collection, depth: int | None, collator: Collator, max_tokens: int, rank: int = 0, world: int = 1) -> None:
         assert collection.candidates is not None
         self.collator, self.max_tokens = collator, max_tokens
         self.candidates = _cut(collection, depth)
@@ -195,7 +195,7 @@ class ScoreBatches(Dataset[ScoreBatch]):
         }  # fmt: skip
 
 
-def _cut(collection: Collection, depth: int) -> Candidates:
+def _cut(collection: Collection, depth: int | None) -> Candidates:
     """The first `depth` candidates of each judged query that has a text; of every query where none is judged."""
     candidates = collection.candidates
     assert candidates is not None

@@ -26,6 +26,7 @@ COMMANDS = {
     "other model": ["train.py", *ROUND, "model=colbert", "name=other", "checkpoint=@outputs/dpr/*"],
     "other weights": [*SEARCH, "checkpoint=@outputs/second/*", "encode.folder=@.cache/encoded/*"],
     "teacher": ["evaluate.py", "checkpoint=@outputs/dpr/*", "name=teacher", "split=train", "add_positives=true", "depth=5"],
+    "positives": ["evaluate.py", "checkpoint=@outputs/dpr/*", "name=positives", "split=train", "add_positives=true", "depth=1"],
     "taught": ["train.py", *ROUND, "name=taught", "loss=margin_mse", "model=colbert", "model.in_batch_negatives=null",
                "checkpoint=@outputs/colbert/*", "trainer.max_steps=2", TEACHER],
     "taught by kl": ["train.py", *ROUND, "name=kl", "loss=kl", "checkpoint=@outputs/dpr/*", "trainer.max_steps=2", TEACHER],
@@ -116,8 +117,10 @@ def mined_negatives_hold_no_positive_and_train_a_second_round(where):
 
 
 def a_teachers_scores_teach(where):
-    qrels, taught = read_qrels(where / "small/qrels.train.txt"), run_of(where, "teacher", "train+positives")
-    assert all(set(qrels[query_id]) <= set(docs) for query_id, docs in taught.items()) and len(taught) == 24
+    qrels = read_qrels(where / "small/qrels.train.txt")
+    for depth, taught in ((5, run_of(where, "teacher", "train+positives")), (1, run_of(where, "positives", "train+positives"))):
+        assert all(set(qrels[query_id]) <= set(docs) for query_id, docs in taught.items()) and len(taught) == 24
+        assert all(len(docs) <= depth + len(qrels[query_id]) for query_id, docs in taught.items())
     for name in ("taught", "kl"):
         assert json.loads((folder_of(where, name) / "result.json").read_text())["steps"] == 2
     assert len(run_of(where, "late")) == 8
