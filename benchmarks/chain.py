@@ -12,10 +12,24 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ranker.build import load_source, text_limits  # noqa: E402
+from ranker.checkpoint import load_scorer, read_description  # noqa: E402
+from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
+from ranker.data.dataset import ScoreBatches  # noqa: E402
+from ranker.retrieval.bm25 import with_candidates  # noqa: E402
+
 MEASURES = ("nDCG@10", "AP@100", "RR@10", "R@100")
 
 
@@ -58,23 +72,40 @@ def set_of(folder: Path) -> Path:
     return found
 
 
-def row(name: str, folder: Path, cost: dict | None) -> str:
-    """One line of the table."""
+def row(name: str, folder: Path, latency: dict[str, float], num_bytes: list[int]) -> str:
+    """One line of the table; `latency` has p50 and p95 in milliseconds, `num_bytes` is of the index and of the vectors beside it."""
     measures = json.loads((set_of(folder) / "metrics.json").read_text())["measures"]
-    numbers = [f"{measures[measure]:.3f}" for measure in MEASURES]
-    latency = (
-        [f"{cost['latency_ms']['p50']:.1f}", f"{cost['latency_ms']['p95']:.1f}", f"{cost['index_bytes'] / 2**20:.1f}"]
-        if cost
-        else ["", "", ""]
-    )
-    return f"| {name} | " + " | ".join([*numbers, *latency]) + " |"
+    numbers = [f"{measures[measure]:.3f}" for measure in MEASURES] + [f"{latency[share]:.1f}" for share in ("p50", "p95")]
+    sizes = [f"{size / 2**20:.1f}" if size else "" for size in num_bytes]
+    return f"| {name} | " + " | ".join([*numbers, *sizes]) + " |"
+
+
+def rerank_latency(folder: Path, queries: int = 50) -> dict[str, float]:
+    """Milliseconds in which a trained cross-encoder scores one query's candidates, which a first stage found before."""
+    trained = OmegaConf.create(read_description(folder))
+    scorer = load_scorer(folder).eval()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    scorer.to(device)
+    splits = with_candidates(load_source(trained.data), trained.depth, ROOT / ".cache")
+    (collection,) = splits.tests.values()
+    data = RankData(splits, scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, BatchOptions(), text_limits(scorer, trained),
+                    depth=trained.depth, cache_dir=ROOT / ".cache")  # fmt: skip
+    collator, spent = data.collator(collection), []
+    for query_id in list(collection.qrels)[: queries + 2]:
+        batches = ScoreBatches(replace(collection, qrels={query_id: collection.qrels[query_id]}), trained.depth, collator, 65536)
+        started = time.perf_counter()
+        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            for i in range(len(batches)):
+                scorer(batches[i].batch.to(device)).tolist()
+        spent.append(1000 * (time.perf_counter() - started))
+    return {f"p{share}": float(np.percentile(spent[2:], share)) for share in (50, 95)}  # two warm up
 
 
 def searched(chain: Chain, label: str, name: str, *arguments: str) -> tuple[Path, str]:
     """A search's folder, and its line of the table."""
     folder = chain.search(name, *arguments)
     (cost,) = (value for key, value in json.loads((folder / "search.json").read_text()).items() if key != "mined")
-    return folder, row(label, folder, cost)
+    return folder, row(label, folder, cost["latency_ms"], [cost["index_bytes"], cost["vector_bytes"]])
 
 
 def taught(chain: Chain, model: str, data: list[str], teacher: Path, scores: Path) -> list[str]:
@@ -102,12 +133,12 @@ def main() -> None:
     chain = Chain(args.out.resolve(), args.training)
     rows = [searched(chain, "BM25", "bm25", "model=bm25", *args.data)[1]]
     teacher = chain.run("monobert", "train.py", "model=monobert", *args.data)
-    rows.append(row("monoBERT over BM25's top 100", teacher, None))
+    rows.append(row("monoBERT over BM25's top 100", teacher, rerank_latency(teacher), [0, 0]))
     scores = chain.scores("teacher", teacher)
     with ThreadPoolExecutor(2 if args.at_once else 1) as pool:
         for lines in pool.map(lambda model: taught(chain, model, args.data, teacher, scores), ("dpr", "colbert")):
             rows += lines
-    print("| | " + " | ".join(MEASURES) + " | ms a query, p50 | p95 | index, MiB |\n|" + " --- |" * (len(MEASURES) + 4))
+    print("| | " + " | ".join(MEASURES) + " | ms a query, p50 | p95 | index, MiB | vectors, MiB |\n|" + " --- |" * (len(MEASURES) + 5))
     print("\n".join(rows))
 
 

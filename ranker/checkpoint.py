@@ -85,7 +85,7 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
     scorer = getattr(importlib.import_module(module), name).load(model, ragged=encoder.get("ragged", True))
     for part in scorer.modules():
         if isinstance(part, Encoder):
-            part.compiled, part.attention = encoder.get("compile", "auto"), encoder.get("attention", "auto")
+            part.compiled, part.attention, part.fused = (encoder.get(key, "auto") for key in ("compile", "attention", "fused"))
     return scorer
 
 

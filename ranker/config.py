@@ -285,7 +285,7 @@ def _numbers(cfg: DictConfig) -> list[str]:
     batch = cfg.get("batch")
     if batch is not None and batch.positives > batch.docs >= 1:
         faults.append(f"batch.positives: expected at most batch.docs={batch.docs}, got {batch.positives}")
-    if "loss" in cfg and batch is not None and batch.positives >= batch.docs >= 1 and not OmegaConf.select(cfg, "model.in_batch_negatives"):
+    if "loss" in cfg and batch is not None and batch.positives >= batch.docs >= 1 and cfg.model.get("in_batch_negatives", False) is False:
         pointwise = ("pointwise_cross_entropy", "bce")
         if not any(f".{name}." in str(OmegaConf.select(cfg, "loss._target_")) for name in pointwise) and not cfg.data.get("teacher"):
             faults.append(

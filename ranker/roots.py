@@ -123,7 +123,7 @@ class EncodeConfig:
 
     folder: str | None = None
     dtype: str = "float32"
-    shard_docs: int = 50000
+    shard_docs: int = 10000
 
 
 @dataclass

@@ -130,6 +130,7 @@ class JudgedGroups:
         self.corpus_size = len(docs)
         pool = negatives if negatives is not None else collection.candidates
         kept: list[str] = []
+        bare = 0
         positive_ids, positive_labels, negative_ids, negative_labels = [], [], [], []
         for query_id, judged in collection.qrels.items():
             relevant = [doc_id for doc_id, grade in judged.items() if grade >= collection.relevance and doc_id in collection.docs]
@@ -143,6 +144,9 @@ class JudgedGroups:
                 others = sorted(taught, key=lambda doc_id: (taught[doc_id], doc_id), reverse=True)[:depth]
             others = [doc_id for doc_id in others if judged.get(doc_id, 0) < collection.relevance and (taught is None or doc_id in taught)]
             if not others and not random_negatives:
+                if negatives is not None or taught is not None:  # mining finds none for some, and no random doc has a teacher's score
+                    bare += 1
+                    continue
                 raise DataError(
                     f"{collection.name}: query {query_id!r}: expected at least one candidate that is not relevant, got none among "
                     f"{len(pool[query_id][:depth]) if pool is not None and query_id in pool else 0}; set data.random_negatives=true to fill from the corpus"
@@ -155,9 +159,12 @@ class JudgedGroups:
             negative_labels.append(np.array([label(doc_id) for doc_id in others], dtype=np.float32))
         if not kept:
             raise DataError(f"{collection.name}: expected training queries with a relevant doc, got none of {len(collection.qrels)}")
-        if len(kept) < len(collection.qrels):
+        if len(kept) + bare < len(collection.qrels):
             log.warning("%s: %d of %d judged queries have no relevant doc to learn from and are left out",
-                        collection.name, len(collection.qrels) - len(kept), len(collection.qrels))  # fmt: skip
+                        collection.name, len(collection.qrels) - len(kept) - bare, len(collection.qrels))  # fmt: skip
+        if bare:
+            log.warning("%s: %d of %d judged queries have no negative among the given ones and are left out", collection.name, bare,
+                        len(collection.qrels))  # fmt: skip
         self.query_ids = kept
         self.query_rows = queries.rows(kept)
         self._positives = _Pool.of(_rows(docs, positive_ids), positive_labels)

@@ -133,11 +133,14 @@ class Encoder(nn.Module):
     def pooled(self, batch: TokenBatch, how: str) -> Tensor:
         """Return one vector per row of the last layer's states (`pool`), [rows, dim].
 
-        For `cls` the last layer computes no more than the first tokens' states: about a twelfth of BERT-base less to do.
+        For `cls` the last layer computes no more than the first tokens' states: 6 % of BERT-base less to do.
         """
         if how != "cls" or not self.ragged:
             return pool(self(batch), batch, how)
-        return deque(self._layers(batch, batch.cu_seqlens[:-1]), maxlen=1).pop().to(self.model.dtype)
+        firsts = batch.cu_seqlens[:-1]
+        if batch.num_rows == 1:
+            firsts = firsts.repeat(2)  # compiled code would take a size of 1 for a constant
+        return deque(self._layers(batch, firsts), maxlen=1).pop()[: batch.num_rows].to(self.model.dtype)
 
     def layers(self, batch: TokenBatch) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer, each [tokens, dim]; stop early to save the rest."""
@@ -239,18 +242,20 @@ class Encoder(nn.Module):
         name = f"torch's variable-length kernel, because {why_not}" if why_not else "the kernel for short rows"
         self._tell(f"{name}; attention dropout is off in it")
         plain = "encoder.fused=false" if self.fused is False else triton_missing()
-        if plain and self.fused is True:
-            raise ConfigError(f"encoder.fused: expected auto or false, got true, but {plain}")
+        other = "" if isinstance(self._activation, GELUActivation) else f"the activation is {self.config.hidden_act}, not gelu"
+        if (plain or other) and self.fused is True:
+            raise ConfigError(f"encoder.fused: expected auto or false, got true, but {plain or other}")
         if plain:
             self._tell(f"norms and activations without kernels of their own, because {plain}")
+        elif other:
+            self._tell(f"activations without a kernel of their own, because {other}")
         uncompiled = "encoder.compile=false" if self.compiled is False else compile_missing(device)
         if uncompiled and self.compiled is True:
             raise ConfigError(f"encoder.compile: expected auto or false, got true, but {uncompiled}")
         self._tell(f"layers run {'eagerly, because ' + uncompiled if uncompiled else 'compiled'}")
-        exact_gelu = isinstance(self._activation, GELUActivation)
         parts = Parts(
             library_attention if why_not else short_attention,
-            kernel_widen if exact_gelu and not plain else plain_widen(self._activation),
+            kernel_widen if not (plain or other) else plain_widen(self._activation),
             plain_join if plain else kernel_join,
         )
         return parts, post_norm_layer if uncompiled else compiled_layer

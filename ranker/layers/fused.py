@@ -66,7 +66,7 @@ def post_norm_layer(
         drop: Dropout before both residual sums.
         hashes: What both drop by, int32 [2, tokens that leave] (`dropout_hashes`); None where nothing is dropped.
         epsilon: Of the layer norms.
-        firsts: Places of the tokens whose states are wanted, int64; they still attend to all. None: all are wanted.
+        firsts: Places of the tokens whose states are wanted, int32; they still attend to all. None: all are wanted.
         parts: What the layer is made of.
         places: What `parts.attend` has to know about the rows.
 

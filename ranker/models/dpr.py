@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ranker.data.batching import Template
+from ranker.data.token_store import tokenizer_fingerprint
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder
 from ranker.layers.grid import to_grid
@@ -129,7 +130,11 @@ class DPR(nn.Module):
 
     def divisor(self) -> Tensor | float:
         """The temperature, that similarities are divided by."""
-        return self.fixed_temperature if self.log_temperature is None else self.log_temperature.exp().clamp(min=LEAST_TEMPERATURE)
+        if self.log_temperature is None:
+            return self.fixed_temperature
+        limited = self.log_temperature.clamp(min=math.log(LEAST_TEMPERATURE))
+        # the gradient passes the limit, or what once overshot would stay there for good
+        return (self.log_temperature + (limited - self.log_temperature).detach()).exp()
 
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs] of each query with its own docs; 0 where no doc is."""
@@ -208,6 +213,8 @@ class DPR(nn.Module):
         query, doc = (_Side(folder, sides[name], ragged) for name in ("query", "document")) if not tied else (_Side(folder, sides["query"], ragged),) * 2  # fmt: skip
         if (query.pooling, query.activation, query.normalized) != (doc.pooling, doc.activation, doc.normalized):
             raise CheckpointError(f"{folder}: expected the same pooling and activation of queries and docs, got two")
+        if tokenizer_fingerprint(query.encoder.tokenizer) != tokenizer_fingerprint(doc.encoder.tokenizer):
+            raise CheckpointError(f"{folder}: expected the same tokenizer for queries and docs, got two")
         config = layout.read_json(folder / "config_sentence_transformers.json")
         similarity = "cosine" if query.normalized else config.get("similarity_fn_name") or "cosine"
         if similarity not in SIMILARITIES:
@@ -222,7 +229,7 @@ class DPR(nn.Module):
         learned = own.get("learned", False)
         scorer = cls(
             query.encoder, pooling=query.pooling, similarity=similarity, activation=query.activation,
-            query_prompt=prompts.get("query") or "", doc_prompt=prompts.get("document") or prompts.get("passage") or "",
+            query_prompt=prompts.get("query") or "", doc_prompt=prompts.get("document") or "",  # `encode_document` reads no other key
             temperature=1.0 if learned else own.get("temperature", 1.0), learn_temperature=learned,
         )  # fmt: skip
         scorer.projection = query.projection

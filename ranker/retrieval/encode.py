@@ -72,12 +72,17 @@ class Description:
         return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=10).hexdigest()
 
 
+ARCHITECTURE = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id")  # what weights do not show
+
+
 def scorer_hash(scorer: Any) -> str:
-    """Hash of all that decides a text's vectors: weights, tokenizer, pooling and the like."""
+    """Hash of all that decides a text's vectors: weights, architecture, tokenizer, pooling and the like."""
     digest = hashlib.blake2b(digest_size=16)
     for name, value in sorted(scorer.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    for encoder in (scorer.encoder, getattr(scorer, "doc_encoder", None) or scorer.encoder):
+        digest.update(repr([getattr(encoder.config, key, None) for key in ARCHITECTURE]).encode())
     digest.update(tokenizer_fingerprint(scorer.encoder.tokenizer).encode())
     digest.update(json.dumps(scorer.settings(), sort_keys=True).encode())
     return digest.hexdigest()

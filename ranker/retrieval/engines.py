@@ -38,7 +38,7 @@ class EncodeOptions:
     cache_dir: Path
     folder: Path | None = None
     dtype: str = "float32"
-    shard_docs: int = 50000
+    shard_docs: int = 10000
 
 
 def encode_sets(
@@ -99,12 +99,13 @@ def bm25_engines(sets: Mapping[str, Collection], make: Callable[..., BM25]) -> d
 
 
 def search_set(engine: Engine, collection: Collection, depth: int, latency_queries: int) -> tuple[Run, dict[str, Any]]:
-    """Search for all judged queries.
+    """Search for all judged queries; for all queries where none is judged.
 
     Returns:
-        The run, and what the search cost: queries, seconds, queries per second, milliseconds per query (p50, p95), index size in bytes.
+        The run, and what the search cost: queries, seconds, queries per second, milliseconds per query (p50, p95), bytes of the index and of
+        the stored vectors beside it.
     """
-    queries = [query_id for query_id in collection.qrels if query_id in collection.queries]
+    queries = [query_id for query_id in collection.qrels or collection.queries if query_id in collection.queries]
     blank = [query_id for query_id in queries if not collection.queries[query_id].strip()]
     if blank:
         log.warning("%s: %d queries have no text, the first is %r", collection.name, len(blank), blank[0])
@@ -119,6 +120,7 @@ def search_set(engine: Engine, collection: Collection, depth: int, latency_queri
         "queries_per_second": len(queries) / seconds if seconds else None,
         "latency_ms": {"p50": float(np.percentile(spent, 50)), "p95": float(np.percentile(spent, 95))} if len(spent) else None,
         "index_bytes": engine.num_bytes,
+        "vector_bytes": engine.vector_bytes,
         "docs": len(collection.docs),
     }
     return found.to_run(), report
@@ -128,7 +130,8 @@ def in_words(report: Mapping[str, Any]) -> str:
     """A search's costs on a line."""
     latency = report["latency_ms"]
     one = f", one at a time p50 {latency['p50']:.1f} ms, p95 {latency['p95']:.1f} ms" if latency else ""
-    return f"{report['queries']} queries over {report['docs']} docs in {report['seconds']:.1f} s{one}; index {report['index_bytes'] / 1e6:.1f} MB"
+    stored = f", stored vectors {report['vector_bytes'] / 1e6:.1f} MB" if report["vector_bytes"] else ""
+    return f"{report['queries']} queries over {report['docs']} docs in {report['seconds']:.1f} s{one}; index {report['index_bytes'] / 1e6:.1f} MB{stored}"
 
 
 def mine_set(engine: Engine, collection: Collection, options: Mining, teacher: Run | None) -> Run:

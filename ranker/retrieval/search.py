@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 SPARE = 32  # fetched beyond what is asked for, so that ties at the last place follow the tie rule
 QUERIES = 256  # searched at a time
+ENCODED = 8192  # queries whose vectors are held at a time
 QUERY_VECTORS, DOC_VECTORS = 1024, 8192  # MaxSim compares so many at a time: 32 MiB
 
 
@@ -29,6 +30,7 @@ class Engine(Protocol):
     """Something that searches one collection's docs."""
 
     num_bytes: int  # of the index
+    vector_bytes: int  # of the vectors that lie beside it, from which exact scores are computed
 
     def search(self, query_ids: Sequence[str], depth: int) -> Candidates:
         """The best docs of each query, ordered as trec_eval does: score descending, then doc id descending."""
@@ -61,7 +63,7 @@ class BM25Engine:
     """
 
     def __init__(self, collection: Collection, bm25: BM25) -> None:
-        self.queries, self._bm25, self.num_bytes = collection.queries, bm25, bm25.num_bytes
+        self.queries, self._bm25, self.num_bytes, self.vector_bytes = collection.queries, bm25, bm25.num_bytes, 0
 
     def search(self, query_ids: Sequence[str], depth: int) -> Candidates:
         """The best docs of each query; docs without any of its words are none of them."""
@@ -92,7 +94,7 @@ class VectorEngine:
         self.scorer, self.collator, self.encoded, self.index, self.where = scorer, collator, encoded, index, where
         self.late = late or LateOptions()
         self._told = False
-        self.num_bytes = index.num_bytes + (encoded.num_bytes if encoded.description.several else 0)
+        self.num_bytes, self.vector_bytes = index.num_bytes, encoded.num_bytes
         order = np.argsort(encoded.doc_ids, kind="stable")
         self._by_id, self._sorted_ids = order, encoded.doc_ids[order]
         with torch.inference_mode():
@@ -100,11 +102,13 @@ class VectorEngine:
 
     def search(self, query_ids: Sequence[str], depth: int) -> Candidates:
         """The best docs of each query; all docs where there are fewer than `depth`."""
-        vectors = encode_queries(self.scorer, self.collator, self.collator.queries.rows(list(query_ids)), self.where)
+        places = self.collator.queries.rows(list(query_ids))
         found: list[tuple[np.ndarray, np.ndarray]] = []
-        for start in range(0, len(query_ids), QUERIES):
-            some = vectors.take(torch.arange(start, min(start + QUERIES, len(query_ids))))
-            found += self._late(some, depth) if self.encoded.description.several else self._single(some.values.numpy(), depth)
+        for first in range(0, len(query_ids), ENCODED):
+            vectors = encode_queries(self.scorer, self.collator, places[first : first + ENCODED], self.where)
+            for start in range(0, vectors.num_texts, QUERIES):
+                some = vectors.take(torch.arange(start, min(start + QUERIES, vectors.num_texts)))
+                found += self._late(some, depth) if self.encoded.description.several else self._single(some.values.numpy(), depth)
         offsets = np.concatenate([[0], np.cumsum([len(rows) for rows, _ in found])]).astype(np.int64)
         rows = np.concatenate([rows for rows, _ in found] or [np.zeros(0, dtype=np.int64)])
         scores = np.concatenate([scores for _, scores in found] or [np.zeros(0, dtype=np.float32)])

@@ -20,6 +20,7 @@ WRONG = [
     (["monitor=val/nDCG@5"], "monitor: expected one of val/nDCG@10"),
     (["measures=[nDGC@10]"], "nDGC@10"),
     (["batch.docs=0"], "batch.docs: expected at least 1, got 0"),
+    (["model=dpr", "batch.docs=1", "model.in_batch_negatives=false"], "batch.docs: expected more than batch.positives=1, got 1"),
     (["batch.docs=1"], "batch.docs: expected more than batch.positives=1, got 1"),
     (["trainer.accelerator=banana"], "trainer.accelerator: expected one of auto"),
     (["trainer.fast_dev_run=true"], "trainer.fast_dev_run: not supported"),

@@ -73,8 +73,9 @@ def test_a_tenth_of_the_memory_changes_nothing_but_rounding_in_float64(alone, mo
     assert_equal_to_rounding(alone(model=model, small_blocks=model == "colbert", **FLOAT64, **TENTH), expected, double=True)
 
 
-def test_a_tenth_of_the_memory_changes_nothing_but_rounding_in_float32(alone):
-    assert_equal_to_rounding(alone(**FLOAT32, **TENTH), alone(**FLOAT32), double=False)
+@pytest.mark.parametrize("model", ["dpr", "colbert"])
+def test_a_tenth_of_the_memory_changes_nothing_but_rounding_in_float32(alone, model):
+    assert_equal_to_rounding(alone(model=model, **FLOAT32, **TENTH), alone(model=model, **FLOAT32), double=False)
 
 
 @pytest.mark.parametrize("name", [name for name in TWO if "fault" not in name])

@@ -72,7 +72,8 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     out = torch.empty_like(x)
     grid = (triton.cdiv(len(x), FORWARD["ROWS"]), triton.cdiv(x.shape[1], FORWARD["COLUMNS"]))
     if len(x):
-        _forward[grid](x, bias, out, len(x), DIM=x.shape[1], **FORWARD)
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            _forward[grid](x, bias, out, len(x), DIM=x.shape[1], **FORWARD)
     return out
 
 
@@ -89,7 +90,8 @@ def bias_gelu_backward(above: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, 
     grid = (triton.cdiv(len(x), BACKWARD["ROWS"] * BACKWARD["BLOCKS"]), triton.cdiv(x.shape[1], BACKWARD["COLUMNS"]))
     sums = torch.empty(grid[0], x.shape[1], dtype=torch.float32, device=x.device)
     if len(x):
-        _backward[grid](above, x, bias, grad, sums, len(x), DIM=x.shape[1], **BACKWARD)
+        with torch.cuda.device_of(x):
+            _backward[grid](above, x, bias, grad, sums, len(x), DIM=x.shape[1], **BACKWARD)
     return grad, sums.sum(0)
 
 

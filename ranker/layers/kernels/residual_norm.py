@@ -129,7 +129,8 @@ def residual_norm(
     if len(x):
         grid = (triton.cdiv(len(x), FORWARD["ROWS"]),)
         drawn = x if hashes is None else hashes.contiguous()
-        _forward[grid](x, bias, residual, drawn, gain, shift, out, len(x), epsilon=epsilon, **_settings(x, rate, hashes, FORWARD))
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            _forward[grid](x, bias, residual, drawn, gain, shift, out, len(x), epsilon=epsilon, **_settings(x, rate, hashes, FORWARD))
     return out
 
 
@@ -156,10 +157,11 @@ def residual_norm_backward(
     sums = torch.empty(programs, 3, x.shape[1], dtype=torch.float32, device=x.device)
     if programs:
         drawn = x if hashes is None else hashes.contiguous()
-        _backward[(programs,)](
-            above, x, bias, residual, drawn, gain, grads[-1], grads[0], sums, len(x), blocks, epsilon=epsilon,
-            **_settings(x, rate, hashes, BACKWARD),
-        )  # fmt: skip
+        with torch.cuda.device_of(x):
+            _backward[(programs,)](
+                above, x, bias, residual, drawn, gain, grads[-1], grads[0], sums, len(x), blocks, epsilon=epsilon,
+                **_settings(x, rate, hashes, BACKWARD),
+            )  # fmt: skip
     return [sums.sum(0), *grads]
 
 

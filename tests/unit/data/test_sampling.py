@@ -66,6 +66,16 @@ def test_pc31_fewer_negatives_are_masked_and_none_is_an_error(stores):
         JudgedGroups(empty, queries, docs, num_docs=4)
 
 
+def test_queries_without_any_of_the_given_negatives_are_left_out(stores, caplog):
+    collection = collection_of({"q": {"A": 1}, "q2": {"B": 1}}, {"q": ["n1"], "q2": ["n2"]})
+    queries, docs = stores(collection)
+    groups = JudgedGroups(collection, queries, docs, num_docs=2, negatives=Candidates.from_run({"q2": {"n1": 1.0}}))
+    assert groups.query_ids == ["q2"] and drawn(groups, docs)[0] == ["B", "n1"]
+    assert "1 of 2 judged queries have no negative among the given ones" in caplog.text
+    taught = JudgedGroups(collection, queries, docs, num_docs=2, teacher={"q": {"A": 1.0, "n1": 0.5}, "q2": {"B": 1.0}})
+    assert taught.query_ids == ["q"]
+
+
 def test_random_negatives_fill_without_repeats_or_positives(stores):
     collection = collection_of({"q": {"A": 1, "B": 1}}, {"q": ["n1"]}, num_docs=30)
     queries, docs = stores(collection)

@@ -71,7 +71,7 @@ def held_to_float64(function, reference, *inputs: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
-@pytest.mark.parametrize(("tokens", "dim"), [(1, 32), (1003, 768), (5000, 384), (130, 1024)])
+@pytest.mark.parametrize(("tokens", "dim"), [(1, 32), (1003, 768), (5003, 384), (130, 1024), (65, 2048)])
 def test_the_kernel_of_residual_sums_and_norms_equals_float64(rate, tokens, dim):
     torch.manual_seed(dim)
     places = torch.arange(tokens, device="cuda")
@@ -89,7 +89,7 @@ def test_the_kernel_of_residual_sums_and_norms_equals_float64(rate, tokens, dim)
     held_to_float64(kernel, exact, half(tokens, dim), half(tokens, dim), bias, gain, shift)
 
 
-@pytest.mark.parametrize(("tokens", "dim"), [(1, 32), (1003, 768), (5000, 1536)])
+@pytest.mark.parametrize(("tokens", "dim"), [(1, 32), (1003, 768), (5003, 1536)])
 def test_the_kernel_of_bias_and_gelu_equals_float64(tokens, dim):
     torch.manual_seed(dim)
     eye = torch.eye(dim, device="cuda").bfloat16()

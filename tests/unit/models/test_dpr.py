@@ -83,6 +83,8 @@ def test_a_learned_temperature_starts_where_it_should_and_stops_at_a_hundredth(t
     torch.testing.assert_close(scorer(batch), scorer_of(temperature=0.05)(batch))
     scorer.log_temperature.data.fill_(math.log(1e-6))
     torch.testing.assert_close(scorer(batch), scorer_of(temperature=0.01)(batch))
+    scorer(batch)[0, 0].backward()  # d(cosine / tau) / d(log tau) = -cosine / tau
+    assert scorer.log_temperature.grad.item() == pytest.approx(-scorer(batch)[0, 0].item(), rel=1e-5)  # it can come back
 
 
 def test_prompts_are_laid_out_before_the_text(texts):

@@ -126,6 +126,15 @@ def test_no_queries_and_a_query_without_text(engine_of, scorers, small, caplog):
     assert "1 queries have no text, the first is 'blank'" in caplog.text
 
 
+def test_all_queries_of_a_set_without_judgements_are_searched(engine_of, scorers, small, monkeypatch):
+    monkeypatch.setattr(search, "ENCODED", 5)  # several blocks
+    judged, _ = engines.search_set(engine_of(scorers()), small, 10, 0)
+    unjudged = replace(small, qrels={})
+    run, report = engines.search_set(engine_of(scorers(), collection=unjudged), unjudged, 10, 0)
+    assert report["queries"] == len(run) == len(small.queries)
+    assert {query_id: run[query_id] for query_id in judged} == judged
+
+
 def test_colbert_over_all_docs_is_brute_force(engine_of, scorers, small):
     scorer = scorers("colbert")
     engine = engine_of(scorer)
@@ -181,7 +190,7 @@ def test_bm25_through_the_same_door(small):
 def test_figures_of_a_search(engine_of, scorers, small):
     engine = engine_of(scorers())
     _, report = engines.search_set(engine, small, 10, 4)
-    assert report["index_bytes"] == 60 * 32 * 4 and report["docs"] == 60 and report["queries"] == 12
+    assert report["index_bytes"] == report["vector_bytes"] == 60 * 32 * 4 and report["docs"] == 60 and report["queries"] == 12
     assert 0 < report["latency_ms"]["p50"] <= report["latency_ms"]["p95"]
     assert len(latencies(engine, QUERIES, 10, 5)) == 5
     assert "12 queries over 60 docs" in engines.in_words(report)

@@ -23,19 +23,20 @@ class Module:
 
     device = torch.device("cpu")
 
-    def __init__(self, computed) -> None:
-        self.scorer = SimpleNamespace(encoder=SimpleNamespace(config=BertConfig(), computed_tokens=computed))
+    def __init__(self, computed, last_layer=lambda texts: texts.num_tokens) -> None:
+        encoder = SimpleNamespace(config=BertConfig(), computed_tokens=computed, last_layer_tokens=last_layer)
+        self.scorer = SimpleNamespace(encoder=encoder)
         self.logged = {}
 
     def log(self, name, value, prog_bar) -> None:
         self.logged[name] = value
 
 
-def run(monkeypatch, steps, clock, computed=lambda texts: texts.num_tokens * 2):
+def run(monkeypatch, steps, clock, computed=lambda texts: texts.num_tokens * 2, last_layer=lambda texts: texts.num_tokens):
     ticks = iter(clock)
     monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(ticks))
     loader = SimpleNamespace(waited=0.0)
-    callback, module = Throughput(), Module(computed)
+    callback, module = Throughput(), Module(computed, last_layer)
     trainer = SimpleNamespace(world_size=2, log_every_n_steps=1000, train_dataloader=loader)
     callback.on_train_start(trainer, module)
     callback.on_train_epoch_start(trainer, module)
@@ -73,6 +74,13 @@ def test_flops_equal_torchs_own_count():
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(torch.zeros(2, 7, dtype=torch.long))
     assert matmul_flops(config, tokens=14, squares=2 * 49.0) == counter.get_total_flops()
+
+
+def test_what_the_last_layer_is_spared_counts_nothing(monkeypatch):
+    callback = run(monkeypatch, [step_of(4, 2)], [0.0, 2.0], last_layer=lambda texts: texts.num_rows)
+    callback.matmul_rate = 1e9
+    flops = 3 * (matmul_flops(BertConfig(), 12, 40.0) - 2 * 9 * 768**2 * (12 - 4))  # two devices; output and both feed-forward products
+    assert callback.report()["mfu"] == pytest.approx(flops / 2.0 / 1e9)
 
 
 def test_the_mean_share_of_the_cards_rate(monkeypatch):
