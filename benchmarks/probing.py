@@ -98,7 +98,7 @@ def step_times(inputs: Inputs, layers: int, batch: int, device: torch.device, re
     labels = torch.randint(CLASSES, (1, len(inputs.spans)), device=device)
     steps = pairs.shape[1] // batch
     pairs = pairs[:, : steps * batch]
-    options = TrainingOptions(batch_pairs=batch, max_rounds=1)
+    options = TrainingOptions(batch_pairs=batch, max_rounds=1, round_steps=1)  # one pass
     probe = EdgeProbe(dim, 2, CLASSES)
     none = pairs[:, :0]
 
@@ -199,7 +199,8 @@ def task_times(
     asked: argparse.Namespace, subject: Subject, sequences: Sequences, inputs: Inputs, device: torch.device, report: dict[str, object]
 ) -> dict[str, object]:
     """The online code of one task over all layers: measured from the cache, reckoned for running the encoder again."""
-    options = TrainingOptions(max_rounds=asked.rounds, patience=asked.rounds)  # no early stop, so that both ways take the same steps
+    # one pass a round and no early stop, so that both ways take the same steps
+    options = TrainingOptions(max_rounds=asked.rounds, round_steps=1, patience=asked.rounds)
     train, val = int(asked.pairs * 2 / 3), int(asked.pairs / 6)
     parts = np.split(np.arange(asked.pairs), [train, train + val])
     rng = np.random.default_rng(0)
@@ -210,7 +211,7 @@ def task_times(
     cached = time.perf_counter() - start
     trained = [*portion_ends(train)[:-1], train]
     steps = asked.rounds * sum(-(-pairs // options.batch_pairs) for pairs in trained)
-    visits = asked.rounds * sum(trained) + (asked.rounds + 1) * len(trained) * val + train
+    visits = asked.rounds * (sum(trained) + len(trained) * val) + train
     forward = encoder_times(subject, sequences, sequences.places[:, 0], device, asked.repeats)
     step = report[f"step of all layers, batch {options.batch_pairs}, ms"]["every token projected, separate"] / 1000  # type: ignore[index]
     again = sum(forward) * visits + step * steps

@@ -46,7 +46,8 @@ def labelled_examples(task: ProbeTask, sample: PairSample, cache_dir: Path) -> l
     candidates = sample.collection.candidates
     key = [FORMAT, task.name, task.labeller, collection_fingerprint(sample.collection), list(sample.pairs), sample.parts,
            sample.max_pairs, sample.docs_per_query, sample.depth, sample.seed,
-           [] if candidates is None else [candidates[query_id][: sample.depth] for query_id in sample.parts]]  # fmt: skip
+           [] if candidates is None else [candidates[query_id][: sample.depth] for query_id in sample.parts],
+           *([sample.collection.relevance] if task.ranks else [])]  # fmt: skip
     folder = cache_dir / "probe_labels" / f"{task.name}-{hashlib.blake2b(json.dumps(key).encode(), digest_size=10).hexdigest()}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
@@ -120,13 +121,14 @@ class ProbeData:
     def record(self) -> dict[str, Any]:
         """What to keep beside the results."""
         by_part = {part: np.bincount(self.labels[self.target_parts == part], minlength=len(self.classes)).tolist() for part in PARTS}
-        train_docs = {example.doc_id for example, part in zip(self.examples, self.part, strict=True) if part == "train"}
-        test = [example.doc_id in train_docs for example, part in zip(self.examples, self.part, strict=True) if part == "test"]
+        train, test = ([self.examples[pair] for pair in self.pairs_in(part)] for part in ("train", "test"))
+        docs, queries = {example.doc_id for example in train}, {example.query_id for example in train}
         return {
             "task": self.task.name, "labeller": self.task.labeller, "data_hash": self.fingerprint, "classes": list(self.classes),
             "bins": None if self.bins is None else self.bins.record(),
             "pairs": {part: int(np.sum(self.part == part)) for part in PARTS}, "class_counts": by_part, "cut_targets": self.num_cut,
-            "test_pairs_with_a_training_doc": float(np.mean(test)),
+            "test_pairs_with_a_training_doc": float(np.mean([example.doc_id in docs for example in test])),
+            "test_pairs_with_a_training_query": float(np.mean([example.query_id in queries for example in test])),
         }  # fmt: skip
 
 

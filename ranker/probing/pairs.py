@@ -102,5 +102,10 @@ def assign_parts(
     return parts
 
 
+def says_parts(examples: Sequence[ProbeExample]) -> bool:
+    """Whether the source says which examples train and which test; `group_by` then decides the validation part alone, if any."""
+    return {example.part for example in examples} >= {"train", "test"}
+
+
 def _group(example: ProbeExample, group_by: str) -> str:
     return {"query": example.query_id, "doc": example.doc_id, "pair": f"{example.query_id}\t{example.doc_id}"}[group_by]

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.errors import InstantiationException
 
+from ranker.build import load_source
 from ranker.checkpoint import read_description
-from ranker.config import OWN_KEYS
+from ranker.config import constructor_keys
 from ranker.data.collection import Splits
-from ranker.errors import ConfigError
+from ranker.errors import ConfigError, DataError, RankerError
 from ranker.probing.examples import ProbeTask
 from ranker.probing.pairs import sample_pairs
 from ranker.probing.report import log_to_wandb, write_report
-from ranker.probing.results import Results
+from ranker.probing.results import Results, TaskRecord
 from ranker.probing.state_cache import StateCache
 from ranker.probing.study import Study, StudyOptions
 from ranker.probing.subject import Subject
@@ -33,6 +35,8 @@ STUDIED = (
     "seeds", "controls", "control_seeds", "layers", "portions", "validation", "units", "batching", "group_by", "val_fraction", "test_fraction",
     "max_query_tokens", "max_doc_tokens", "skip_unavailable", "seed", "workers",
 )  # fmt: skip
+
+DOWNLOADING = ("ir_datasets", "msmarco_passage")  # sources that are not loaded only to look at what a ranker was trained on
 
 
 def run_probe(
@@ -68,6 +72,8 @@ def run_probe(
     )
     subjects = [subject] if other is None else [subject, other]
     study = Study(subjects, tasks, sample, options, training, cache, cache_dir, device, cfg["reuse"])
+    if earlier is not None:
+        check_earlier(earlier, study.prepare(), options.seeds, study.layers_of(subject))
     results = study.run()
     warnings = [*study.warnings]
     for path in (cfg["checkpoint"], cfg["compare"] if other is not None else None):
@@ -95,8 +101,13 @@ def run_probe(
 
 
 def _data_name(data: Mapping[str, Any]) -> str:
-    name = str(data["_target_"]).split(".")[-2]
+    name = _source(data)
     return f"{name} {Path(data['path']).name}" if data.get("path") else name
+
+
+def _source(data: Mapping[str, Any]) -> str:
+    """Module of a data source."""
+    return str(data["_target_"]).split(".")[-2]
 
 
 def _device(name: str) -> torch.device:
@@ -116,26 +127,53 @@ def _second(compare: str | None, weights: str) -> tuple[Subject | None, Results 
     return Subject.of_checkpoint(Path(compare), weights), None
 
 
-def with_earlier(results: Results, earlier: Results) -> tuple[Results, list[str]]:
-    """Add the first subject of an earlier run as the second one of this; tasks that it lacks are left out, and named.
+def check_earlier(earlier: Results, records: Mapping[str, TaskRecord], seeds: Sequence[int], layers: Sequence[int]) -> None:
+    """Refuse an earlier run whose codes can't be set beside those of this one, before any is made.
+
+    Args:
+        earlier: Its results; the first subject counts.
+        records: The tasks of this run.
+        seeds: Its seeds.
+        layers: The layers that it probes.
 
     Raises:
-        ConfigError: It has none of the tasks, or its codes were made in another way.
+        ConfigError: The earlier run has none of the tasks, or other data, seeds or layers, or its codes were made in another way.
     """
+    model = earlier.models[0]
+    shared = [task for task in records if earlier.of(model, task)]
+    if not shared:
+        raise ConfigError(f"compare: expected an earlier run of one of {', '.join(records)}, got {', '.join(earlier.tasks)}")
+    for task in shared:
+        ours, theirs = records[task].description, earlier.tasks[task].description
+        coded, as_coded = (own.get("coding", {}) for own in (ours, theirs))
+        other = next((name for name in coded if coded[name] != as_coded.get(name)), None)
+        if other is not None:
+            raise ConfigError(
+                f"compare: {task}: expected an earlier run with {other}={coded[other]}, got {as_coded.get(other, 'one that does not say')}; "
+                "set it as it was there, or probe again"
+            )
+        if ours["data_hash"] != theirs["data_hash"]:
+            raise ConfigError(
+                f"compare: {task}: expected an earlier run on the same pairs, spans and labels (data hash {ours['data_hash']}), got "
+                f"{theirs['data_hash']}; set data, split, max_pairs, docs_per_query, depth, seed and parts as they were there, or probe both "
+                "in one run with compare=FOLDER of the ranker"
+            )
+        probed = earlier.by_layer(model, task)
+        known = sorted({result.seed for own in probed.values() for result in own})
+        if known != sorted(seeds):
+            raise ConfigError(f"compare: {task}: expected an earlier run with seeds={sorted(seeds)}, got {known}; set the same seeds")
+        if not probed.keys() & set(layers):
+            raise ConfigError(
+                f"compare: {task}: expected an earlier run of one of the layers {list(layers)}, got {list(probed)}; set layers"
+            )
+
+
+def with_earlier(results: Results, earlier: Results) -> tuple[Results, list[str]]:
+    """Add the first subject of an earlier run as the second one of this; tasks that it lacks are left out, and named."""
     model = earlier.models[0]
     name = f"{model} (earlier run)" if model in results.models else model
     shared = [task for task in results.tasks if earlier.of(model, task)]
     lacking = [task for task in results.tasks if task not in shared]
-    if not shared:
-        raise ConfigError(f"compare: expected an earlier run of one of {', '.join(results.tasks)}, got {', '.join(earlier.tasks)}")
-    for task in shared:
-        ours, theirs = (own.tasks[task].description.get("coding", {}) for own in (results, earlier))
-        other = next((name for name in ours if ours[name] != theirs.get(name)), None)
-        if other is not None:
-            raise ConfigError(
-                f"compare: {task}: expected an earlier run with {other}={ours[other]}, got {theirs.get(other, 'one that does not say')}; "
-                "set it as it was there, or probe again"
-            )
     kept = [result for result in results.all if result.task in shared]
     kept += [replace(result, model=name) for result in earlier.all if result.model == model and result.task in shared]
     warnings = [f"{task} is not in the earlier run and is left out" for task in lacking]
@@ -143,7 +181,7 @@ def with_earlier(results: Results, earlier: Results) -> tuple[Results, list[str]
 
 
 def seen_in_training(path: Path, data: Any, splits: Splits, queries: Mapping[str, set[str]]) -> list[str]:
-    """Say which probing queries a ranker was trained on, as far as its folder tells.
+    """Say which probing queries a ranker was trained on, by their texts, as far as its folder tells and its data can be loaded.
 
     Args:
         path: The ranker's folder.
@@ -154,9 +192,14 @@ def seen_in_training(path: Path, data: Any, splits: Splits, queries: Mapping[str
     trained = read_description(path).get("data")
     if trained is None:
         return [f"{path.name}: it is not known what it was trained on, so it may have seen the probing queries"]
-    ours, theirs = ({key: value for key, value in dict(node).items() if key not in OWN_KEYS["data"]} for node in (data, trained))
-    if ours != theirs:
-        return []
+    if constructor_keys("data", data) != constructor_keys("data", trained):
+        try:
+            if _source(trained) in DOWNLOADING:
+                raise DataError(f"{_source(trained)} may download it")
+            splits = load_source(trained)
+        except (RankerError, InstantiationException, ImportError, OSError) as error:
+            reason = str(error).splitlines()[0]
+            return [f"{path.name}: its training data was not looked at ({reason}), so it may have seen the probing queries"]
     known = set(splits.train.queries.values()) if splits.train is not None else set()
     found = []
     for task, texts in queries.items():

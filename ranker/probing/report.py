@@ -12,6 +12,8 @@ from ranker.probing import pictures
 from ranker.probing.results import Results
 from ranker.probing.summary import Comparison, TaskSummary, compare, selectivity, summarise
 
+SEVERAL_LAYERS = ("shuffled", "random_encoder")  # controls that are probed at more than one layer
+
 
 def write_report(folder: Path, results: Results, warnings: Sequence[str], notes: Sequence[str] = ()) -> dict[str, Path]:
     """Write the pictures and `report.md`.
@@ -148,16 +150,17 @@ def _comparison_table(results: Results) -> list[str]:
 
 
 def _control_table(results: Results) -> list[str]:
-    model = results.models[0]
-    names = list(pictures.BANDS)
-    rows = []
+    rows: list[list[Any]] = []
     for task in results.tasks:
-        best = max(results.compression(model, task).values())
-        prior = results.value(model, task, "label_prior")
-        # counting few labels can cost more than the uniform code, from which every probe starts
-        leak = results.value(model, task, "shuffled") - (prior if math.isnan(prior) else max(1.0, prior))
-        rows.append([task, best, *(results.value(model, task, name) for name in names), f"{leak:+.3f}" if not math.isnan(leak) else ""])
-    return table(["task", "best layer", *(pictures.BANDS[name][0] for name in names), "shuffled minus prior or 1"], rows)
+        for model in results.models:
+            best = max(results.compression(model, task).values())
+            controls = {name: results.value(model, task, name) for name in pictures.BANDS}
+            prior = controls["label_prior"]
+            # counting few labels can cost more than the uniform code, from which every probe starts
+            leak = controls["shuffled"] - (prior if math.isnan(prior) else max(1.0, prior))
+            rows.append([task, model, best, *controls.values(), f"{leak:+.3f}" if not math.isnan(leak) else ""])
+    names = [f"{label}, its best layer" if name in SEVERAL_LAYERS else label for name, (label, _) in pictures.BANDS.items()]
+    return table(["task", "subject", "best layer", *names, "shuffled minus prior or 1"], rows)
 
 
 def _reading(results: Results) -> list[str]:

@@ -124,9 +124,11 @@ class Results:
         return {layer: float(np.mean([result.code.compression(self.units) for result in own])) for layer, own in found.items()}
 
     def value(self, model: str, task: str, control: str) -> float:
-        """Mean compression of a control, over seeds and, where it has some, layers; NaN without it."""
-        found = [result.code.compression(self.units) for result in self.of(model, task, control)]
-        return float(np.mean(found)) if found else math.nan
+        """Compression of a control, the mean over seeds, at its best layer where it has some; NaN without it."""
+        by_layer: dict[int | None, list[float]] = {}
+        for result in self.of(model, task, control):
+            by_layer.setdefault(result.layer, []).append(result.code.compression(self.units))
+        return max((float(np.mean(own)) for own in by_layer.values()), default=math.nan)
 
     def mean_bits(self, model: str, task: str, layer: int) -> np.ndarray:
         """Bits of each training target, the mean over seeds, float64 [targets]."""

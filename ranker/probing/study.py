@@ -26,7 +26,7 @@ from ranker.probing.examples import PairSample, ProbeExample, ProbeTask, TaskUna
 from ranker.probing.jobs import KeyedStates, make_jobs
 from ranker.probing.measuring import prior_result, result_of
 from ranker.probing.online_code import Job, OnlineCoder
-from ranker.probing.pairs import assign_parts
+from ranker.probing.pairs import assign_parts, says_parts
 from ranker.probing.results import Result, Results, TaskRecord
 from ranker.probing.sequences import Sequences
 from ranker.probing.spacy_model import forget
@@ -99,10 +99,12 @@ class StudyOptions:
 
 @dataclass
 class PairSet:
-    """Pairs whose states are computed together: (query, doc) texts and the tasks on them."""
+    """Pairs whose states are computed together: (query, doc) texts, the tasks on them, what each subject reads, each task's targets."""
 
     texts: list[tuple[str, str]]
     tasks: list[tuple[ProbeTask, list[ProbeExample], list[str]]] = field(default_factory=list)
+    read: list[Sequences] = field(default_factory=list)
+    data: list[ProbeData] = field(default_factory=list)
 
     @property
     def place_of(self) -> dict[tuple[str, str], int]:
@@ -135,31 +137,46 @@ class Study:
         self.cache, self.cache_dir, self.device = cache, cache_dir, device
         self.warnings: list[str] = []
         self.queries: dict[str, set[str]] = {}
-        self._shared_docs: dict[str, float] = {}
+        self._sets: list[PairSet] = []
         store = BlockStore(cache_dir / "probe_blocks.sqlite" if reuse else None)
         self._coder = OnlineCoder(training, options.portions, options.validation, options.batching, store, self._progress)
         self._done, self._total, self._told = 0, 0, time.monotonic()
 
+    def prepare(self) -> dict[str, TaskRecord]:
+        """Make the labels and targets of every task, once; nothing is encoded or trained yet.
+
+        Returns:
+            What is kept of each task, in order.
+        """
+        if not self._sets:
+            self._sets = self._pair_sets()
+            for pair_set in self._sets:
+                pair_set.read = [self._sequences(subject, pair_set) for subject in self.subjects]
+                place_of = pair_set.place_of
+                pair_set.data = [
+                    build_data(task, examples, parts, [span_tokens(examples, sequences, place_of) for sequences in pair_set.read])
+                    for task, examples, parts in pair_set.tasks
+                ]
+            self._warn()
+        data = {own.task.name: own for pair_set in self._sets for own in pair_set.data}
+        self.queries = {name: {example.query for example in own.examples if example.query} for name, own in data.items()}
+        coding = {"coding": self.options.coding(self.training)}
+        return {
+            task.name: TaskRecord(own.record() | coding, own.target_queries[own.target_parts == "train"])
+            for task in self.tasks
+            if (own := data.get(task.name)) is not None
+        }
+
     def run(self) -> Results:
-        """Label, encode, code, and measure."""
-        records: dict[str, TaskRecord] = {}
+        """Prepare, encode, code, and measure."""
+        records = self.prepare()
         results: list[Result] = []
         waiting: list[Owned] = []
-        for pair_set in self._pair_sets():
-            read = [self._sequences(subject, pair_set) for subject in self.subjects]
-            place_of = pair_set.place_of
-            data = [
-                build_data(task, examples, parts, [span_tokens(examples, sequences, place_of) for sequences in read])
-                for task, examples, parts in pair_set.tasks
-            ]
-            for own in data:
-                queries = own.target_queries[own.target_parts == "train"]
-                records[own.task.name] = TaskRecord(own.record() | {"coding": self.options.coding(self.training)}, queries)
-                self.queries[own.task.name] = {example.query for example in own.examples if example.query}
-                self._warn_of(own)
+        for pair_set in self._sets:
+            data = pair_set.data
             by_name = {own.task.name: own for own in data}
-            for subject, sequences in zip(self.subjects, read, strict=True):
-                waiting += [(job, subject, by_name) for job in self._jobs(subject, sequences, data, place_of)]
+            for subject, sequences in zip(self.subjects, pair_set.read, strict=True):
+                waiting += [(job, subject, by_name) for job in self._jobs(subject, sequences, data, pair_set.place_of)]
                 if "label_prior" in self.options.controls:
                     results += [prior_result(subject, own, seed, self.options.portions) for own in data for seed in self.options.seeds]
                 if self.device.type == "cuda":  # which holds one subject's states at a time
@@ -167,11 +184,9 @@ class Study:
                     waiting = []
         if waiting:
             results += self._code(waiting)
-        self._warn_of_shared_docs()
         order = {task.name: place for place, task in enumerate(self.tasks)}
         models = {subject.name: place for place, subject in enumerate(self.subjects)}
         results.sort(key=lambda r: (models[r.model], order[r.task], r.control != MAIN, r.control, r.layer or 0, r.seed))
-        records = {name: records[name] for name in sorted(records, key=order.__getitem__)}
         return Results(results, records, self.options.units)
 
     # data -------------------------------------------------------------------------------------------------------------------------
@@ -207,29 +222,45 @@ class Study:
             self.options.max_doc_tokens, subject.layouts,
         )  # fmt: skip
 
-    def _warn_of(self, data: ProbeData) -> None:
-        record = data.record()
-        if record["cut_targets"]:
-            whole = len(data.labels) + record["cut_targets"]
-            self.warnings.append(f"{data.task.name}: {record['cut_targets']} of {whole} targets lie beyond the truncation and are left out")
-        self._shared_docs[data.task.name] = record["test_pairs_with_a_training_doc"]
-
-    def _warn_of_shared_docs(self) -> None:
-        some = {task: share for task, share in self._shared_docs.items() if share > 0.1}
-        if some and self.options.group_by != "doc":
-            listed = ", ".join(f"{task} {share:.0%}" for task, share in some.items())
-            self.warnings.append(f"test pairs whose doc also occurs in a training pair: {listed} (group_by=doc avoids it)")
-        if self.options.group_by == "pair":
-            self.warnings.append("parts by pair: a query's docs may be in several parts")
+    def _warn(self) -> None:
+        """Say what truncation cost, which classes are empty, and what test and training pairs share."""
+        data = [own for pair_set in self._sets for own in pair_set.data]
+        records = {own.task.name: own.record() for own in data}
+        for name, record in records.items():
+            if record["cut_targets"]:
+                whole = sum(map(sum, record["class_counts"].values())) + record["cut_targets"]
+                self.warnings.append(f"{name}: {record['cut_targets']} of {whole} targets lie beyond the truncation and are left out")
+            empty = record["class_counts"]["train"].count(0)
+            if empty:
+                self.warnings.append(f"{name}: k = {len(record['classes'])}, of which {empty} empty in training; log2 k counts them all")
+        own_parts = {own.task.name for own in data if says_parts(own.examples)}
+        for what, least in (("doc", 0.1), ("query", 0.0)):
+            shares = {name: record[f"test_pairs_with_a_training_{what}"] for name, record in records.items()}
+            for said, remedy in (
+                (False, f"group_by={what} avoids it"),
+                (True, "parts of the task's own, which group_by leaves as they are"),
+            ):
+                some = [f"{name} {share:.0%}" for name, share in shares.items() if share > least and (name in own_parts) == said]
+                if some:
+                    self.warnings.append(f"test pairs whose {what} also occurs in a training pair: {', '.join(some)} ({remedy})")
 
     # probing ----------------------------------------------------------------------------------------------------------------------
 
-    def _jobs(self, subject: Subject, sequences: Sequences, data: Sequence[ProbeData], place_of: dict[tuple[str, str], int]) -> list[Job]:
-        """Encode, and say what is to be coded."""
+    def layers_of(self, subject: Subject) -> list[int]:
+        """The layers of a subject to probe.
+
+        Raises:
+            ConfigError: It lacks one of those asked for.
+        """
         layers = list(self.options.layers) if self.options.layers is not None else list(range(subject.num_states))
         wrong = [layer for layer in layers if not 0 <= layer < subject.num_states]
         if wrong:
             raise ConfigError(f"layers: expected 0 to {subject.num_states - 1} for {subject.name}, got {wrong[0]}")
+        return layers
+
+    def _jobs(self, subject: Subject, sequences: Sequences, data: Sequence[ProbeData], place_of: dict[tuple[str, str], int]) -> list[Job]:
+        """Encode, and say what is to be coded."""
+        layers = self.layers_of(subject)
         controls, seeds = self.options.controls, list(self.options.seeds)
         states = {MAIN: self._states(subject, sequences, layers)}
         if "random_encoder" in controls:

@@ -209,7 +209,8 @@ def test_pictures_report_and_comparison(finished: Path) -> None:
     best = max(map(str, LAYERS), key=lambda layer: np.mean(means[first, "tf", layer]))
     assert result["best"][first]["tf"]["compression"] == pytest.approx(np.mean(means[first, "tf", best]))
     assert any("bi: it is not known what it was trained on" in warning for warning in result["warnings"])
-    assert not any("cross" in warning for warning in result["warnings"]), "trained on other data, as its folder says"
+    (told,) = (warning for warning in result["warnings"] if "cross" in warning)
+    assert told.startswith("cross: its training data was not looked at (data.path: expected a folder"), "its folder names one that is gone"
 
 
 def test_a_killed_run_ends_with_the_numbers_of_one_that_nobody_killed(place: Path, finished: Path, tmp_path: Path) -> None:
@@ -244,6 +245,17 @@ def test_wandb_holds_the_pictures_and_the_table(finished: Path) -> None:
     content = json.loads(table.read_text())
     assert content["columns"] == list(COLUMNS)
     assert [dict(zip(COLUMNS, row, strict=True)) for row in content["data"]] == rows_of(finished)
+
+
+def test_an_earlier_run_on_other_pairs_is_refused_before_anything_is_trained(place: Path, finished: Path, forks) -> None:
+    before = kept_blocks(place / ".cache/probe_blocks.sqlite")
+    more = ["probe=bm25", "data=files", f"data.path={place / 'mini'}", f"checkpoint={place / 'bi'}", f"compare={finished}"]
+    done = forks.run("probe.py", *more, *SMALL[:-1], "max_pairs=48", "name=refused", cwd=place)
+    assert done.code == 1
+    assert "error: compare: bm25: expected an earlier run on the same pairs, spans and labels" in done.out
+    assert "Traceback" not in done.out
+    assert kept_blocks(place / ".cache/probe_blocks.sqlite") == before
+    assert not list((place / "outputs/refused").rglob("probe_results.csv"))
 
 
 def test_a_mistake_is_one_line(place: Path, forks, tmp_path: Path) -> None:

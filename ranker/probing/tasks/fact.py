@@ -49,7 +49,7 @@ class FactChecking:
             files = [labels, self._need("docs.jsonl"), self._need("queries.tsv")]
         else:
             files = [labels, self._need("corpus.jsonl"), *self._qrels()]
-        return "fact-labels@1 " + " ".join(file_fingerprint(path) for path in files)
+        return "fact-labels@2 " + " ".join(file_fingerprint(path) for path in files)
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
         """One target a pair, whole claim and whole evidence, at most `max_pairs` drawn by seed.
@@ -97,7 +97,9 @@ class FactChecking:
             if len(cells) != len(columns):
                 raise DataError(f"{path}:{number}: expected {len(columns)} columns, got {len(cells)}; mend the line")
             row = dict(zip(columns, cells, strict=True))
-            rows.append((row["query_id"], row["doc_id"], row["label"], _part(row.get("split", ""), f"{path}:{number}")))
+            label = _verdict(row["label"])
+            if label is not None:
+                rows.append((row["query_id"], row["doc_id"], label, _part(row.get("split", ""), f"{path}:{number}")))
         wanted = {row[1] for row in rows}
         docs = JsonlDocs(self._need("docs.jsonl"))
         texts = {doc_id: docs[doc_id].full_text for doc_id in wanted if doc_id in docs}
@@ -146,7 +148,13 @@ def _beir_label(metadata: dict[str, Any], doc_id: str) -> str | None:
     found = metadata.get("label", metadata.get(doc_id))
     if isinstance(found, list):
         found = next((entry.get("label") for entry in found if isinstance(entry, dict)), None)
-    return None if found is None or "NOT ENOUGH" in str(found).upper() else str(found)
+    return None if found is None else _verdict(str(found))
+
+
+def _verdict(label: str) -> str | None:
+    """The label, or None where it is empty or says that there is not enough information."""
+    words = label.replace("_", " ").strip().upper()
+    return None if words in ("", "NEI") or "NOT ENOUGH" in words else label
 
 
 def _part(name: str, where: str) -> str | None:

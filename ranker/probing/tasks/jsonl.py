@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ranker.data.corpus_files import read_lines
 from ranker.errors import ConfigError, DataError
@@ -52,23 +53,25 @@ class JsonLines:
     @cached_property
     def labeller(self) -> str:  # type: ignore[override]
         """Id, version and the file's hash."""
-        return f"jsonl@1 spans={self.spans} {file_fingerprint(self._file())}"
+        return f"jsonl@2 spans={self.spans} {file_fingerprint(self._file())}"
 
     @cached_property
     def classes(self) -> tuple[str, ...] | None:  # type: ignore[override]
         """The labels that occur, or bins where the first record has values."""
-        first = next(iter(self._records()), None)
+        first = next(self._records((0,)), None)
         return () if first is not None and any("value" in target for target in first[1].get("targets", [])) else None
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """The file's records, at most `max_pairs`.
+        """The file's records in their order; of more than `max_pairs`, so many drawn by seed.
 
         Raises:
             TaskUnavailable: There is no such file.
             DataError: A line is no such record; the message names it.
         """
         words = _words() if self.spans == "spacy_tokens" else None
-        for where, record in islice(self._records(), sample.max_pairs):
+        total = sum(1 for _ in read_lines(self._file()))
+        drawn = set(np.random.default_rng(sample.seed).permutation(total)[: sample.max_pairs].tolist())
+        for where, record in self._records(drawn):
             example = from_record(record, where) if words is None else _from_words(record, where, words)
             if example.targets:
                 yield example
@@ -79,9 +82,10 @@ class JsonLines:
             raise TaskUnavailable(f"probe.jsonl.path: expected a file of records, got {got}; set probe.jsonl.path=FILE")
         return self.path
 
-    def _records(self) -> Iterator[tuple[str, Any]]:
-        for number, line in read_lines(self._file()):
-            yield f"{self.path}:{number}", parse_line(line, f"{self.path}:{number}")
+    def _records(self, chosen: Container[int]) -> Iterator[tuple[str, Any]]:
+        for place, (number, line) in enumerate(read_lines(self._file())):
+            if place in chosen:
+                yield f"{self.path}:{number}", parse_line(line, f"{self.path}:{number}")
 
 
 def _words() -> Any:

@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from ranker.errors import ConfigError, DataError
+from ranker.layers.encoder import load_encoder
 from ranker.layers.tiny import tiny_tokenizer
 from ranker.probing.controls import control_labels, shuffled_labels, surface_features, type_of
 from ranker.probing.dataset import build_data, labelled_examples, span_array, span_tokens
@@ -16,9 +18,13 @@ from ranker.probing.measuring import ranking_measures
 from ranker.probing.pairs import assign_parts, sample_pairs
 from ranker.probing.results import COLUMNS, LENIENT, RANKING
 from ranker.probing.sequences import Sequences
+from ranker.probing.state_cache import StateCache
+from ranker.probing.study import Study, StudyOptions
+from ranker.probing.subject import Subject
 from ranker.probing.tasks.bm25 import BM25Score
 from ranker.probing.tasks.rel import Relevance
 from ranker.probing.tasks.tf import TermFrequency
+from ranker.probing.training import TrainingOptions
 from tests.unit.probing.mini import mini_collection, mini_sample
 
 SAMPLE = mini_sample()
@@ -133,6 +139,51 @@ def test_labels_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len([path for path in (tmp_path / "probe_labels").iterdir() if path.is_dir()]) == 1, "the broken attempt left nothing"
 
 
+def test_labels_by_relevance_are_made_anew_for_another_threshold(tmp_path: Path) -> None:
+    def positives(task, relevance: int) -> int:
+        graded = {query_id: dict.fromkeys(judged, 1 + int(query_id[1:]) % 2) for query_id, judged in SAMPLE.collection.qrels.items()}
+        collection = replace(SAMPLE.collection, qrels=graded, relevance=relevance)
+        examples = labelled_examples(task, replace(SAMPLE, collection=collection), tmp_path)
+        return sum(example.targets[0].label == "1" for example in examples)
+
+    # one relevant doc for each of 24 queries, the candidates' first; those of the 12 odd queries have grade 2
+    assert [positives(Relevance(), relevance) for relevance in (1, 2, 1)] == [24, 12, 24]
+    for relevance in (1, 2):
+        positives(BM25Score(), relevance)
+    kept = [path.name.split("-")[0] for path in (tmp_path / "probe_labels").iterdir() if path.is_dir()]
+    assert sorted(kept) == ["bm25", "rel", "rel"], "labels that do not hang on it are kept"
+
+
+def prepared(tmp_path: Path, tasks, **options) -> list[str]:
+    """What a study warns of before anything is encoded."""
+    study = Study(
+        [Subject("tiny", load_encoder("tiny"))], tasks, SAMPLE, StudyOptions(**options), TrainingOptions(), StateCache(tmp_path / "states"),
+        tmp_path, torch.device("cpu"),
+    )  # fmt: skip
+    study.prepare()
+    return study.warnings
+
+
+def test_warnings_follow_what_the_parts_share(tmp_path: Path) -> None:
+    tasks = [BM25Score(), Relevance(pool=6)]
+    rel = list(Relevance(pool=6).examples(SAMPLE))
+    train_docs = {example.doc_id for example in rel if example.part == "train"}
+    test_docs = [example.doc_id for example in rel if example.part == "test"]
+    shared = f"rel {sum(doc_id in train_docs for doc_id in test_docs) / len(test_docs):.0%}"
+    docs, queries = "test pairs whose doc also occurs in a training pair: ", "test pairs whose query also occurs in a training pair: "
+    own = f"{docs}{shared} (parts of the task's own, which group_by leaves as they are)"
+    by_query, by_doc, by_pair = (prepared(tmp_path, tasks, group_by=group_by) for group_by in ("query", "doc", "pair"))
+    assert not any(warning.startswith(queries) for warning in by_query)
+    assert not any(warning.startswith(f"{docs}bm25") for warning in by_doc)
+    for found in (by_query, by_doc, by_pair):
+        assert own in found
+    for found in (by_query, by_pair):
+        assert any(warning.startswith(f"{docs}bm25 ") and warning.endswith("(group_by=doc avoids it)") for warning in found)
+    for found in (by_doc, by_pair):
+        assert [w.endswith("(group_by=query avoids it)") for w in found if w.startswith(f"{queries}bm25 ")] == [True]
+        assert not any(warning.startswith(f"{queries}rel") for warning in found)
+
+
 class Words:
     """Two-span targets on the doc's first and last word."""
 
@@ -172,6 +223,18 @@ def test_nothing_to_tell_apart_is_an_error() -> None:
 
     with pytest.raises(DataError, match="got 1; is there anything to tell apart"):
         built(Constant())
+
+
+def test_empty_classes_are_told(tmp_path: Path) -> None:
+    class TwoValues(Words):
+        labeller, classes = "two@1", ()
+
+        def examples(self, sample):
+            for place, example in enumerate(super().examples(sample)):
+                yield replace(example, targets=(Target((Span("doc"),), value=float(place % 4 == 0)),))
+
+    assert "words: k = 10, of which 8 empty in training; log2 k counts them all" in prepared(tmp_path, [TwoValues()])
+    assert not any("empty" in warning for warning in prepared(tmp_path, [Words()]))
 
 
 # controls ---------------------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """From rows to files, summaries, comparison, pictures and report, on numbers made by hand."""
 
+import json
 import math
 import re
 from dataclasses import replace
@@ -12,7 +13,7 @@ from matplotlib.colors import to_hex
 from ranker.errors import ConfigError, DataError
 from ranker.probing.code_length import CodeLength
 from ranker.probing.pictures import heat_map
-from ranker.probing.probe_run import seen_in_training, with_earlier
+from ranker.probing.probe_run import check_earlier, seen_in_training, with_earlier
 from ranker.probing.report import write_report
 from ranker.probing.results import COLUMNS, Result, Results, TaskRecord
 from ranker.probing.study import StudyOptions
@@ -133,15 +134,35 @@ def test_an_earlier_run_that_coded_in_another_way_is_refused(tmp_path: Path, opt
         coding = StudyOptions(**options).coding(TrainingOptions(**training))
         return Results(made.all, {"task": TaskRecord(record.description | {"coding": coding}, record.queries)})
 
+    records = coded({}, {}).tasks
     coded({}, {}).write(tmp_path / "same")
-    results, warnings = with_earlier(coded({"workers": 7, "batching": "separate"}, {}), Results.read(tmp_path / "same"))
+    ours, same = coded({"workers": 7, "batching": "separate"}, {}), Results.read(tmp_path / "same")
+    check_earlier(same, ours.tasks, [1, 0], [0, 1, 2])
+    results, warnings = with_earlier(ours, same)
     assert (results.models, warnings) == (["base", "tuned", "base (earlier run)"], [])
     coded(options, training).write(tmp_path / "other")
     with pytest.raises(ConfigError, match=f"compare: task: expected an earlier run with {other}"):
-        with_earlier(coded({}, {}), Results.read(tmp_path / "other"))
+        check_earlier(Results.read(tmp_path / "other"), records, [0, 1], [0])
     make().write(tmp_path / "old")
     with pytest.raises(ConfigError, match="got one that does not say"):
-        with_earlier(coded({}, {}), Results.read(tmp_path / "old"))
+        check_earlier(Results.read(tmp_path / "old"), records, [0, 1], [0])
+
+
+def test_an_earlier_run_on_other_data_seeds_or_layers_is_refused() -> None:
+    earlier = make()
+    record = earlier.tasks["task"]
+    check_earlier(earlier, {"task": record, "new": record}, [0, 1], [2, 3])
+    other = TaskRecord(record.description | {"data_hash": "more pairs"}, record.queries)
+    with pytest.raises(
+        ConfigError, match=r"compare: task: expected .* the same pairs, .* \(data hash more pairs\), got data; set data, split, max_pairs"
+    ):
+        check_earlier(earlier, {"task": other}, [0, 1], [2])
+    with pytest.raises(ConfigError, match=r"compare: task: .* seeds=\[0, 2\], got \[0, 1\]"):
+        check_earlier(earlier, {"task": record}, [0, 2], [2])
+    with pytest.raises(ConfigError, match=r"compare: task: .* layers \[3\], got \[0, 1, 2\]"):
+        check_earlier(earlier, {"task": record}, [0, 1], [3])
+    with pytest.raises(ConfigError, match="compare: expected an earlier run of one of new, got task"):
+        check_earlier(earlier, {"new": record}, [0, 1], [2])
 
 
 def test_heat_map_shows_each_number_greys_ties_and_boxes_the_best() -> None:
@@ -173,8 +194,25 @@ def test_report_holds_the_numbers_and_shows_every_picture(tmp_path: Path) -> Non
     assert f"| task | 2 | {after - before:+.3f} | -0.4500 |" in text
     assert "| task | 0 | +0.000 | +0.0000 |" in text
     prior, shuffled = (results.value("base", "task", control) for control in ("label_prior", "shuffled"))
-    assert f"| {prior:.3f} | {shuffled:.3f} |" in text
+    controls = text.split("## Against the controls")[1]
+    for model in ("base", "tuned"):
+        assert (
+            f"| task | {model} | {results.compression(model, 'task')[1 if model == 'base' else 2]:.3f} | {prior:.3f} | {shuffled:.3f} |"
+            in controls
+        )
+    assert "| shuffled labels, its best layer |" in controls
     assert text.rstrip().endswith("may be chance there."), "30 queries are few, and the report says so"
+
+
+def test_a_control_counts_at_its_best_layer() -> None:
+    """Lengths of 12 x 2 and 108 x 2 or 1 bits: compressions 240/240 and 240/132; two seeds of layer 2 are averaged first."""
+    lengths = [(1, 0, 216.0), (2, 0, 108.0), (2, 1, 216.0)]
+    rows = [
+        replace(result("base", layer, seed, "random_encoder", 1.0), code=CodeLength(4, 12, 120, later)) for layer, seed, later in lengths
+    ]
+    results = Results(rows, {})
+    assert results.value("base", "task", "random_encoder") == pytest.approx((1 + 240 / 132) / 2)
+    assert math.isnan(results.value("base", "task", "surface"))
 
 
 def test_shuffled_labels_are_held_against_the_uniform_code_where_the_prior_costs_more(tmp_path: Path) -> None:
@@ -197,6 +235,30 @@ def test_queries_that_a_ranker_was_trained_on_are_told(tmp_path: Path) -> None:
     (ranker / "ranker.yaml").write_text("data: {_target_: ranker.data.sources.files.Files, path: mini, teacher: null}\n")
     (told,) = seen_in_training(ranker, data, splits, {"bm25": texts, "rel": {"a new one"}})
     assert told.startswith("ranker was trained on 5 of the 6 queries of bm25")
-    assert seen_in_training(ranker, {**data, "path": "other"}, splits, {"bm25": texts}) == []
     (ranker / "ranker.yaml").write_text("{}\n")
     assert "not known what it was trained on" in seen_in_training(ranker, data, splits, {"bm25": texts})[0]
+
+
+def test_what_a_ranker_saw_is_told_by_texts_not_by_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained on one collection, probed on another: the queries are looked up in the one it was trained on, whatever path led there."""
+    trained = tmp_path / "trained"
+    trained.mkdir()
+    (trained / "docs.jsonl").write_text("".join(json.dumps({"id": f"d{i}", "text": f"doc {i}"}) + "\n" for i in range(4)))
+    (trained / "queries.tsv").write_text("".join(f"{name}\tquery {name}\n" for name in "abcd"))
+    for part, names in (("train", "ab"), ("dev", "c"), ("test", "d")):
+        (trained / f"qrels.{part}.txt").write_text("".join(f"{name} 0 d0 1\n" for name in names))
+    ranker = tmp_path / "ranker"
+    ranker.mkdir()
+    here = {"_target_": "ranker.data.sources.cwe.CWE"}
+    queries = {"fact": {"query a", "query b", "query c", "query e"}, "bm25": {"query d"}}
+    monkeypatch.chdir(tmp_path)
+    for path in ("trained", str(trained)):
+        (ranker / "ranker.yaml").write_text(f"data: {{_target_: ranker.data.sources.files.Files, path: {path}}}\n")
+        (told,) = seen_in_training(ranker, here, mini_splits(), queries)
+        assert told.startswith("ranker was trained on 2 of the 4 queries of fact")
+    (ranker / "ranker.yaml").write_text("data: {_target_: ranker.data.sources.files.Files, path: gone}\n")
+    (told,) = seen_in_training(ranker, here, mini_splits(), queries)
+    assert told.startswith("ranker: its training data was not looked at (data.path: expected a folder")
+    (ranker / "ranker.yaml").write_text("data: {_target_: ranker.data.sources.msmarco_passage.MsMarcoPassage}\n")
+    (told,) = seen_in_training(ranker, here, mini_splits(), queries)
+    assert told.startswith("ranker: its training data was not looked at (msmarco_passage may download it)")

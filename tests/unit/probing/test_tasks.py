@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,21 @@ def test_fact_from_labels(tmp_path: Path) -> None:
         list(FactChecking().examples(SAMPLE))
 
 
+@pytest.mark.parametrize("label", ["NOT ENOUGH INFO", "not_enough_info", "NEI", "", " "])
+def test_a_label_without_a_verdict_is_no_class(tmp_path: Path, label: str) -> None:
+    folder = write_labels(tmp_path / "a", f"query_id\tdoc_id\tlabel\nq1\td1\t{label}\nq2\td2\tSUPPORT\n")
+    assert [(e.query_id, e.targets[0].label) for e in FactChecking(str(folder)).examples(SAMPLE)] == [("q2", "SUPPORT")]
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "corpus.jsonl").write_text('{"_id": "1", "text": "Cats purr."}\n')
+    queries = [
+        {"_id": "q1", "text": "Cats bark", "metadata": {"label": label}},
+        {"_id": "q2", "text": "Cats purr", "metadata": {"label": "SUPPORTS"}},
+    ]
+    (tmp_path / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
+    (tmp_path / "qrels/train.tsv").write_text("q1\t1\t1\nq2\t1\t1\n")
+    assert [(e.query_id, e.targets[0].label) for e in FactChecking(str(tmp_path)).examples(SAMPLE)] == [("q2", "SUPPORTS")]
+
+
 def test_fact_from_a_beir_folder(tmp_path: Path) -> None:
     (tmp_path / "qrels").mkdir()
     (tmp_path / "corpus.jsonl").write_text('{"_id": "1", "title": "Cats", "text": "They purr."}\n{"_id": "2", "text": "Dogs bark."}\n')
@@ -263,6 +279,20 @@ def test_examples_round_trip(tmp_path: Path) -> None:
     task = JsonLines(str(tmp_path / "x.jsonl"), name="mine")
     assert list(task.examples(SAMPLE)) == examples
     assert task.classes is None
+
+
+def test_of_a_longer_file_records_are_drawn_from_all_parts(tmp_path: Path) -> None:
+    """As published data sets are ordered: first all training records, then the others."""
+    parts = ["train"] * 600 + ["val"] * 200 + ["test"] * 200
+    examples = [ProbeExample(f"q{i}", "d", "who", "Ann", (Target((Span("doc"),), str(i % 2)),), part) for i, part in enumerate(parts)]
+    write_examples(tmp_path / "x.jsonl", examples, "someone@1")
+    task, sample = JsonLines(str(tmp_path / "x.jsonl")), replace(SAMPLE, max_pairs=500)
+    drawn = list(task.examples(sample))
+    assert len(drawn) == 500
+    assert drawn == [example for example in examples if example in drawn], "in the file's order, none twice"
+    for part, share in (("train", 0.6), ("val", 0.2), ("test", 0.2)):
+        assert sum(example.part == part for example in drawn) / 500 == pytest.approx(share, abs=0.06)
+    assert list(task.examples(sample)) == drawn != list(task.examples(replace(sample, seed=1)))
 
 
 @needs_spacy
