@@ -111,14 +111,14 @@ def draw(found: dict[str, np.ndarray], picture: Path) -> None:
     axes.axvline(found[BASELINE].mean(), color="grey", linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(found)), list(found))
     axes.invert_yaxis()
-    axes.set_xlabel(f"{MEASURE}, 300 test queries, BM25's top 20; points: seeds, bar: their mean")
+    axes.set_xlabel(f"{MEASURE}, {found[BASELINE].shape[1]} test queries, BM25's top 20\npoints: seeds, bar: their mean")
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=120)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmark-multitask"))
     parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "multitask.png")
     parser.add_argument("--page", type=Path, help="put the tables into this page, between its marks")

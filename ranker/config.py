@@ -205,7 +205,7 @@ def _multitask(cfg: DictConfig) -> list[str]:
     from ranker.data.multitask_check import faults_of  # other models need none of it
 
     plain: Any = OmegaConf.to_container(model, resolve=True)
-    return faults_of(plain)
+    return faults_of(plain, cfg.get("encoder") or {})
 
 
 def set_layers(cfg: DictConfig) -> None:
@@ -217,7 +217,7 @@ def set_layers(cfg: DictConfig) -> None:
 
         plain: Any = OmegaConf.to_container(cfg.model, resolve=True)
         auto = AutoLayers(**{key: value for key, value in plain["auto"].items() if not key.startswith("_")})
-        chosen = auto_layers(read_heads(plain["heads"]), auto)
+        chosen = auto_layers(read_heads(plain["heads"]), auto, cfg.encoder)
         for head in heads:
             head.layer = chosen.get(head.get("name") or head.task, head.layer)
 

@@ -134,7 +134,9 @@ class ScoreBatches(Dataset[ScoreBatch]):
         world: Number of devices.
     """
 
-    def __init__(self, collection: Collection, depth: int | None, collator: Collator, max_tokens: int, rank: int = 0, world: int = 1) -> None:
+    def __init__(
+        self, collection: Collection, depth: int | None, collator: Collator, max_tokens: int, rank: int = 0, world: int = 1
+    ) -> None:
         assert collection.candidates is not None
         self.collator, self.max_tokens = collator, max_tokens
         self.candidates = _cut(collection, depth)

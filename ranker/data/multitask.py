@@ -113,7 +113,7 @@ class TaskSampling:
         composition: `mixed` (all tasks' rows in each step, one encoder pass) or `homogeneous` (one task a step).
         mode: `proportional`, `uniform`, `temperature` or `annealed`.
         main_fraction: Fixed share of ranking's rows; the rest is split by `mode`. None: ranking takes part in `mode`.
-        temperature: Of mode temperature: 1 is proportional, large is uniform.
+        temperature: Of mode temperature: 1 is proportional, infinity is uniform.
         cap: Of mode temperature: tasks count for no more rows than this.
     """
 
@@ -128,7 +128,8 @@ class TaskSampling:
         one_of("model.sampling.mode", self.mode, SAMPLINGS)
         if self.main_fraction is not None and not 0 < self.main_fraction < 1:
             raise ConfigError(f"model.sampling.main_fraction: expected a number above 0 and below 1, or null; got {self.main_fraction!r}")
-        at_least("model.sampling.temperature", self.temperature, 1)
+        if self.temperature != math.inf:
+            at_least("model.sampling.temperature", self.temperature, 1)
         if self.cap is not None:
             at_least("model.sampling.cap", self.cap, 1)
 
@@ -143,7 +144,7 @@ class TaskWeighting:
         surgery: `none`, `pcgrad` (every task's gradient gives way to the others') or `guard` (auxiliary gradients give way to ranking's).
         lr: Of modes uncertainty and gradnorm: their own learning rate.
         alpha: Of mode gradnorm: how strongly tasks that learn slowly are favoured.
-        cosine_every: Log the cosine of ranking's and each task's gradient at every so many-th logged step; 0: never.
+        cosine_every: Log the cosine of ranking's and each task's gradient at every so many-th logged step that has both; 0: never.
     """
 
     mode: str = "log_k"

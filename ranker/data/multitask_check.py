@@ -11,6 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from ranker.data.multitask import (
     NAMED_LAYERS,
     POOLINGS,
@@ -82,7 +84,27 @@ def _head(entry: Any, where: str) -> Head:
         fault = options[key].fault(value)
         if fault:
             raise ConfigError(f"{where}.options.{key}: {fault}")
+    _check_labels(head, target, where)
     return head
+
+
+def _check_labels(head: Head, target: str, where: str) -> None:
+    """Refuse labels that the task does not have."""
+    kind = labels_of(target)
+    if head.regression and kind in ("closed", "open"):
+        raise ConfigError(f"{where}.regression: expected false for {head.task}, whose labels are classes, got true; leave it out")
+    if head.classes is not None:
+        if kind in ("closed", "numbers"):
+            what = "bins of numbers" if kind == "numbers" else "labels"
+            raise ConfigError(
+                f"{where}.classes: expected none for {head.task}, which has its own {what}, got {head.classes!r}; leave them out"
+            )
+        if head.regression:
+            raise ConfigError(f"{where}.classes: expected none beside regression: true, got {head.classes!r}; leave one of them out")
+        if len({str(name) for name in head.classes}) != len(head.classes) or len(head.classes) < 2:
+            raise ConfigError(f"{where}.classes: expected at least two labels, each once, got {head.classes!r}; name all that occur")
+    if head.options.get("bins", 2) < 2:
+        raise ConfigError(f"{where}.options.bins: expected at least 2, got {head.options['bins']!r}")
 
 
 def _check_layer(layer: Any, where: str) -> None:
@@ -119,11 +141,28 @@ def task_target(task: str, where: str) -> str:
     raise ConfigError(f"{where}: expected a class with `examples` in {path}, got none")
 
 
+def labels_of(target: str) -> str:
+    """Kind of a task's labels by its class's `classes`: `numbers`, `closed` (it names them), `open`, or `file` where data decides.
+
+    >>> [labels_of(task_target(task, "task")) for task in ("bm25", "rel", "fact", "jsonl")]
+    ['numbers', 'closed', 'open', 'file']
+    """
+    module, _, name = target.rpartition(".")
+    body = ast.parse((TASKS / f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8")).body
+    (node,) = (node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
+    for part in node.body:
+        if isinstance(part, (ast.AnnAssign, ast.Assign)) and part.value is not None:
+            names = [part.target] if isinstance(part, ast.AnnAssign) else part.targets
+            if "classes" in map(ast.unparse, names):
+                return {"()": "numbers", "None": "open"}.get(ast.unparse(part.value), "closed")
+    return "file"
+
+
 # checks of a whole `model` node -------------------------------------------------------------------------------------------------------
 
 
-def faults_of(model: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a multitask `model` node, one line a fault."""
+def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]:
+    """What is wrong with a multitask `model` node for an `encoder` node, one line a fault."""
     if not isinstance(model.get("heads"), list):  # said by the check of signatures
         return [] if model.get("heads") is not None else ["model.heads: expected a list as [{task: bm25, layer: 5}], got null"]
     found: list[str] = []
@@ -151,7 +190,7 @@ def faults_of(model: Mapping[str, Any]) -> list[str]:
                 )
     if any(head.layer == "auto" for head in heads) and "auto" in made:
         try:
-            auto_layers(heads, made["auto"])
+            auto_layers(heads, made["auto"], encoder)
         except ConfigError as error:
             found += str(error).split("\n")
     return found
@@ -169,11 +208,11 @@ def reported_name(head: Head) -> str:
     return str(getattr(importlib.import_module(module), name)(**named | head.options).name)
 
 
-def auto_layers(heads: Sequence[Head], auto: AutoLayers) -> dict[str, int]:
+def auto_layers(heads: Sequence[Head], auto: AutoLayers, encoder: Mapping[str, Any]) -> dict[str, int]:
     """The layer of the highest compression for each head with `layer: auto`, the mean over the report's seeds; the lower one of a tie.
 
     Raises:
-        ConfigError: There is no report, or it lacks a task.
+        ConfigError: There is no report, it lacks a task, or it is of another encoder than the `encoder` node's.
     """
     wanted = [head for head in heads if head.layer == "auto"]
     if not wanted:
@@ -188,7 +227,7 @@ def auto_layers(heads: Sequence[Head], auto: AutoLayers) -> dict[str, int]:
     with path.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("control") == "none" and row.get("layer")]
     rows = [row for row in rows if row["model"] == rows[0]["model"]]
-    last = max((int(row["layer"]) for row in rows), default=0)
+    allowed = _allowed_layers({int(row["layer"]) for row in rows}, auto, encoder)
     tasks = sorted({row["task"] for row in rows})
     chosen, faults = {}, []
     for head in wanted:
@@ -200,7 +239,7 @@ def auto_layers(heads: Sequence[Head], auto: AutoLayers) -> dict[str, int]:
             continue
         by_layer: dict[int, list[float]] = {}
         for row in rows:
-            if row["task"] == name and (auto.last_layer or int(row["layer"]) < last):
+            if row["task"] == name and int(row["layer"]) in allowed:
                 by_layer.setdefault(int(row["layer"]), []).append(float(row["compression"]))
         if not by_layer:
             faults.append(f"model.auto.last_layer: expected other layers than the last one in {path}, got none for {head.task}")
@@ -209,3 +248,30 @@ def auto_layers(heads: Sequence[Head], auto: AutoLayers) -> dict[str, int]:
     if faults:
         raise ConfigError("\n".join(faults))
     return chosen
+
+
+def _allowed_layers(layers: set[int], auto: AutoLayers, encoder: Mapping[str, Any]) -> set[int]:
+    """Those of a report's layers that may be chosen.
+
+    Raises:
+        ConfigError: The report says that it is of another encoder; or it does not tell which layer is the last, which is to be left out.
+    """
+    assert auto.report is not None
+    stored = Path(auto.report) / "config.yaml"
+    told: Any = OmegaConf.load(stored) if stored.is_file() else {}
+    probed = {} if told.get("checkpoint") else told.get("encoder") or {}
+    wanted, got = ("/".join(str(node[key]) for key in ("package", "name") if node.get(key)) for node in (encoder, probed))
+    if got and got != wanted:
+        raise ConfigError(
+            f"model.auto.report: expected a report on {wanted}, which is trained, got one on {got} in {auto.report!r}; "
+            "run probe.py with the same encoder, or give a layer"
+        )
+    if auto.last_layer:
+        return layers
+    last = encoder.get("layers") or (max(layers, default=0) if not told.get("layers") and not probed.get("layers") else None)
+    if last is None:
+        raise ConfigError(
+            f"model.auto.last_layer: expected a report on all layers, to know which is the last, got one on some in {auto.report!r}; "
+            "run probe.py with layers=null, or set model.auto.last_layer=true"
+        )
+    return {layer for layer in layers if layer < last}

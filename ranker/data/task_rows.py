@@ -72,7 +72,7 @@ def label_tasks(
         examples = [example for example in labelled_examples(task, sample, cache_dir) if example.part in (None, "train")]
         if not examples:
             raise DataError(f"model.heads.{task.name}: expected examples of the training part, got none; take another data or task")
-        refuse_held_out(task.name, examples, held_out)
+        refuse_held_out(task.name, examples, collection, held_out)
         found.append(examples[: options.max_pairs])
     forget()
     return found
@@ -88,19 +88,25 @@ def _with_pairs(collection: Collection, max_pairs: int) -> Collection:
     return replace(collection, candidates=Candidates.from_lists((query_id, list(own), [0.0] * len(own)) for query_id, own in docs.items()))
 
 
-def refuse_held_out(name: str, examples: Sequence[ProbeExample], held_out: Mapping[str, Collection]) -> None:
-    """Refuse labels on queries that are evaluated on, by their texts: what a model learns of them would make its measures worthless.
+def refuse_held_out(name: str, examples: Sequence[ProbeExample], train: Collection, held_out: Mapping[str, Collection]) -> None:
+    """Refuse labels on queries that are evaluated on: what a model learns of them would make its measures worthless.
+
+    They are known by their texts; by their ids as well where no training query has the id and the doc's is one of the evaluated docs.
 
     Raises:
         DataError: There are such queries; the message names one.
     """
     texts = {_same(example.query): example.query_id for example in examples if example.query.strip()}
+    brought = sorted({(example.query_id, example.doc_id) for example in examples if example.query_id not in train.queries})
     for part, collection in held_out.items():
-        shared = [(query_id, texts[_same(text)]) for query_id, text in collection.queries.items() if _same(text) in texts]
+        shared = [(query_id, texts[_same(text)], "text") for query_id, text in collection.queries.items() if _same(text) in texts]
+        shared += [(own, own, "id") for own, doc_id in brought if own in collection.queries and doc_id in collection.docs]
         if shared:
+            theirs, own, what = shared[0]
+            count = len({own for _, own, _ in shared})
             raise DataError(
-                f"model.heads.{name}: expected labels on training queries only, got {len(shared)} queries of {part}, as {shared[0][1]!r} "
-                f"({part}'s {shared[0][0]!r} has the same text); remove them from the labels or from the training queries"
+                f"model.heads.{name}: expected labels on training queries only, got {count} queries of {part}, as {own!r} "
+                f"({part}'s {theirs!r} has the same {what}); remove them from the labels or from the training queries"
             )
 
 
@@ -171,13 +177,16 @@ def _labels(head: Head, task: ProbeTask, values: Sequence[float | None], names: 
     numeric = all(value is not None for value in values)
     if head.regression and not numeric:
         raise ConfigError(f"model.heads.{head.label}.regression: expected a task of numbers, got {task.name}, whose labels are classes")
+    if numeric and head.classes is not None:
+        raise ConfigError(f"model.heads.{head.label}.classes: expected none, since the targets of {task.name} have numbers; leave them out")
     if numeric:
         numbers = np.array(values, dtype=np.float64)
         if head.regression:
             return np.clip(0.25 * (numbers - numbers.mean()) / max(numbers.std(), 1e-12) + 0.5, 0, 1).astype(np.float32)
         return fit_bins(numbers, getattr(task, "bins", 10), getattr(task, "binning", "mean2std"))(numbers)
     classes = class_names(head, task)
-    assert classes is not None
+    if classes is None:
+        raise DataError(f"model.heads.{head.label}: expected a value in every target of {task.name}, as in the first, got one without")
     place_of = {name: place for place, name in enumerate(classes)}
     unknown = sorted({str(name) for name in names} - set(place_of))
     if unknown:

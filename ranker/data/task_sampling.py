@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -72,6 +72,11 @@ class TaskPlan:
         if self.sampling.composition == "mixed" or not self.sizes:
             return len(self.ranking)
         return max(len(self.ranking), round(len(self.ranking) / self.shares(0)[0]))
+
+    def until(self, max_epochs: int | None, max_steps: int) -> TaskPlan:
+        """The plan of a training that ends after so many epochs or steps, what comes first; None and -1: never by these."""
+        ends = [max_epochs or 0, -(-max_steps // len(self))]
+        return replace(self, num_epochs=min((end for end in ends if end > 0), default=1))
 
     @property
     def seed(self) -> int:

@@ -245,9 +245,7 @@ class TaskData(RankData):
                 f"batch.max_tokens: expected at least {longest}, the tokens of the longest auxiliary row, got {self.batch.max_tokens}"
             )
         docs = self.batch.docs if self.splits.train.triples is None or self.teacher or self.negatives else 2
-        ends = [self.max_epochs or 0, -(-self.max_steps // len(ranking.plan))]
-        num_epochs = min((end for end in ends if end > 0), default=1)
-        plan = TaskPlan(ranking.plan, docs, tuple(map(len, rows)), self.sampling, num_epochs)
+        plan = TaskPlan(ranking.plan, docs, tuple(map(len, rows)), self.sampling).until(self.max_epochs, self.max_steps)
         steps: Any = TaskSteps(plan, ranking.sampler, ranking.collator, sequences, rows, rank, world)
         return steps
 

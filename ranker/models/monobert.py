@@ -100,12 +100,13 @@ class MonoBERT(nn.Module):
                     self.encoder.config.model_type, self.pooling)  # fmt: skip
         self.encoder.model.save_pretrained(folder)
         own = {key: value.contiguous() for key, value in self.state_dict().items() if not key.startswith("encoder.")}
-        save_file(own, folder / HEAD_FILE, metadata={"pooling": self.pooling})
+        save_file(own, folder / HEAD_FILE, metadata={"pooling": self.pooling, "dropout": str(self.dropout.p)})
 
     def _classifier(self) -> PreTrainedModel | None:
         """The same scorer as a sequence classification model; None where the family has none that fits."""
         config = copy.deepcopy(self.encoder.config)
         config.num_labels = self.head.out_features
+        config.classifier_dropout = self.dropout.p
         config.architectures = None
         if self.head.out_features == 1:
             # sentence-transformers would otherwise put a sigmoid on the logit
@@ -163,7 +164,8 @@ class MonoBERT(nn.Module):
         if getattr(base, "pooler", None) is not None:
             base.pooler = None
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        scorer = cls(Encoder(base, tokenizer, ragged=ragged), pooler=not plain, num_labels=config.num_labels)
+        dropout = getattr(config, "classifier_dropout", None) or 0.0
+        scorer = cls(Encoder(base, tokenizer, ragged=ragged), pooler=not plain, num_labels=config.num_labels, dropout=dropout)
         with torch.no_grad():
             pooler: Any = scorer.pooler
             if not plain:
@@ -176,10 +178,11 @@ class MonoBERT(nn.Module):
     @classmethod
     def _load_apart(cls, folder: Path, ragged: bool) -> MonoBERT:
         with safe_open(folder / HEAD_FILE, "pt") as stored:
-            pooling, state = stored.metadata()["pooling"], {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+            about, state = stored.metadata(), {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
         scorer = cls(
-            load_encoder(str(folder), ragged=ragged), pooling, pooler="pooler.0.weight" in state, num_labels=len(state["head.bias"])
-        )
+            load_encoder(str(folder), ragged=ragged), about["pooling"], pooler="pooler.0.weight" in state,
+            num_labels=len(state["head.bias"]), dropout=float(about.get("dropout", 0)),
+        )  # fmt: skip
         scorer.load_state_dict(state, strict=False)
         return scorer
 

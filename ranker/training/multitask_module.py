@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ranker.data.multitask import RANKING, TaskWeighting
 from ranker.data.sampling import mix
 from ranker.data.task_steps import TaskBatch, TaskStep
+from ranker.errors import ConfigError
 from ranker.models.multitask import Multitask
 from ranker.training.gradient_surgery import combine, cosine
 from ranker.training.rerank_module import RerankModule
@@ -56,11 +57,16 @@ class MultitaskModule(RerankModule):
         self.rows_before: Tensor
         self._found: tuple[Tensor, Tensor | None] | None = None  # a step's losses and gradient norms, until it is judged
         self._trunk = _last_shared_layer(scorer)
+        if weighting.mode == "gradnorm" and not any(self._trunk.search(name) for name, p in self.named_parameters() if p.requires_grad):
+            raise ConfigError(
+                "model.weighting.mode: expected trained parameters in the last layer that all tasks share for gradnorm, got none by "
+                f"{self._trunk.pattern} in {type(scorer.encoder.model).__name__}; take another mode, as uncertainty"
+            )
 
     def accumulate(self, step: TrainStep) -> Tensor:
         """Gradients of the step into the parameters; returns the step's loss on the first device and 0 on the others, float64."""
         assert isinstance(step, TaskStep)
-        look = self._look()
+        look = self._look(step)
         apart = look or self.weighting.surgery != "none" or self.weighting.mode == "gradnorm"
         gradients = Gradients(self, len(self.tasks) if apart else 1)
         coefficients = self.weights.coefficients(step.rows)
@@ -120,10 +126,10 @@ class MultitaskModule(RerankModule):
             parts[1 + own.task] = scorer.task_heads()[own.task].loss(made, own)
         return parts
 
-    def _look(self) -> bool:
-        """Whether gradients are compared at this step, which is one of those that are logged."""
+    def _look(self, step: TaskStep) -> bool:
+        """Whether gradients are compared at this step, which is one of those that are logged and has ranking's rows and others."""
         every = self.weighting.cosine_every * self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        return every > 0 and (self.trainer.global_step + 1) % every == 0
+        return every > 0 and (self.trainer.global_step + 1) % every == 0 and step.rows[0] > 0 and any(step.rows[1:])
 
     def _log_tasks(self, step: TaskStep, losses: Tensor, gradients: Gradients | None) -> None:
         if self.weighting.mode in ("uncertainty", "gradnorm"):
@@ -134,7 +140,7 @@ class MultitaskModule(RerankModule):
             return
         # straight to the loggers: `log` would repeat the last value at steps that have none
         values = {f"train/loss/{name}": losses[task] for task, name in enumerate(self.tasks) if step.rows[task]}
-        if gradients is not None and step.rows[0]:
+        if gradients is not None:
             values |= {f"cosine/{name}": gradients.cosine(task) for task, name in enumerate(self.tasks) if task and step.rows[task]}
         for logger in self.loggers:
             logger.log_metrics(

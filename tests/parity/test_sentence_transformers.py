@@ -114,7 +114,9 @@ def test_a_router_of_two_tokenizers_is_refused(tmp_path, bert):
     state["normalizer"]["lowercase"] = not state["normalizer"]["lowercase"]
     (tmp_path / "two/tokenizer.json").write_text(json.dumps(state))
     one, two = ([Transformer(str(tmp_path / name)), Pooling(32, "cls")] for name in ("one", "two"))
-    SentenceTransformer(modules=[Router.for_query_document(query_modules=one, document_modules=two)], device="cpu").save(str(tmp_path / "theirs"))
+    SentenceTransformer(modules=[Router.for_query_document(query_modules=one, document_modules=two)], device="cpu").save(
+        str(tmp_path / "theirs")
+    )
     with pytest.raises(CheckpointError, match="expected the same tokenizer for queries and docs, got two"):
         load_scorer(tmp_path / "theirs")
 

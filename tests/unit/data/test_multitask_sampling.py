@@ -28,6 +28,7 @@ def test_the_other_modes():
     assert shares("uniform") == pytest.approx([1 / 3] * 3)
     assert shares("temperature", temperature=1, cap=10**4) == pytest.approx([1 / 3] * 3)
     assert shares("annealed", 0, 5) == pytest.approx(shares("proportional"))  # a = 1
+    assert shares("temperature", temperature=float("inf")) == [1 / 3] * 3
     # the last epoch: a = 0.2, as a temperature of 5
     assert shares("annealed", 4, 5) == pytest.approx([0.416996, 0.416996, 0.166009], abs=1e-6)
     assert shares("annealed", 2, 5) == pytest.approx(shares("temperature", temperature=1 / 0.6))
@@ -99,6 +100,16 @@ def test_a_homogeneous_step_is_one_tasks_and_passes_go_on():
     first_pass = groups[:30]
     assert len(set(first_pass)) == len(first_pass)
     assert set(tasks) == {0, 1, 2}
+
+
+def test_annealing_counts_the_epochs_that_its_own_steps_make():
+    sampling = TaskSampling(composition="homogeneous", mode="annealed", main_fraction=0.2)
+    made = TaskPlan(StepPlan(80, 8, 1000, seed=7), 5, (50, 20), sampling)
+    assert len(made) == 50  # 10 steps of ranking are a fifth
+    assert made.until(None, 100).num_epochs == 2
+    assert [made.until(*ends).num_epochs for ends in ((4, -1), (1, 100), (4, 100), (None, 101), (None, 1))] == [4, 1, 2, 3, 1]
+    mixed = TaskPlan(made.ranking, 5, (50, 20), TaskSampling(mode="annealed", main_fraction=0.2))
+    assert mixed.until(None, 100).num_epochs == 10
 
 
 def test_without_other_tasks_it_is_rankings_own_plan():

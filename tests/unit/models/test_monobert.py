@@ -201,10 +201,19 @@ def test_the_head_works_in_float32_under_autocast(batch):
     assert torch.equal(scores, firsts @ scorer.head.weight.t() + scorer.head.bias)
 
 
-def test_a_training_that_starts_from_a_checkpoint_has_its_dropout(tmp_path):
-    scorer = MonoBERT(load_encoder("tiny", dropout=0.3))
+@pytest.mark.parametrize("pooling", ["cls", "mean"])  # mean: the head lies in a file of its own
+def test_a_training_that_starts_from_a_checkpoint_has_its_dropout(tmp_path, pooling):
+    scorer = MonoBERT(load_encoder("tiny", dropout=0.3), pooling=pooling, dropout=0.1)
     scorer.save(tmp_path, 64)
     cfg = OmegaConf.create({"checkpoint": str(tmp_path), "resume": False, "model": {"_target_": "ranker.models.monobert.MonoBERT"}})
     again = build_scorer(cfg)
     assert all(part.training for part in again.modules())
+    assert again.dropout.p == 0.1
     assert {part.p for part in again.encoder.modules() if isinstance(part, torch.nn.Dropout)} >= {0.3}
+
+
+def test_other_programs_train_the_folder_with_the_same_dropout(tmp_path):
+    MonoBERT(load_encoder("tiny", dropout=0.3), dropout=0.1).save(tmp_path / "one", 64)
+    MonoBERT(load_encoder("tiny", dropout=0.3)).save(tmp_path / "none", 64)
+    rates = [AutoModelForSequenceClassification.from_pretrained(tmp_path / name).dropout.p for name in ("one", "none")]
+    assert rates == [0.1, 0.0]

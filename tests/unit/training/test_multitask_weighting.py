@@ -7,6 +7,7 @@ import torch
 
 from ranker.data.multitask import TaskWeighting
 from ranker.training.gradient_surgery import combine, cosine
+from ranker.training.multitask_module import Gradients
 from ranker.training.task_weights import TaskWeights, gradnorm_slopes
 
 
@@ -87,6 +88,56 @@ def test_pcgrad_of_the_specification():
     for seed in range(3):
         assert combine(made, ALL, "pcgrad", seed).tolist() == [0.5, 1.5]
     assert combine(made, ALL, "none").tolist() == [0.0, 1.0]
+
+
+# gradients of three tasks, and what each becomes by hand when it meets the two others in one order or in the other
+THREE = [[1.0, 0.0], [-1.0, 1.0], [-1.0, -2.0]]
+PROJECTED = {
+    (0, 1, 2): [0.2, -0.1],  # (1, 0) + 1/2 (-1, 1) = (.5, .5); + 3/10 (-1, -2)
+    (0, 2, 1): [0.2, 0.2],  # (1, 0) + 1/5 (-1, -2) = (.8, -.4); + 6/10 (-1, 1)
+    (1, 0, 2): [-0.4, 0.2],  # (-1, 1) + (1, 0) = (0, 1); + 2/5 (-1, -2)
+    (1, 2, 0): [0.0, 0.6],  # (-1, 1) + 1/5 (-1, -2) = (-1.2, .6); + 1.2 (1, 0)
+    (2, 0, 1): [-1.0, -1.0],  # (-1, -2) + (1, 0) = (0, -2); + (-1, 1)
+    (2, 1, 0): [0.0, -1.5],  # (-1, -2) + 1/2 (-1, 1) = (-1.5, -1.5); + 1.5 (1, 0)
+}
+
+
+def test_pcgrad_of_three_tasks_in_the_order_of_a_seed():
+    met = set()
+    for seed in range(8):
+        generator = torch.Generator().manual_seed(seed)
+        orders = [(task, *(j for j in torch.randperm(3, generator=generator).tolist() if j != task)) for task in range(3)]
+        expected = torch.tensor([PROJECTED[order] for order in orders]).sum(0)
+        torch.testing.assert_close(combine(torch.tensor(THREE), torch.ones(3, 2, dtype=torch.bool), "pcgrad", seed), expected)
+        met |= set(orders)
+    assert met == set(PROJECTED)
+
+
+class Toy(torch.nn.Module):
+    """Two shared parameters, one of the ranking head, one of a task's head, one that nothing reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.scorer = torch.nn.Module()
+        self.scorer.encoder = torch.nn.Module()
+        self.scorer.encoder.shared = torch.nn.Parameter(torch.zeros(2))
+        self.scorer.head, self.scorer.task, self.scorer.idle = (torch.nn.Parameter(torch.zeros(1)) for _ in range(3))
+
+
+# weighted by 2 and 1 the shared gradients are (2, 0) and (-1, 1)
+@pytest.mark.parametrize(
+    ("surgery", "shared"),
+    [("none", [1.0, 1.0]), ("pcgrad", [1.0, 2.0]), ("guard", [2.0, 1.0])],  # (1, 1) + (0, 1); (2, 0) + (0, 1)
+)
+def test_heads_keep_their_own_gradient(surgery, shared):
+    toy = Toy()
+    gradients = Gradients(toy, 2)
+    gradients.add(toy.scorer.encoder.shared @ torch.tensor([1.0, 0.0]) + 3 * toy.scorer.head.sum(), 0)
+    gradients.add(toy.scorer.encoder.shared @ torch.tensor([-1.0, 1.0]) - 5 * toy.scorer.task.sum(), 1)
+    gradients.assign(torch.tensor([2.0, 1.0]), surgery)
+    assert toy.scorer.encoder.shared.grad.tolist() == pytest.approx(shared)
+    assert [toy.scorer.head.grad.item(), toy.scorer.task.grad.item()] == [6, -5]
+    assert toy.scorer.idle.grad is None
 
 
 def test_the_guard_leaves_ranking_alone():
