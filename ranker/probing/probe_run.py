@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra.errors import InstantiationException
 
 from ranker.build import load_source
 from ranker.checkpoint import read_description
 from ranker.config import constructor_keys
 from ranker.data.collection import Splits
-from ranker.errors import ConfigError, DataError, RankerError
+from ranker.errors import ConfigError, DataError
 from ranker.probing.examples import ProbeTask
 from ranker.probing.pairs import sample_pairs
 from ranker.probing.report import log_to_wandb, write_report
@@ -197,7 +196,7 @@ def seen_in_training(path: Path, data: Any, splits: Splits, queries: Mapping[str
             if _source(trained) in DOWNLOADING:
                 raise DataError(f"{_source(trained)} may download it")
             splits = load_source(trained)
-        except (RankerError, InstantiationException, ImportError, OSError) as error:
+        except Exception as error:  # whatever it is, it costs a warning and not the run
             reason = str(error).splitlines()[0]
             return [f"{path.name}: its training data was not looked at ({reason}), so it may have seen the probing queries"]
     known = set(splits.train.queries.values()) if splits.train is not None else set()
