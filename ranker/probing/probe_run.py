@@ -197,7 +197,7 @@ def seen_in_training(path: Path, data: Any, splits: Splits, queries: Mapping[str
                 raise DataError(f"{_source(trained)} may download it")
             splits = load_source(trained)
         except Exception as error:  # whatever it is, it costs a warning and not the run
-            reason = str(error).splitlines()[0]
+            reason = (str(error) or repr(error)).splitlines()[0]
             return [f"{path.name}: its training data was not looked at ({reason}), so it may have seen the probing queries"]
     known = set(splits.train.queries.values()) if splits.train is not None else set()
     found = []
