@@ -19,7 +19,7 @@ try:  # Triton comes with torch's CUDA builds
 except ImportError:
     short = None  # type: ignore[assignment]
 
-TAIL = 64  # see with_tail
+TAIL = 64  # see with_tail; also the tokens of a block of our kernels
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,20 @@ class RaggedLayout:
             shift = (starts - cu_keys[:-1]).repeat_interleave(batch.attended, output_size=batch.num_attended)
             keys = torch.arange(batch.num_attended, device=starts.device) + shift
         return cls(batch, rows, positions, keys, cu_keys)
+
+    @property
+    def blocks(self) -> Tensor:
+        """Row, and place in it, where each block of up to `TAIL` tokens starts, int32 [blocks, 2]; row -1 for blocks that are too many.
+
+        As many as there may be for this number of rows and tokens, since their real number is known to the device alone.
+        """
+        counts = (self.batch.cu_seqlens.diff().long() + TAIL - 1) // TAIL
+        ends = counts.cumsum(0)
+        numbers = torch.arange(self.batch.num_tokens // TAIL + self.batch.num_rows, device=ends.device)
+        rows = torch.searchsorted(ends, numbers, right=True)
+        known = rows.clamp(max=self.batch.num_rows - 1)
+        places = (numbers - (ends - counts)[known]) * TAIL
+        return torch.stack([torch.where(rows < self.batch.num_rows, rows, -1), places], 1).int()
 
     @cached_property
     def _places(self) -> Tensor:
@@ -130,12 +144,16 @@ def short_missing(head_size: int, max_length: int) -> str:
     return ""
 
 
-def short_attention(qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, keys: Tensor | None, max_length: int) -> Tensor:  # noqa: ARG001
-    """Attend by the kernel for short rows; arguments as `library_attention`."""
-    return short.short_attention(qkv, cu_seqlens, cu_keys, max_length)[0]
+def short_attention(
+    qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, keys: Tensor | None, max_length: int, blocks: Tensor, bias: Tensor | None = None  # noqa: ARG001
+) -> Tensor:  # fmt: skip
+    """Attend by the kernel for short rows; arguments as `library_attention`, and for `bias` see the kernel's own function."""
+    return short.short_attention(qkv, bias, cu_seqlens, cu_keys, blocks)[0]
 
 
-def library_attention(qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, keys: Tensor | None, max_length: int) -> Tensor:
+def library_attention(
+    qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, keys: Tensor | None, max_length: int, blocks: Tensor  # noqa: ARG001
+) -> Tensor:  # fmt: skip
     """Attend by torch's variable-length kernel.
 
     Args:
@@ -144,6 +162,7 @@ def library_attention(qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, keys: Te
         cu_keys: Cumulative counts of attended tokens, int32 [rows + 1].
         keys: Places of the attended tokens; None: all are.
         max_length: Longest row.
+        blocks: `RaggedLayout.blocks`, which our kernels go by.
 
     Returns:
         [tokens, heads, dim]
@@ -160,3 +179,22 @@ def padded_attention(qkv: Tensor, layout: RaggedLayout, dropout: float = 0.0) ->
     query, key, value = (layout.pad(part).transpose(1, 2) for part in qkv.unbind(1))
     padded = functional.scaled_dot_product_attention(query, key, value, attn_mask=layout.key_mask[:, None, None, :], dropout_p=dropout)
     return layout.unpad(padded.transpose(1, 2))
+
+
+def padded_average(states: Tensor, reach: Tensor, layout: RaggedLayout, dropout: float = 0.0) -> Tensor:
+    """Means of each row's states by the attention that one query a row and head pays to them.
+
+    Args:
+        states: [tokens, dim].
+        reach: Queries, taken through the keys' weights, [rows, heads, dim].
+        layout: Of the tokens.
+        dropout: Of the weights.
+
+    Returns:
+        [rows, heads, dim]
+    """
+    padded, scale = layout.pad(states).unsqueeze(1), (reach.shape[2] // reach.shape[1]) ** -0.5
+    mask = layout.key_mask[:, None, None, :]
+    return functional.scaled_dot_product_attention(
+        reach.unsqueeze(1), padded, padded, attn_mask=mask, dropout_p=dropout, scale=scale
+    ).squeeze(1)

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from ranker.layers.attention import triton_missing
+from ranker.layers.attention import short_attention, triton_missing
 from ranker.layers.dropout import hashed_dropout
 
 try:
     from ranker.layers.kernels import bias_gelu as gelu
+    from ranker.layers.kernels import first_attention as first
     from ranker.layers.kernels import residual_norm as norm
 except ImportError:  # no Triton
-    gelu = norm = None  # type: ignore[assignment]
+    gelu = first = norm = None  # type: ignore[assignment]
 
 
 def layer_weights(layer: Any) -> tuple[Tensor, ...]:
@@ -36,12 +37,14 @@ class Parts(NamedTuple):
     """The functions that a layer is made of: the plain ones, or kernels.
 
     Args:
-        attend: Makes [tokens, heads, head size] of [tokens, 3, heads, head size] and `places`.
+        attend: Attention of all tokens, as `plain_attend`.
+        average: Means of each row's states by one query a row and head, as `padded_average`.
         widen: First half of the feed-forward part, as `plain_widen`.
         join: Linear layer, dropout, residual sum and norm, as `plain_join`.
     """
 
     attend: Callable[..., Tensor]
+    average: Callable[..., Tensor]
     widen: Callable[..., Tensor]
     join: Callable[..., Tensor]
 
@@ -66,24 +69,37 @@ def post_norm_layer(
         drop: Dropout before both residual sums.
         hashes: What both drop by, int32 [2, tokens that leave] (`dropout_hashes`); None where nothing is dropped.
         epsilon: Of the layer norms.
-        firsts: Places of the tokens whose states are wanted, int32; they still attend to all. None: all are wanted.
+        firsts: Places of the rows' first tokens, int32, where only their states are wanted; they still attend to all. None: all are wanted.
         parts: What the layer is made of.
-        places: What `parts.attend` has to know about the rows.
+        places: What `parts.attend` and `parts.average` have to know about the rows.
 
     Returns:
         [tokens that leave, dim]
     """
     wq, bq, wk, bk, wv, bv, wo, bo, w1, b1, w2, b2, gain1, shift1, gain2, shift2 = weights
-    qkv = linear(states, torch.cat([wq, wk, wv]), torch.cat([bq, bk, bv])).view(states.shape[0], 3, heads, -1)
-    mixed = parts.attend(qkv, *places).reshape(states.shape[0], -1)
-    if firsts is not None:
-        mixed, states = mixed.index_select(0, firsts), states.index_select(0, firsts)
-    first, second = (None, None) if hashes is None else hashes.unbind(0)
-    states = parts.join(mixed, wo, bo, states, first, drop, gain1, shift1, epsilon)
-    return parts.join(parts.widen(states, w1, b1), w2, b2, states, second, drop, gain2, shift2, epsilon)
+    if firsts is None:
+        mixed = parts.attend(states, torch.cat([wq, wk, wv]), torch.cat([bq, bk, bv]), heads, *places)
+    else:
+        # a logit q . (W_k x) is (W_k^T q) . x and a mean of W_v x is W_v times a mean of x, so no token but the first ones goes through
+        # weights; the keys' bias adds the same to all logits of a row, and has a gradient of 0 (DDP wants one)
+        all_states, states = states, states.index_select(0, firsts)
+        reach = torch.einsum("rhe,hed->rhd", linear(states, wq, bq).unflatten(1, (heads, -1)), wk.unflatten(0, (heads, -1)))
+        means = parts.average(all_states, reach, *places)
+        mixed = torch.einsum("rhd,hed->rhe", means, wv.unflatten(0, (heads, -1))).flatten(1) + (bv + 0.0 * bk)
+    early, late = (None, None) if hashes is None else hashes.unbind(0)
+    states = parts.join(mixed, wo, bo, states, early, drop, gain1, shift1, epsilon)
+    return parts.join(parts.widen(states, w1, b1), w2, b2, states, late, drop, gain2, shift2, epsilon)
 
 
-@cache  # one function for an activation, so that compiled layers know it again
+@cache  # one function for each argument, so that compiled layers know it again
+def plain_attend(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Queries, keys and values by one linear layer, [tokens, 3, heads, head size], and `attention` of them; [tokens, dim]."""
+    return lambda states, weight, bias, heads, *places: attention(
+        linear(states, weight, bias).unflatten(1, (3, heads, -1)), *places
+    ).flatten(1)
+
+
+@cache
 def plain_widen(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
     """The linear layer and then `activation`."""
     return lambda states, weight, bias: activation(linear(states, weight, bias))
@@ -98,6 +114,15 @@ def plain_join(
     return layer_norm(dropped + states, states.shape[-1:], gain, shift, epsilon).to(joined.dtype)  # autocast makes norms float32
 
 
+def kernel_attend(
+    states: Tensor, weight: Tensor, bias: Tensor, heads: int, cu_seqlens: Tensor, cu_keys: Tensor, keys: Tensor | None, max_length: int,
+    blocks: Tensor,
+) -> Tensor:  # fmt: skip
+    """`plain_attend` by the kernel for short rows, which also sums the bias's gradient; `places` are those of `compiled_layer`."""
+    qkv = linear(states, weight, bias.detach()).unflatten(1, (3, heads, -1))
+    return short_attention(qkv, cu_seqlens, cu_keys, keys, max_length, blocks, bias).flatten(1)
+
+
 def kernel_widen(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """`plain_widen` of GELU, the bias and GELU in one kernel."""
     return gelu.bias_gelu(linear(states, weight), bias)
@@ -108,6 +133,13 @@ def kernel_join(
 ) -> Tensor:  # fmt: skip
     """`plain_join`, all but the matrix product in one kernel."""
     return norm.residual_norm(linear(inner, weight), bias, states, hashes, drop, gain, shift, epsilon)
+
+
+def kernel_average(
+    states: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, keys: Tensor | None, max_length: int, blocks: Tensor  # noqa: ARG001
+) -> Tensor:  # fmt: skip
+    """`padded_average` without padding; `places` are those of `compiled_layer`."""
+    return first.first_attention(states, reach, cu_seqlens, cu_keys, blocks)[0]
 
 
 @cache
@@ -124,9 +156,9 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def compiled_layer(
     states: Tensor, weights: tuple[Tensor, ...], heads: int, drop: float, hashes: Tensor | None, epsilon: float, firsts: Tensor | None, *rest: Any
 ) -> Tensor:  # fmt: skip
-    """`post_norm_layer`, compiled for any number of tokens and rows; `places` are (cu_seqlens, cu_keys, keys or None, max_length)."""
-    cu_seqlens, cu_keys, keys, _ = rest[-1]
-    _mark_dynamic((states, 0), (cu_seqlens, 0), (cu_keys, 0), (keys, 0), (hashes, 1), (firsts, 0))
+    """`post_norm_layer`, compiled for any number of tokens and rows; `places` are (cu_seqlens, cu_keys, keys or None, max_length, blocks)."""
+    cu_seqlens, cu_keys, keys, _, blocks = rest[-1]
+    _mark_dynamic((states, 0), (cu_seqlens, 0), (cu_keys, 0), (keys, 0), (blocks, 0), (hashes, 1), (firsts, 0))
     return _compiled(post_norm_layer)(states, weights, heads, drop, hashes, epsilon, firsts, *rest)
 
 

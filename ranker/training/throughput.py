@@ -25,23 +25,28 @@ def matmul_flops(config: Any, tokens: int, squares: float, last_layer_tokens: in
 
     2 l (4 d^2 + 2 d f) a token for the weights (queries, keys, values, output and both feed-forward products), and 4 l d n^2 a row of
     n tokens for attention, with l layers, d states, f feed-forward states. Training takes three times as many: two products of the
-    backward pass for each of the forward pass. Embeddings, norms, heads and padding count nothing. Where only some tokens' states leave the
-    last layer, as for a score that reads the first ones, its output and feed-forward products count for those alone.
+    backward pass for each of the forward pass. Embeddings, norms, heads and padding count nothing. Where only rows' first tokens leave the
+    last layer, as for a score that reads those, its weights count for them alone, and its attention, of h heads over whole states, 4 h d a
+    token.
 
     Args:
         config: A transformers configuration.
         tokens: Number of real tokens.
         squares: Sum over rows of the squared number of tokens.
-        last_layer_tokens: Number of tokens whose states leave the last layer; None: all.
+        last_layer_tokens: Number of tokens that go through the last layer's weights; None: all.
 
     >>> from transformers import BertConfig
-    >>> matmul_flops(BertConfig(hidden_size=4, num_hidden_layers=1, intermediate_size=8, num_attention_heads=1), tokens=3, squares=9.0)
-    912.0
+    >>> config = BertConfig(hidden_size=4, num_hidden_layers=1, intermediate_size=8, num_attention_heads=2)
+    >>> matmul_flops(config, tokens=3, squares=9.0), matmul_flops(config, tokens=3, squares=9.0, last_layer_tokens=1)
+    (912.0, 352.0)
     """
     layers, dim = config.num_hidden_layers, config.hidden_size
     inner = getattr(config, "intermediate_size", None) or getattr(config, "hidden_dim", 4 * dim)
-    spared = 0 if last_layer_tokens is None else tokens - last_layer_tokens
-    return 2.0 * (layers * (4 * dim**2 + 2 * dim * inner) * tokens - (dim**2 + 2 * dim * inner) * spared) + 4.0 * layers * dim * squares
+    weights = 4 * dim**2 + 2 * dim * inner
+    if last_layer_tokens in (None, tokens):
+        return 2.0 * layers * weights * tokens + 4.0 * layers * dim * squares
+    through_weights = (layers - 1) * tokens + last_layer_tokens
+    return 2.0 * weights * through_weights + 4.0 * dim * ((layers - 1) * squares + config.num_attention_heads * tokens)
 
 
 @dataclass

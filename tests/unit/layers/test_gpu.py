@@ -5,10 +5,10 @@ import torch
 from torch.nn.functional import gelu, layer_norm
 from transformers import BertConfig, BertModel
 
-from ranker.layers.attention import library_attention, short_attention
+from ranker.layers.attention import RaggedLayout, library_attention, short_attention
 from ranker.layers.dropout import dropout_hashes, hashed_dropout
 from ranker.layers.encoder import Encoder
-from ranker.layers.fused import kernel_join, kernel_widen
+from ranker.layers.fused import kernel_average, kernel_join, kernel_widen
 from ranker.layers.pooling import pool
 from ranker.layers.tiny import tiny_tokenizer
 from ranker.types import TokenBatch
@@ -18,6 +18,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.detach().double() - expected.detach().double()).norm() / expected.detach().double().norm())
+
+
+def blocks_of(ends: torch.Tensor) -> torch.Tensor:
+    nothing = torch.zeros(int(ends[-1]), dtype=torch.long, device="cuda")
+    return RaggedLayout.of(TokenBatch(nothing, nothing, ends, int(ends.diff().max()))).blocks
 
 
 def reference(qkv, lengths, attended):
@@ -45,13 +50,48 @@ def test_pc41_attention_and_its_gradients_equal_float64(dim, longest, partly, at
     qkv = torch.randn(sum(lengths), 3, 4, dim, device="cuda").bfloat16().requires_grad_()
     above = torch.randn(sum(lengths), 4, dim, device="cuda").bfloat16()
     torch.empty(2**27, device="cuda").fill_(float("nan"))  # what a kernel forgets to write is not zero by luck
-    got = attend(qkv, ends, cu_keys, keys, longest)
+    got = attend(qkv, ends, cu_keys, keys, longest, blocks_of(ends))
     exact = qkv.detach().double().requires_grad_()
     expected = reference(exact, lengths, attended)
     assert error(got, expected) < 1e-2
     gradient, exact_gradient = torch.autograd.grad(got, qkv, above)[0], torch.autograd.grad(expected, exact, above.double())[0]
     for part in range(3):
         assert error(gradient[:, part], exact_gradient[:, part]) < 1e-2
+
+
+@pytest.mark.parametrize("dim", [32, 128])
+def test_attentions_bias_has_the_gradient_of_what_was_added(dim):
+    lengths = [5, 64, 65, 200, 300, 512, 1]  # through each of the backward kernels
+    ends = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
+    products, bias = half(sum(lengths), 3, 2, dim), torch.randn(6 * dim, device="cuda", requires_grad=True)
+    above = half(sum(lengths), 2, dim).detach()
+    mixed = short_attention(products + bias.detach().bfloat16().view(3, 2, dim), ends, ends, None, 512, blocks_of(ends), bias)
+    gradient, summed = torch.autograd.grad(mixed, (products, bias), above)
+    torch.empty(2**27, device="cuda").fill_(float("nan"))
+    assert error(summed, gradient.double().sum(0).flatten()) < 1e-2
+
+
+@pytest.mark.parametrize(("heads", "dim", "longest"), [(2, 32, 64), (12, 768, 512), (16, 1024, 130), (20, 640, 300)])
+@pytest.mark.parametrize("partly", [False, True])
+def test_attention_of_first_tokens_and_its_gradients_equal_float64(heads, dim, longest, partly):
+    torch.manual_seed(dim)
+    lengths = [1, 63, 64, longest, *torch.randint(1, longest + 1, (12,)).tolist(), 5]  # the last row is filling: it attends to nothing
+    attended = [int(torch.randint(1, length + 1, ())) if partly else length for length in lengths]
+    ends, cu_keys = (torch.tensor([0, *counts]).cumsum(0).int().cuda() for counts in (lengths, attended))
+    states, reach = half(sum(lengths), dim), half(len(lengths) - 1, heads, dim)
+    torch.empty(2**27, device="cuda").fill_(float("nan"))  # what a kernel forgets to write is not zero by luck
+    got = kernel_average(states, reach, ends, cu_keys, None, longest, blocks_of(ends))
+    exact, exact_reach = (own.detach().double().requires_grad_() for own in (states, reach))
+    rows = [row[:count] for row, count in zip(exact.split(lengths), attended, strict=True)]
+    expected = torch.stack([
+        ((query @ row.T) * (dim // heads) ** -0.5).softmax(-1) @ row for row, query in zip(rows, exact_reach, strict=False)
+    ])  # fmt: skip
+    above = torch.randn_like(got)
+    assert error(got, expected) < 1e-2
+    for own, right in zip(
+        torch.autograd.grad(got, (states, reach), above), torch.autograd.grad(expected, (exact, exact_reach), above.double()), strict=True
+    ):
+        assert error(own, right) < 1e-2
 
 
 def half(*shape: int) -> torch.Tensor:

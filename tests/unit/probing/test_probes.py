@@ -15,6 +15,10 @@ from ranker.probing.states import RandomEmbeddings, TensorStates
 from ranker.probing.training import Stack, TrainingOptions, fit, log_probabilities
 
 CPU = torch.device("cpu")
+CUDA = pytest.param(
+    torch.device("cuda"),
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0")],
+)
 DIM, LAYERS, PAIRS, CLASSES = 12, 4, 70, 3
 
 
@@ -52,7 +56,7 @@ class PlainProbe(nn.Module):
         return self.mlp(torch.cat(read))
 
 
-def make_inputs(slots: int = 2, several: bool = True, seed: int = 0) -> tuple[Inputs, np.ndarray]:
+def make_inputs(slots: int = 2, several: bool = True, seed: int = 0, device: torch.device = CPU) -> tuple[Inputs, np.ndarray]:
     """Random states; pairs of one to three targets with spans of one to nine tokens."""
     rng = np.random.default_rng(seed)
     counts = rng.integers(1, 4, PAIRS) if several else np.ones(PAIRS, dtype=int)
@@ -61,20 +65,20 @@ def make_inputs(slots: int = 2, several: bool = True, seed: int = 0) -> tuple[In
     starts = (np.cumsum(lengths) - lengths.ravel()).reshape(targets, slots)
     spans = np.stack([starts, starts + lengths], axis=2)
     states = torch.from_numpy(rng.normal(size=(LAYERS, int(lengths.sum()), DIM)).astype(np.float32))
-    inputs = Inputs(TensorStates(states), spans, np.concatenate([[0], np.cumsum(counts)]), CPU)
+    inputs = Inputs(TensorStates(states.to(device)), spans, np.concatenate([[0], np.cumsum(counts)]), device)
     return inputs, rng.integers(0, CLASSES, (2, targets))
 
 
-def stack_of(labels: np.ndarray, layers: list[int], seeds: list[int], columns: list[int]) -> Stack:
+def stack_of(labels: np.ndarray, layers: list[int], seeds: list[int], columns: list[int], device: torch.device = CPU) -> Stack:
     keys = [[[1000 * layer + 10 * seed + column for column in columns] for seed in seeds] for layer in layers]
-    return Stack(layers, seeds, keys, torch.from_numpy(labels[columns]))
+    return Stack(layers, seeds, keys, torch.from_numpy(labels[columns]).to(device))
 
 
 def logits_of(probe: EdgeProbe, inputs: Inputs, flat: Tensor, layers: list[int]) -> Tensor:
     """Log-probabilities of all targets in their own order, [layers, seeds, columns, targets, classes]."""
     out = torch.empty(*flat.shape[:3], len(inputs.spans), CLASSES)
     for batch, logs in log_probabilities(probe, flat, inputs, layers, np.arange(PAIRS)[None]):
-        out[..., batch.targets[0], :] = logs
+        out[..., batch.targets[0].cpu(), :] = logs.cpu()
     return out
 
 
@@ -97,23 +101,24 @@ def test_pool_then_project_is_the_plain_probe(slots: int) -> None:
 
 
 @pytest.mark.parametrize(("several", "head"), [(True, "edge"), (False, "edge"), (True, "mlp2"), (True, "linear")])
-def test_stacked_is_separate_after_20_steps(several: bool, head: str) -> None:
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
+def test_stacked_is_separate_after_20_steps(several: bool, head: str, device: torch.device) -> None:
     """All layers, seeds and label sets in one module, or each by itself: logits within 1e-5, dropout on."""
-    inputs, labels = make_inputs(several=several)
+    inputs, labels = make_inputs(several=several, device=device)
     probe = EdgeProbe(DIM, 2, CLASSES, hidden=16, head=head)
     options = TrainingOptions(lr=1e-3, batch_pairs=16, max_rounds=1, round_steps=20, hidden=16, head=head)
     rng = np.random.default_rng(1)
     train = np.stack([rng.permutation(PAIRS)[:60] for _ in range(2)])  # 4 steps an epoch, 5 epochs
     none = np.empty((1, 0), dtype=np.int64)
     layers, seeds, columns = [0, 3], [5, 6], [0, 1]
-    stacked = fit(probe, inputs, stack_of(labels, layers, seeds, columns), train, none, options, portion=3)
+    stacked = fit(probe, inputs, stack_of(labels, layers, seeds, columns, device), train, none, options, portion=3)
     assert stacked.epochs.unique().tolist() == [5]
-    moved = stacked.parameters - torch.stack([probe.initial(seed) for seed in seeds])[None, :, None]
+    moved = stacked.parameters - torch.stack([probe.initial(seed) for seed in seeds])[None, :, None].to(device)
     assert moved.abs().amax(-1).min() > 5e-3, "every member was trained"
     for a, layer in enumerate(layers):
         for b, seed in enumerate(seeds):
             for c, column in enumerate(columns):
-                alone = fit(probe, inputs, stack_of(labels, [layer], [seed], [column]), train[b : b + 1], none, options, portion=3)
+                alone = fit(probe, inputs, stack_of(labels, [layer], [seed], [column], device), train[b : b + 1], none, options, portion=3)
                 own = stacked.parameters[a : a + 1, b : b + 1, c : c + 1]
                 assert_close(logits_of(probe, inputs, own, [layer]), logits_of(probe, inputs, alone.parameters, [layer]), rtol=0, atol=1e-5)
 
