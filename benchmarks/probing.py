@@ -20,6 +20,7 @@ import argparse
 import json
 import statistics
 import string
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,18 +31,21 @@ import torch
 from torch import Tensor, nn
 from transformers import BertModel
 
-from ranker.layers.encoder import Encoder
-from ranker.layers.tiny import tiny_config, tiny_tokenizer
-from ranker.probing.batches import Inputs, SpanStates, make_batches, read_spans
-from ranker.probing.code_length import portion_ends
-from ranker.probing.examples import Span
-from ranker.probing.online_code import Column, Job, OnlineCoder
-from ranker.probing.probes import EdgeProbe
-from ranker.probing.sequences import Sequences
-from ranker.probing.state_cache import StateCache
-from ranker.probing.states import TensorStates
-from ranker.probing.subject import Subject
-from ranker.probing.training import Stack, TrainingOptions, fit
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from ranker.layers.encoder import Encoder  # noqa: E402
+from ranker.layers.tiny import tiny_config, tiny_tokenizer  # noqa: E402
+from ranker.probing.batches import Inputs, SpanStates, make_batches, read_spans  # noqa: E402
+from ranker.probing.code_length import portion_ends  # noqa: E402
+from ranker.probing.examples import Span  # noqa: E402
+from ranker.probing.online_code import Column, Job, OnlineCoder  # noqa: E402
+from ranker.probing.probes import EdgeProbe  # noqa: E402
+from ranker.probing.sequences import Sequences  # noqa: E402
+from ranker.probing.state_cache import StateCache  # noqa: E402
+from ranker.probing.states import TensorStates  # noqa: E402
+from ranker.probing.subject import Subject  # noqa: E402
+from ranker.probing.training import Stack, TrainingOptions, fit  # noqa: E402
 
 CLASSES = 10
 

@@ -26,7 +26,7 @@ def _phi(x):
     return tl.where(x < 0, tail, 1.0 - tail), bell
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _forward(x, bias, out, tokens, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """One block of ROWS tokens and COLUMNS numbers."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -40,7 +40,7 @@ def _forward(x, bias, out, tokens, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMN
     tl.store(out + places, (value * below).to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _backward(above, x, bias, grad, sums, tokens, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr):
     """BLOCKS times ROWS tokens and COLUMNS numbers, and their part of the bias' gradient."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -23,7 +23,7 @@ TOKENS = {"TOKENS": BLOCK, "DIMS": 64, "num_warps": 4}  # a program for a block 
 MIX = {"TOKENS": 64, "DIMS": 128, "num_warps": 4}  # a program for a block of a state's numbers
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _logits(
     x, reach, logits, cu_seqlens, cu_keys, blocks, rows, scale, HEADS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr,
     DIMS: tl.constexpr,
@@ -89,7 +89,7 @@ def _mix(
     tl.store(place, mixed.to(out.dtype.element_ty), mask=(heads < HEADS)[:, None] & (dims < DIM)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _tokens_backward(
     above, means, logits, sums, x, reach, slopes, grad, cu_seqlens, cu_keys, blocks, rows, scale, HEADS: tl.constexpr, WIDTH: tl.constexpr,
     DIM: tl.constexpr, TOKENS: tl.constexpr, DIMS: tl.constexpr,

@@ -31,7 +31,7 @@ def _kept(hashes, columns, threshold, COLUMN: tl.constexpr, FIRST: tl.constexpr,
     return bits.to(tl.int32, bitcast=True) >= threshold
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens"])
 def _forward(
     x, bias, residual, hashes, gain, shift, out, tokens, threshold, scale, epsilon, DIM: tl.constexpr, WIDTH: tl.constexpr,
     ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
@@ -56,7 +56,7 @@ def _forward(
     tl.store(out + places, normed.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "blocks"])
 def _backward(
     above, x, bias, residual, hashes, gain, grad_x, grad_residual, sums, tokens, blocks, threshold, scale, epsilon, DIM: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
