@@ -183,6 +183,7 @@ class ProbeTrainingConfig:
     max_rounds: int = 50
     round_steps: int = 5
     patience: int = 2
+    small_val_pairs: int | None = 2000
     lr_factor: float = 0.5
     clip: float = 5.0
     hidden: int = 256
@@ -195,6 +196,7 @@ class ProbeCacheConfig:
     """The encoder's states on disk; see conf/probe.yaml for the meaning of each."""
 
     dtype: str = "float16"
+    tokens: str = "all"
     max_bytes: float = 2e10
     max_tokens: int = 8192
 

@@ -21,6 +21,7 @@ from ranker.probing.probes import EdgeProbe
 from ranker.probing.training import Fitted, Stack, TrainingOptions, fit, log_probabilities
 
 VERSION = 4  # raise it when a probe or its training changes: kept blocks are then made anew
+SMALL = 0.05  # share of the training pairs below which few validation pairs do (`TrainingOptions.small_val_pairs`)
 BATCHINGS = ("auto", "separate", "stacked")
 VALIDATIONS = ("fixed", "within")
 
@@ -187,6 +188,9 @@ class OnlineCoder:
         member_keys = [[[_number(layer, seed, portion, name) for name in names] for seed in seeds] for layer in layers]
         stack = Stack(positions, seeds, member_keys, labels)
         train, val = order[:, :start], job.val[None]
+        most = self.options.small_val_pairs
+        if most is not None and start < SMALL * len(job.train) and most < len(job.val):
+            val = job.val[permutation(0, len(job.val))[:most]][None]
         if self.validation == "within":
             held = start // 10 if start >= 10 else int(start > 1)
             train, val = train[:, : start - held], train[:, start - held :]

@@ -225,6 +225,20 @@ class Sequences:
         return start + first, start + last
 
 
+def within_spans(spans: Sequence[np.ndarray], num_tokens: int) -> np.ndarray:
+    """Which tokens of the flat axis lie in a span, bool [num_tokens].
+
+    Args:
+        spans: First and one past last token, int64 [..., 2] each.
+        num_tokens: Length of the axis.
+    """
+    opened = np.zeros(num_tokens + 1, dtype=np.int64)
+    for own in spans:
+        np.add.at(opened, own[..., 0].ravel(), 1)
+        np.add.at(opened, own[..., 1].ravel(), -1)
+    return opened.cumsum()[:-1] > 0
+
+
 def _kinds(queries: np.ndarray, docs: np.ndarray) -> np.ndarray:
     return np.where(queries < 0, 1, np.where(docs < 0, 0, PAIR))
 

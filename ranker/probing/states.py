@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+SCALES = "scales.bin"  # beside states in int8
+
 
 class States(Protocol):
     """Vectors of tokens, by layer."""
@@ -34,40 +36,65 @@ class TensorStates:
     """States in a tensor, perhaps memory-mapped, perhaps on the GPU.
 
     Args:
-        data: [layers, tokens, dim], any float type.
+        data: [layers, tokens, dim], any float type, or int8.
+        scales: What each token's numbers are multiplied by, float32 [layers, tokens]; None: they are the states themselves.
     """
 
-    def __init__(self, data: Tensor) -> None:
-        self.data = data
+    def __init__(self, data: Tensor, scales: Tensor | None = None) -> None:
+        self.data, self.scales = data, scales
         self._file: tuple[Path, str, tuple[int, int, int]] | None = None
 
     @classmethod
     def mapped(cls, path: Path, dtype: str, shape: tuple[int, int, int]) -> TensorStates:
-        """States in a file; another process that gets them maps the file again."""
+        """States in a file, those in int8 with their scales beside it (`SCALES`); another process that gets them maps the files again."""
         # copy-on-write, since torch wants writable memory; nothing is ever written to it
-        made = cls(torch.from_numpy(np.memmap(path, dtype=dtype, mode="c", shape=shape)))
+        data = torch.from_numpy(np.memmap(path, dtype=dtype, mode="c", shape=shape))
+        scales = None
+        if dtype == "int8":
+            scales = torch.from_numpy(np.memmap(path.with_name(SCALES), dtype="float32", mode="c", shape=shape[:2]))
+        made = cls(data, scales)
         made._file = (path, dtype, shape)
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (TensorStates, (self.data,)) if self._file is None else (TensorStates.mapped, self._file)
+        return (TensorStates, (self.data, self.scales)) if self._file is None else (TensorStates.mapped, self._file)
 
     @property
     def dim(self) -> int:
         """Size of a vector."""
         return self.data.shape[2]
 
+    @property
+    def nbytes(self) -> int:
+        """Memory that they take."""
+        return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
+    def to(self, device: torch.device) -> TensorStates:
+        """The same on a device."""
+        return TensorStates(self.data.to(device), None if self.scales is None else self.scales.to(device))
+
     def gather(self, layers: Sequence[int], tokens: Tensor) -> Tensor:
         """See States."""
         flat = tokens.reshape(-1).to(self.data.device)
-        shape = (len(layers), *tokens.shape, self.dim)
-        if len(layers) == 1:
-            found = self.data[layers[0]].index_select(0, flat)
-        elif len(layers) == len(self.data):
-            found = self.data.index_select(1, flat)
-        else:
-            found = torch.stack([self.data[layer].index_select(0, flat) for layer in layers])
-        return found.to(tokens.device, torch.float32).view(shape)
+        found = _pick(self.data, layers, flat).to(tokens.device, torch.float32)
+        if self.scales is not None:
+            found *= _pick(self.scales, layers, flat).to(tokens.device).unsqueeze(-1)
+        return found.view(len(layers), *tokens.shape, self.dim)
+
+
+def _pick(values: Tensor, layers: Sequence[int], tokens: Tensor) -> Tensor:
+    """[layers, tokens, ...] of some layers and tokens."""
+    if len(layers) == 1:
+        return values[layers[0]].index_select(0, tokens).unsqueeze(0)
+    if len(layers) == len(values):
+        return values.index_select(1, tokens)
+    return torch.stack([values[layer].index_select(0, tokens) for layer in layers])
+
+
+def quantised(states: Tensor) -> tuple[Tensor, Tensor]:
+    """Round each token's numbers to 127ths of its largest; int8 like `states` [tokens, dim], and float32 [tokens] to multiply by."""
+    scales = (states.float().abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (states.float() / scales.unsqueeze(1)).round().to(torch.int8), scales
 
 
 @dataclass(frozen=True)

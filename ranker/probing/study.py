@@ -28,10 +28,10 @@ from ranker.probing.measuring import prior_result, result_of
 from ranker.probing.online_code import Job, OnlineCoder
 from ranker.probing.pairs import assign_parts, says_parts
 from ranker.probing.results import Result, Results, TaskRecord
-from ranker.probing.sequences import Sequences
+from ranker.probing.sequences import Sequences, within_spans
 from ranker.probing.spacy_model import forget
 from ranker.probing.state_cache import StateCache
-from ranker.probing.states import RandomEmbeddings, TensorStates
+from ranker.probing.states import RandomEmbeddings
 from ranker.probing.subject import Subject
 from ranker.probing.training import TrainingOptions
 from ranker.probing.workers import code_jobs
@@ -262,12 +262,16 @@ class Study:
         """Encode, and say what is to be coded."""
         layers = self.layers_of(subject)
         controls, seeds = self.options.controls, list(self.options.seeds)
-        states = {MAIN: self._states(subject, sequences, layers)}
-        if "random_encoder" in controls:
-            states["random_encoder"] = self._states(subject.randomised(self.options.seed), sequences, layers)
-        if "random_embeddings" in controls:
-            states["random_embeddings"] = self._random_embeddings(subject, sequences)
         spans = [span_array(own, sequences, place_of) for own in data]
+        kept = None
+        if self.cache.tokens == "spans":
+            kept = within_spans(spans, sequences.num_tokens)
+            spans = [np.concatenate([[0], np.cumsum(kept)])[own] for own in spans]  # no span has a gap
+        states = {MAIN: self._states(subject, sequences, layers, kept)}
+        if "random_encoder" in controls:
+            states["random_encoder"] = self._states(subject.randomised(self.options.seed), sequences, layers, kept)
+        if "random_embeddings" in controls:
+            states["random_embeddings"] = self._random_embeddings(subject, sequences, kept)
         return make_jobs(data, spans, states, layers, controls, seeds, self.options.control_seeds, self.options.seed, self.device)
 
     def _code(self, owned: Sequence[Owned]) -> list[Result]:
@@ -284,17 +288,18 @@ class Study:
             for outcome in outcomes
         ]
 
-    def _states(self, subject: Subject, sequences: Sequences, layers: list[int]) -> KeyedStates:
-        states = self.cache.states(subject, sequences, layers, self.device)
-        if self.device.type == "cuda" and states.data.nbytes * 1.5 < torch.cuda.mem_get_info(self.device)[0]:
-            states = TensorStates(states.data.to(self.device))
-        key = hashlib.blake2b(repr(self.cache.identity(subject, sequences, layers)).encode(), digest_size=10).hexdigest()
+    def _states(self, subject: Subject, sequences: Sequences, layers: list[int], kept: np.ndarray | None) -> KeyedStates:
+        states = self.cache.states(subject, sequences, layers, self.device, kept)
+        if self.device.type == "cuda" and states.nbytes * 1.5 < torch.cuda.mem_get_info(self.device)[0]:
+            states = states.to(self.device)
+        key = hashlib.blake2b(repr(self.cache.identity(subject, sequences, layers, kept)).encode(), digest_size=10).hexdigest()
         return states, key
 
-    def _random_embeddings(self, subject: Subject, sequences: Sequences) -> KeyedStates:
+    def _random_embeddings(self, subject: Subject, sequences: Sequences, kept: np.ndarray | None) -> KeyedStates:
         tokens = np.concatenate([sequences.batch(*chunk).tokens.numpy() for chunk in sequences.chunks(self.cache.max_tokens)])
         vocabulary = max(int(tokens.max()) + 1, subject.encoder.config.vocab_size)
-        made = RandomEmbeddings.of(tokens, vocabulary, subject.encoder.dim, self.options.seed, self.device)
+        own = tokens if kept is None else tokens[kept]
+        made = RandomEmbeddings.of(own, vocabulary, subject.encoder.dim, self.options.seed, self.device)
         return made, f"random-embeddings {subject.encoder.dim} {self.options.seed} {sequences.fingerprint}"
 
     def _progress(self, members: int) -> None:

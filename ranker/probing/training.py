@@ -29,6 +29,7 @@ class TrainingOptions:
         max_rounds: Rounds at most.
         round_steps: A round is one pass over the training pairs, or as many as make this number of steps where that is more.
         patience: Stop after so many rounds without a lower validation loss.
+        small_val_pairs: Validation pairs looked at where less than 5 % of the training pairs are trained on; None: all.
         lr_factor: After each such round the rate is multiplied by this.
         clip: Largest norm of a member's gradient.
         hidden: Size of a projected span and of the hidden layer.
@@ -41,6 +42,7 @@ class TrainingOptions:
     max_rounds: int = 50
     round_steps: int = 5
     patience: int = 2
+    small_val_pairs: int | None = 2000
     lr_factor: float = 0.5
     clip: float = 5.0
     hidden: int = 256
@@ -51,6 +53,8 @@ class TrainingOptions:
         for name, least in (("batch_pairs", 1), ("max_rounds", 1), ("round_steps", 1), ("patience", 1), ("hidden", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"training.{name}: expected at least {least}, got {getattr(self, name)}")
+        if self.small_val_pairs is not None and self.small_val_pairs < 1:
+            raise ConfigError(f"training.small_val_pairs: expected at least 1 or null, got {self.small_val_pairs}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"training.dropout: expected at least 0 and below 1, got {self.dropout}")
         if self.lr <= 0 or self.clip <= 0:

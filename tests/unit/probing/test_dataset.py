@@ -17,7 +17,7 @@ from ranker.probing.examples import ProbeExample, Span, Target
 from ranker.probing.measuring import ranking_measures
 from ranker.probing.pairs import assign_parts, sample_pairs
 from ranker.probing.results import COLUMNS, LENIENT, RANKING
-from ranker.probing.sequences import Sequences
+from ranker.probing.sequences import Sequences, within_spans
 from ranker.probing.state_cache import StateCache
 from ranker.probing.study import Study, StudyOptions
 from ranker.probing.subject import Subject
@@ -162,6 +162,27 @@ def prepared(tmp_path: Path, tasks, **options) -> list[str]:
     )  # fmt: skip
     study.prepare()
     return study.warnings
+
+
+def test_a_cache_of_the_spans_tokens_gives_the_same_numbers(tmp_path: Path) -> None:
+    """Two-span targets of a word each, a task of its own pairs beside them; random words, control labels and all."""
+    found, sizes, who = [], [], Subject("tiny", load_encoder("tiny"))
+    for tokens in ("all", "spans"):
+        cache = StateCache(tmp_path / tokens, dtype="float32", tokens=tokens)
+        study = Study(
+            [who], [Words()], SAMPLE, StudyOptions(seeds=(0,), controls=("random_embeddings", "control_task", "random_encoder"), workers=1),
+            TrainingOptions(max_rounds=2), cache, tmp_path / tokens, torch.device("cpu"),
+        )  # fmt: skip
+        found.append({(r.control, r.layer): (r.code.bits, r.accuracy) for r in study.run().all})
+        sizes.append(sum(path.stat().st_size for path in (tmp_path / tokens).glob("*/states.bin")))
+    assert found[0] == found[1]
+    assert len(found[0]) == 3 * 3 + 1
+    assert 0 < sizes[1] < sizes[0] / 2
+
+
+def test_tokens_within_spans() -> None:
+    spans = [np.array([[[1, 3]], [[2, 4]]]), np.array([[[6, 7], [9, 10]]])]  # two of one slot, one of two
+    assert within_spans(spans, 10).nonzero()[0].tolist() == [1, 2, 3, 6, 9]
 
 
 def test_warnings_follow_what_the_parts_share(tmp_path: Path) -> None:

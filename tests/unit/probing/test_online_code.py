@@ -80,6 +80,21 @@ def test_shuffled_labels_compress_no_better_than_the_prior() -> None:
         assert outcome.code.compression() < prior_compression(job, job.columns[0].labels) + 0.1
 
 
+def test_small_portions_look_at_some_validation_pairs_and_large_ones_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, real = [], online_code.fit
+
+    def fit(probe, inputs, stack, train, val, options, portion):
+        looked.append((train.shape[1], sorted(val[0].tolist())))
+        return real(probe, inputs, stack, train, val, options, portion)
+
+    monkeypatch.setattr(online_code, "fit", fit)
+    OnlineCoder(replace(SHORT, small_val_pairs=7), (0.03, 0.25, 1.0)).code(planted(layers=(3,)))
+    small = [val for pairs, val in looked if pairs < 0.05 * len(TRAIN)]
+    assert small
+    assert all(len(val) == 7 and val == small[0] and set(val) < set(VAL.tolist()) for val in small)
+    assert all(val == sorted(VAL.tolist()) for pairs, val in looked if pairs >= 0.05 * len(TRAIN))
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_code_adds_up(several: bool) -> None:
     job = planted(seeds=(0, 1), several=several)

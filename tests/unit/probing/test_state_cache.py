@@ -1,6 +1,7 @@
 """States on disk: equal to a direct forward, resumable, refused when they are not what they say."""
 
 import json
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.probing import state_cache
 from ranker.probing.sequences import Sequences
 from ranker.probing.state_cache import StateCache
+from ranker.probing.states import quantised
 from ranker.probing.subject import Subject, encoder_fingerprint
 
 CPU = torch.device("cpu")
@@ -72,6 +74,52 @@ def test_half_precision_is_the_rounded_states(tmp_path: Path) -> None:
     assert_close(half, exact.half(), rtol=1e-3, atol=1e-6)
     some = StateCache(tmp_path, dtype="float32").states(who, made, [2], CPU).data
     assert_close(some[0], exact[2], rtol=0, atol=0)
+
+
+def test_int8_is_the_nearest_of_255_steps_of_a_tokens_largest_number(tmp_path: Path) -> None:
+    whole, scales = quantised(torch.tensor([[1.27, -0.64, 0.004], [0.0, 0.0, 0.0], [-254.0, 3.1, 1.0]]))
+    assert whole.tolist() == [[127, -64, 0], [0, 0, 0], [-127, 2, 0]]  # 3.1 is 1.55 steps of 2, and half a step goes to the even one
+    assert scales[[0, 2]].tolist() == pytest.approx([0.01, 2.0])
+    who, made = subject(), sequences()
+    exact = StateCache(tmp_path, dtype="float32").states(who, made, [0, 1, 2], CPU)
+    small = StateCache(tmp_path, dtype="int8").states(who, made, [0, 1, 2], CPU)
+    assert small.nbytes == exact.nbytes / 4 + 4 * 3 * made.num_tokens
+    tokens = torch.tensor([[3, 0], [7, made.num_tokens - 1]])
+    for layers in ([0, 1, 2], [1], [2, 0]):
+        read, right = small.gather(layers, tokens), exact.gather(layers, tokens)
+        assert ((read - right).abs() <= right.abs().amax(-1, keepdim=True) / 254 * 1.0001).all()
+    again = pickle.loads(pickle.dumps(small))
+    assert torch.equal(again.gather([1], tokens), small.gather([1], tokens)), "another process maps the scales, too"
+    (folder,) = (path.parent for path in tmp_path.glob("*/scales.bin"))
+    (folder / "scales.bin").write_bytes(b"")
+    with pytest.raises(DataError, match=r"scales\.bin: expected"):
+        StateCache(tmp_path, dtype="int8").states(who, made, [0, 1, 2], CPU)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_only_some_tokens_are_kept_and_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    who, made = subject(), sequences()
+    kept = np.arange(made.num_tokens) % 5 < 2
+    kept[: made.starts[3]] = False  # whole rows are left out
+    whole = StateCache(tmp_path / "all", dtype=dtype, max_tokens=100).states(who, made, [0, 2], CPU)
+    real, left = Encoder.layers, [5]
+
+    def dies(self, batch):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return real(self, batch)
+
+    monkeypatch.setattr(Encoder, "layers", dies)
+    cache = StateCache(tmp_path / "spans", dtype=dtype, max_tokens=100, tokens="spans", sync_seconds=0)
+    with pytest.raises(KeyboardInterrupt):
+        cache.states(who, made, [0, 2], CPU, kept)
+    some = cache.states(who, made, [0, 2], CPU, kept)
+    assert some.data.shape == (2, kept.sum(), 32)
+    assert torch.equal(
+        some.gather([0, 1], torch.arange(int(kept.sum()))), whole.gather([0, 1], torch.from_numpy(kept.nonzero()[0]))
+    )  # fmt: skip
+    assert cache.identity(who, made, [0, 2], kept) != cache.identity(who, made, [0, 2], ~kept)
 
 
 def test_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +203,8 @@ def test_refused_when_a_hash_differs(tmp_path: Path) -> None:
 def test_size_is_told_and_limited_before_writing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     who, made = subject(), sequences()
     size = 3 * made.num_tokens * 32 * 2
+    with pytest.raises(ConfigError, match=r"cache\.dtype: expected one of float16, float32, int8; got 'float8'"):
+        StateCache(tmp_path, dtype="float8")
     with caplog.at_level("INFO"), pytest.raises(ConfigError, match=r"cache\.max_bytes"):
         StateCache(tmp_path, max_bytes=size - 1).states(who, made, [0, 1, 2], CPU)
     assert f"{made.num_rows} sequences x {made.num_tokens} tokens" in caplog.text
