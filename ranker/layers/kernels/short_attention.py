@@ -9,6 +9,7 @@ product makes them and one gradient leaves; the gradient of their bias is summed
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -60,10 +61,10 @@ def _attend(
 
 @triton.jit
 def _tile_backward(
-    grad_out, qkv, sums, grad, parts, cu_seqlens, cu_keys, scale, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
+    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, scale, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,  # noqa: ARG001
     DIM: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one row and head whose tokens, more than SHORTEST, fit into one tile."""
+    """All gradients of one row and head whose tokens, more than SHORTEST, fit into one tile; `out` is not read."""
     row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     start = tl.load(cu_seqlens + row).to(tl.int64)
     length = tl.load(cu_seqlens + row + 1) - start
@@ -215,7 +216,23 @@ FORWARD = {"QUERIES": BLOCK, "KEYS": 32, "num_warps": 4, "num_stages": 3}
 SMALL_TILE = {"SIZE": 64, "num_warps": 4, "num_stages": 1}
 LARGE_TILE = {"SIZE": 128, "num_warps": 4, "num_stages": 1}
 KEYS = {"SIZE": 256, "QUERIES": 64, "STAGES": 2, "num_warps": 8}
-BLOCKS = {"SIZE": 64, "num_warps": 4, "num_stages": 3}
+BLOCKS = {"SIZE": 64, "num_warps": 4, "num_stages": 2}
+KEYS_MEMORY = 135_000  # shared memory that `KEYS` needs at heads of 64; data centres' cards have it, others have 101,376 bytes
+
+
+def backward_launches(dim: int, shared_memory: int) -> list[tuple[Any, dict[str, int]]]:
+    """The kernels of the backward pass with their settings; each takes the rows that are longer than those of the one before.
+
+    Args:
+        dim: Size of a head.
+        shared_memory: Bytes that a program may have on this card.
+    """
+    launches: list[tuple[Any, dict[str, int]]] = [(_tile_backward, {"SHORTEST": -1, **SMALL_TILE})]
+    if dim <= 64:  # larger tiles would not fit beside heads of 128
+        launches.append((_tile_backward, {"SHORTEST": launches[-1][1]["SIZE"], **LARGE_TILE}))
+        if shared_memory >= KEYS_MEMORY:
+            launches.append((_keys_backward, {"SHORTEST": launches[-1][1]["SIZE"], **KEYS}))
+    return [*launches, (_block_backward, {"SHORTEST": launches[-1][1]["SIZE"], **BLOCKS})]
 
 
 @torch.library.custom_op("ranker::short_attention", mutates_args=())
@@ -253,6 +270,13 @@ def _(
     return qkv.new_empty(tokens, heads, dim), qkv.new_empty(heads, tokens, dtype=torch.float32)
 
 
+@cache
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
+
+
 @torch.library.custom_op("ranker::short_attention_backward", mutates_args=())
 def short_attention_backward(
     grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor
@@ -264,18 +288,11 @@ def short_attention_backward(
     rows = len(cu_seqlens) - 1
     parts = torch.empty(rows, 3 * heads * dim, dtype=torch.float32, device=qkv.device)
     scale = dim**-0.5
-    tile = (grad_out, qkv, sums, grad, parts, cu_seqlens, cu_keys, scale * LOG2E, tokens)
-    rest = (grad_out, out, *tile[1:])
-    shape: dict[str, Any] = {"SCALE": scale, "HEADS": heads, "DIM": dim}
-    # each row is in one launch's range; the programs of rows that are not end at once
+    tensors = (grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys)
+    # the programs of rows that are not in a launch's range end at once
     with torch.cuda.device_of(qkv):
-        _tile_backward[(rows * heads,)](*tile, SHORTEST=-1, **shape, **SMALL_TILE)
-        longest = SMALL_TILE["SIZE"]
-        if dim <= 64:  # larger tiles would not fit beside heads of 128
-            _tile_backward[(rows * heads,)](*tile, SHORTEST=longest, **shape, **LARGE_TILE)
-            _keys_backward[(rows * heads,)](*rest, SHORTEST=LARGE_TILE["SIZE"], **shape, **KEYS)
-            longest = KEYS["SIZE"]
-        _block_backward[(rows * heads,)](*rest, SHORTEST=longest, **shape, **BLOCKS)
+        for kernel, settings in backward_launches(dim, _shared_memory(qkv.device)):
+            kernel[(rows * heads,)](*tensors, scale * LOG2E, tokens, SCALE=scale, HEADS=heads, DIM=dim, **settings)
     return grad, parts.sum(0)
 
 

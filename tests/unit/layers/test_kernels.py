@@ -1,0 +1,69 @@
+"""Every kernel compiles for the cards that the path without padding takes, and fits into their shared memory; no GPU is needed."""
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="needs Triton (on Linux a part of the extra dev)")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from ranker.layers.kernels import bias_gelu, first_attention, residual_norm, short_attention  # noqa: E402
+
+# bytes that a program may have, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", less 1 KB)
+SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+FLOATS = {"scale", "epsilon"}
+FLOAT32 = {"sums", "parts", "logits", "weights", "means", "slopes", "bias", "gain", "shift"}
+INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes"}
+NUMBERS = {"tokens", "num_tokens", "rows", "threshold"}
+
+
+def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, **constants) -> int:
+    """Compile, and return the bytes that a program takes."""
+    signature, given, attributes = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name], given[(place,)] = "constexpr", constants[name]
+        elif name in FLOATS:
+            signature[name] = "fp32"
+        elif name in NUMBERS or (name == "blocks" and kernel is residual_norm._backward):
+            signature[name] = "i32"
+        else:
+            signature[name] = "*fp32" if name in FLOAT32 else "*i32" if name in INT32 else "*bf16"
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=attributes)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps, "num_stages": num_stages})
+    assert made.asm["cubin"]
+    return made.metadata.shared
+
+
+@pytest.mark.parametrize(("capability", "dim"), [(80, 64), (89, 64), (89, 128), (90, 32), (90, 64), (90, 128)])
+def test_attention_fits(capability: int, dim: int) -> None:
+    room = SHARED_MEMORY[capability]
+    launches = short_attention.backward_launches(dim, room)
+    assert [settings["SHORTEST"] for _, settings in launches[1:]] == [settings["SIZE"] for _, settings in launches[:-1]], (
+        "no row is left out"
+    )
+    for kernel, settings in [(short_attention._attend, short_attention.FORWARD), *launches]:
+        scale = {} if kernel is short_attention._attend else {"SCALE": dim**-0.5}
+        assert shared_memory(kernel, capability, HEADS=12, DIM=dim, **scale, **settings) <= room
+
+
+@pytest.mark.parametrize("capability", [89, 90])
+def test_the_other_kernels_fit(capability: int) -> None:
+    room = SHARED_MEMORY[capability]
+    shape = {"HEADS": 12, "WIDTH": 16, "DIM": 768}
+    launches = [
+        (first_attention._logits, {**shape, **first_attention.TOKENS}),
+        (first_attention._tokens_backward, {**shape, **first_attention.TOKENS}),
+        (first_attention._mix, {**shape, "SOFTMAX": True, **first_attention.MIX}),
+        (first_attention._mix, {**shape, "SOFTMAX": False, **first_attention.MIX}),
+        (bias_gelu._forward, {"DIM": 3072, **bias_gelu.FORWARD}),
+        (bias_gelu._backward, {"DIM": 3072, **bias_gelu.BACKWARD}),
+    ]
+    hashed = {"DIM": 768, "WIDTH": 1024, "DROP": True, "COLUMN": 0x9E3779B1, "FIRST": 0x7FEB352D, "SECOND": 0x846CA68B}
+    launches += [
+        (kernel, {**hashed, **launch})
+        for kernel, launch in ((residual_norm._forward, residual_norm.FORWARD), (residual_norm._backward, residual_norm.BACKWARD))
+    ]
+    for kernel, settings in launches:
+        assert shared_memory(kernel, capability, **settings) <= room
