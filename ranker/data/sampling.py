@@ -110,7 +110,8 @@ class JudgedGroups:
         random_negatives: Fill groups whose pool is too small with random docs of the corpus.
 
     Raises:
-        DataError: No query has a relevant doc, or a query has no negative and `random_negatives` is off.
+        DataError: No query has a relevant doc; or `random_negatives` is off and a query has no candidate that is not relevant, or no query
+            has a given negative.
     """
 
     def __init__(
@@ -157,6 +158,11 @@ class JudgedGroups:
             label = taught.__getitem__ if taught is not None else lambda doc_id, judged=judged: max(float(judged.get(doc_id, 0)), 0.0)
             positive_labels.append(np.array([label(doc_id) for doc_id in relevant], dtype=np.float32))
             negative_labels.append(np.array([label(doc_id) for doc_id in others], dtype=np.float32))
+        if not kept and bare:
+            raise DataError(
+                f"{collection.name}: expected a negative for at least one training query, got none for all {bare} that have a relevant doc; "
+                "check that data.negatives and data.teacher were made for these queries, or set data.random_negatives=true"
+            )
         if not kept:
             raise DataError(f"{collection.name}: expected training queries with a relevant doc, got none of {len(collection.qrels)}")
         if len(kept) + bare < len(collection.qrels):

@@ -74,6 +74,8 @@ def test_queries_without_any_of_the_given_negatives_are_left_out(stores, caplog)
     assert "1 of 2 judged queries have no negative among the given ones" in caplog.text
     taught = JudgedGroups(collection, queries, docs, num_docs=2, teacher={"q": {"A": 1.0, "n1": 0.5}, "q2": {"B": 1.0}})
     assert taught.query_ids == ["q"]
+    with pytest.raises(DataError, match="expected a negative for at least one training query, got none for all 2 that have a relevant doc"):
+        JudgedGroups(collection, queries, docs, num_docs=2, negatives=Candidates.from_run({"q9": {"n1": 1.0}}))
 
 
 def test_random_negatives_fill_without_repeats_or_positives(stores):
