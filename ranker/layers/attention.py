@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
+from ranker.layers.kernels import BLOCK
 from ranker.types import TokenBatch
 
 try:  # Triton comes with torch's CUDA builds
@@ -19,7 +20,7 @@ try:  # Triton comes with torch's CUDA builds
 except ImportError:
     short = None  # type: ignore[assignment]
 
-TAIL = 64  # see with_tail; also the tokens of a block of our kernels
+TAIL = 64  # see with_tail
 
 
 @dataclass(frozen=True)
@@ -55,16 +56,16 @@ class RaggedLayout:
 
     @property
     def blocks(self) -> Tensor:
-        """Row, and place in it, where each block of up to `TAIL` tokens starts, int32 [blocks, 2]; row -1 for blocks that are too many.
+        """Row, and place in it, where each block of up to `BLOCK` tokens starts, int32 [blocks, 2]; row -1 for blocks that are too many.
 
         As many as there may be for this number of rows and tokens, since their real number is known to the device alone.
         """
-        counts = (self.batch.cu_seqlens.diff().long() + TAIL - 1) // TAIL
+        counts = (self.batch.cu_seqlens.diff().long() + BLOCK - 1) // BLOCK
         ends = counts.cumsum(0)
-        numbers = torch.arange(self.batch.num_tokens // TAIL + self.batch.num_rows, device=ends.device)
+        numbers = torch.arange(self.batch.num_tokens // BLOCK + self.batch.num_rows, device=ends.device)
         rows = torch.searchsorted(ends, numbers, right=True)
         known = rows.clamp(max=self.batch.num_rows - 1)
-        places = (numbers - (ends - counts)[known]) * TAIL
+        places = (numbers - (ends - counts)[known]) * BLOCK
         return torch.stack([torch.where(rows < self.batch.num_rows, rows, -1), places], 1).int()
 
     @cached_property
@@ -181,20 +182,17 @@ def padded_attention(qkv: Tensor, layout: RaggedLayout, dropout: float = 0.0) ->
     return layout.unpad(padded.transpose(1, 2))
 
 
-def padded_average(states: Tensor, reach: Tensor, layout: RaggedLayout, dropout: float = 0.0) -> Tensor:
+def padded_average(states: Tensor, reach: Tensor, layout: RaggedLayout, _: float = 0.0) -> Tensor:
     """Means of each row's states by the attention that one query a row and head pays to them.
 
     Args:
         states: [tokens, dim].
         reach: Queries, taken through the keys' weights, [rows, heads, dim].
         layout: Of the tokens.
-        dropout: Of the weights.
 
     Returns:
         [rows, heads, dim]
     """
     padded, scale = layout.pad(states).unsqueeze(1), (reach.shape[2] // reach.shape[1]) ** -0.5
     mask = layout.key_mask[:, None, None, :]
-    return functional.scaled_dot_product_attention(
-        reach.unsqueeze(1), padded, padded, attn_mask=mask, dropout_p=dropout, scale=scale
-    ).squeeze(1)
+    return functional.scaled_dot_product_attention(reach.unsqueeze(1), padded, padded, attn_mask=mask, scale=scale).squeeze(1)

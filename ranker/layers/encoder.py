@@ -136,9 +136,9 @@ class Encoder(nn.Module):
     def pooled(self, batch: TokenBatch, how: str) -> Tensor:
         """Return one vector per row of the last layer's states (`pool`), [rows, dim].
 
-        For `cls` the last layer computes no more than the first tokens' states: 8 % of BERT-base less to do.
+        For `cls` the last layer computes no more than the first tokens' states where it can: 8 % of BERT-base less to do.
         """
-        if how != "cls" or not self.ragged:
+        if how != "cls" or not self._firsts_alone(batch.tokens.device):
             return pool(self(batch), batch, how)
         return deque(self._layers(batch, firsts_only=True), maxlen=1).pop()[: batch.num_rows].to(self.model.dtype)
 
@@ -153,7 +153,7 @@ class Encoder(nn.Module):
             batch = replace(batch, segments=torch.zeros_like(batch.segments))
         self._firsts_only = firsts_only
         if self.ragged:
-            yield from self._ragged_layers(batch)
+            yield from self._ragged_layers(batch, firsts_only)
         else:
             self._tell(f"padded batches through transformers' own forward ({self.config.model_type}, ragged={self.ragged})")
             yield from self._padded_layers(batch.tokens, batch.segments, RaggedLayout.of(batch))
@@ -177,9 +177,20 @@ class Encoder(nn.Module):
             self._tell(f"padded in attention, because {why}")
         return not why and self.max_tokens >= TAIL
 
-    def _ragged_layers(self, batch: TokenBatch) -> Iterator[Tensor]:
+    def _firsts_alone(self, device: torch.device) -> bool:
+        """Whether the last layer can work for first tokens alone: without padding by our kernel only, else not with attention dropout.
+
+        (Dropped weights would have to scale the values' bias, too.)
+        """
+        if not self.ragged:
+            return False
+        if self._unpadded(device):
+            return self.attention != "library" and not triton_missing()
+        attention = self.model.encoder.layer[-1].attention.self
+        return not (attention.training and attention.dropout.p > 0)
+
+    def _ragged_layers(self, batch: TokenBatch, firsts_only: bool) -> Iterator[Tensor]:
         self._filled = unpadded = self._unpadded(batch.tokens.device)
-        real = batch
         if unpadded:
             batch = with_tail(batch)
         layout = RaggedLayout.of(batch)
@@ -194,13 +205,8 @@ class Encoder(nn.Module):
         parts = Parts(plain_attend(padded_attention), padded_average, plain_widen(self._activation), plain_join)
         if unpadded:
             parts, run = self._kernels(batch.max_length, heads, states.device)
-            if triton_missing():
-                firsts = real.cu_seqlens[:-1]
-                parts = parts._replace(
-                    average=lambda states, reach, *_: padded_average(states[: real.num_tokens], reach, RaggedLayout.of(real))
-                )
-            else:  # the row of filling, too, so that there is never one row only, which compiled code would take for a constant
-                firsts = firsts.clamp(max=batch.num_tokens - 1)
+            # the row of filling, too, so that there is never one row only, which compiled code would take for a constant
+            firsts = firsts.clamp(max=batch.num_tokens - 1)
             # few values, since a new one compiles the layers again; our kernels go by blocks
             longest = max(512 if parts.attend is kernel_attend else 64, 1 << (batch.max_length - 1).bit_length())
             places = (batch.cu_seqlens, layout.cu_keys, layout.keys, longest, layout.blocks)
@@ -218,7 +224,7 @@ class Encoder(nn.Module):
                 attention = layer.attention.self
                 places = (layout, attention.dropout.p if attention.training else 0.0)
             own = None if hashes is None else hashes[2 * number + 1 : 2 * number + 3]
-            wanted = firsts if self._firsts_only and number == self.num_layers - 1 else None
+            wanted = firsts if firsts_only and number == self.num_layers - 1 else None
             if own is not None and wanted is not None:
                 own = own.index_select(1, wanted)
             drop, epsilon = layer.output.dropout.p, layer.output.LayerNorm.eps

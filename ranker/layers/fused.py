@@ -139,7 +139,7 @@ def kernel_average(
     states: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, keys: Tensor | None, max_length: int, blocks: Tensor  # noqa: ARG001
 ) -> Tensor:  # fmt: skip
     """`padded_average` without padding; `places` are those of `compiled_layer`."""
-    return first.first_attention(states, reach, cu_seqlens, cu_keys, blocks)[0]
+    return first.first_attention(states, reach, cu_seqlens, cu_keys, blocks)[0].to(states.dtype)
 
 
 @cache

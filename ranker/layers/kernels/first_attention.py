@@ -16,7 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ranker.layers.kernels.short_attention import BLOCK, LOG2E
+from ranker.layers.kernels import BLOCK
+from ranker.layers.kernels.short_attention import LOG2E
 
 # the launches: measured on an H200, see docs/performance.md
 TOKENS = {"TOKENS": BLOCK, "DIMS": 64, "num_warps": 4}  # a program for a block of tokens
@@ -147,12 +148,13 @@ def first_attention(x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tenso
         blocks: As `ranker.layers.kernels.short_attention` takes them.
 
     Returns:
-        Means [rows, heads, dim], 0 for a row that attends to nothing; base-2 logits, float32 [tokens, heads]; base-2 logarithms of the
+        Means, float32 [rows, heads, dim], 0 for a row that attends to nothing; base-2 logits, float32 [tokens, heads]; base-2 logarithms of the
         softmax's sums, float32 [rows, heads].
     """
     x, reach = x.contiguous(), reach.contiguous()
     rows, heads, dim = reach.shape
-    out = torch.empty_like(reach)
+    # in full, since the backward pass takes differences of what they make
+    out = torch.empty(rows, heads, dim, dtype=torch.float32, device=x.device)
     logits = torch.empty(len(x), heads, dtype=torch.float32, device=x.device)
     sums = torch.empty(rows, heads, dtype=torch.float32, device=x.device)
     shape = _shape(reach)
@@ -166,7 +168,11 @@ def first_attention(x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tenso
 @first_attention.register_fake
 def _(x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG001
     rows, heads, _ = reach.shape
-    return reach.new_empty(reach.shape), x.new_empty(x.shape[0], heads, dtype=torch.float32), x.new_empty(rows, heads, dtype=torch.float32)
+    return (
+        reach.new_empty(reach.shape, dtype=torch.float32),
+        x.new_empty(x.shape[0], heads, dtype=torch.float32),
+        x.new_empty(rows, heads, dtype=torch.float32),
+    )
 
 
 @torch.library.custom_op("ranker::first_attention_backward", mutates_args=())
@@ -174,10 +180,10 @@ def first_attention_backward(
     above: Tensor, out: Tensor, logits: Tensor, sums: Tensor, x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Gradients of `first_attention` by `x` and `reach`."""
-    above, x, reach = above.contiguous(), x.contiguous(), reach.contiguous()
+    means = (above * out).sum(-1)
+    above, x, reach = above.to(x.dtype).contiguous(), x.contiguous(), reach.contiguous()
     rows, heads, dim = reach.shape
     grad, grad_reach, slopes = torch.empty_like(x), torch.empty_like(reach), torch.empty_like(logits)
-    means = (above.float() * out.float()).sum(-1)
     shape = _shape(reach)
     with torch.cuda.device_of(x):
         _tokens_backward[(len(blocks),)](

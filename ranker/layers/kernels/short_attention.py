@@ -1,8 +1,8 @@
 """Attention within short ragged rows, forward and backward, in Triton.
 
 Libraries' kernels are built for long sequences: pairs of 86 tokens fill a part of their tiles, and their backward takes three passes.
-Here a row of up to 128 tokens is one tile, whose backward is one pass without atomics: five products, nothing but the states and the
-logarithms of the softmax's sums read back. In rows of up to 256 all keys stay while blocks of queries pass; longer ones go through blocks of
+With heads of up to 64 a row of up to 128 tokens is one tile, whose backward is one pass without atomics: five products, nothing but the states and the
+logarithms of the softmax's sums read back. In rows of up to 256 all keys stay while blocks of queries pass, where the card has room for them; all others go through blocks of
 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135). Queries, keys and values come as one packed tensor, so that one matrix
 product makes them and one gradient leaves; the gradient of their bias is summed on the way.
 """
@@ -17,9 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ranker.layers.kernels import BLOCK
+
 MAX_LENGTH = 512  # longer rows work, but the library's kernel suits them better
 HEAD_SIZES = (16, 32, 64, 128)
-BLOCK = 64  # queries of a program of the forward pass
 LOG2E = 1.4426950408889634
 
 
@@ -127,15 +128,14 @@ def _keys_backward(
             mean = tl.sum(above.to(tl.float32) * made.to(tl.float32), 1)
             total = tl.load(totals + i, mask=i < length, other=float("inf"))
             # keys down, queries across, so that two of the products take the weights as they are
-            weights = tl.exp2(tl.dot(key, tl.trans(query)) * scale - total[None, :])
+            weights = tl.exp2(tl.where(seen, tl.dot(key, tl.trans(query)) * scale, float("-inf")) - total[None, :])
             grad_value += tl.dot(weights.to(value.dtype), above)
             slope = (weights * (tl.dot(value, tl.trans(above)) - mean[None, :])).to(query.dtype)
             grad_key += tl.dot(slope, query)
             found = tl.dot(tl.trans(slope), key) * SCALE
             tl.store(down + i[:, None] * (3 * HEADS * DIM), found.to(grad.dtype.element_ty), mask=there)
             query_sum += tl.sum(found, 0)
-        grad_key = tl.where(seen, grad_key * SCALE, 0.0)
-        grad_value = tl.where(seen, grad_value, 0.0)
+        grad_key *= SCALE
         tl.store(down + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, grad_key.to(grad.dtype.element_ty), mask=real)
         tl.store(down + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, grad_value.to(grad.dtype.element_ty), mask=real)
         summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims

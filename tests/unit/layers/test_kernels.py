@@ -1,4 +1,4 @@
-"""Every kernel compiles for the cards that the path without padding takes, and fits into their shared memory; no GPU is needed."""
+"""The kernels compile in bfloat16 for three generations of cards, and fit into the shared memory of each; no GPU is needed."""
 
 import pytest
 
@@ -40,12 +40,14 @@ def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, 
 def test_attention_fits(capability: int, dim: int) -> None:
     room = SHARED_MEMORY[capability]
     launches = short_attention.backward_launches(dim, room)
+    assert launches[0][1]["SHORTEST"] == -1, "empty rows have their part in the sums, too"
     assert [settings["SHORTEST"] for _, settings in launches[1:]] == [settings["SIZE"] for _, settings in launches[:-1]], (
         "no row is left out"
     )
     for kernel, settings in [(short_attention._attend, short_attention.FORWARD), *launches]:
         scale = {} if kernel is short_attention._attend else {"SCALE": dim**-0.5}
-        assert shared_memory(kernel, capability, HEADS=12, DIM=dim, **scale, **settings) <= room
+        taken = shared_memory(kernel, capability, HEADS=12, DIM=dim, **scale, **settings)
+        assert taken <= (short_attention.KEYS_MEMORY if kernel is short_attention._keys_backward else room)
 
 
 @pytest.mark.parametrize("capability", [89, 90])
