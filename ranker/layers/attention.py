@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 
-from ranker.layers.kernels import BLOCK
+from ranker.layers.kernels.blocks import BLOCK
 from ranker.types import TokenBatch
 
 try:  # Triton comes with torch's CUDA builds

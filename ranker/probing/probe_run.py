@@ -86,7 +86,7 @@ def run_probe(
     notes = [
         f"{len(sample.pairs)} shared pairs of {_data_name(cfg['data'])}, split {cfg['split']}; parts by {options.group_by}",
         f"seeds {list(options.seeds)}, controls with the first {options.control_seeds}; validation {options.validation}",
-        f"training: {', '.join(f'{key}={value}' for key, value in cfg['training'].items())}",
+        f"training: {', '.join(f'{key}={value}' for key, value in cfg['training'].items())}; states in {cache.dtype}",
         f"{seconds:.0f} s on {device}",
     ]
     shown = write_report(folder, results, warnings, notes)

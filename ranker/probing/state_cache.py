@@ -120,7 +120,7 @@ class StateCache:
         layers: Sequence[int], device: torch.device, kept: np.ndarray | None,
     ) -> None:  # fmt: skip
         sizes = self._sizes(shape)
-        size, there = sum(sizes.values()), sum(_size(folder / name) for name in sizes)
+        size, there = sum(sizes.values()), sum(_taken(folder / name) for name in sizes)
         log.info("%s: states of %d sequences x %d tokens in all x %d layers x %d take %.2f GB in %s",
                  subject.name, sequences.num_rows, shape[1], shape[0], shape[2], size / 1e9, folder)  # fmt: skip
         if size > self.max_bytes:
@@ -134,6 +134,8 @@ class StateCache:
         chunks = sequences.chunks(self.max_tokens)
         whole = all(_size(folder / name) == expected for name, expected in sizes.items())
         done = self._progress(folder, chunks) if whole else 0
+        if not done:  # of files that are gone
+            (folder / "progress.json").unlink(missing_ok=True)
         mode: Any = "r+" if whole else "w+"
         files = [np.memmap(folder / STATES, dtype=self.dtype, mode=mode, shape=shape)]
         if self.dtype == "int8":
@@ -195,6 +197,11 @@ class StateCache:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.is_file() else 0
+
+
+def _taken(path: Path) -> int:
+    """Bytes on the disk: the files have their full size at once, and fill up."""
+    return path.stat().st_blocks * 512 if path.is_file() else 0
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,12 +48,8 @@ class TensorStates:
     @classmethod
     def mapped(cls, path: Path, dtype: str, shape: tuple[int, int, int]) -> TensorStates:
         """States in a file, those in int8 with their scales beside it (`SCALES`); another process that gets them maps the files again."""
-        # copy-on-write, since torch wants writable memory; nothing is ever written to it
-        data = torch.from_numpy(np.memmap(path, dtype=dtype, mode="c", shape=shape))
-        scales = None
-        if dtype == "int8":
-            scales = torch.from_numpy(np.memmap(path.with_name(SCALES), dtype="float32", mode="c", shape=shape[:2]))
-        made = cls(data, scales)
+        scales = _mapped(path.with_name(SCALES), "float32", shape[:2]) if dtype == "int8" else None
+        made = cls(_mapped(path, dtype, shape), scales)
         made._file = (path, dtype, shape)
         return made
 
@@ -80,6 +77,13 @@ class TensorStates:
         if self.scales is not None:
             found *= _pick(self.scales, layers, flat).to(tokens.device).unsqueeze(-1)
         return found.view(len(layers), *tokens.shape, self.dim)
+
+
+def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    # read-only, since a file that is mapped for writing counts as memory, and may be larger than that; nothing is ever written to it
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(np.memmap(path, dtype=dtype, mode="r", shape=shape))
 
 
 def _pick(values: Tensor, layers: Sequence[int], tokens: Tensor) -> Tensor:

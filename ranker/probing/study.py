@@ -90,11 +90,16 @@ class StudyOptions:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ConfigError(f"seeds: expected different numbers of at least 0, got {list(self.seeds)}")
 
-    def coding(self, training: TrainingOptions) -> dict[str, Any]:
-        """What a code's length hangs on beside data, subject and seeds; only codes that were made alike can be compared."""
+    def coding(self, training: TrainingOptions, dtype: str = "float16") -> dict[str, Any]:
+        """What a code's length hangs on beside data, subject and seeds; only codes that were made alike can be compared.
+
+        Args:
+            training: How the probes are trained.
+            dtype: How states are kept.
+        """
         names = ("validation", "max_query_tokens", "max_doc_tokens")
         made = {name: getattr(self, name) for name in names} | {f"training.{name}": value for name, value in asdict(training).items()}
-        return {"portions": list(self.portions)} | made
+        return {"portions": list(self.portions), "cache.dtype": dtype} | made
 
 
 @dataclass
@@ -160,7 +165,7 @@ class Study:
             self._warn()
         data = {own.task.name: own for pair_set in self._sets for own in pair_set.data}
         self.queries = {name: {example.query for example in own.examples if example.query} for name, own in data.items()}
-        coding = {"coding": self.options.coding(self.training)}
+        coding = {"coding": self.options.coding(self.training, self.cache.dtype)}
         return {
             task.name: TaskRecord(own.record() | coding, own.target_queries[own.target_parts == "train"])
             for task in self.tasks
@@ -300,7 +305,8 @@ class Study:
         vocabulary = max(int(tokens.max()) + 1, subject.encoder.config.vocab_size)
         own = tokens if kept is None else tokens[kept]
         made = RandomEmbeddings.of(own, vocabulary, subject.encoder.dim, self.options.seed, self.device)
-        return made, f"random-embeddings {subject.encoder.dim} {self.options.seed} {sequences.fingerprint}"
+        key = hashlib.blake2b(own.tobytes(), digest_size=10).hexdigest()
+        return made, f"random-embeddings {vocabulary} {subject.encoder.dim} {self.options.seed} {key}"
 
     def _progress(self, members: int) -> None:
         self._done += members

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ranker.layers.kernels import BLOCK
+from ranker.layers.kernels.blocks import BLOCK
 from ranker.layers.kernels.short_attention import LOG2E
 
 # the launches: measured on an H200, see docs/performance.md

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ranker.layers.kernels import BLOCK
+from ranker.layers.kernels.blocks import BLOCK
 
 MAX_LENGTH = 512  # longer rows work, but the library's kernel suits them better
 HEAD_SIZES = (16, 32, 64, 128)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -43,7 +44,7 @@ class SemanticSimilarity:
         self.vectors = None if vectors is None else Path(vectors).expanduser()
         self.similarity, self.dim, self.window, self.min_count = similarity, dim, window, min_count
         self.bins, self.binning = bins, binning
-        made_by = "svd" if self.vectors is None else self.vectors.name.split(".")[0]
+        made_by = "svd" if self.vectors is None else "_".join(re.findall(r"\w+", self.vectors.stem))
         self.name = f"sem_{made_by}" + ("" if similarity == "mean_cos" else f"_{similarity}")
 
     @cached_property

@@ -158,7 +158,11 @@ def test_auto_takes_the_layer_of_the_highest_compression(tmp_path):
     heads = [Head(task="coref"), Head(task="gap", name="who"), Head(task="jsonl", name="mine", options={"path": "labels.jsonl"})]
     heads = [dataclasses.replace(head, layer="auto") for head in heads]
     assert auto_layers(heads, AutoLayers(report=str(tmp_path)), {}) == {"coref": 0, "who": 2, "mine": 1}
-    for head, name in (("task: ner", "ner"), ("task: sem, options: {vectors: glove.6B.txt}", "sem_glove"), ("task: jsonl", "jsonl")):
+    for head, name in (
+        ("task: ner", "ner"),
+        ("task: sem, options: {vectors: glove.6B.50d.txt}", "sem_glove_6B_50d"),
+        ("task: jsonl", "jsonl"),
+    ):
         cfg = composed(f"model.heads=[{{{head}, layer: auto}}]", f"model.auto.report={tmp_path}")
         known = "bm25, coref_gap, coref_head, mine, sem_svd"
         with pytest.raises(ConfigError, match=rf"\.layer: expected {name} in .*probe_results.csv, got {known}; probe it, or give a layer"):

@@ -165,7 +165,7 @@ def prepared(tmp_path: Path, tasks, **options) -> list[str]:
 
 
 def test_a_cache_of_the_spans_tokens_gives_the_same_numbers(tmp_path: Path) -> None:
-    """Two-span targets of a word each, a task of its own pairs beside them; random words, control labels and all."""
+    """Two-span targets of a word each; random words, control labels and a random encoder, too."""
     found, sizes, who = [], [], Subject("tiny", load_encoder("tiny"))
     for tokens in ("all", "spans"):
         cache = StateCache(tmp_path / tokens, dtype="float32", tokens=tokens)
@@ -178,6 +178,29 @@ def test_a_cache_of_the_spans_tokens_gives_the_same_numbers(tmp_path: Path) -> N
     assert found[0] == found[1]
     assert len(found[0]) == 3 * 3 + 1
     assert 0 < sizes[1] < sizes[0] / 2
+
+
+def test_spans_at_other_places_of_the_same_texts_take_no_kept_training(tmp_path: Path) -> None:
+    """In a cache of the spans' tokens both sets of spans stand at the same places."""
+
+    class Place(Words):
+        def __init__(self, start: int) -> None:
+            self.start, self.labeller = start, f"words@1 {start}"
+
+        def examples(self, sample):
+            for query_id, doc_id, query, doc in sample.texts():
+                span = Span("doc", self.start, self.start + 3)
+                yield ProbeExample(query_id, doc_id, query, doc, (Target((span,), "ab"[len(doc) % 2]),))
+
+    def bits(start: int, folder: Path) -> float:
+        cache = StateCache(folder, dtype="float32", tokens="spans")
+        options = StudyOptions(seeds=(0,), controls=("random_embeddings",), workers=1)
+        study = Study([who], [Place(start)], SAMPLE, options, TrainingOptions(max_rounds=2), cache, folder, torch.device("cpu"))
+        return next(r.code.bits for r in study.run().all if r.control == "random_embeddings")
+
+    who = Subject("tiny", load_encoder("tiny"))
+    first, second = bits(0, tmp_path / "kept"), bits(4, tmp_path / "kept")
+    assert second == bits(4, tmp_path / "fresh") != first
 
 
 def test_tokens_within_spans() -> None:

@@ -125,13 +125,16 @@ def test_two_subjects_on_the_same_targets() -> None:
         ({"validation": "within"}, {}, "validation=fixed"),
         ({"max_doc_tokens": 64}, {}, "max_doc_tokens=256, got 64"),
         ({}, {"lr": 1e-4}, "training.lr=0.001, got 0.0001"),
+        ({}, {"dtype": "int8"}, "cache.dtype=float16, got int8"),
     ],
 )
 def test_an_earlier_run_that_coded_in_another_way_is_refused(tmp_path: Path, options: dict, training: dict, other: str) -> None:
     def coded(options: dict, training: dict) -> Results:
         made = make()
         record = made.tasks["task"]
-        coding = StudyOptions(**options).coding(TrainingOptions(**training))
+        coding = StudyOptions(**options).coding(
+            TrainingOptions(**{key: value for key, value in training.items() if key != "dtype"}), training.get("dtype", "float16")
+        )
         return Results(made.all, {"task": TaskRecord(record.description | {"coding": coding}, record.queries)})
 
     records = coded({}, {}).tasks

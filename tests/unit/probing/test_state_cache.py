@@ -1,6 +1,7 @@
 """States on disk: equal to a direct forward, resumable, refused when they are not what they say."""
 
 import json
+import os
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.probing import state_cache
 from ranker.probing.sequences import Sequences
 from ranker.probing.state_cache import StateCache
-from ranker.probing.states import quantised
+from ranker.probing.states import TensorStates, quantised
 from ranker.probing.subject import Subject, encoder_fingerprint
 
 CPU = torch.device("cpu")
@@ -114,12 +115,47 @@ def test_only_some_tokens_are_kept_and_a_killed_run_goes_on(tmp_path: Path, monk
     cache = StateCache(tmp_path / "spans", dtype=dtype, max_tokens=100, tokens="spans", sync_seconds=0)
     with pytest.raises(KeyboardInterrupt):
         cache.states(who, made, [0, 2], CPU, kept)
+    left[0] = 0
     some = cache.states(who, made, [0, 2], CPU, kept)
+    assert -left[0] == len(made.chunks(100)) - 4, "only the rest was computed"
     assert some.data.shape == (2, kept.sum(), 32)
     assert torch.equal(
         some.gather([0, 1], torch.arange(int(kept.sum()))), whole.gather([0, 1], torch.from_numpy(kept.nonzero()[0]))
     )  # fmt: skip
     assert cache.identity(who, made, [0, 2], kept) != cache.identity(who, made, [0, 2], ~kept)
+
+
+def test_progress_of_a_file_that_is_gone_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    who, made, left = subject(), sequences(), [5]
+    whole = StateCache(tmp_path / "whole", dtype="int8", max_tokens=100).states(who, made, [0, 2], CPU)
+    real = Encoder.layers
+
+    def dies(self, batch):
+        left[0] -= 1
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return real(self, batch)
+
+    monkeypatch.setattr(Encoder, "layers", dies)
+    for sync_seconds, count in ((0, 5), (1000, 2)):  # killed with progress noted; then, without one of the files, before any is
+        left[0] = count
+        cache = StateCache(tmp_path / "killed", dtype="int8", max_tokens=100, sync_seconds=sync_seconds)
+        with pytest.raises(KeyboardInterrupt):
+            cache.states(who, made, [0, 2], CPU)
+        for scales in (tmp_path / "killed").glob("*/scales.bin"):
+            if count == 5:
+                scales.unlink()
+    again = cache.states(who, made, [0, 2], CPU)
+    assert torch.equal(again.data, whole.data)
+    assert torch.equal(again.scales, whole.scales)
+
+
+def test_a_file_larger_than_memory_can_be_mapped(tmp_path: Path) -> None:
+    pages = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // (2 * 4096)
+    with (tmp_path / "states.bin").open("wb") as file:
+        file.truncate(pages * 4096 * 2)  # without a block on the disk
+    mapped = TensorStates.mapped(tmp_path / "states.bin", "float16", (1, pages, 4096))
+    assert mapped.gather([0], torch.tensor([pages - 1])).abs().sum() == 0
 
 
 def test_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
