@@ -37,7 +37,7 @@ class BM25Score:
     ) -> None:  # fmt: skip
         self.k1, self.b, self.keep_k1_plus_1, self.analyzer = k1, b, keep_k1_plus_1, analyzer
         self.bins, self.binning = bins, binning
-        self.name = "bm25" if analyzer == "standard" else f"bm25_{analyzer}"
+        self.name = "bm25" + ("" if analyzer == "standard" else f"_{analyzer}") + ("" if (k1, b) == (1.2, 0.75) else f"_k1_{k1}_b_{b}")
         self.labeller = f"bm25-formula@1 k1={k1} b={b} keep_k1_plus_1={keep_k1_plus_1} analyzer={analyzer}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:

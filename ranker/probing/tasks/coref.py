@@ -72,7 +72,7 @@ class Coreference:
         self, model: str = MODEL, exclude_copies: bool = False, max_positives: int = 4, docs_per_query: int | None = None
     ) -> None:  # fmt: skip
         self.model, self.exclude_copies, self.max_positives, self.docs_per_query = model, exclude_copies, max_positives, docs_per_query
-        self.name = "coref_head_nocopy" if exclude_copies else "coref_head"
+        self.name = "coref_head" + ("_nocopy" if exclude_copies else "") + ("" if model == MODEL else f"_{model}")
 
     @cached_property
     def labeller(self) -> str:  # type: ignore[override]

@@ -9,6 +9,7 @@ from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
 from ranker.errors import ConfigError, DataError
 from ranker.probing.examples import PairSample, TaskUnavailable
 from ranker.probing.tasks.bm25 import BM25Score, CollectionStatistics
+from ranker.probing.tasks.coref import Coreference
 from ranker.probing.tasks.rel import Relevance
 from ranker.probing.tasks.sem import SemanticSimilarity
 from ranker.probing.tasks.tf import TermFrequency, term_frequency
@@ -172,3 +173,14 @@ def test_first_content_word() -> None:
     assert first_content_word("What is the Java sandbox?") == "java"
     assert first_content_word("to be or not to be") == "to"
     assert first_content_word("?!") == ""
+
+
+def test_variants_have_names_of_their_own() -> None:
+    made = [
+        BM25Score(), BM25Score(analyzer="stemmed"), BM25Score(k1=0.9, b=0.4), SemanticSimilarity(), SemanticSimilarity("glove.6B.50d.txt"), SemanticSimilarity("glove.6B.300d.txt"),
+        SemanticSimilarity(similarity="mean_vec"), Coreference(), Coreference(exclude_copies=True), Coreference("other"),
+    ]  # fmt: skip
+    assert [task.name for task in made] == [
+        "bm25", "bm25_stemmed", "bm25_k1_0.9_b_0.4", "sem_svd", "sem_glove_6B_50d", "sem_glove_6B_300d", "sem_svd_mean_vec", "coref_head",
+        "coref_head_nocopy", "coref_head_other",
+    ]  # fmt: skip
