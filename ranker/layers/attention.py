@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -125,6 +125,7 @@ def unpadded_missing(device: torch.device, dtype: torch.dtype) -> str:
     return ""
 
 
+@cache  # it looks through PATH, and each forward asks
 def triton_missing() -> str:
     """Why Triton's kernels can't run, in words; empty when they can."""
     if short is None:

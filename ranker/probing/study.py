@@ -90,7 +90,7 @@ class StudyOptions:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
             raise ConfigError(f"seeds: expected different numbers of at least 0, got {list(self.seeds)}")
 
-    def coding(self, training: TrainingOptions, dtype: str = "float16") -> dict[str, Any]:
+    def coding(self, training: TrainingOptions, dtype: str) -> dict[str, Any]:
         """What a code's length hangs on beside data, subject and seeds; only codes that were made alike can be compared.
 
         Args:
@@ -271,7 +271,8 @@ class Study:
         kept = None
         if self.cache.tokens == "spans":
             kept = within_spans(spans, sequences.num_tokens)
-            spans = [np.concatenate([[0], np.cumsum(kept)])[own] for own in spans]  # no span has a gap
+            places = np.concatenate([[0], np.cumsum(kept)])
+            spans = [places[own] for own in spans]  # no span has a gap
         states = {MAIN: self._states(subject, sequences, layers, kept)}
         if "random_encoder" in controls:
             states["random_encoder"] = self._states(subject.randomised(self.options.seed), sequences, layers, kept)

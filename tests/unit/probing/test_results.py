@@ -119,22 +119,20 @@ def test_two_subjects_on_the_same_targets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "training", "other"),
+    ("options", "training", "dtype", "other"),
     [
-        ({"portions": (0.5, 1.0)}, {}, r"portions=\[0.001"),
-        ({"validation": "within"}, {}, "validation=fixed"),
-        ({"max_doc_tokens": 64}, {}, "max_doc_tokens=256, got 64"),
-        ({}, {"lr": 1e-4}, "training.lr=0.001, got 0.0001"),
-        ({}, {"dtype": "int8"}, "cache.dtype=float16, got int8"),
+        ({"portions": (0.5, 1.0)}, {}, "float16", r"portions=\[0.001"),
+        ({"validation": "within"}, {}, "float16", "validation=fixed"),
+        ({"max_doc_tokens": 64}, {}, "float16", "max_doc_tokens=256, got 64"),
+        ({}, {"lr": 1e-4}, "float16", "training.lr=0.001, got 0.0001"),
+        ({}, {}, "int8", "cache.dtype=float16, got int8"),
     ],
 )
-def test_an_earlier_run_that_coded_in_another_way_is_refused(tmp_path: Path, options: dict, training: dict, other: str) -> None:
-    def coded(options: dict, training: dict) -> Results:
+def test_an_earlier_run_that_coded_in_another_way_is_refused(tmp_path: Path, options: dict, training: dict, dtype: str, other: str) -> None:
+    def coded(options: dict, training: dict, dtype: str = "float16") -> Results:
         made = make()
         record = made.tasks["task"]
-        coding = StudyOptions(**options).coding(
-            TrainingOptions(**{key: value for key, value in training.items() if key != "dtype"}), training.get("dtype", "float16")
-        )
+        coding = StudyOptions(**options).coding(TrainingOptions(**training), dtype)
         return Results(made.all, {"task": TaskRecord(record.description | {"coding": coding}, record.queries)})
 
     records = coded({}, {}).tasks
@@ -143,7 +141,7 @@ def test_an_earlier_run_that_coded_in_another_way_is_refused(tmp_path: Path, opt
     check_earlier(same, ours.tasks, [1, 0], [0, 1, 2])
     results, warnings = with_earlier(ours, same)
     assert (results.models, warnings) == (["base", "tuned", "base (earlier run)"], [])
-    coded(options, training).write(tmp_path / "other")
+    coded(options, training, dtype).write(tmp_path / "other")
     with pytest.raises(ConfigError, match=f"compare: task: expected an earlier run with {other}"):
         check_earlier(Results.read(tmp_path / "other"), records, [0, 1], [0])
     make().write(tmp_path / "old")

@@ -46,6 +46,21 @@ def sequences(reads: str = "pairs") -> Sequences:
     return Sequences.of(PAIRS, TOKENIZER, reads, 512, 64, 256)
 
 
+def dying(monkeypatch: pytest.MonkeyPatch, *at: int) -> list[int]:
+    """Interrupt the encoder at these calls of it, counted from 1; returns the rows of each call so far."""
+    calls: list[int] = []
+    real = Encoder.layers
+
+    def layers(self, batch):
+        calls.append(batch.num_rows)
+        if len(calls) in at:
+            raise KeyboardInterrupt
+        return real(self, batch)
+
+    monkeypatch.setattr(Encoder, "layers", layers)
+    return calls
+
+
 @pytest.mark.parametrize("reads", ["pairs", "texts"])
 @pytest.mark.parametrize("mode", [True, False])
 def test_cached_states_are_those_of_a_direct_forward(tmp_path: Path, reads: str, mode: bool) -> None:
@@ -103,21 +118,12 @@ def test_only_some_tokens_are_kept_and_a_killed_run_goes_on(tmp_path: Path, monk
     kept = np.arange(made.num_tokens) % 5 < 2
     kept[: made.starts[3]] = False  # whole rows are left out
     whole = StateCache(tmp_path / "all", dtype=dtype, max_tokens=100).states(who, made, [0, 2], CPU)
-    real, left = Encoder.layers, [5]
-
-    def dies(self, batch):
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        return real(self, batch)
-
-    monkeypatch.setattr(Encoder, "layers", dies)
+    calls = dying(monkeypatch, 5)
     cache = StateCache(tmp_path / "spans", dtype=dtype, max_tokens=100, tokens="spans", sync_seconds=0)
     with pytest.raises(KeyboardInterrupt):
         cache.states(who, made, [0, 2], CPU, kept)
-    left[0] = 0
     some = cache.states(who, made, [0, 2], CPU, kept)
-    assert -left[0] == len(made.chunks(100)) - 4, "only the rest was computed"
+    assert len(calls) == 5 + len(made.chunks(100)) - 4, "only the rest was computed"
     assert some.data.shape == (2, kept.sum(), 32)
     assert torch.equal(
         some.gather([0, 1], torch.arange(int(kept.sum()))), whole.gather([0, 1], torch.from_numpy(kept.nonzero()[0]))
@@ -126,25 +132,15 @@ def test_only_some_tokens_are_kept_and_a_killed_run_goes_on(tmp_path: Path, monk
 
 
 def test_progress_of_a_file_that_is_gone_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    who, made, left = subject(), sequences(), [5]
+    who, made = subject(), sequences()
     whole = StateCache(tmp_path / "whole", dtype="int8", max_tokens=100).states(who, made, [0, 2], CPU)
-    real = Encoder.layers
-
-    def dies(self, batch):
-        left[0] -= 1
-        if left[0] == 0:
-            raise KeyboardInterrupt
-        return real(self, batch)
-
-    monkeypatch.setattr(Encoder, "layers", dies)
-    for sync_seconds, count in ((0, 5), (1000, 2)):  # killed with progress noted; then, without one of the files, before any is
-        left[0] = count
-        cache = StateCache(tmp_path / "killed", dtype="int8", max_tokens=100, sync_seconds=sync_seconds)
-        with pytest.raises(KeyboardInterrupt):
-            cache.states(who, made, [0, 2], CPU)
-        for scales in (tmp_path / "killed").glob("*/scales.bin"):
-            if count == 5:
-                scales.unlink()
+    dying(monkeypatch, 5, 7)
+    with pytest.raises(KeyboardInterrupt):  # with progress noted
+        StateCache(tmp_path / "killed", dtype="int8", max_tokens=100, sync_seconds=0).states(who, made, [0, 2], CPU)
+    next((tmp_path / "killed").glob("*/scales.bin")).unlink()
+    cache = StateCache(tmp_path / "killed", dtype="int8", max_tokens=100, sync_seconds=1000)
+    with pytest.raises(KeyboardInterrupt):  # before any is
+        cache.states(who, made, [0, 2], CPU)
     again = cache.states(who, made, [0, 2], CPU)
     assert torch.equal(again.data, whole.data)
     assert torch.equal(again.scales, whole.scales)
@@ -170,16 +166,7 @@ def test_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_killed_run_goes_on_and_ends_with_the_same_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     who, made = subject(), sequences()
     whole = StateCache(tmp_path / "whole", max_tokens=100).states(who, made, [0, 1, 2], CPU).data
-    calls = []
-    real = Encoder.layers
-
-    def dies(self, batch):
-        calls.append(batch.num_rows)
-        if len(calls) == 4:
-            raise KeyboardInterrupt
-        return real(self, batch)
-
-    monkeypatch.setattr(Encoder, "layers", dies)
+    calls = dying(monkeypatch, 4)
     cache = StateCache(tmp_path / "killed", max_tokens=100, sync_seconds=0)
     with pytest.raises(KeyboardInterrupt):
         cache.states(who, made, [0, 1, 2], CPU)
