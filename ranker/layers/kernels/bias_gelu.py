@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import triton_op, wrap_triton
 
 FORWARD = {"ROWS": 2, "COLUMNS": 1024, "num_warps": 2}  # measured on an H200, see docs/performance.md
 BACKWARD = {"ROWS": 2, "COLUMNS": 1024, "BLOCKS": 32, "num_warps": 4}
@@ -60,7 +61,7 @@ def _backward(above, x, bias, grad, sums, tokens, DIM: tl.constexpr, ROWS: tl.co
     tl.store(sums + tl.program_id(0) * DIM + columns, total, mask=here)
 
 
-@torch.library.custom_op("ranker::bias_gelu", mutates_args=())
+@triton_op("ranker::bias_gelu", mutates_args=())
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """Return `gelu(x + bias)` (Hendrycks and Gimpel, 2016, arXiv:1606.08415), computed in float32.
 
@@ -69,35 +70,27 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
         bias: [dim].
     """
     x = x.contiguous()
+    tokens, dim = x.shape
     out = torch.empty_like(x)
-    grid = (triton.cdiv(len(x), FORWARD["ROWS"]), triton.cdiv(x.shape[1], FORWARD["COLUMNS"]))
-    if len(x):
+    grid = (triton.cdiv(tokens, FORWARD["ROWS"]), triton.cdiv(dim, FORWARD["COLUMNS"]))
+    if tokens:
         with torch.cuda.device_of(x):  # Triton launches on the current device
-            _forward[grid](x, bias, out, len(x), DIM=x.shape[1], **FORWARD)
+            wrap_triton(_forward)[grid](x, bias, out, tokens, DIM=dim, **FORWARD)
     return out
 
 
-@bias_gelu.register_fake
-def _(x: Tensor, bias: Tensor) -> Tensor:  # noqa: ARG001
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("ranker::bias_gelu_backward", mutates_args=())
+@triton_op("ranker::bias_gelu_backward", mutates_args=())
 def bias_gelu_backward(above: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of `bias_gelu` by `x`, and by `bias` in float32."""
     above, x = above.contiguous(), x.contiguous()
+    tokens, dim = x.shape
     grad = torch.empty_like(x)
-    grid = (triton.cdiv(len(x), BACKWARD["ROWS"] * BACKWARD["BLOCKS"]), triton.cdiv(x.shape[1], BACKWARD["COLUMNS"]))
-    sums = torch.empty(grid[0], x.shape[1], dtype=torch.float32, device=x.device)
-    if len(x):
+    grid = (triton.cdiv(tokens, BACKWARD["ROWS"] * BACKWARD["BLOCKS"]), triton.cdiv(dim, BACKWARD["COLUMNS"]))
+    sums = torch.empty(grid[0], dim, dtype=torch.float32, device=x.device)
+    if tokens:
         with torch.cuda.device_of(x):
-            _backward[grid](above, x, bias, grad, sums, len(x), DIM=x.shape[1], **BACKWARD)
+            wrap_triton(_backward)[grid](above, x, bias, grad, sums, tokens, DIM=dim, **BACKWARD)
     return grad, sums.sum(0)
-
-
-@bias_gelu_backward.register_fake
-def _(above: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG001
-    return x.new_empty(x.shape), x.new_empty(x.shape[1], dtype=torch.float32)
 
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001 - the output is not needed

@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import triton_op, wrap_triton
 
 from ranker.layers.kernels.blocks import BLOCK
 from ranker.layers.kernels.short_attention import LOG2E
@@ -26,8 +27,8 @@ MIX = {"TOKENS": 64, "DIMS": 128, "num_warps": 4}  # a program for a block of a 
 
 @triton.jit(do_not_specialize=["rows"])
 def _logits(
-    x, reach, logits, cu_seqlens, cu_keys, blocks, rows, scale, HEADS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr,
-    DIMS: tl.constexpr,
+    x, reach, logits, cu_seqlens, cu_keys, blocks, rows, SCALE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
+    TOKENS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
     """The heads' base-2 logits of a block of tokens of the first `rows` rows, [TOKENS, HEADS]; -inf past the keys."""
     row = tl.load(blocks + tl.program_id(0) * 2)
@@ -46,7 +47,7 @@ def _logits(
             own = (row * HEADS + heads).to(tl.int64)[:, None] * DIM + dims[None, :]
             reached = tl.load(reach + own, mask=(heads < HEADS)[:, None] & (dims < DIM)[None, :], other=0.0)
             found += tl.dot(states, tl.trans(reached))
-        found = tl.where((j < num_keys)[:, None], found * scale, float("-inf"))
+        found = tl.where((j < num_keys)[:, None], found * (SCALE * LOG2E), float("-inf"))
         tl.store(logits + (start + j)[:, None] * HEADS + heads[None, :], found, mask=(j < length)[:, None] & (heads < HEADS)[None, :])
 
 
@@ -92,8 +93,8 @@ def _mix(
 
 @triton.jit(do_not_specialize=["rows"])
 def _tokens_backward(
-    above, means, logits, sums, x, reach, slopes, grad, cu_seqlens, cu_keys, blocks, rows, scale, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-    DIM: tl.constexpr, TOKENS: tl.constexpr, DIMS: tl.constexpr,
+    above, means, logits, sums, x, reach, slopes, grad, cu_seqlens, cu_keys, blocks, rows, SCALE: tl.constexpr, HEADS: tl.constexpr,
+    WIDTH: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a block of tokens' states, and of their logits [TOKENS, HEADS]; rows past the first `rows` get zeros."""
     row = tl.load(blocks + tl.program_id(0) * 2)
@@ -118,7 +119,7 @@ def _tokens_backward(
             own = (row * HEADS + heads).to(tl.int64)[:, None] * DIM + dims[None, :]
             toward += tl.dot(states, tl.trans(tl.load(above + own, mask=real[:, None] & (dims < DIM)[None, :], other=0.0)))
         mean = tl.load(means + row * HEADS + heads, mask=real, other=0.0)
-        slope = weights * (toward - mean[None, :]) * scale
+        slope = weights * (toward - mean[None, :]) * SCALE
         tl.store(slopes + places, slope, mask=(j < length)[:, None] & (heads < HEADS)[None, :])
         for first in range(0, DIM, DIMS):
             dims = first + tl.arange(0, DIMS)
@@ -136,7 +137,7 @@ def _shape(reach: Tensor) -> dict[str, int]:
     return {"HEADS": heads, "WIDTH": max(16, triton.next_power_of_2(heads)), "DIM": dim}
 
 
-@torch.library.custom_op("ranker::first_attention", mutates_args=())
+@triton_op("ranker::first_attention", mutates_args=())
 def first_attention(x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean states of rows by the weights that one query a row and head gives them.
 
@@ -155,27 +156,18 @@ def first_attention(x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tenso
     rows, heads, dim = reach.shape
     # in full, since the backward pass takes differences of what they make
     out = torch.empty(rows, heads, dim, dtype=torch.float32, device=x.device)
-    logits = torch.empty(len(x), heads, dtype=torch.float32, device=x.device)
+    logits = torch.empty(x.shape[0], heads, dtype=torch.float32, device=x.device)
     sums = torch.empty(rows, heads, dtype=torch.float32, device=x.device)
     shape = _shape(reach)
-    scale = (dim // heads) ** -0.5 * LOG2E
     with torch.cuda.device_of(x):  # Triton launches on the current device
-        _logits[(len(blocks),)](x, reach, logits, cu_seqlens, cu_keys, blocks, rows, scale, **shape, **TOKENS)
-        _mix[(rows, triton.cdiv(dim, MIX["DIMS"]))](logits, x, out, sums, cu_seqlens, cu_keys, SOFTMAX=True, **shape, **MIX)
+        wrap_triton(_logits)[(blocks.shape[0],)](
+            x, reach, logits, cu_seqlens, cu_keys, blocks, rows, SCALE=(dim // heads) ** -0.5, **shape, **TOKENS
+        )
+        wrap_triton(_mix)[(rows, triton.cdiv(dim, MIX["DIMS"]))](logits, x, out, sums, cu_seqlens, cu_keys, SOFTMAX=True, **shape, **MIX)
     return out, logits, sums
 
 
-@first_attention.register_fake
-def _(x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ARG001
-    rows, heads, _ = reach.shape
-    return (
-        reach.new_empty(reach.shape, dtype=torch.float32),
-        x.new_empty(x.shape[0], heads, dtype=torch.float32),
-        x.new_empty(rows, heads, dtype=torch.float32),
-    )
-
-
-@torch.library.custom_op("ranker::first_attention_backward", mutates_args=())
+@triton_op("ranker::first_attention_backward", mutates_args=())
 def first_attention_backward(
     above: Tensor, out: Tensor, logits: Tensor, sums: Tensor, x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -186,18 +178,13 @@ def first_attention_backward(
     grad, grad_reach, slopes = torch.empty_like(x), torch.empty_like(reach), torch.empty_like(logits)
     shape = _shape(reach)
     with torch.cuda.device_of(x):
-        _tokens_backward[(len(blocks),)](
-            above, means, logits, sums, x, reach, slopes, grad, cu_seqlens, cu_keys, blocks, rows, (dim // heads) ** -0.5, **shape, **TOKENS
+        wrap_triton(_tokens_backward)[(blocks.shape[0],)](
+            above, means, logits, sums, x, reach, slopes, grad, cu_seqlens, cu_keys, blocks, rows, SCALE=(dim // heads) ** -0.5, **shape, **TOKENS
+        )  # fmt: skip
+        wrap_triton(_mix)[(rows, triton.cdiv(dim, MIX["DIMS"]))](
+            slopes, x, grad_reach, sums, cu_seqlens, cu_keys, SOFTMAX=False, **shape, **MIX
         )
-        _mix[(rows, triton.cdiv(dim, MIX["DIMS"]))](slopes, x, grad_reach, sums, cu_seqlens, cu_keys, SOFTMAX=False, **shape, **MIX)
     return grad, grad_reach
-
-
-@first_attention_backward.register_fake
-def _(
-    above: Tensor, out: Tensor, logits: Tensor, sums: Tensor, x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor  # noqa: ARG001
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return x.new_empty(x.shape), reach.new_empty(reach.shape)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:

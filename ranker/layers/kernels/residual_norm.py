@@ -13,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import triton_op, wrap_triton
 
 from ranker.layers.dropout import COLUMN, FIRST, SECOND, threshold
 
@@ -23,18 +24,18 @@ BACKWARD = {"ROWS": 1, "num_warps": 1}
 
 
 @triton.jit
-def _kept(hashes, columns, threshold, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
+def _kept(hashes, columns, THRESHOLD: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
     """`ranker.layers.dropout.hashed_dropout`'s choice; 32-bit products wrap around."""
     bits = hashes[:, None].to(tl.uint32, bitcast=True) + columns[None, :].to(tl.uint32) * COLUMN
     bits = (bits ^ (bits >> 16)) * FIRST
     bits = (bits ^ (bits >> 15)) * SECOND
-    return bits.to(tl.int32, bitcast=True) >= threshold
+    return bits.to(tl.int32, bitcast=True) >= THRESHOLD
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _forward(
-    x, bias, residual, hashes, gain, shift, out, tokens, threshold, scale, epsilon, DIM: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    x, bias, residual, hashes, gain, shift, out, tokens, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, EPSILON: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
     """ROWS tokens."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -46,10 +47,10 @@ def _forward(
     summed += tl.load(bias + columns, mask=here, other=0.0).to(tl.float32)[None, :]
     if DROP:
         drawn = tl.load(hashes + rows, mask=real, other=0)
-        summed = tl.where(_kept(drawn, columns, threshold, COLUMN, FIRST, SECOND), summed * scale, 0.0)
+        summed = tl.where(_kept(drawn, columns, THRESHOLD, COLUMN, FIRST, SECOND), summed * SCALE, 0.0)
     summed += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
     centred = tl.where(here[None, :], summed - (tl.sum(summed, 1) / DIM)[:, None], 0.0)
-    spread = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + epsilon)
+    spread = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + EPSILON)
     gains = tl.load(gain + columns, mask=here, other=0.0).to(tl.float32)
     shifts = tl.load(shift + columns, mask=here, other=0.0).to(tl.float32)
     normed = centred * spread[:, None] * gains[None, :] + shifts[None, :]
@@ -58,8 +59,9 @@ def _forward(
 
 @triton.jit(do_not_specialize=["tokens", "blocks"])
 def _backward(
-    above, x, bias, residual, hashes, gain, grad_x, grad_residual, sums, tokens, blocks, threshold, scale, epsilon, DIM: tl.constexpr,
-    WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    above, x, bias, residual, hashes, gain, grad_x, grad_residual, sums, tokens, blocks, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+    EPSILON: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
     """`blocks` times ROWS tokens, and this program's part of the sums over tokens, [3, DIM]: of bias, gain and shift."""
     columns = tl.arange(0, WIDTH)
@@ -76,12 +78,12 @@ def _backward(
         places = rows[:, None].to(tl.int64) * DIM + columns[None, :]
         summed = tl.load(x + places, mask=mask, other=0.0).to(tl.float32) + biases
         if DROP:
-            kept = _kept(tl.load(hashes + rows, mask=real, other=0), columns, threshold, COLUMN, FIRST, SECOND)
-            summed = tl.where(kept, summed * scale, 0.0)
+            kept = _kept(tl.load(hashes + rows, mask=real, other=0), columns, THRESHOLD, COLUMN, FIRST, SECOND)
+            summed = tl.where(kept, summed * SCALE, 0.0)
         summed += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
         grad = tl.load(above + places, mask=mask, other=0.0).to(tl.float32)
         centred = tl.where(here[None, :], summed - (tl.sum(summed, 1) / DIM)[:, None], 0.0)
-        spread = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + epsilon)
+        spread = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + EPSILON)
         normed = centred * spread[:, None]
         shift_sum += tl.sum(grad, 0)
         gain_sum += tl.sum(grad * normed, 0)
@@ -90,7 +92,7 @@ def _backward(
         grad = (grad - (tl.sum(grad, 1) / DIM)[:, None] - normed * along[:, None]) * spread[:, None]
         tl.store(grad_residual + places, grad.to(grad_residual.dtype.element_ty), mask=mask)
         if DROP:
-            grad = tl.where(kept, grad * scale, 0.0)
+            grad = tl.where(kept, grad * SCALE, 0.0)
             tl.store(grad_x + places, grad.to(grad_x.dtype.element_ty), mask=mask)
         bias_sum += tl.sum(tl.where(mask, grad, 0.0), 0)
     sums += tl.program_id(0) * (3 * DIM) + columns
@@ -99,16 +101,16 @@ def _backward(
     tl.store(sums + 2 * DIM, shift_sum, mask=here)
 
 
-def _settings(x: Tensor, rate: float, hashes: Tensor | None, launch: dict[str, int]) -> dict[str, Any]:
+def _settings(x: Tensor, rate: float, hashes: Tensor | None, epsilon: float, launch: dict[str, int]) -> dict[str, Any]:
     width = triton.next_power_of_2(x.shape[1])
     return {
-        "threshold": threshold(rate), "scale": 1 / (1 - rate), "DIM": x.shape[1], "WIDTH": width, "DROP": hashes is not None,
+        "THRESHOLD": threshold(rate), "SCALE": 1 / (1 - rate), "EPSILON": epsilon, "DIM": x.shape[1], "WIDTH": width, "DROP": hashes is not None,
         "COLUMN": COLUMN % 2**32, "FIRST": FIRST % 2**32, "SECOND": SECOND % 2**32, "ROWS": launch["ROWS"],
         "num_warps": launch["num_warps"] * max(width // 1024, 1),
     }  # fmt: skip
 
 
-@torch.library.custom_op("ranker::residual_norm", mutates_args=())
+@triton_op("ranker::residual_norm", mutates_args=())
 def residual_norm(
     x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, shift: Tensor, epsilon: float
 ) -> Tensor:
@@ -125,23 +127,17 @@ def residual_norm(
         epsilon: Of the norm.
     """
     x, residual = x.contiguous(), residual.contiguous()
-    out = torch.empty_like(x)
-    if len(x):
-        grid = (triton.cdiv(len(x), FORWARD["ROWS"]),)
-        drawn = x if hashes is None else hashes.contiguous()
+    out, tokens = torch.empty_like(x), x.shape[0]
+    drawn = x if hashes is None else hashes.contiguous()
+    if tokens:
         with torch.cuda.device_of(x):  # Triton launches on the current device
-            _forward[grid](x, bias, residual, drawn, gain, shift, out, len(x), epsilon=epsilon, **_settings(x, rate, hashes, FORWARD))
+            wrap_triton(_forward)[(triton.cdiv(tokens, FORWARD["ROWS"]),)](
+                x, bias, residual, drawn, gain, shift, out, tokens, **_settings(x, rate, hashes, epsilon, FORWARD)
+            )
     return out
 
 
-@residual_norm.register_fake
-def _(
-    x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, shift: Tensor, epsilon: float  # noqa: ARG001
-) -> Tensor:  # fmt: skip
-    return x.new_empty(x.shape)
-
-
-@torch.library.custom_op("ranker::residual_norm_backward", mutates_args=())
+@triton_op("ranker::residual_norm_backward", mutates_args=())
 def residual_norm_backward(
     above: Tensor, x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, epsilon: float
 ) -> list[Tensor]:
@@ -151,25 +147,16 @@ def residual_norm_backward(
         By bias, gain and shift, float32 [3, dim]; by `residual`; by `x` where something is dropped, else it is the same.
     """
     above, x, residual = above.contiguous(), x.contiguous(), residual.contiguous()
-    grads = [torch.empty_like(x) for _ in range(1 if hashes is None else 2)]
-    blocks = max(triton.cdiv(len(x), PROGRAMS * BACKWARD["ROWS"]), 1)
-    programs = triton.cdiv(len(x), blocks * BACKWARD["ROWS"])
-    sums = torch.empty(programs, 3, x.shape[1], dtype=torch.float32, device=x.device)
-    if programs:
-        drawn = x if hashes is None else hashes.contiguous()
-        with torch.cuda.device_of(x):
-            _backward[(programs,)](
-                above, x, bias, residual, drawn, gain, grads[-1], grads[0], sums, len(x), blocks, epsilon=epsilon,
-                **_settings(x, rate, hashes, BACKWARD),
-            )  # fmt: skip
+    tokens, dim = x.shape
+    grads = [torch.empty_like(residual)] + ([] if hashes is None else [torch.empty_like(x)])
+    sums = torch.empty(PROGRAMS, 3, dim, dtype=torch.float32, device=x.device)
+    drawn = x if hashes is None else hashes.contiguous()
+    with torch.cuda.device_of(x):  # a program without tokens gives sums of 0
+        wrap_triton(_backward)[(PROGRAMS,)](
+            above, x, bias, residual, drawn, gain, grads[-1], grads[0], sums, tokens, triton.cdiv(tokens, PROGRAMS * BACKWARD["ROWS"]),
+            **_settings(x, rate, hashes, epsilon, BACKWARD),
+        )  # fmt: skip
     return [sums.sum(0), *grads]
-
-
-@residual_norm_backward.register_fake
-def _(
-    above: Tensor, x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, epsilon: float  # noqa: ARG001
-) -> list[Tensor]:  # fmt: skip
-    return [x.new_empty(3, x.shape[1], dtype=torch.float32), *(x.new_empty(x.shape) for _ in range(1 if hashes is None else 2))]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - the output is computed again

@@ -16,18 +16,19 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.library import triton_op, wrap_triton
 
 from ranker.layers.kernels.blocks import BLOCK
 
 MAX_LENGTH = 512  # longer rows work, but the library's kernel suits them better
 HEAD_SIZES = (16, 32, 64, 128)
-LOG2E = 1.4426950408889634
+LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _attend(
-    qkv, out, sums, cu_seqlens, cu_keys, blocks, scale, num_tokens, HEADS: tl.constexpr, DIM: tl.constexpr, QUERIES: tl.constexpr,
-    KEYS: tl.constexpr,
+    qkv, out, sums, cu_seqlens, cu_keys, blocks, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """One head of a block of queries."""
     row, head = tl.load(blocks + tl.program_id(0) // HEADS * 2), tl.program_id(0) % HEADS
@@ -47,7 +48,7 @@ def _attend(
             there = base + j[:, None] * (3 * HEADS * DIM) + dims[None, :]
             key = tl.load(there + HEADS * DIM, mask=(j < num_keys)[:, None], other=0.0)
             value = tl.load(there + 2 * HEADS * DIM, mask=(j < num_keys)[:, None], other=0.0)
-            logits = tl.dot(query, tl.trans(key)) * scale
+            logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
             logits = tl.where((j < num_keys)[None, :], logits, float("-inf"))
             higher = tl.maximum(top, tl.max(logits, 1))
             weights = tl.exp2(logits - higher[:, None])
@@ -62,7 +63,7 @@ def _attend(
 
 @triton.jit
 def _tile_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, scale, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,  # noqa: ARG001
+    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,  # noqa: ARG001
     DIM: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one row and head whose tokens, more than SHORTEST, fit into one tile; `out` is not read."""
@@ -80,7 +81,7 @@ def _tile_backward(
         value = tl.load(qkv + offsets + 2 * HEADS * DIM, mask=real, other=0.0)
         above = tl.load(grad_out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :], mask=real, other=0.0)
         total = tl.load(sums + head.to(tl.int64) * num_tokens + start + i, mask=i < length, other=float("inf"))
-        logits = tl.where((i < num_keys)[None, :], tl.dot(query, tl.trans(key)) * scale, float("-inf"))
+        logits = tl.where((i < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
         weights = tl.exp2(logits - total[:, None])
         summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
         found = tl.dot(tl.trans(weights.to(value.dtype)), above)
@@ -98,7 +99,7 @@ def _tile_backward(
 
 @triton.jit
 def _keys_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, scale, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
+    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
     DIM: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one row and head of more than SHORTEST tokens whose keys fit into one tile, past which blocks of queries go."""
@@ -128,7 +129,7 @@ def _keys_backward(
             mean = tl.sum(above.to(tl.float32) * made.to(tl.float32), 1)
             total = tl.load(totals + i, mask=i < length, other=float("inf"))
             # keys down, queries across, so that two of the products take the weights as they are
-            weights = tl.exp2(tl.where(seen, tl.dot(key, tl.trans(query)) * scale, float("-inf")) - total[None, :])
+            weights = tl.exp2(tl.where(seen, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf")) - total[None, :])
             grad_value += tl.dot(weights.to(value.dtype), above)
             slope = (weights * (tl.dot(value, tl.trans(above)) - mean[None, :])).to(query.dtype)
             grad_key += tl.dot(slope, query)
@@ -146,7 +147,7 @@ def _keys_backward(
 
 @triton.jit
 def _block_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, scale, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
+    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
     SHORTEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one row and head of more than SHORTEST tokens, block by block: as keys and values, then as queries."""
@@ -177,7 +178,7 @@ def _block_backward(
                 above = tl.load(grad_out + above_base + i[:, None] * (HEADS * DIM), mask=there, other=0.0)
                 made = tl.load(out + above_base + i[:, None] * (HEADS * DIM), mask=there, other=0.0)
                 total = tl.load(totals + i, mask=i < length, other=float("inf"))
-                logits = tl.where((own < num_keys)[None, :], tl.dot(query, tl.trans(key)) * scale, float("-inf"))
+                logits = tl.where((own < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
                 weights = tl.exp2(logits - total[:, None])
                 grad_value += tl.dot(tl.trans(weights.to(value.dtype)), above)
                 mean = tl.sum(above.to(tl.float32) * made.to(tl.float32), 1)
@@ -199,7 +200,7 @@ def _block_backward(
                 there = (j < num_keys)[:, None]
                 key = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=there, other=0.0)
                 value = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=there, other=0.0)
-                logits = tl.where((j < num_keys)[None, :], tl.dot(query, tl.trans(key)) * scale, float("-inf"))
+                logits = tl.where((j < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
                 weights = tl.exp2(logits - total[:, None])
                 slope = (weights * (tl.dot(above, tl.trans(value)) - mean[:, None]) * SCALE).to(key.dtype)
                 grad_query += tl.dot(slope, key)
@@ -235,7 +236,7 @@ def backward_launches(dim: int, shared_memory: int) -> list[tuple[Any, dict[str,
     return [*launches, (_block_backward, {"SHORTEST": launches[-1][1]["SIZE"], **BLOCKS})]
 
 
-@torch.library.custom_op("ranker::short_attention", mutates_args=())
+@triton_op("ranker::short_attention", mutates_args=())
 def short_attention(
     qkv: Tensor, bias: Tensor | None, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor  # noqa: ARG001
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -256,18 +257,10 @@ def short_attention(
     out = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=qkv.device)
     with torch.cuda.device_of(qkv):  # Triton launches on the current device
-        _attend[(len(blocks) * heads,)](
-            qkv, out, sums, cu_seqlens, cu_keys, blocks, dim**-0.5 * LOG2E, tokens, HEADS=heads, DIM=dim, **FORWARD
+        wrap_triton(_attend)[(blocks.shape[0] * heads,)](
+            qkv, out, sums, cu_seqlens, cu_keys, blocks, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim, **FORWARD
         )  # fmt: skip
     return out, sums
-
-
-@short_attention.register_fake
-def _(
-    qkv: Tensor, bias: Tensor | None, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor  # noqa: ARG001
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    tokens, _, heads, dim = qkv.shape
-    return qkv.new_empty(tokens, heads, dim), qkv.new_empty(heads, tokens, dtype=torch.float32)
 
 
 @cache
@@ -277,7 +270,7 @@ def _shared_memory(device: torch.device) -> int:
     return int(properties.shared_memory_per_block_optin)
 
 
-@torch.library.custom_op("ranker::short_attention_backward", mutates_args=())
+@triton_op("ranker::short_attention_backward", mutates_args=())
 def short_attention_backward(
     grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -285,23 +278,14 @@ def short_attention_backward(
     tokens, _, heads, dim = qkv.shape
     qkv, grad_out = qkv.contiguous(), grad_out.contiguous()
     grad = torch.empty_like(qkv)
-    rows = len(cu_seqlens) - 1
+    rows = cu_seqlens.shape[0] - 1
     parts = torch.empty(rows, 3 * heads * dim, dtype=torch.float32, device=qkv.device)
-    scale = dim**-0.5
     tensors = (grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys)
     # the programs of rows that are not in a launch's range end at once
     with torch.cuda.device_of(qkv):
         for kernel, settings in backward_launches(dim, _shared_memory(qkv.device)):
-            kernel[(rows * heads,)](*tensors, scale * LOG2E, tokens, SCALE=scale, HEADS=heads, DIM=dim, **settings)
+            wrap_triton(kernel)[(rows * heads,)](*tensors, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim, **settings)
     return grad, parts.sum(0)
-
-
-@short_attention_backward.register_fake
-def _(
-    grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor  # noqa: ARG001
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    _, _, heads, dim = qkv.shape
-    return torch.empty_like(qkv), qkv.new_empty(3 * heads * dim, dtype=torch.float32)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

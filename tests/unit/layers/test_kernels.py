@@ -11,10 +11,9 @@ from ranker.layers.kernels import bias_gelu, first_attention, residual_norm, sho
 
 # bytes that a program may have, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", less 1 KB)
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
-FLOATS = {"scale", "epsilon"}
 FLOAT32 = {"sums", "parts", "logits", "weights", "means", "slopes", "bias", "gain", "shift"}
 INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes"}
-NUMBERS = {"tokens", "num_tokens", "rows", "threshold"}
+NUMBERS = {"tokens", "num_tokens", "rows"}
 
 
 def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, **constants) -> int:
@@ -23,8 +22,6 @@ def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, 
     for place, name in enumerate(kernel.arg_names):
         if name in constants:
             signature[name], given[(place,)] = "constexpr", constants[name]
-        elif name in FLOATS:
-            signature[name] = "fp32"
         elif name in NUMBERS or (name == "blocks" and kernel is residual_norm._backward):
             signature[name] = "i32"
         else:
@@ -45,8 +42,7 @@ def test_attention_fits(capability: int, dim: int) -> None:
         "no row is left out"
     )
     for kernel, settings in [(short_attention._attend, short_attention.FORWARD), *launches]:
-        scale = {} if kernel is short_attention._attend else {"SCALE": dim**-0.5}
-        taken = shared_memory(kernel, capability, HEADS=12, DIM=dim, **scale, **settings)
+        taken = shared_memory(kernel, capability, SCALE=dim**-0.5, HEADS=12, DIM=dim, **settings)
         assert taken <= (short_attention.KEYS_MEMORY if kernel is short_attention._keys_backward else room)
 
 
@@ -55,14 +51,24 @@ def test_the_other_kernels_fit(capability: int) -> None:
     room = SHARED_MEMORY[capability]
     shape = {"HEADS": 12, "WIDTH": 16, "DIM": 768}
     launches = [
-        (first_attention._logits, {**shape, **first_attention.TOKENS}),
-        (first_attention._tokens_backward, {**shape, **first_attention.TOKENS}),
+        (first_attention._logits, {"SCALE": 0.125, **shape, **first_attention.TOKENS}),
+        (first_attention._tokens_backward, {"SCALE": 0.125, **shape, **first_attention.TOKENS}),
         (first_attention._mix, {**shape, "SOFTMAX": True, **first_attention.MIX}),
         (first_attention._mix, {**shape, "SOFTMAX": False, **first_attention.MIX}),
         (bias_gelu._forward, {"DIM": 3072, **bias_gelu.FORWARD}),
         (bias_gelu._backward, {"DIM": 3072, **bias_gelu.BACKWARD}),
     ]
-    hashed = {"DIM": 768, "WIDTH": 1024, "DROP": True, "COLUMN": 0x9E3779B1, "FIRST": 0x7FEB352D, "SECOND": 0x846CA68B}
+    hashed = {
+        "THRESHOLD": 0,
+        "SCALE": 1.1,
+        "EPSILON": 1e-12,
+        "DIM": 768,
+        "WIDTH": 1024,
+        "DROP": True,
+        "COLUMN": 0x9E3779B1,
+        "FIRST": 0x7FEB352D,
+        "SECOND": 0x846CA68B,
+    }
     launches += [
         (kernel, {**hashed, **launch})
         for kernel, launch in ((residual_norm._forward, residual_norm.FORWARD), (residual_norm._backward, residual_norm.BACKWARD))
