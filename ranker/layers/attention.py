@@ -97,20 +97,24 @@ class RaggedLayout:
         return padded.reshape(self.mask.numel(), *padded.shape[2:]).index_select(0, self.cells)
 
 
-def with_tail(batch: TokenBatch, multiple: int = TAIL) -> TokenBatch:
-    """The batch with a last row of filling, so that its tokens are a multiple of `multiple`, and a maximum length of the same kind.
+def with_tail(batch: TokenBatch, multiple: int = TAIL, row_multiple: int = 1) -> TokenBatch:
+    """The batch with last rows of filling, so that its tokens are a multiple of `multiple`, itself one of `TAIL`, and its rows of `row_multiple`.
 
-    Matrix products take full tiles then, and compiled code meets few shapes. The row may be empty.
+    Matrix products take full tiles then, and compiled code meets few shapes. Rows of filling have up to `TAIL` tokens, or none; there is one
+    for each `TAIL` in `multiple`, and as many more as complete the rows. The maximum length becomes a multiple of `TAIL`, too.
     """
-    tail, longest = -batch.num_tokens % multiple, -(-batch.max_length // multiple) * multiple
+    tail = -batch.num_tokens % multiple
+    rows = multiple // TAIL
+    rows += -(batch.num_rows + rows) % row_multiple
+    filled = torch.arange(rows + 1, dtype=torch.int32, device=batch.tokens.device).mul_(TAIL).clamp_(max=tail)
     return TokenBatch(
         functional.pad(batch.tokens, (0, tail)),
         functional.pad(batch.segments, (0, tail)),
-        functional.pad(batch.cu_seqlens, (0, 1), value=batch.num_tokens + tail),
-        longest,
-        None if batch.attended is None else functional.pad(batch.attended, (0, 1), value=tail),
+        torch.cat([batch.cu_seqlens, filled[1:] + batch.num_tokens]),
+        -(-batch.max_length // TAIL) * TAIL,
+        None if batch.attended is None else torch.cat([batch.attended, filled.diff()]),
         batch.num_attended + tail if batch.attended is not None else 0,
-        None if batch.names is None else functional.pad(batch.names, (0, 1), value=-1),
+        None if batch.names is None else functional.pad(batch.names, (0, rows), value=-1),
     )
 
 

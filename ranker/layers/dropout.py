@@ -21,11 +21,11 @@ FIRST, SECOND = _int32(0x7FEB352D), _int32(0x846CA68B)
 COLUMN, POSITION, SITE = _int32(0x9E3779B1), _int32(0x85EBCA77), _int32(0xC2B2AE3D)
 
 
-def dropout_hashes(seed: int, names: Tensor, positions: Tensor, sites: int) -> Tensor:
+def dropout_hashes(seed: int | Tensor, names: Tensor, positions: Tensor, sites: int) -> Tensor:
     """Hash what a token's masks depend on, but for the column.
 
     Args:
-        seed: Of the optimizer step; its lowest 64 bits count.
+        seed: Of the optimizer step; its lowest 64 bits count. On the device, where it may not be a constant: int64 [].
         names: Number within the step of each token's row, int64 [tokens].
         positions: Place of each token in its row, int64 [tokens].
         sites: Places in the model at which numbers are dropped.
@@ -33,8 +33,9 @@ def dropout_hashes(seed: int, names: Tensor, positions: Tensor, sites: int) -> T
     Returns:
         int32 [sites, tokens]
     """
-    rows = _mixed(names.int() * FIRST + _int32(seed))
-    tokens = _mixed(rows ^ (positions.int() * POSITION + _int32(seed >> 32)))
+    low, high = (seed.int(), (seed >> 32).int()) if isinstance(seed, Tensor) else (_int32(seed), _int32(seed >> 32))
+    rows = _mixed(names.int() * FIRST + low)
+    tokens = _mixed(rows ^ (positions.int() * POSITION + high))
     counted = torch.arange(1, sites + 1, dtype=torch.int32, device=names.device) * SITE
     return _mixed(tokens ^ counted.unsqueeze(1))
 

@@ -52,6 +52,7 @@ from ranker.layers.fused import (
     plain_widen,
     post_norm_layer,
 )
+from ranker.layers.graphs import ROWS, SMALL, Graphs, rounding
 from ranker.layers.pooling import pool
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.types import TokenBatch
@@ -79,6 +80,8 @@ class Encoder(nn.Module):
         attention: Kernel on CUDA in half precision: `short`, `library` or `auto` (short where it serves).
         fused: Whether norms and GELU run through kernels of their own on CUDA in half precision; `auto` does it where Triton is, True
             insists.
+        graphs: Whether training passes through our kernels are replayed as CUDA graphs; `auto` does it for micro-batches that are small
+            enough to gain by it, True for all.
 
     Raises:
         ConfigError: Neither of these.
@@ -92,9 +95,10 @@ class Encoder(nn.Module):
         compile: bool | str = "auto",  # the key's name in yaml
         attention: str = "auto",
         fused: bool | str = "auto",
+        graphs: bool | str = "auto",
     ) -> None:
         super().__init__()
-        for key, value in (("compile", compile), ("fused", fused)):
+        for key, value in (("compile", compile), ("fused", fused), ("graphs", graphs)):
             if value not in (True, False, "auto"):
                 raise ConfigError(f"encoder.{key}: expected auto, true or false; got {value!r}")
         if attention not in ("auto", "short", "library"):
@@ -102,7 +106,8 @@ class Encoder(nn.Module):
         self.model: Any = model
         self.tokenizer = tokenizer
         self.ragged = ragged and model.config.model_type in RAGGED_FAMILIES
-        self.compiled, self.attention, self.fused = compile, attention, fused
+        self.compiled, self.attention, self.fused, self.graphs = compile, attention, fused, graphs
+        self._passes = Graphs()
         self.dropout_seed: int | None = None  # of the optimizer step; None: each forward draws one
         self._told: set[str] = set()
         self._filled = False  # whether the last batch got a row of filling
@@ -130,8 +135,7 @@ class Encoder(nn.Module):
 
     def forward(self, batch: TokenBatch) -> Tensor:
         """Return the last layer's states, [tokens, dim]."""
-        last = deque(self._layers(batch), maxlen=1).pop()  # keeps no earlier layer alive
-        return last[: batch.num_tokens].to(self.model.dtype)
+        return self._last(batch)[: batch.num_tokens].to(self.model.dtype)
 
     def pooled(self, batch: TokenBatch, how: str) -> Tensor:
         """Return one vector per row of the last layer's states (`pool`), [rows, dim].
@@ -140,29 +144,62 @@ class Encoder(nn.Module):
         """
         if how != "cls" or not self._firsts_alone(batch.tokens.device):
             return pool(self(batch), batch, how)
-        return deque(self._layers(batch, firsts_only=True), maxlen=1).pop()[: batch.num_rows].to(self.model.dtype)
+        return self._last(batch, firsts_only=True)[: batch.num_rows].to(self.model.dtype)
 
     def layers(self, batch: TokenBatch) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer, each [tokens, dim]; stop early to save the rest."""
         for states in self._layers(batch):
             yield states[: batch.num_tokens].to(self.model.dtype)
 
+    def _last(self, batch: TokenBatch, firsts_only: bool = False) -> Tensor:
+        """The last of `_layers`, perhaps by a CUDA graph."""
+        if self._may_replay(batch) and torch.is_grad_enabled() and self._unpadded(batch.tokens.device):
+            self._filled = True
+            dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+            replayed = self._passes(
+                lambda own, drawn: deque(self._ragged_layers(own, firsts_only, drawn), maxlen=1).pop(),
+                self._filled_up(batch),
+                self._seed if self._dropped else lambda: 0,
+                list(self.model.parameters()),
+                (firsts_only, self._dropped, dtype),
+            )
+            if replayed is not None:
+                self._tell("small training passes are replayed as CUDA graphs")
+                self._firsts_only = firsts_only
+                return replayed
+            if self._passes.why_off:
+                self._tell(f"no CUDA graphs, because {self._passes.why_off}")
+        return deque(self._layers(batch, firsts_only), maxlen=1).pop()  # keeps no earlier layer alive
+
     def _layers(self, batch: TokenBatch, firsts_only: bool = False) -> Iterator[Tensor]:
         """The states as they come: perhaps in half precision, and with rows of filling; the last layer's perhaps of rows' first tokens only."""
-        if getattr(self.config, "type_vocab_size", 0) <= 1:
-            batch = replace(batch, segments=torch.zeros_like(batch.segments))
         self._firsts_only = firsts_only
         if self.ragged:
-            yield from self._ragged_layers(batch, firsts_only)
+            self._filled = self._unpadded(batch.tokens.device)
+            yield from self._ragged_layers(self._filled_up(batch) if self._filled else batch, firsts_only)
         else:
             self._tell(f"padded batches through transformers' own forward ({self.config.model_type}, ragged={self.ragged})")
             yield from self._padded_layers(batch.tokens, batch.segments, RaggedLayout.of(batch))
+
+    def _filled_up(self, batch: TokenBatch) -> TokenBatch:
+        return with_tail(batch, rounding(batch.num_tokens), ROWS) if self._may_replay(batch) else with_tail(batch)
+
+    def _may_replay(self, batch: TokenBatch) -> bool:
+        """Whether this is a pass that a graph might hold one day, if attention runs without padding: its sizes are rounded for that."""
+        if self.graphs is False or not (self.ragged and self.training) or self._passes.why_off or batch.attended is not None:
+            return False
+        config = self.config
+        weights = self.num_layers * (4 * self.dim**2 + 2 * self.dim * config.intermediate_size)
+        if self.graphs == "auto" and batch.num_tokens * weights > SMALL:
+            return False
+        return self.attention != "library" and not short_missing(self.dim // config.num_attention_heads, batch.max_length)
 
     def computed_tokens(self, batch: TokenBatch) -> int:
         """Tokens that the layers work on for this batch, padding included."""
         if not self.ragged:
             return batch.num_rows * batch.max_length
-        return batch.num_tokens + (-batch.num_tokens % TAIL if self._filled else 0)
+        multiple = rounding(batch.num_tokens) if self._may_replay(batch) else TAIL
+        return batch.num_tokens + (-batch.num_tokens % multiple if self._filled else 0)
 
     def last_layer_tokens(self, batch: TokenBatch) -> int:
         """Tokens of this batch that go through the last layer's weights, padding left out."""
@@ -189,10 +226,10 @@ class Encoder(nn.Module):
         attention = self.model.encoder.layer[-1].attention.self
         return not (attention.training and attention.dropout.p > 0)
 
-    def _ragged_layers(self, batch: TokenBatch, firsts_only: bool) -> Iterator[Tensor]:
-        self._filled = unpadded = self._unpadded(batch.tokens.device)
-        if unpadded:
-            batch = with_tail(batch)
+    def _ragged_layers(self, batch: TokenBatch, firsts_only: bool, seed: Tensor | None = None) -> Iterator[Tensor]:
+        unpadded = self._filled
+        if getattr(self.config, "type_vocab_size", 0) <= 1:
+            batch = replace(batch, segments=torch.zeros_like(batch.segments))
         layout = RaggedLayout.of(batch)
         firsts = batch.cu_seqlens[:-1]
         embeddings = self.model.embeddings
@@ -210,10 +247,10 @@ class Encoder(nn.Module):
             # few values, since a new one compiles the layers again; our kernels go by blocks
             longest = max(512 if parts.attend is kernel_attend else 64, 1 << (batch.max_length - 1).bit_length())
             places = (batch.cu_seqlens, layout.cu_keys, layout.keys, longest, layout.blocks)
-        hashes = self._dropout_hashes(layout)
+        hashes = self._dropout_hashes(layout, seed)
         if hashes is not None:
             dropout = compiled_dropout if run is compiled_layer else hashed_dropout
-            states = dropout(states, hashes[0], embeddings.dropout.p)
+            states = dropout(states, hashes[0], self._dropped)
         if hasattr(self.model, "embeddings_project"):  # ELECTRA
             states = self.model.embeddings_project(states)
         if unpadded:  # as all layers give them, so that the first is no case of its own
@@ -231,17 +268,21 @@ class Encoder(nn.Module):
             states = run(states, layer_weights(layer), heads, drop, own, epsilon, wanted, parts, places)
             yield states
 
-    def _dropout_hashes(self, layout: RaggedLayout) -> Tensor | None:
-        """What embeddings and both places of each layer drop by, int32 [1 + 2 * layers, tokens].
-
-        None where nothing is dropped; whether something is, the embeddings' mode and rate say for all.
-        """
+    @property
+    def _dropped(self) -> float:
+        """The share of numbers that is dropped now; what the embeddings' mode and rate say, they say for all."""
         dropout = self.model.embeddings.dropout
-        if not dropout.training or dropout.p == 0:
+        return dropout.p if dropout.training else 0.0
+
+    def _seed(self) -> int:
+        return int(torch.randint(2**62, ())) if self.dropout_seed is None else self.dropout_seed
+
+    def _dropout_hashes(self, layout: RaggedLayout, seed: Tensor | None) -> Tensor | None:
+        """What embeddings and both places of each layer drop by, int32 [1 + 2 * layers, tokens]; None where nothing is dropped."""
+        if not self._dropped:
             return None
         names = layout.rows if layout.batch.names is None else layout.batch.names[layout.rows]
-        seed = int(torch.randint(2**62, ())) if self.dropout_seed is None else self.dropout_seed
-        return dropout_hashes(seed, names, layout.positions, 1 + 2 * self.num_layers)
+        return dropout_hashes(self._seed() if seed is None else seed, names, layout.positions, 1 + 2 * self.num_layers)
 
     @property
     def _activation(self) -> Callable[[Tensor], Tensor]:
@@ -314,6 +355,7 @@ def load_encoder(
     compile: bool | str = "auto",
     attention: str = "auto",
     fused: bool | str = "auto",
+    graphs: bool | str = "auto",
     trust_remote_code: bool = False,
 ) -> Encoder:
     """Load an encoder and its tokenizer.
@@ -330,6 +372,7 @@ def load_encoder(
         compile: Whether to compile the layers on CUDA in half precision: auto, true or false.
         attention: Kernel on CUDA in half precision: auto, short or library.
         fused: Whether norms and GELU run through kernels of their own on CUDA in half precision: auto, true or false.
+        graphs: Whether training passes are replayed as CUDA graphs: auto (small ones), true or false.
         trust_remote_code: Whether code that lies beside the weights may run.
 
     Raises:
@@ -363,7 +406,7 @@ def load_encoder(
             setattr(config, name_of, rate)
     model = _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code)
     model.train()  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
-    return Encoder(model, tokenizer, ragged, compile, attention, fused)
+    return Encoder(model, tokenizer, ragged, compile, attention, fused, graphs)
 
 
 def _package_folder(package: str, folder: str) -> Path:

@@ -44,6 +44,12 @@ def test_masks_are_the_hash_worked_out_by_hand() -> None:
             assert value == pytest.approx(1 / (1 - rate) if drawn >= rate * 2**32 else 0)
 
 
+@pytest.mark.parametrize("seed", [0, 5 + (9 << 32), 2**31, 2**32 - 1, 2**63 - 1, -7])
+def test_a_seed_on_the_device_is_the_same_seed(seed: int) -> None:
+    names, positions = torch.arange(40) // 8, torch.arange(40) % 8
+    assert dropout_hashes(torch.tensor(seed), names, positions, 3).equal(dropout_hashes(seed, names, positions, 3))
+
+
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_shares_and_independence(rate: float) -> None:
     """Within what independent draws would give (5 standard errors; chi-squared at one in a million) over seeds as a training makes them."""

@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel, ElectraConfig, ElectraModel, RobertaConfig, RobertaModel
 
 from ranker.errors import ConfigError
+from ranker.layers.attention import with_tail
 from ranker.layers.encoder import Encoder, load_encoder, max_positions
 from ranker.layers.pooling import POOLINGS, pool
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
@@ -105,6 +106,38 @@ def test_pc40_segments_reach_bert_and_do_not_break_roberta():
     with torch.no_grad():
         assert (bert(first) - bert(second)).abs().max() > 1e-3
         Encoder(FAMILIES["roberta"](), tiny_tokenizer()).eval()(first)  # its only segment is 0
+
+
+@pytest.mark.parametrize(
+    ("multiples", "ends", "attended"),
+    [
+        ((64, 1), [3, 73, 128], [2, 70, 55]),
+        ((128, 1), [3, 73, 128, 128], [2, 70, 55, 0]),
+        ((256, 1), [3, 73, 137, 201, 256, 256], [2, 70, 64, 64, 55, 0]),
+        ((128, 8), [3, 73, 128, 128, 128, 128, 128, 128], [2, 70, 55, 0, 0, 0, 0, 0]),
+    ],
+)
+def test_rows_of_filling(multiples, ends, attended):
+    batch = batch_of(range(5, 8), range(70))
+    batch.attended, batch.num_attended, batch.names = torch.tensor([2, 70], dtype=torch.int32), 72, torch.tensor([8, 3])
+    filled = with_tail(batch, *multiples)
+    assert filled.cu_seqlens.tolist() == [0, *ends] and filled.cu_seqlens.dtype == torch.int32
+    assert filled.num_tokens == filled.segments.shape[0] == ends[-1] and filled.tokens[:73].equal(batch.tokens)
+    assert filled.attended.tolist() == attended and filled.num_attended == sum(attended)
+    assert filled.names.tolist() == [8, 3] + [-1] * (len(ends) - 2)
+    assert filled.max_length == 128
+
+
+@pytest.mark.parametrize("multiples", [(64, 1), (256, 16)])
+def test_rows_of_filling_change_no_other(multiples):
+    torch.manual_seed(0)
+    encoder = Encoder(FAMILIES["bert"](), tiny_tokenizer()).double().eval()
+    batch = batch_of(*ROWS)
+    for attended in (None, torch.tensor([len(row) - 1 for row in ROWS], dtype=torch.int32)):
+        batch.attended, batch.num_attended = attended, 0 if attended is None else int(attended.sum())
+        filled = with_tail(batch, *multiples)
+        with torch.no_grad():
+            torch.testing.assert_close(encoder(filled)[: batch.num_tokens], encoder(batch), rtol=0, atol=1e-12)
 
 
 def test_pc41_a_row_is_the_same_in_any_company():

@@ -9,6 +9,7 @@ from ranker.layers.attention import RaggedLayout, library_attention, short_atten
 from ranker.layers.dropout import dropout_hashes, hashed_dropout
 from ranker.layers.encoder import Encoder
 from ranker.layers.fused import kernel_average, kernel_join, kernel_widen
+from ranker.layers.graphs import Graphs
 from ranker.layers.pooling import pool
 from ranker.layers.tiny import tiny_tokenizer
 from ranker.types import TokenBatch
@@ -173,3 +174,73 @@ def test_states_and_gradients_equal_the_padded_float32_path(dropout, compiled, a
             torch.stack([p.grad.double().norm() for p in encoder.parameters() if p.grad is not None]).norm() for encoder in (exact, fast)
         ]
         assert abs(norms[1] / norms[0] - 1) < 1e-3
+
+
+def random_batch(*lengths: int) -> TokenBatch:
+    tokens = torch.randint(5, 1000, (sum(lengths),))
+    ends = torch.tensor([0, *lengths]).cumsum(0).int()
+    return TokenBatch(tokens, tokens % 2, ends, max(lengths), names=torch.randperm(len(lengths))).to("cuda")
+
+
+def read(encoder: Encoder, batch: TokenBatch, pooling: str) -> torch.Tensor:
+    with torch.autocast("cuda", torch.bfloat16):
+        return encoder(batch) if pooling == "none" else encoder.pooled(batch, pooling)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("pooling", ["none", "cls"])
+def test_replayed_passes_are_the_plain_ones_bit_by_bit(dropout, compiled, pooling):
+    torch.manual_seed(2)
+    plain, replayed = made(dropout, compile=compiled, graphs=True), made(dropout, compile=compiled, graphs=True)
+    plain._passes = Graphs(sightings=10**9)
+    optimizers = [torch.optim.AdamW(encoder.parameters(), lr=1e-3, fused=True) for encoder in (plain, replayed)]
+    batches = [random_batch(*(80 + i % 7 for i in range(count))) for count in (10, 10, 13, 10, 13, 10, 13, 13)]
+    for step in range(4):  # of two micro-batches; each size comes up four times
+        for encoder in (plain, replayed):
+            encoder.dropout_seed = 2**63 + step
+            for batch in batches[2 * step : 2 * step + 2]:
+                found = read(encoder, batch, pooling)
+                (found * torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found)).sum().backward()
+            encoder.found = found.detach()
+        assert replayed.found.equal(plain.found)
+        for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True):
+            assert own.grad.equal(expected.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert len(replayed._passes._captured) == 2 and replayed._passes.why_off == ""
+
+
+def test_two_passes_that_wait_for_one_backward_pass_do_not_share_activations():
+    torch.manual_seed(3)
+    plain, replayed = made(0.1, compile=False, graphs=True), made(0.1, compile=False, graphs=True)
+    plain._passes = Graphs(sightings=10**9)
+    for turn in range(5):
+        queries, docs = random_batch(*[9] * 8), random_batch(*[70] * 16)
+        for encoder in (plain, replayed):
+            read(encoder, queries, "cls")  # of which nothing comes
+            read(encoder, docs, "cls").sum().backward()
+            encoder.zero_grad()
+            scores = read(encoder, queries, "cls") @ read(encoder, docs, "cls").T
+            scores.sin().sum().backward()
+            encoder.found = scores.detach()
+        assert replayed.found.equal(plain.found), turn
+        for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True):
+            assert own.grad.equal(expected.grad)
+            own.grad = expected.grad = None
+    lanes = {key[0] for key in replayed._passes._captured}
+    assert lanes == {0, 1}, "the second of two passes has memory of its own"
+
+
+def test_small_passes_are_replayed_and_others_not():
+    encoder = made(0.1, compile=False)
+    small, large = random_batch(*[60] * 20), random_batch(*[500] * 200)
+    for batch in (small, large) * 4:
+        read(encoder, batch, "cls").sum().backward()
+    encoder.eval()
+    read(encoder, small, "cls").sum().backward()
+    with torch.no_grad():
+        read(encoder.train(), small, "cls")
+    assert [key[1] for key in encoder._passes._captured] == [1216]  # 1,200 tokens, in steps of 64
+    assert (encoder.computed_tokens(small), encoder.computed_tokens(large)) == (1216, 100_032)

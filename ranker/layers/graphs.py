@@ -1,0 +1,190 @@
+"""CUDA graphs of the encoder's training pass, for small micro-batches.
+
+A pass through BERT-base is hundreds of launches, which a processor needs longer for than a card needs for the work of a hundred pairs. A
+graph holds all launches of a forward or a backward pass and costs one. It is bound to its sizes and to the memory that it reads and writes:
+micro-batches are rounded up to few sizes (`rounding`), a graph is captured when its sizes have come up some times, and what goes in and
+comes out is copied.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ranker.layers.attention import TAIL
+from ranker.types import TokenBatch
+
+MOST = 64  # graphs
+ROWS = 16  # rows are a multiple of this
+# tokens times weights of a pass that `auto` takes: beyond, a card has more to do than a processor needs to say so (see docs/performance.md)
+SMALL = 2e12
+
+Body = Callable[[TokenBatch, Tensor], Tensor]  # states of a batch by a seed, int64 []
+
+
+def rounding(tokens: int) -> int:
+    """What the number of tokens is rounded up to a multiple of: sixteen sizes between powers of two.
+
+    >>> rounding(500), rounding(5_000), rounding(11_000)
+    (64, 256, 512)
+    """
+    return max(TAIL, 2 ** (tokens.bit_length() - 5)) if tokens >= TAIL else TAIL
+
+
+class Graphs:
+    """The captured passes of one encoder.
+
+    Graphs share one pool of memory, since only one is between its forward and its backward pass; where a second one begins before the
+    first has ended, as where queries and docs meet in one loss, it has a pool of its own.
+
+    Args:
+        sightings: How often sizes have to come up to be worth a graph.
+    """
+
+    def __init__(self, sightings: int = 3) -> None:
+        self._sightings = sightings
+        self.why_off = ""  # why none is captured any more, in words
+        self._seen: Counter[Hashable] = Counter()
+        self._captured: dict[Hashable, _Pass] = {}
+        self._pools: list[Any] = []
+        self._busy: list[weakref.ref[_Lease]] = []
+        self._weights: tuple[Any, ...] = ()  # where they lie, and which are trained
+        self._grads: list[Tensor] = []  # what every backward pass writes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has captured nothing."""
+        return Graphs, (self._sightings,)
+
+    def __call__(self, body: Body, batch: TokenBatch, seed: Callable[[], int], weights: Sequence[Tensor], kind: Hashable) -> Tensor | None:
+        """Return the body's states of a batch, with their gradients by `weights`; None where there is no graph (yet).
+
+        Args:
+            body: What is captured; it waits for nothing and reads nothing that lies elsewhere the next time, but for its arguments.
+            batch: Its arguments, of sizes that come up again.
+            seed: Gives the seed, where there is a graph.
+            weights: What has gradients.
+            kind: All that the launches hang on beside the batch's sizes and the weights.
+        """
+        trained = [weight for weight in weights if weight.requires_grad]
+        if self.why_off or not trained:
+            return None
+        here = tuple((weight.data_ptr(), weight.requires_grad) for weight in weights)
+        if here != self._weights:
+            self._weights, self._captured, self._pools, self._busy = here, {}, [], []
+            self._grads = [torch.empty_like(weight) for weight in trained]
+        lane = next((i for i, lease in enumerate(self._busy) if _free(lease)), len(self._busy))
+        key = (lane, batch.num_tokens, batch.num_rows, batch.names is None, kind)
+        found = self._captured.get(key)
+        if found is None:
+            self._seen[key] += 1
+            if self._seen[key] < self._sightings or len(self._captured) >= MOST:
+                return None
+            if not _room(batch.tokens.device):
+                self.why_off = "more than half of the card's memory is in use, and they need their own"
+                return None
+            if lane == len(self._pools):
+                self._pools.append(torch.cuda.graph_pool_handle())
+            try:
+                found = self._captured[key] = _Pass(body, batch, trained, self._grads, self._pools[lane])
+            except torch.OutOfMemoryError:
+                self.why_off = "their memory does not fit beside the rest"
+                self._captured.clear()
+                return None
+        lease = _Lease()
+        self._busy[lane : lane + 1] = [weakref.ref(lease)]
+        found.fill(batch, seed())
+        states: Any = _Replay.apply(found, lease, *trained)
+        return states
+
+
+def _room(device: torch.device) -> bool:
+    """Whether the card has as much memory again as was taken so far, so that plain passes still fit beside graphs of smaller ones."""
+    return 2 * torch.cuda.max_memory_reserved(device) <= torch.cuda.get_device_properties(device).total_memory
+
+
+class _Lease:
+    """Held by what still needs the activations of a forward pass."""
+
+    ended = False
+
+
+def _free(lease: weakref.ref[_Lease]) -> bool:
+    held = lease()
+    return held is None or held.ended
+
+
+class _Pass:
+    """A forward and a backward pass of one size, as graphs."""
+
+    def __init__(self, body: Body, batch: TokenBatch, weights: list[Tensor], grads: list[Tensor], pool: Any) -> None:
+        names = None if batch.names is None else batch.names.clone()
+        self.batch = replace(
+            batch, tokens=batch.tokens.clone(), segments=batch.segments.clone(), cu_seqlens=batch.cu_seqlens.clone(), names=names
+        )
+        self.seed = torch.zeros((), dtype=torch.int64, device=batch.tokens.device)
+        self.grads = grads
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # libraries set themselves up and code is compiled, none of which can be captured
+            states = body(self.batch, self.seed)
+            self.above = torch.zeros_like(states)
+            torch.autograd.grad(states, weights, self.above, allow_unused=True)
+        torch.cuda.current_stream().wait_stream(side)
+        del states
+        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        torch.clear_autocast_cache()  # weights that were converted before would not be converted again in the graph
+        # other threads, such as those of NCCL and of loaders, may go on meanwhile
+        with torch.cuda.graph(self.forward, pool=pool, capture_error_mode="thread_local"):
+            states = body(self.batch, self.seed)
+        with torch.cuda.graph(self.backward, pool=pool, capture_error_mode="thread_local"):
+            found = torch.autograd.grad(states, weights, self.above, allow_unused=True)
+            self.reached = [grad is not None for grad in found]
+            # out of the pool, so that the next graph may take the memory
+            torch._foreach_copy_(self._own(grads), [grad for grad in found if grad is not None])
+        torch.clear_autocast_cache()
+        self.states = states.detach()
+
+    def _own(self, values: list[Tensor]) -> list[Tensor]:
+        return [value for value, reached in zip(values, self.reached, strict=True) if reached]
+
+    def fill(self, batch: TokenBatch, seed: int) -> None:
+        """Copy what goes in."""
+        self.seed.fill_((seed + 2**63) % 2**64 - 2**63)
+        pairs = [(self.batch.tokens, batch.tokens), (self.batch.segments, batch.segments), (self.batch.cu_seqlens, batch.cu_seqlens)]
+        if self.batch.names is not None and batch.names is not None:
+            pairs.append((self.batch.names, batch.names))
+        for own, given in pairs:
+            own.copy_(given)
+
+    def gradients(self, above: Tensor) -> list[Tensor | None]:
+        """Replay the backward pass; what comes out is copied, since the next replay writes over it."""
+        self.above.copy_(above)
+        self.backward.replay()
+        fresh = [torch.empty_like(grad) if reached else None for grad, reached in zip(self.grads, self.reached, strict=True)]
+        torch._foreach_copy_([grad for grad in fresh if grad is not None], self._own(self.grads))
+        return fresh
+
+
+class _Replay(torch.autograd.Function):
+    """A forward pass by its graph, whose backward pass is the other graph."""
+
+    @staticmethod
+    def forward(ctx: Any, found: _Pass, lease: _Lease, *weights: Tensor) -> Tensor:  # noqa: ARG004 - autograd wants to see them
+        ctx.found, ctx.lease = found, lease
+        found.forward.replay()
+        return found.states.clone()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, above: Tensor) -> tuple[Any, ...]:
+        if ctx.lease.ended:
+            raise RuntimeError("the activations of this pass are gone: it was gone through backward before")
+        grads = ctx.found.gradients(above)
+        ctx.lease.ended = True
+        return None, None, *grads
