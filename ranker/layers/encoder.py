@@ -153,14 +153,14 @@ class Encoder(nn.Module):
 
     def _last(self, batch: TokenBatch, firsts_only: bool = False) -> Tensor:
         """The last of `_layers`, perhaps by a CUDA graph."""
-        if self._may_replay(batch) and torch.is_grad_enabled() and self._unpadded(batch.tokens.device):
+        if self._may_replay(batch) and self._unpadded(batch.tokens.device):
             self._filled = True
             dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
             replayed = self._passes(
                 lambda own, drawn: deque(self._ragged_layers(own, firsts_only, drawn), maxlen=1).pop(),
                 self._filled_up(batch),
                 self._seed if self._dropped else lambda: 0,
-                list(self.model.parameters()),
+                self.model,
                 (firsts_only, self._dropped, dtype),
             )
             if replayed is not None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from ranker.layers.attention import TAIL
 from ranker.types import TokenBatch
@@ -55,52 +56,64 @@ class Graphs:
         self._pools: list[Any] = []
         self._busy: list[weakref.ref[_Lease]] = []
         self._weights: tuple[Any, ...] = ()  # where they lie, and which are trained
-        self._grads: list[Tensor] = []  # what every backward pass writes
+        self._flat = torch.empty(0)  # all weights' gradients, which every backward pass writes
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has captured nothing."""
         return Graphs, (self._sightings,)
 
-    def __call__(self, body: Body, batch: TokenBatch, seed: Callable[[], int], weights: Sequence[Tensor], kind: Hashable) -> Tensor | None:
-        """Return the body's states of a batch, with their gradients by `weights`; None where there is no graph (yet).
+    def __call__(self, body: Body, batch: TokenBatch, seed: Callable[[], int], model: nn.Module, kind: Hashable) -> Tensor | None:
+        """Return the body's states of a batch, with their gradients by the model's parameters; None where there is no graph (yet).
 
         Args:
             body: What is captured; it waits for nothing and reads nothing that lies elsewhere the next time, but for its arguments.
             batch: Its arguments, of sizes that come up again.
             seed: Gives the seed, where there is a graph.
-            weights: What has gradients.
-            kind: All that the launches hang on beside the batch's sizes and the weights.
+            model: What the body takes its weights from.
+            kind: All that the launches hang on beside the batch's sizes and the model.
         """
+        weights = list(model.parameters())
         trained = [weight for weight in weights if weight.requires_grad]
         if self.why_off or not trained:
             return None
         here = tuple((weight.data_ptr(), weight.requires_grad) for weight in weights)
         if here != self._weights:
             self._weights, self._captured, self._pools, self._busy = here, {}, [], []
-            self._grads = [torch.empty_like(weight) for weight in trained]
+            self._flat = torch.empty(sum(weight.numel() for weight in trained), dtype=trained[0].dtype, device=trained[0].device)
         lane = next((i for i, lease in enumerate(self._busy) if _free(lease)), len(self._busy))
         key = (lane, batch.num_tokens, batch.num_rows, batch.names is None, kind)
-        found = self._captured.get(key)
+        found = self._captured.get(key) or (self._capture(key, body, batch, model) if torch.is_grad_enabled() else None)
         if found is None:
-            self._seen[key] += 1
-            if self._seen[key] < self._sightings or len(self._captured) >= MOST:
-                return None
-            if not _room(batch.tokens.device):
-                self.why_off = "more than half of the card's memory is in use, and they need their own"
-                return None
-            if lane == len(self._pools):
-                self._pools.append(torch.cuda.graph_pool_handle())
-            try:
-                found = self._captured[key] = _Pass(body, batch, trained, self._grads, self._pools[lane])
-            except torch.OutOfMemoryError:
-                self.why_off = "their memory does not fit beside the rest"
-                self._captured.clear()
-                return None
+            return None
+        found.fill(batch, seed())
+        if not torch.is_grad_enabled():
+            return found.replay()
         lease = _Lease()
         self._busy[lane : lane + 1] = [weakref.ref(lease)]
-        found.fill(batch, seed())
         states: Any = _Replay.apply(found, lease, *trained)
         return states
+
+    def _capture(self, key: tuple[Any, ...], body: Body, batch: TokenBatch, model: nn.Module) -> _Pass | None:
+        """Capture sizes that came up often enough."""
+        self._seen[key] += 1
+        if self._seen[key] < self._sightings or len(self._captured) >= MOST:
+            return None
+        if key[0] == len(self._pools):
+            self._pools.append(torch.cuda.graph_pool_handle())
+        stream = torch.cuda.current_stream()
+        try:
+            if _room(batch.tokens.device):
+                self._captured[key] = _Pass(body, batch, model, self._flat, self._pools[key[0]])
+            else:
+                self.why_off = "more than half of the card's memory is in use, and they need their own"
+        except torch.OutOfMemoryError:
+            self.why_off = "there is no memory for them"
+        except RuntimeError as error:  # whatever a driver or a library has against it, the training can do without
+            self.why_off = f"capturing one failed ({str(error).splitlines()[0]})"
+        if self.why_off:
+            torch.cuda.set_stream(stream)
+            self._captured.clear()
+        return self._captured.get(key)
 
 
 def _room(device: torch.device) -> bool:
@@ -119,39 +132,62 @@ def _free(lease: weakref.ref[_Lease]) -> bool:
     return held is None or held.ended
 
 
+class _Body(nn.Module):
+    """A body and its model as one module, so that the model's parameters can be replaced for a call."""
+
+    def __init__(self, body: Body, model: nn.Module) -> None:
+        super().__init__()
+        self.body, self.model = body, model
+
+    def forward(self, batch: TokenBatch, seed: Tensor) -> Tensor:
+        return self.body(batch, seed)
+
+
 class _Pass:
     """A forward and a backward pass of one size, as graphs."""
 
-    def __init__(self, body: Body, batch: TokenBatch, weights: list[Tensor], grads: list[Tensor], pool: Any) -> None:
+    def __init__(self, body: Body, batch: TokenBatch, model: nn.Module, flat: Tensor, pool: Any) -> None:
         names = None if batch.names is None else batch.names.clone()
         self.batch = replace(
             batch, tokens=batch.tokens.clone(), segments=batch.segments.clone(), cu_seqlens=batch.cu_seqlens.clone(), names=names
         )
         self.seed = torch.zeros((), dtype=torch.int64, device=batch.tokens.device)
-        self.grads = grads
+        self.flat = flat
+        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        # parameters of its own over the same memory: where those of the model take part in another pass, autograd ties them to its stream
+        weights: dict[str, Any] = {
+            f"model.{name}": nn.Parameter(weight.detach(), weight.requires_grad) for name, weight in model.named_parameters()
+        }
+        trained = [weight for weight in weights.values() if weight.requires_grad]
+        self.shapes = [weight.shape for weight in trained]
+        whole, inputs = _Body(body, model), (self.batch, self.seed)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries set themselves up and code is compiled, none of which can be captured
-            states = body(self.batch, self.seed)
+            states = functional_call(whole, weights, inputs)
             self.above = torch.zeros_like(states)
-            torch.autograd.grad(states, weights, self.above, allow_unused=True)
+            torch.autograd.grad(states, trained, self.above, allow_unused=True)
         torch.cuda.current_stream().wait_stream(side)
         del states
-        self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         torch.clear_autocast_cache()  # weights that were converted before would not be converted again in the graph
         # other threads, such as those of NCCL and of loaders, may go on meanwhile
-        with torch.cuda.graph(self.forward, pool=pool, capture_error_mode="thread_local"):
-            states = body(self.batch, self.seed)
-        with torch.cuda.graph(self.backward, pool=pool, capture_error_mode="thread_local"):
-            found = torch.autograd.grad(states, weights, self.above, allow_unused=True)
+        capture: Any = {"pool": pool, "stream": side, "capture_error_mode": "thread_local"}
+        with torch.cuda.graph(self.forward, **capture):
+            states = functional_call(whole, weights, inputs)
+        with torch.cuda.graph(self.backward, **capture):
+            found = torch.autograd.grad(states, trained, self.above, allow_unused=True)
             self.reached = [grad is not None for grad in found]
             # out of the pool, so that the next graph may take the memory
-            torch._foreach_copy_(self._own(grads), [grad for grad in found if grad is not None])
+            torch._foreach_copy_(self._reached(flat), [grad for grad in found if grad is not None])
         torch.clear_autocast_cache()
         self.states = states.detach()
 
-    def _own(self, values: list[Tensor]) -> list[Tensor]:
-        return [value for value, reached in zip(values, self.reached, strict=True) if reached]
+    def _parts(self, flat: Tensor) -> list[Tensor]:
+        """Of each weight, in its shape."""
+        return [part.view(shape) for part, shape in zip(flat.split([shape.numel() for shape in self.shapes]), self.shapes, strict=True)]
+
+    def _reached(self, flat: Tensor) -> list[Tensor]:
+        return [part for part, reached in zip(self._parts(flat), self.reached, strict=True) if reached]
 
     def fill(self, batch: TokenBatch, seed: int) -> None:
         """Copy what goes in."""
@@ -162,13 +198,16 @@ class _Pass:
         for own, given in pairs:
             own.copy_(given)
 
+    def replay(self) -> Tensor:
+        """Replay the forward pass; what comes out is copied, as gradients are."""
+        self.forward.replay()
+        return self.states.clone()
+
     def gradients(self, above: Tensor) -> list[Tensor | None]:
         """Replay the backward pass; what comes out is copied, since the next replay writes over it."""
         self.above.copy_(above)
         self.backward.replay()
-        fresh = [torch.empty_like(grad) if reached else None for grad, reached in zip(self.grads, self.reached, strict=True)]
-        torch._foreach_copy_([grad for grad in fresh if grad is not None], self._own(self.grads))
-        return fresh
+        return [part if reached else None for part, reached in zip(self._parts(self.flat.clone()), self.reached, strict=True)]
 
 
 class _Replay(torch.autograd.Function):
@@ -177,8 +216,7 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, found: _Pass, lease: _Lease, *weights: Tensor) -> Tensor:  # noqa: ARG004 - autograd wants to see them
         ctx.found, ctx.lease = found, lease
-        found.forward.replay()
-        return found.states.clone()
+        return found.replay()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
