@@ -110,7 +110,7 @@ class Encoder(nn.Module):
         self._passes = Graphs()
         self.dropout_seed: int | None = None  # of the optimizer step; None: each forward draws one
         self._told: set[str] = set()
-        self._filled = False  # whether the last batch got a row of filling
+        self._filled = self._rounded = False  # whether the last batch got rows of filling, and those that graphs need
         self._firsts_only = False  # whether the last batch left the last layer with its first tokens only
 
     @property
@@ -154,11 +154,11 @@ class Encoder(nn.Module):
     def _last(self, batch: TokenBatch, firsts_only: bool = False) -> Tensor:
         """The last of `_layers`, perhaps by a CUDA graph."""
         if self._may_replay(batch) and self._unpadded(batch.tokens.device):
-            self._filled = True
+            self._filled = self._rounded = True
             dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
             replayed = self._passes(
                 lambda own, drawn: deque(self._ragged_layers(own, firsts_only, drawn), maxlen=1).pop(),
-                self._filled_up(batch),
+                self._filled_up(batch, rounded=True),
                 self._seed if self._dropped else lambda: 0,
                 self.model,
                 (firsts_only, self._dropped, dtype),
@@ -169,20 +169,20 @@ class Encoder(nn.Module):
                 return replayed
             if self._passes.why_off:
                 self._tell(f"no CUDA graphs, because {self._passes.why_off}")
-        return deque(self._layers(batch, firsts_only), maxlen=1).pop()  # keeps no earlier layer alive
+        return deque(self._layers(batch, firsts_only, rounded=True), maxlen=1).pop()  # keeps no earlier layer alive
 
-    def _layers(self, batch: TokenBatch, firsts_only: bool = False) -> Iterator[Tensor]:
+    def _layers(self, batch: TokenBatch, firsts_only: bool = False, rounded: bool = False) -> Iterator[Tensor]:
         """The states as they come: perhaps in half precision, and with rows of filling; the last layer's perhaps of rows' first tokens only."""
-        self._firsts_only = firsts_only
+        self._firsts_only, self._rounded = firsts_only, rounded
         if self.ragged:
             self._filled = self._unpadded(batch.tokens.device)
-            yield from self._ragged_layers(self._filled_up(batch) if self._filled else batch, firsts_only)
+            yield from self._ragged_layers(self._filled_up(batch, rounded) if self._filled else batch, firsts_only)
         else:
             self._tell(f"padded batches through transformers' own forward ({self.config.model_type}, ragged={self.ragged})")
             yield from self._padded_layers(batch.tokens, batch.segments, RaggedLayout.of(batch))
 
-    def _filled_up(self, batch: TokenBatch) -> TokenBatch:
-        return with_tail(batch, rounding(batch.num_tokens), ROWS) if self._may_replay(batch) else with_tail(batch)
+    def _filled_up(self, batch: TokenBatch, rounded: bool) -> TokenBatch:
+        return with_tail(batch, rounding(batch.num_tokens), ROWS) if rounded and self._may_replay(batch) else with_tail(batch)
 
     def _may_replay(self, batch: TokenBatch) -> bool:
         """Whether this is a pass that a graph might hold one day, if attention runs without padding: its sizes are rounded for that."""
@@ -194,11 +194,15 @@ class Encoder(nn.Module):
             return False
         return self.attention != "library" and not short_missing(self.dim // config.num_attention_heads, batch.max_length)
 
+    def end_training(self) -> None:
+        """Let dropout be random again, and give the memory of CUDA graphs back."""
+        self.dropout_seed, self._passes = None, Graphs()
+
     def computed_tokens(self, batch: TokenBatch) -> int:
         """Tokens that the layers work on for this batch, padding included."""
         if not self.ragged:
             return batch.num_rows * batch.max_length
-        multiple = rounding(batch.num_tokens) if self._may_replay(batch) else TAIL
+        multiple = rounding(batch.num_tokens) if self._rounded and self._may_replay(batch) else TAIL
         return batch.num_tokens + (-batch.num_tokens % multiple if self._filled else 0)
 
     def last_layer_tokens(self, batch: TokenBatch) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -135,9 +135,8 @@ class RerankModule(pl.LightningModule):
     def on_train_end(self) -> None:
         """Judge the last step; from here on dropout is random again."""
         self._judge()
-        for module in self.scorer.modules():
-            if isinstance(module, Encoder):
-                module.dropout_seed = None
+        for encoder in self._encoders:
+            encoder.end_training()
 
     def on_validation_start(self) -> None:
         """Judge the last step before its weights are measured."""
@@ -184,9 +183,12 @@ class RerankModule(pl.LightningModule):
         micro-batches either; what else draws (heads, padded encoders) does.
         """
         torch.manual_seed(step.seeds[micro_batch] if step.seeds else self.micro_batch_seed(step, micro_batch))
-        for module in self.scorer.modules():
-            if isinstance(module, Encoder):
-                module.dropout_seed = int(mix(self.seed, step.epoch, step.index))
+        for encoder in self._encoders:
+            encoder.dropout_seed = int(mix(self.seed, step.epoch, step.index))
+
+    @cached_property
+    def _encoders(self) -> list[Encoder]:
+        return [module for module in self.scorer.modules() if isinstance(module, Encoder)]
 
     def micro_batch_seed(self, step: TrainStep, micro_batch: int) -> int:
         """What seeds torch for this device's micro-batch."""
