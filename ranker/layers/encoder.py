@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import (
     MODEL_MAPPING,
@@ -80,8 +81,8 @@ class Encoder(nn.Module):
         attention: Kernel on CUDA in half precision: `short`, `library` or `auto` (short where it serves).
         fused: Whether norms and GELU run through kernels of their own on CUDA in half precision; `auto` does it where Triton is, True
             insists.
-        graphs: Whether training passes through our kernels are replayed as CUDA graphs; `auto` does it for micro-batches that are small
-            enough to gain by it, True for all.
+        graphs: Whether training passes through our kernels are replayed as CUDA graphs; `auto` does it on one device, for micro-batches
+            that are small enough to gain by it, True for all.
 
     Raises:
         ConfigError: Neither of these.
@@ -189,9 +190,11 @@ class Encoder(nn.Module):
         if self.graphs is False or not (self.ragged and self.training) or self._passes.why_off or batch.attended is not None:
             return False
         config = self.config
-        weights = self.num_layers * (4 * self.dim**2 + 2 * self.dim * config.intermediate_size)
-        if self.graphs == "auto" and batch.num_tokens * weights > SMALL:
-            return False
+        if self.graphs == "auto":
+            weights = self.num_layers * (4 * self.dim**2 + 2 * self.dim * config.intermediate_size)
+            several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+            if several or batch.num_tokens * weights > SMALL:
+                return False
         return self.attention != "library" and not short_missing(self.dim // config.num_attention_heads, batch.max_length)
 
     def end_training(self) -> None:
@@ -376,7 +379,7 @@ def load_encoder(
         compile: Whether to compile the layers on CUDA in half precision: auto, true or false.
         attention: Kernel on CUDA in half precision: auto, short or library.
         fused: Whether norms and GELU run through kernels of their own on CUDA in half precision: auto, true or false.
-        graphs: Whether training passes are replayed as CUDA graphs: auto (small ones), true or false.
+        graphs: Whether training passes are replayed as CUDA graphs: auto (small ones on one device), true or false.
         trust_remote_code: Whether code that lies beside the weights may run.
 
     Raises:
