@@ -171,6 +171,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps-only", action="store_true", help="leave out the online code")
     asked = parser.parse_args()
+    if asked.pairs < TrainingOptions().batch_pairs:
+        parser.error(f"--pairs: expected at least a batch of {TrainingOptions().batch_pairs}, got {asked.pairs}")
     if asked.threads:
         torch.set_num_threads(asked.threads)
     device = torch.device(asked.device)

@@ -153,41 +153,43 @@ class Encoder(nn.Module):
             yield states[: batch.num_tokens].to(self.model.dtype)
 
     def _last(self, batch: TokenBatch, firsts_only: bool = False) -> Tensor:
-        """The last of `_layers`, perhaps by a CUDA graph."""
-        if self._may_replay(batch) and self._unpadded(batch.tokens.device):
-            self._filled = self._rounded = True
-            dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-            replayed = self._passes(
-                lambda own, drawn: deque(self._ragged_layers(own, firsts_only, drawn), maxlen=1).pop(),
-                self._filled_up(batch, rounded=True),
-                self._seed if self._dropped else lambda: 0,
-                self.model,
-                (firsts_only, self._dropped, dtype),
-            )
-            if replayed is not None:
-                self._tell("small training passes are replayed as CUDA graphs")
-                self._firsts_only = firsts_only
-                return replayed
-            if self._passes.why_off:
-                self._tell(f"no CUDA graphs, because {self._passes.why_off}")
-        return deque(self._layers(batch, firsts_only, rounded=True), maxlen=1).pop()  # keeps no earlier layer alive
+        """The last of `_layers`, where sizes are rounded perhaps by a CUDA graph."""
+        if not (self._may_replay(batch) and self._unpadded(batch.tokens.device)):
+            return _last_of(self._layers(batch, firsts_only))
+        self._filled = self._rounded = True
+        self._firsts_only = firsts_only
+        filled = with_tail(batch, rounding(batch.num_tokens), ROWS)
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        replayed = self._passes(
+            lambda own, seed: _last_of(self._ragged_layers(own, firsts_only, seed)),
+            filled,
+            self._seed if self._dropped else lambda: 0,
+            self.model,
+            (firsts_only, self._dropped, self.model.encoder.layer[0].output.dropout.p, dtype, self.compiled, self.fused),
+        )
+        if self._passes.why_off:
+            self._tell(f"no more CUDA graphs, because {self._passes.why_off}")
+        if replayed is None:
+            return _last_of(self._ragged_layers(filled, firsts_only))
+        self._tell("small training passes are replayed as CUDA graphs")
+        return replayed
 
-    def _layers(self, batch: TokenBatch, firsts_only: bool = False, rounded: bool = False) -> Iterator[Tensor]:
+    def _layers(self, batch: TokenBatch, firsts_only: bool = False) -> Iterator[Tensor]:
         """The states as they come: perhaps in half precision, and with rows of filling; the last layer's perhaps of rows' first tokens only."""
-        self._firsts_only, self._rounded = firsts_only, rounded
+        self._firsts_only, self._rounded = firsts_only, False
         if self.ragged:
             self._filled = self._unpadded(batch.tokens.device)
-            yield from self._ragged_layers(self._filled_up(batch, rounded) if self._filled else batch, firsts_only)
+            yield from self._ragged_layers(with_tail(batch) if self._filled else batch, firsts_only)
         else:
             self._tell(f"padded batches through transformers' own forward ({self.config.model_type}, ragged={self.ragged})")
             yield from self._padded_layers(batch.tokens, batch.segments, RaggedLayout.of(batch))
 
-    def _filled_up(self, batch: TokenBatch, rounded: bool) -> TokenBatch:
-        return with_tail(batch, rounding(batch.num_tokens), ROWS) if rounded and self._may_replay(batch) else with_tail(batch)
-
     def _may_replay(self, batch: TokenBatch) -> bool:
-        """Whether this is a pass that a graph might hold one day, if attention runs without padding: its sizes are rounded for that."""
-        if self.graphs is False or not (self.ragged and self.training) or self._passes.why_off or batch.attended is not None:
+        """Whether this is a pass that a graph might hold one day, if attention runs without padding: its sizes are rounded for that.
+
+        It hangs on nothing that a training which is resumed would not know, since other sizes give other bits.
+        """
+        if self.graphs is False or not (self.ragged and self.training) or batch.attended is not None:
             return False
         config = self.config
         if self.graphs == "auto":
@@ -335,6 +337,10 @@ class Encoder(nn.Module):
             inputs["token_type_ids"] = layout.pad(segments)
         for states in self.model(**inputs, output_hidden_states=True).hidden_states:
             yield layout.unpad(states)
+
+
+def _last_of(states: Iterator[Tensor]) -> Tensor:
+    return deque(states, maxlen=1).pop()  # keeps no earlier one alive
 
 
 def _pad_with(layout: RaggedLayout, tokens: Tensor, pad_id: int) -> Tensor:

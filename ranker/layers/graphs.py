@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,10 +32,10 @@ Body = Callable[[TokenBatch, Tensor], Tensor]  # states of a batch by a seed, in
 def rounding(tokens: int) -> int:
     """What the number of tokens is rounded up to a multiple of: sixteen sizes between powers of two.
 
-    >>> rounding(500), rounding(5_000), rounding(11_000)
-    (64, 256, 512)
+    >>> rounding(3), rounding(500), rounding(5_000), rounding(11_000)
+    (64, 64, 256, 512)
     """
-    return max(TAIL, 2 ** (tokens.bit_length() - 5)) if tokens >= TAIL else TAIL
+    return max(TAIL, 1 << max(tokens.bit_length() - 5, 0))
 
 
 class Graphs:
@@ -50,13 +50,17 @@ class Graphs:
 
     def __init__(self, sightings: int = 3) -> None:
         self._sightings = sightings
-        self.why_off = ""  # why none is captured any more, in words
+        self.why_off = ""  # why no more are captured, in words
         self._seen: Counter[Hashable] = Counter()
+        self._weights: tuple[Any, ...] = ()  # where they lie, and which are trained
+        self._forget()
+
+    def _forget(self) -> None:
         self._captured: dict[Hashable, _Pass] = {}
+        self._flat: Tensor | None = None  # all weights' gradients, which every backward pass writes
+        self._stream: Any = None  # of all captures: memory of a pool is for one stream
         self._pools: list[Any] = []
         self._busy: list[weakref.ref[_Lease]] = []
-        self._weights: tuple[Any, ...] = ()  # where they lie, and which are trained
-        self._flat = torch.empty(0)  # all weights' gradients, which every backward pass writes
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy has captured nothing."""
@@ -65,60 +69,68 @@ class Graphs:
     def __call__(self, body: Body, batch: TokenBatch, seed: Callable[[], int], model: nn.Module, kind: Hashable) -> Tensor | None:
         """Return the body's states of a batch, with their gradients by the model's parameters; None where there is no graph (yet).
 
+        Without gradients there is none either: a plain pass may run other kernels then, and would not give the same numbers bit by bit.
+
         Args:
             body: What is captured; it waits for nothing and reads nothing that lies elsewhere the next time, but for its arguments.
             batch: Its arguments, of sizes that come up again.
             seed: Gives the seed, where there is a graph.
             model: What the body takes its weights from.
-            kind: All that the launches hang on beside the batch's sizes and the model.
+            kind: All that the launches hang on beside the batch's sizes and the model's weights.
         """
         weights = list(model.parameters())
         trained = [weight for weight in weights if weight.requires_grad]
-        if self.why_off or not trained:
+        if not trained or not torch.is_grad_enabled() or len({weight.dtype for weight in trained}) > 1:
             return None
         here = tuple((weight.data_ptr(), weight.requires_grad) for weight in weights)
         if here != self._weights:
-            self._weights, self._captured, self._pools, self._busy = here, {}, [], []
-            self._flat = torch.empty(sum(weight.numel() for weight in trained), dtype=trained[0].dtype, device=trained[0].device)
+            self._weights = here
+            self._forget()
         lane = next((i for i, lease in enumerate(self._busy) if _free(lease)), len(self._busy))
         key = (lane, batch.num_tokens, batch.num_rows, batch.names is None, kind)
-        found = self._captured.get(key) or (self._capture(key, body, batch, model) if torch.is_grad_enabled() else None)
+        found = self._captured.get(key) or self._capture(key, body, batch, model, trained)
         if found is None:
             return None
         found.fill(batch, seed())
-        if not torch.is_grad_enabled():
-            return found.replay()
         lease = _Lease()
         self._busy[lane : lane + 1] = [weakref.ref(lease)]
         states: Any = _Replay.apply(found, lease, *trained)
         return states
 
-    def _capture(self, key: tuple[Any, ...], body: Body, batch: TokenBatch, model: nn.Module) -> _Pass | None:
+    def _capture(self, key: tuple[Any, ...], body: Body, batch: TokenBatch, model: nn.Module, trained: Sequence[Tensor]) -> _Pass | None:
         """Capture sizes that came up often enough."""
         self._seen[key] += 1
-        if self._seen[key] < self._sightings or len(self._captured) >= MOST:
+        if self.why_off or self._seen[key] < self._sightings or len(self._captured) >= MOST or not _current(batch.tokens.device):
             return None
-        if key[0] == len(self._pools):
-            self._pools.append(torch.cuda.graph_pool_handle())
+        if not _room():
+            self.why_off = "no more of them fit beside the largest pass so far"
+            return None
         stream = torch.cuda.current_stream()
         try:
-            if _room(batch.tokens.device):
-                self._captured[key] = _Pass(body, batch, model, self._flat, self._pools[key[0]])
-            else:
-                self.why_off = "more than half of the card's memory is in use, and they need their own"
-        except torch.OutOfMemoryError:
-            self.why_off = "there is no memory for them"
+            if self._flat is None:
+                self._flat = torch.empty(sum(weight.numel() for weight in trained), dtype=trained[0].dtype, device=trained[0].device)
+                self._stream = torch.cuda.Stream()
+            if key[0] == len(self._pools):
+                self._pools.append(torch.cuda.graph_pool_handle())
+            self._captured[key] = _Pass(body, batch, model, self._flat, self._pools[key[0]], self._stream)
         except RuntimeError as error:  # whatever a driver or a library has against it, the training can do without
-            self.why_off = f"capturing one failed ({str(error).splitlines()[0]})"
-        if self.why_off:
             torch.cuda.set_stream(stream)
-            self._captured.clear()
+            short = isinstance(error, torch.OutOfMemoryError)
+            self.why_off = "there is no memory for them" if short else f"capturing one failed ({str(error).splitlines()[0]})"
+            self._forget()
         return self._captured.get(key)
 
 
-def _room(device: torch.device) -> bool:
-    """Whether the card has as much memory again as was taken so far, so that plain passes still fit beside graphs of smaller ones."""
-    return 2 * torch.cuda.max_memory_reserved(device) <= torch.cuda.get_device_properties(device).total_memory
+def _current(device: torch.device) -> bool:
+    """Whether this is the device on which streams and captures are made."""
+    return device.index == torch.cuda.current_device()
+
+
+def _room() -> bool:
+    """Whether the card has room for the activations of the largest pass so far twice, for a plain one and for a graph's."""
+    torch.cuda.empty_cache()  # what is free beside graphs' pools; a capture does this, too
+    free, _ = torch.cuda.mem_get_info()
+    return free >= 2 * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
 
 
 class _Lease:
@@ -146,7 +158,7 @@ class _Body(nn.Module):
 class _Pass:
     """A forward and a backward pass of one size, as graphs."""
 
-    def __init__(self, body: Body, batch: TokenBatch, model: nn.Module, flat: Tensor, pool: Any) -> None:
+    def __init__(self, body: Body, batch: TokenBatch, model: nn.Module, flat: Tensor, pool: Any, side: Any) -> None:
         names = None if batch.names is None else batch.names.clone()
         self.batch = replace(
             batch, tokens=batch.tokens.clone(), segments=batch.segments.clone(), cu_seqlens=batch.cu_seqlens.clone(), names=names
@@ -161,7 +173,6 @@ class _Pass:
         trained = [weight for weight in weights.values() if weight.requires_grad]
         self.shapes = [weight.shape for weight in trained]
         whole, inputs = _Body(body, model), (self.batch, self.seed)
-        side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # libraries set themselves up and code is compiled, none of which can be captured
             states = functional_call(whole, weights, inputs)

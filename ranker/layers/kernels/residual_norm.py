@@ -150,10 +150,10 @@ def residual_norm_backward(
     tokens, dim = x.shape
     grads = [torch.empty_like(residual)] + ([] if hashes is None else [torch.empty_like(x)])
     sums = torch.empty(PROGRAMS, 3, dim, dtype=torch.float32, device=x.device)
-    drawn = x if hashes is None else hashes.contiguous()
+    drawn, grad_x = (x, x) if hashes is None else (hashes.contiguous(), grads[1])  # without hashes neither is touched
     with torch.cuda.device_of(x):  # a program without tokens gives sums of 0
         wrap_triton(_backward)[(PROGRAMS,)](
-            above, x, bias, residual, drawn, gain, grads[-1], grads[0], sums, tokens, triton.cdiv(tokens, PROGRAMS * BACKWARD["ROWS"]),
+            above, x, bias, residual, drawn, gain, grad_x, grads[0], sums, tokens, triton.cdiv(tokens, PROGRAMS * BACKWARD["ROWS"]),
             **_settings(x, rate, hashes, epsilon, BACKWARD),
         )  # fmt: skip
     return [sums.sum(0), *grads]
