@@ -159,14 +159,16 @@ class Encoder(nn.Module):
         self._filled = self._rounded = True
         self._firsts_only = firsts_only
         filled = with_tail(batch, rounding(batch.num_tokens), ROWS)
-        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-        replayed = self._passes(
-            lambda own, seed: _last_of(self._ragged_layers(own, firsts_only, seed)),
-            filled,
-            self._seed if self._dropped else lambda: 0,
-            self.model,
-            (firsts_only, self._dropped, self.model.encoder.layer[0].output.dropout.p, dtype, self.compiled, self.fused),
-        )
+        replayed = None
+        if self.graphs is True or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+            replayed = self._passes(
+                lambda own, seed: _last_of(self._ragged_layers(own, firsts_only, seed)),
+                filled,
+                self._seed if self._dropped else lambda: 0,
+                self.model,
+                (firsts_only, self._dropped, self.model.encoder.layer[0].output.dropout.p, dtype, self.compiled, self.fused),
+            )
         if self._passes.why_off:
             self._tell(f"no more CUDA graphs, because {self._passes.why_off}")
         if replayed is None:
@@ -187,15 +189,14 @@ class Encoder(nn.Module):
     def _may_replay(self, batch: TokenBatch) -> bool:
         """Whether this is a pass that a graph might hold one day, if attention runs without padding: its sizes are rounded for that.
 
-        It hangs on nothing that a training which is resumed would not know, since other sizes give other bits.
+        It hangs on nothing that a training which is resumed or a step which is repeated would not know, since other sizes give other bits.
         """
         if self.graphs is False or not (self.ragged and self.training) or batch.attended is not None:
             return False
         config = self.config
         if self.graphs == "auto":
             weights = self.num_layers * (4 * self.dim**2 + 2 * self.dim * config.intermediate_size)
-            several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-            if several or batch.num_tokens * weights > SMALL:
+            if batch.num_tokens * weights > SMALL:
                 return False
         return self.attention != "library" and not short_missing(self.dim // config.num_attention_heads, batch.max_length)
 
