@@ -182,9 +182,16 @@ class RerankModule(pl.LightningModule):
         Encoders without padding hash where each number stands in the step, so that their dropout does not hang on the cut into
         micro-batches either; what else draws (heads, padded encoders) does.
         """
-        torch.manual_seed(step.seeds[micro_batch] if step.seeds else self.micro_batch_seed(step, micro_batch))
+        seed = step.seeds[micro_batch] if step.seeds else self.micro_batch_seed(step, micro_batch)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type in ("cuda", "mps"):  # torch.manual_seed would look for all other kinds of devices, too
+            getattr(torch, self.device.type).manual_seed(seed)
         for encoder in self._encoders:
             encoder.dropout_seed = int(mix(self.seed, step.epoch, step.index))
+
+    @cached_property  # as the next: looking through all modules in each step is time that small steps have not got
+    def _own_parameters(self) -> list[nn.Parameter]:
+        return list(self.parameters())
 
     @cached_property
     def _encoders(self) -> list[Encoder]:
@@ -199,7 +206,7 @@ class RerankModule(pl.LightningModule):
         return contextlib.nullcontext() if only_if or block is None else block()
 
     def _clip(self) -> Tensor:
-        parameters = [p for p in self.parameters() if p.grad is not None]
+        parameters = [p for p in self._own_parameters if p.grad is not None]
         return nn.utils.clip_grad_norm_(parameters, torch.inf if self.max_norm is None else self.max_norm)
 
     def _judge(self) -> bool:

@@ -80,7 +80,7 @@ def test_pc71_killed_at_twenty_random_moments(forks, whole, choices, tmp_path):
     for _ in range(20):
         # in a step, in a validation, while a checkpoint is written (the file is open for a millisecond), or as it takes its place
         event = rng.choice(["open", "open", "os.rename"])
-        moment = rng.choice([0.0, rng.uniform(0, 0.002), rng.uniform(0, 0.1)])
+        moment = rng.choice([0.0, rng.uniform(0, 0.002), rng.uniform(0, 0.06)])
         kill = [0, 0, "SIGKILL", event, ".last.ckpt.partial", rng.randint(1, 3), moment]
         done = forks.run("train.py", *arguments, cwd=tmp_path, signals=[kill])
         assert done.code == -9, done.out
