@@ -54,6 +54,7 @@ from ranker.layers.fused import (
     post_norm_layer,
 )
 from ranker.layers.graphs import ROWS, SMALL, Graphs, rounding
+from ranker.layers.lookup import position_embedding, segment_embedding
 from ranker.layers.pooling import pool
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.types import TokenBatch
@@ -243,9 +244,9 @@ class Encoder(nn.Module):
         layout = RaggedLayout.of(batch)
         firsts = batch.cu_seqlens[:-1]
         embeddings = self.model.embeddings
-        positions = layout.positions + position_shift(self.config)
-        states = embeddings.word_embeddings(batch.tokens) + embeddings.position_embeddings(positions)
-        states = embeddings.LayerNorm(states + embeddings.token_type_embeddings(batch.segments))
+        states = embeddings.word_embeddings(batch.tokens)
+        states = states + position_embedding(embeddings.position_embeddings, layout, position_shift(self.config))
+        states = embeddings.LayerNorm(states + segment_embedding(embeddings.token_type_embeddings, batch.segments))
         places: Any = (layout, 0.0)
         run: Any = post_norm_layer
         heads = self.model.encoder.layer[0].attention.self.num_attention_heads
