@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,8 +28,27 @@ def pool(states: Tensor, batch: TokenBatch, how: str) -> Tensor:
     lengths = batch.cu_seqlens.diff().long()
     rows = torch.repeat_interleave(torch.arange(batch.num_rows, device=states.device), lengths, output_size=states.shape[0])
     if how == "mean":
-        return states.new_zeros(batch.num_rows, states.shape[1]).index_add(0, rows, states) / lengths.unsqueeze(1).to(states.dtype)
+        if states.is_cuda:  # index_add adds up with atomics there, in an order that changes
+            sums: Any = RowSums.apply(states, lengths, rows)
+        else:
+            sums = states.new_zeros(batch.num_rows, states.shape[1]).index_add(0, rows, states)
+        return sums / lengths.unsqueeze(1).to(states.dtype)
     if how == "max":
         lowest = states.new_full((batch.num_rows, states.shape[1]), -torch.inf)
         return lowest.scatter_reduce(0, rows.unsqueeze(1).expand_as(states), states, "amax")
     raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {how!r}")
+
+
+class RowSums(torch.autograd.Function):
+    """Sums of states [tokens, dim] over rows of `lengths`, in the tokens' order; `rows` is each token's row."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        exact = states if states.dtype == torch.float64 else states.float()  # half precision would be summed in half precision
+        return torch.segment_reduce(exact, "sum", lengths=lengths, axis=0, unsafe=True).to(states.dtype)  # safe would wait for the device
+
+    @staticmethod
+    def backward(ctx: Any, above: Tensor) -> tuple[Any, ...]:
+        (rows,) = ctx.saved_tensors
+        return above.index_select(0, rows), None, None

@@ -9,7 +9,7 @@ from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertMode
 from ranker.errors import ConfigError
 from ranker.layers.attention import with_tail
 from ranker.layers.encoder import Encoder, load_encoder, max_positions
-from ranker.layers.pooling import POOLINGS, pool
+from ranker.layers.pooling import POOLINGS, RowSums, pool
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.training.throughput import matmul_flops
 from ranker.types import TokenBatch
@@ -203,6 +203,24 @@ def test_pooling_by_hand():
     assert pool(states, batch, "cls").tolist() == [[1.0, 2.0], [3.0, -4.0]]
     assert pool(states, batch, "mean").tolist() == [[1.0, 2.0], [4.0, -2.0]]
     assert pool(states, batch, "max").tolist() == [[1.0, 2.0], [5.0, 0.0]]
+
+
+def test_sums_of_rows_in_order_are_those_of_index_add_with_their_gradients():
+    torch.manual_seed(0)
+    lengths = torch.tensor([3, 1, 0, 7])
+    rows, states = torch.arange(4).repeat_interleave(lengths), torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+    found = RowSums.apply(states, lengths, rows)
+    expected = states.new_zeros(4, 5).index_add(0, rows, states)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    first, second = (torch.autograd.grad(sums.sin().sum(), states, create_graph=True)[0] for sums in (found, expected))
+    torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
+    again, twice = (torch.autograd.grad(gradient.square().sum(), states)[0] for gradient in (first, second))
+    torch.testing.assert_close(again, twice, rtol=0, atol=1e-12)
+
+
+def test_sums_of_rows_in_half_precision_are_made_in_full():
+    ones = torch.ones(300, 1, dtype=torch.bfloat16)  # one by one in bfloat16, 256 + 1 is 256
+    assert RowSums.apply(ones, torch.tensor([300]), torch.zeros(300, dtype=torch.int64)).item() == 300
 
 
 def test_tiny_tokenizer_is_berts_layout():

@@ -177,7 +177,7 @@ def test_states_and_gradients_equal_the_padded_float32_path(dropout, compiled, a
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("pooling", ["none", "cls"])
+@pytest.mark.parametrize("pooling", ["none", "cls", "mean"])
 def test_a_large_pass_has_the_same_bits_each_time(compiled, pooling):
     torch.manual_seed(5)
     encoder, batch = made(0.1, compile=compiled, graphs=False), random_batch(*torch.randint(20, 160, (300,)).tolist())
