@@ -72,7 +72,8 @@ class Graphs:
         Without gradients there is none either: a plain pass may run other kernels then, and would not give the same numbers bit by bit.
 
         Args:
-            body: What is captured; it waits for nothing and reads nothing that lies elsewhere the next time, but for its arguments.
+            body: What is captured; it waits for nothing, reads nothing that lies elsewhere the next time, but for its arguments, and does
+                the same whatever the batch's maximum length.
             batch: Its arguments, of sizes that come up again.
             seed: Gives the seed, where there is a graph.
             model: What the body takes its weights from.
@@ -102,7 +103,7 @@ class Graphs:
         self._seen[key] += 1
         if self.why_off or self._seen[key] < self._sightings or len(self._captured) >= MOST or not _current(batch.tokens.device):
             return None
-        if not _room():
+        if not _room((2 if self._flat is None else 1) * sum(weight.nbytes for weight in trained)):
             self.why_off = "no more of them fit beside the largest pass so far"
             return None
         stream = torch.cuda.current_stream()
@@ -126,11 +127,12 @@ def _current(device: torch.device) -> bool:
     return device.index == torch.cuda.current_device()
 
 
-def _room() -> bool:
-    """Whether the card has room for the activations of the largest pass so far twice, for a plain one and for a graph's."""
-    torch.cuda.empty_cache()  # what is free beside graphs' pools; a capture does this, too
-    free, _ = torch.cuda.mem_get_info()
-    return free >= 2 * (torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated())
+def _room(more: int) -> bool:
+    """Whether the card has room for the activations of the largest pass so far twice, for a plain one and for a graph's, and `more` bytes."""
+    torch.cuda.empty_cache()  # what stays is in graphs' pools; a capture does this, too
+    allocated = torch.cuda.memory_allocated()
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - allocated
+    return free >= 2 * (torch.cuda.max_memory_allocated() - allocated) + more
 
 
 class _Lease:
@@ -159,11 +161,7 @@ class _Pass:
     """A forward and a backward pass of one size, as graphs."""
 
     def __init__(self, body: Body, batch: TokenBatch, model: nn.Module, flat: Tensor, pool: Any, side: Any) -> None:
-        names = None if batch.names is None else batch.names.clone()
-        self.batch = replace(
-            batch, tokens=batch.tokens.clone(), segments=batch.segments.clone(), cu_seqlens=batch.cu_seqlens.clone(), names=names
-        )
-        self.seed = torch.zeros((), dtype=torch.int64, device=batch.tokens.device)
+        self._hold(batch)
         self.flat = flat
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         # parameters of its own over the same memory: where those of the model take part in another pass, autograd ties them to its stream
@@ -192,6 +190,14 @@ class _Pass:
             torch._foreach_copy_(self._reached(flat), [grad for grad in found if grad is not None])
         torch.clear_autocast_cache()
         self.states = states.detach()
+
+    def _hold(self, batch: TokenBatch) -> None:
+        """Make what goes in; of the batch's maximum length nothing may hang on it, which is that of the first batch for ever."""
+        names = None if batch.names is None else batch.names.clone()
+        self.batch = replace(
+            batch, tokens=batch.tokens.clone(), segments=batch.segments.clone(), cu_seqlens=batch.cu_seqlens.clone(), names=names
+        )
+        self.seed = torch.zeros((), dtype=torch.int64, device=batch.tokens.device)
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
         """Of each weight, in its shape."""

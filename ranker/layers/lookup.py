@@ -34,25 +34,25 @@ def segment_embedding(table: nn.Embedding, segments: Tensor) -> Tensor:
     return found
 
 
-def position_sums(values: Tensor, layout: RaggedLayout) -> Tensor:
-    """Sum what stands at the same place of each row.
+def position_sums(values: Tensor, layout: RaggedLayout, places: int) -> Tensor:
+    """Sum what stands at the same place of each row, in float32 at least.
 
     Args:
         values: [tokens, dim].
         layout: Of the tokens.
+        places: As many as the longest row of any batch has: a CUDA graph meets other maximum lengths than the one that it was captured with.
 
     Returns:
-        [max_length, dim]
+        [places, dim]
     """
-    batch, longest = layout.batch, layout.batch.max_length
+    batch = layout.batch
     groups = -(-batch.num_rows // GROUP)
-    order = (layout.rows // GROUP * longest + layout.positions).argsort(stable=True)
+    order = (layout.rows // GROUP * places + layout.positions).argsort(stable=True)
     lengths = pad(batch.cu_seqlens.diff(), (0, groups * GROUP - batch.num_rows)).view(groups, GROUP, 1)
-    counts = (lengths > torch.arange(longest, device=lengths.device)).sum(1).flatten()
-    parts = torch.segment_reduce(
-        values.index_select(0, order), "sum", lengths=counts, axis=0, unsafe=True
-    )  # safe would wait for the device
-    return parts.view(groups, longest, -1).sum(0)
+    counts = (lengths > torch.arange(places, device=lengths.device)).sum(1).flatten()
+    exact = values if values.dtype == torch.float64 else values.float()
+    parts = torch.segment_reduce(exact.index_select(0, order), "sum", lengths=counts, axis=0, unsafe=True)  # safe would wait for the device
+    return parts.view(groups, places, -1).sum(0)
 
 
 class _Positions(torch.autograd.Function):
@@ -64,8 +64,8 @@ class _Positions(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, above: Tensor) -> tuple[Any, ...]:
-        sums = position_sums(above, ctx.layout)[: ctx.rows - ctx.shift]  # the maximum length may be rounded up
-        return pad(sums, (0, 0, ctx.shift, ctx.rows - ctx.shift - len(sums))), None, None
+        sums = position_sums(above, ctx.layout, ctx.rows - ctx.shift)
+        return pad(sums, (0, 0, ctx.shift, 0)).to(above.dtype), None, None
 
 
 class _Segments(torch.autograd.Function):

@@ -302,3 +302,19 @@ def test_graphs_share_the_memory_of_the_largest():
         taken.append(torch.cuda.memory_reserved())
     assert len(encoder._passes._captured) == 3
     assert taken[2] - taken[0] < 0.1 * taken[0]
+
+
+@pytest.mark.parametrize("pooling", ["none", "cls"])
+def test_replayed_passes_meet_longer_rows_than_the_first(pooling):
+    torch.manual_seed(6)
+    plain, replayed = made(0.1, compile=False, graphs=True), made(0.1, compile=False, graphs=True)
+    plain._passes = Graphs(sightings=10**9)
+    for lengths in ([70] * 12, [70] * 12, [70] * 12, [60] * 11 + [180], [30] * 11 + [510], [70] * 12):  # all of 840 tokens
+        batch = random_batch(*lengths)
+        for encoder in (plain, replayed):
+            encoder.zero_grad()
+            encoder.found = read(encoder, batch, pooling)
+            (encoder.found * torch.linspace(-1, 1, encoder.found.numel(), device="cuda").view_as(encoder.found)).sum().backward()
+        assert replayed.found.equal(plain.found)
+        assert all(own.grad.equal(expected.grad) for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True))
+    assert len(replayed._passes._captured) == 1

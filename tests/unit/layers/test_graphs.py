@@ -22,14 +22,12 @@ class Again(graphs._Pass):
     def __init__(self, body, batch, model, flat, pool, side) -> None:
         self.whole, self.model, self.flat, self.pool = graphs._Body(body, model), model, flat, pool
         self.shapes = [weight.shape for weight in model.parameters() if weight.requires_grad]
-
-    def fill(self, batch, seed) -> None:
-        self.inputs = (batch, torch.tensor(seed))
+        self._hold(batch)
 
     def replay(self) -> torch.Tensor:
         weights = {f"model.{name}": nn.Parameter(own.detach(), own.requires_grad) for name, own in self.model.named_parameters()}
         with torch.enable_grad():
-            states = functional_call(self.whole, weights, self.inputs)
+            states = functional_call(self.whole, weights, (self.batch, self.seed))
         self.pool[:] = [states, [own for own in weights.values() if own.requires_grad]]
         return states.detach().clone()
 
@@ -44,7 +42,7 @@ class Again(graphs._Pass):
 @pytest.fixture(autouse=True)
 def card(monkeypatch):
     monkeypatch.setattr(graphs, "_Pass", Again)
-    monkeypatch.setattr(graphs, "_room", lambda: True)
+    monkeypatch.setattr(graphs, "_room", lambda more: True)
     monkeypatch.setattr(graphs, "_current", lambda device: True)
     for name in ("current_stream", "Stream", "set_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
@@ -166,7 +164,7 @@ def test_where_a_capture_fails_the_plain_pass_goes_on(monkeypatch, error, said):
 def test_where_memory_ends_there_are_no_more_graphs_than_there_are(monkeypatch):
     scorer = Scorer(Graphs(sightings=1))
     scorer(batch_of(8)).sum().backward()
-    monkeypatch.setattr(graphs, "_room", lambda: False)
+    monkeypatch.setattr(graphs, "_room", lambda more: False)
     for tokens in (16, 8):
         scorer(batch_of(tokens)).sum().backward()
     assert scorer.replayed == 2 and "fit beside the largest pass" in scorer.passes.why_off

@@ -22,15 +22,24 @@ def test_sums_by_position_worked_out_by_hand(monkeypatch, group, lengths):
     values = torch.randn(sum(lengths), 4, dtype=torch.float64)
     rows = values.split(lengths)
     expected = [sum((row[place] for row in rows if len(row) > place), torch.zeros(4, dtype=torch.float64)) for place in range(max(lengths))]
-    torch.testing.assert_close(lookup.position_sums(values, layout_of(lengths)), torch.stack(expected), rtol=0, atol=1e-12)
+    for more in (0, 9):
+        found = lookup.position_sums(values, layout_of(lengths), max(lengths) + more)
+        torch.testing.assert_close(found[: max(lengths)], torch.stack(expected), rtol=0, atol=1e-12)
+        assert not found[max(lengths) :].any()
+
+
+def test_sums_in_half_precision_are_made_in_full():
+    lengths = [2] * 300  # one by one in bfloat16, 256 + 1 is 256
+    assert lookup.position_sums(torch.ones(600, 1, dtype=torch.bfloat16), layout_of(lengths), 3).tolist() == [[300.0], [300.0], [0.0]]
 
 
 @pytest.mark.parametrize("shift", [0, 2])
 @pytest.mark.parametrize("filled", [False, True])
 def test_positions_and_their_gradients_are_torchs_own(shift, filled):
     torch.manual_seed(0)
-    layout = layout_of([7, 30, 1, 12], filled)  # filled: a maximum length of 64, which is more than the table has
+    layout = layout_of([7, 30, 1, 12], filled)
     table = nn.Embedding(50, 6).double()
+    layout.batch.max_length = 2  # a graph keeps that of another batch
     found = lookup._Positions.apply(table.weight, layout, shift)
     expected = table(layout.positions[:50] + shift)
     above = torch.randn_like(expected)
