@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -345,6 +346,9 @@ def one_run() -> Iterator[None]:
             logging.getLogger().removeHandler(handler)
             handler.close()
         if torch.distributed.is_initialized():
+            # gloo's threads drop what they were given last under a lock, for which they may need the interpreter: an end that holds the
+            # interpreter and asks for the lock would wait for ever
+            time.sleep(0.1)
             torch.distributed.destroy_process_group()
         for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK"):
             if name not in variables:
