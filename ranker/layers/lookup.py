@@ -1,7 +1,7 @@
 """Lookups in tables with few rows, whose gradients are summed in a fixed order on CUDA.
 
-There torch adds them up with atomics where many tokens share few rows (`embedding_dense_backward` of torch 2.11), so that no two runs end with
-the same bits. Gradients of words, whose table has many rows, it sorts and sums in order.
+There torch adds them up with atomics where many tokens share few rows (`embedding_dense_backward` of torch 2.11), in an order that may change from
+run to run, and the last bits with it. Gradients of words, whose table has many rows, it sorts and sums in order.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ranker.layers.attention import RaggedLayout
+from ranker.layers.pooling import sums_in_order
 
 GROUP = 256  # rows of a batch that are summed one after another, beside other groups
 FEW = 4  # rows of a table, each of which gets a sum over all tokens
@@ -50,9 +51,7 @@ def position_sums(values: Tensor, layout: RaggedLayout, places: int) -> Tensor:
     order = (layout.rows // GROUP * places + layout.positions).argsort(stable=True)
     lengths = pad(batch.cu_seqlens.diff(), (0, groups * GROUP - batch.num_rows)).view(groups, GROUP, 1)
     counts = (lengths > torch.arange(places, device=lengths.device)).sum(1).flatten()
-    exact = values if values.dtype == torch.float64 else values.float()
-    parts = torch.segment_reduce(exact.index_select(0, order), "sum", lengths=counts, axis=0, unsafe=True)  # safe would wait for the device
-    return parts.view(groups, places, -1).sum(0)
+    return sums_in_order(values.index_select(0, order), counts).view(groups, places, -1).sum(0)
 
 
 class _Positions(torch.autograd.Function):

@@ -28,7 +28,7 @@ def pool(states: Tensor, batch: TokenBatch, how: str) -> Tensor:
     lengths = batch.cu_seqlens.diff().long()
     rows = torch.repeat_interleave(torch.arange(batch.num_rows, device=states.device), lengths, output_size=states.shape[0])
     if how == "mean":
-        if states.is_cuda:  # index_add adds up with atomics there, in an order that changes
+        if states.is_cuda:  # index_add adds up with atomics there, in an order that may change
             sums: Any = RowSums.apply(states, lengths, rows)
         else:
             sums = states.new_zeros(batch.num_rows, states.shape[1]).index_add(0, rows, states)
@@ -39,14 +39,27 @@ def pool(states: Tensor, batch: TokenBatch, how: str) -> Tensor:
     raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {how!r}")
 
 
+def sums_in_order(values: Tensor, lengths: Tensor) -> Tensor:
+    """Sum consecutive values, so many at a time, one after another and in float32 at least.
+
+    Args:
+        values: [values, dim].
+        lengths: Values of each sum, int64 [sums].
+
+    Returns:
+        [sums, dim]
+    """
+    exact = values if values.dtype == torch.float64 else values.float()  # half precision would be summed in half precision
+    return torch.segment_reduce(exact, "sum", lengths=lengths, axis=0, unsafe=True)  # safe would wait for the device
+
+
 class RowSums(torch.autograd.Function):
-    """Sums of states [tokens, dim] over rows of `lengths`, in the tokens' order; `rows` is each token's row."""
+    """`sums_in_order` of states [tokens, dim] over rows of `lengths`, in their precision; `rows` is each token's row."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
-        exact = states if states.dtype == torch.float64 else states.float()  # half precision would be summed in half precision
-        return torch.segment_reduce(exact, "sum", lengths=lengths, axis=0, unsafe=True).to(states.dtype)  # safe would wait for the device
+        return sums_in_order(states, lengths).to(states.dtype)
 
     @staticmethod
     def backward(ctx: Any, above: Tensor) -> tuple[Any, ...]:
