@@ -151,10 +151,10 @@ def short_missing(head_size: int, max_length: int) -> str:
 
 
 def short_attention(
-    qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, keys: Tensor | None, max_length: int, blocks: Tensor, bias: Tensor | None = None  # noqa: ARG001
+    qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, keys: Tensor | None, max_length: int, blocks: Tensor  # noqa: ARG001
 ) -> Tensor:  # fmt: skip
-    """Attend by the kernel for short rows; arguments as `library_attention`, and for `bias` see the kernel's own function."""
-    return short.short_attention(qkv, bias, cu_seqlens, cu_keys, blocks)[0]
+    """Attend by the kernel for short rows; arguments as `library_attention`."""
+    return short.short_attention(qkv, cu_seqlens, cu_keys, blocks)[0]
 
 
 def library_attention(

@@ -32,6 +32,7 @@ from ranker.layers.attention import (
     library_attention,
     padded_attention,
     padded_average,
+    short_attention,
     short_missing,
     triton_missing,
     unpadded_missing,
@@ -43,10 +44,7 @@ from ranker.layers.fused import (
     compile_missing,
     compiled_dropout,
     compiled_layer,
-    kernel_attend,
     kernel_average,
-    kernel_join,
-    kernel_widen,
     layer_weights,
     plain_attend,
     plain_join,
@@ -54,7 +52,8 @@ from ranker.layers.fused import (
     post_norm_layer,
 )
 from ranker.layers.graphs import ROWS, SMALL, Graphs, rounding
-from ranker.layers.lookup import position_embedding, segment_embedding
+from ranker.layers.kernel_layer import Kernels, kernel_layer, triton_kernels
+from ranker.layers.lookup import FEW, embedded, position_embedding, segment_embedding
 from ranker.layers.pooling import pool
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.types import TokenBatch
@@ -243,29 +242,20 @@ class Encoder(nn.Module):
             batch = replace(batch, segments=torch.zeros_like(batch.segments))
         layout = RaggedLayout.of(batch)
         firsts = batch.cu_seqlens[:-1]
-        embeddings = self.model.embeddings
-        states = embeddings.word_embeddings(batch.tokens)
-        states = states + position_embedding(embeddings.position_embeddings, layout, position_shift(self.config))
-        states = embeddings.LayerNorm(states + segment_embedding(embeddings.token_type_embeddings, batch.segments))
         places: Any = (layout, 0.0)
         run: Any = post_norm_layer
         heads = self.model.encoder.layer[0].attention.self.num_attention_heads
-        parts = Parts(plain_attend(padded_attention), padded_average, plain_widen(self._activation), plain_join)
+        parts: Any = Parts(plain_attend(padded_attention), padded_average, plain_widen(self._activation), plain_join)
         if unpadded:
-            parts, run = self._kernels(batch.max_length, heads, states.device)
+            parts, run = self._kernels(batch.max_length, heads, batch.tokens.device)
             # the row of filling, too, so that there is never one row only, which compiled code would take for a constant
             firsts = firsts.clamp(max=batch.num_tokens - 1)
             # few values, since a new one compiles the layers again; our kernels go by blocks
-            longest = max(512 if parts.attend is kernel_attend else 64, 1 << (batch.max_length - 1).bit_length())
+            shortest = 64 if parts.attend is plain_attend(library_attention) else 512
+            longest = max(shortest, 1 << (batch.max_length - 1).bit_length())
             places = (batch.cu_seqlens, layout.cu_keys, layout.keys, longest, layout.blocks)
         hashes = self._dropout_hashes(layout, seed)
-        if hashes is not None:
-            dropout = compiled_dropout if run is compiled_layer else hashed_dropout
-            states = dropout(states, hashes[0], self._dropped)
-        if hasattr(self.model, "embeddings_project"):  # ELECTRA
-            states = self.model.embeddings_project(states)
-        if unpadded:  # as all layers give them, so that the first is no case of its own
-            states = states.to(torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else states.dtype)
+        states = self._embedded(batch.segments, layout, None if hashes is None else hashes[0], run)
         yield states
         for number, layer in enumerate(self.model.encoder.layer):
             if not unpadded:
@@ -278,6 +268,23 @@ class Encoder(nn.Module):
             drop, epsilon = layer.output.dropout.p, layer.output.LayerNorm.eps
             states = run(states, layer_weights(layer), heads, drop, own, epsilon, wanted, parts, places)
             yield states
+
+    def _embedded(self, segments: Tensor, layout: RaggedLayout, hashes: Tensor | None, run: Callable[..., Tensor]) -> Tensor:
+        """The states before the first layer, on the way without padding in the precision that all layers give."""
+        embeddings, shift = self.model.embeddings, position_shift(self.config)
+        words = embeddings.word_embeddings.weight
+        dtype = torch.get_autocast_dtype("cuda") if self._filled and torch.is_autocast_enabled("cuda") else words.dtype
+        if run is kernel_layer and embeddings.token_type_embeddings.num_embeddings <= FEW:
+            states = embedded(embeddings, segments, layout, shift, hashes, self._dropped, dtype)
+        else:
+            states = embeddings.word_embeddings(layout.batch.tokens) + position_embedding(embeddings.position_embeddings, layout, shift)
+            states = embeddings.LayerNorm(states + segment_embedding(embeddings.token_type_embeddings, segments))
+            if hashes is not None:
+                dropout = compiled_dropout if run is compiled_layer else hashed_dropout
+                states = dropout(states, hashes, self._dropped)
+        if hasattr(self.model, "embeddings_project"):  # ELECTRA
+            states = self.model.embeddings_project(states)
+        return states.to(dtype)
 
     @property
     def _dropped(self) -> float:
@@ -300,31 +307,27 @@ class Encoder(nn.Module):
         """Of the feed-forward part, the same in all layers."""
         return self.model.encoder.layer[0].intermediate.intermediate_act_fn
 
-    def _kernels(self, max_length: int, heads: int, device: torch.device) -> tuple[Parts, Callable[..., Tensor]]:
+    def _kernels(self, max_length: int, heads: int, device: torch.device) -> tuple[Parts | Kernels, Callable[..., Tensor]]:
         """What a layer is made of and the function that runs it, on CUDA in half precision."""
         why_not = "encoder.attention=library" if self.attention == "library" else short_missing(self.dim // heads, max_length)
         if why_not and self.attention == "short":
             raise ConfigError(f"encoder.attention: expected auto or library, got 'short', but {why_not}")
+        other = "" if isinstance(self._activation, GELUActivation) else f"the activation is {self.config.hidden_act}, not gelu"
+        apart = "encoder.fused=false" if self.fused is False else triton_missing() or why_not or other
+        if apart and self.fused is True:
+            raise ConfigError(f"encoder.fused: expected auto or false, got true, but {apart}")
+        if not apart:
+            self._tell("layers through kernels of our own; attention dropout is off in them")
+            return triton_kernels(), kernel_layer
         name = f"torch's variable-length kernel, because {why_not}" if why_not else "the kernel for short rows"
         self._tell(f"{name}; attention dropout is off in it")
-        plain = "encoder.fused=false" if self.fused is False else triton_missing()
-        other = "" if isinstance(self._activation, GELUActivation) else f"the activation is {self.config.hidden_act}, not gelu"
-        if (plain or other) and self.fused is True:
-            raise ConfigError(f"encoder.fused: expected auto or false, got true, but {plain or other}")
-        if plain:
-            self._tell(f"norms and activations without kernels of their own, because {plain}")
-        elif other:
-            self._tell(f"activations without a kernel of their own, because {other}")
+        self._tell(f"norms and activations without kernels of their own, because {apart}")
         uncompiled = "encoder.compile=false" if self.compiled is False else compile_missing(device)
         if uncompiled and self.compiled is True:
             raise ConfigError(f"encoder.compile: expected auto or false, got true, but {uncompiled}")
         self._tell(f"layers run {'eagerly, because ' + uncompiled if uncompiled else 'compiled'}")
-        parts = Parts(
-            plain_attend(library_attention) if why_not else kernel_attend,
-            kernel_average,
-            kernel_widen if not (plain or other) else plain_widen(self._activation),
-            plain_join if plain else kernel_join,
-        )
+        attend = plain_attend(library_attention if why_not else short_attention)
+        parts = Parts(attend, kernel_average, plain_widen(self._activation), plain_join)
         return parts, post_norm_layer if uncompiled else compiled_layer
 
     def _tell(self, line: str) -> None:

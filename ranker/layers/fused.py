@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm, linear
 
-from ranker.layers.attention import short_attention, triton_missing
+from ranker.layers.attention import triton_missing
 from ranker.layers.dropout import hashed_dropout
 
 try:
-    from ranker.layers.kernels import bias_gelu as gelu
     from ranker.layers.kernels import first_attention as first
-    from ranker.layers.kernels import residual_norm as norm
 except ImportError:  # no Triton
-    gelu = first = norm = None  # type: ignore[assignment]
+    first = None  # type: ignore[assignment]
 
 
 def layer_weights(layer: Any) -> tuple[Tensor, ...]:
@@ -80,15 +78,25 @@ def post_norm_layer(
     if firsts is None:
         mixed = parts.attend(states, torch.cat([wq, wk, wv]), torch.cat([bq, bk, bv]), heads, *places)
     else:
-        # a logit q . (W_k x) is (W_k^T q) . x and a mean of W_v x is W_v times a mean of x, so no token but the first ones goes through
-        # weights; the keys' bias adds the same to all logits of a row, and has a gradient of 0 (DDP wants one)
-        all_states, states = states, states.index_select(0, firsts)
-        reach = torch.einsum("rhe,hed->rhd", linear(states, wq, bq).unflatten(1, (heads, -1)), wk.unflatten(0, (heads, -1)))
-        means = parts.average(all_states, reach, *places)
-        mixed = torch.einsum("rhd,hed->rhe", means, wv.unflatten(0, (heads, -1))).flatten(1) + (bv + 0.0 * bk)
+        mixed, states = first_states(states, weights, heads, firsts, parts.average, places)
     early, late = (None, None) if hashes is None else hashes.unbind(0)
     states = parts.join(mixed, wo, bo, states, early, drop, gain1, shift1, epsilon)
     return parts.join(parts.widen(states, w1, b1), w2, b2, states, late, drop, gain2, shift2, epsilon)
+
+
+def first_states(
+    states: Tensor, weights: tuple[Tensor, ...], heads: int, firsts: Tensor, average: Callable[..., Tensor], places: tuple[Any, ...]
+) -> tuple[Tensor, Tensor]:
+    """What first tokens attend to, and their own states, both [rows, dim]; arguments as those of `post_norm_layer` and `Parts`.
+
+    A logit q . (W_k x) is (W_k^T q) . x and a mean of W_v x is W_v times a mean of x, so no token but the first ones goes through weights. The
+    keys' bias adds the same to all logits of a row, and has a gradient of 0 (DDP wants one).
+    """
+    wq, bq, wk, bk, wv, bv, *_ = weights
+    own = states.index_select(0, firsts)
+    reach = torch.einsum("rhe,hed->rhd", linear(own, wq, bq).unflatten(1, (heads, -1)), wk.unflatten(0, (heads, -1)))
+    means = average(states, reach, *places)
+    return torch.einsum("rhd,hed->rhe", means, wv.unflatten(0, (heads, -1))).flatten(1) + (bv + 0.0 * bk), own
 
 
 @cache  # one function for each argument, so that compiled layers know it again
@@ -112,27 +120,6 @@ def plain_join(
     joined = linear(inner, weight, bias)
     dropped = joined if hashes is None else hashed_dropout(joined, hashes, drop)
     return layer_norm(dropped + states, states.shape[-1:], gain, shift, epsilon).to(joined.dtype)  # autocast makes norms float32
-
-
-def kernel_attend(
-    states: Tensor, weight: Tensor, bias: Tensor, heads: int, cu_seqlens: Tensor, cu_keys: Tensor, keys: Tensor | None, max_length: int,
-    blocks: Tensor,
-) -> Tensor:  # fmt: skip
-    """`plain_attend` by the kernel for short rows, which also sums the bias's gradient; `places` are those of `compiled_layer`."""
-    qkv = linear(states, weight, bias.detach()).unflatten(1, (3, heads, -1))
-    return short_attention(qkv, cu_seqlens, cu_keys, keys, max_length, blocks, bias).flatten(1)
-
-
-def kernel_widen(states: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """`plain_widen` of GELU, the bias and GELU in one kernel."""
-    return gelu.bias_gelu(linear(states, weight), bias)
-
-
-def kernel_join(
-    inner: Tensor, weight: Tensor, bias: Tensor, states: Tensor, hashes: Tensor | None, drop: float, gain: Tensor, shift: Tensor, epsilon: float
-) -> Tensor:  # fmt: skip
-    """`plain_join`, all but the matrix product in one kernel."""
-    return norm.residual_norm(linear(inner, weight), bias, states, hashes, drop, gain, shift, epsilon)
 
 
 def kernel_average(

@@ -6,13 +6,10 @@ its one exponential is also the density that the derivative needs. The backward 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
 
 FORWARD = {"ROWS": 2, "COLUMNS": 1024, "num_warps": 2}  # measured on an H200, see docs/performance.md
 BACKWARD = {"ROWS": 2, "COLUMNS": 1024, "BLOCKS": 32, "num_warps": 4}
@@ -61,7 +58,6 @@ def _backward(above, x, bias, grad, sums, tokens, DIM: tl.constexpr, ROWS: tl.co
     tl.store(sums + tl.program_id(0) * DIM + columns, total, mask=here)
 
 
-@triton_op("ranker::bias_gelu", mutates_args=())
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     """Return `gelu(x + bias)` (Hendrycks and Gimpel, 2016, arXiv:1606.08415), computed in float32.
 
@@ -75,32 +71,17 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     grid = (triton.cdiv(tokens, FORWARD["ROWS"]), triton.cdiv(dim, FORWARD["COLUMNS"]))
     if tokens:
         with torch.cuda.device_of(x):  # Triton launches on the current device
-            wrap_triton(_forward)[grid](x, bias, out, tokens, DIM=dim, **FORWARD)
+            _forward[grid](x, bias, out, tokens, DIM=dim, **FORWARD)
     return out
 
 
-@triton_op("ranker::bias_gelu_backward", mutates_args=())
 def bias_gelu_backward(above: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of `bias_gelu` by `x`, and by `bias` in float32."""
+    """Gradients of `bias_gelu` by `x`, which are written over `above`, and by `bias` in float32."""
     above, x = above.contiguous(), x.contiguous()
     tokens, dim = x.shape
-    grad = torch.empty_like(x)
     grid = (triton.cdiv(tokens, BACKWARD["ROWS"] * BACKWARD["BLOCKS"]), triton.cdiv(dim, BACKWARD["COLUMNS"]))
     sums = torch.empty(grid[0], dim, dtype=torch.float32, device=x.device)
     if tokens:
         with torch.cuda.device_of(x):
-            wrap_triton(_backward)[grid](above, x, bias, grad, sums, tokens, DIM=dim, **BACKWARD)
-    return grad, sums.sum(0)
-
-
-def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG001 - the output is not needed
-    ctx.save_for_backward(*inputs)
-
-
-def _gradients(ctx: Any, above: Tensor) -> tuple[Tensor, Tensor]:
-    x, bias = ctx.saved_tensors
-    grad, total = bias_gelu_backward(above, x, bias)
-    return grad, total.to(bias.dtype)
-
-
-bias_gelu.register_autograd(_gradients, setup_context=_keep)
+            _backward[grid](above, x, bias, above, sums, tokens, DIM=dim, **BACKWARD)
+    return above, sums.sum(0)

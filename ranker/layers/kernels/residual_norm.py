@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
 
 from ranker.layers.dropout import COLUMN, FIRST, SECOND, threshold
 
@@ -110,7 +109,6 @@ def _settings(x: Tensor, rate: float, hashes: Tensor | None, epsilon: float, lau
     }  # fmt: skip
 
 
-@triton_op("ranker::residual_norm", mutates_args=())
 def residual_norm(
     x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, shift: Tensor, epsilon: float
 ) -> Tensor:
@@ -131,44 +129,29 @@ def residual_norm(
     drawn = x if hashes is None else hashes.contiguous()
     if tokens:
         with torch.cuda.device_of(x):  # Triton launches on the current device
-            wrap_triton(_forward)[(triton.cdiv(tokens, FORWARD["ROWS"]),)](
+            _forward[(triton.cdiv(tokens, FORWARD["ROWS"]),)](
                 x, bias, residual, drawn, gain, shift, out, tokens, **_settings(x, rate, hashes, epsilon, FORWARD)
             )
     return out
 
 
-@triton_op("ranker::residual_norm_backward", mutates_args=())
 def residual_norm_backward(
     above: Tensor, x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, epsilon: float
-) -> list[Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `residual_norm`.
 
     Returns:
-        By bias, gain and shift, float32 [3, dim]; by `residual`; by `x` where something is dropped, else it is the same.
+        By bias, gain and shift, float32 [3, dim]; by `residual`; by `x`: where nothing is dropped the same tensor.
     """
     above, x, residual = above.contiguous(), x.contiguous(), residual.contiguous()
     tokens, dim = x.shape
-    grads = [torch.empty_like(residual)] + ([] if hashes is None else [torch.empty_like(x)])
+    grad_residual = torch.empty_like(residual)
+    grad_x = grad_residual if hashes is None else torch.empty_like(x)
     sums = torch.empty(PROGRAMS, 3, dim, dtype=torch.float32, device=x.device)
-    drawn, grad_x = (x, x) if hashes is None else (hashes.contiguous(), grads[1])  # without hashes neither is touched
+    drawn = x if hashes is None else hashes.contiguous()  # not touched without
     with torch.cuda.device_of(x):  # a program without tokens gives sums of 0
-        wrap_triton(_backward)[(PROGRAMS,)](
-            above, x, bias, residual, drawn, gain, grad_x, grads[0], sums, tokens, triton.cdiv(tokens, PROGRAMS * BACKWARD["ROWS"]),
+        _backward[(PROGRAMS,)](
+            above, x, bias, residual, drawn, gain, grad_x, grad_residual, sums, tokens, triton.cdiv(tokens, PROGRAMS * BACKWARD["ROWS"]),
             **_settings(x, rate, hashes, epsilon, BACKWARD),
         )  # fmt: skip
-    return [sums.sum(0), *grads]
-
-
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - the output is computed again
-    x, bias, residual, hashes, ctx.rate, gain, shift, ctx.epsilon = inputs
-    ctx.save_for_backward(x, bias, residual, hashes, gain)
-    ctx.shift_type = shift.dtype
-
-
-def _gradients(ctx: Any, above: Tensor) -> tuple[Tensor | None, ...]:
-    x, bias, residual, hashes, gain = ctx.saved_tensors
-    sums, *grads = residual_norm_backward(above, x, bias, residual, hashes, ctx.rate, gain, ctx.epsilon)
-    return grads[-1], sums[0].to(bias.dtype), grads[0], None, None, sums[1].to(gain.dtype), sums[2].to(ctx.shift_type), None
-
-
-residual_norm.register_autograd(_gradients, setup_context=_keep)
+    return sums.sum(0), grad_residual, grad_x

@@ -9,6 +9,7 @@ product makes them and one gradient leaves; the gradient of their bias is summed
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -236,18 +237,17 @@ def backward_launches(dim: int, shared_memory: int) -> list[tuple[Any, dict[str,
     return [*launches, (_block_backward, {"SHORTEST": launches[-1][1]["SIZE"], **BLOCKS})]
 
 
-@triton_op("ranker::short_attention", mutates_args=())
-def short_attention(
-    qkv: Tensor, bias: Tensor | None, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor  # noqa: ARG001
+def attend(
+    qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor, wrap: Callable[..., Any] = lambda kernel: kernel
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attend within each row.
 
     Args:
         qkv: Queries, keys and values, bf16 or fp16 [tokens, 3, heads, dim], contiguous; every token belongs to a row.
-        bias: What `qkv` already holds of a bias that its maker did not differentiate, [3 * heads * dim]: it gets its gradient here.
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
         cu_keys: Cumulative counts of the tokens that each row attends to, its first ones, int32 [rows + 1].
         blocks: Row and first token of each block of `BLOCK` tokens, int32 [blocks, 2]; row -1 for none (`RaggedLayout.blocks`).
+        wrap: Of the kernel; `wrap_triton` where it is traced.
 
     Returns:
         Mixed values [tokens, heads, dim]; base-2 logarithms of the softmax's sums, float32 [heads, tokens].
@@ -257,7 +257,7 @@ def short_attention(
     out = torch.empty(tokens, heads, dim, dtype=qkv.dtype, device=qkv.device)
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=qkv.device)
     with torch.cuda.device_of(qkv):  # Triton launches on the current device
-        wrap_triton(_attend)[(blocks.shape[0] * heads,)](
+        wrap(_attend)[(blocks.shape[0] * heads,)](
             qkv, out, sums, cu_seqlens, cu_keys, blocks, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim, **FORWARD
         )  # fmt: skip
     return out, sums
@@ -270,11 +270,11 @@ def _shared_memory(device: torch.device) -> int:
     return int(properties.shared_memory_per_block_optin)
 
 
-@triton_op("ranker::short_attention_backward", mutates_args=())
-def short_attention_backward(
-    grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor
+def attend_backward(
+    grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor,  # noqa: ARG001
+    wrap: Callable[..., Any] = lambda kernel: kernel,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of `short_attention` by its `qkv`, and by its bias, float32 [3 * heads * dim]."""
+    """Gradients of `attend` by `qkv`, and by a bias that it holds, float32 [3 * heads * dim]."""
     tokens, _, heads, dim = qkv.shape
     qkv, grad_out = qkv.contiguous(), grad_out.contiguous()
     grad = torch.empty_like(qkv)
@@ -284,19 +284,31 @@ def short_attention_backward(
     # the programs of rows that are not in a launch's range end at once
     with torch.cuda.device_of(qkv):
         for kernel, settings in backward_launches(dim, _shared_memory(qkv.device)):
-            wrap_triton(kernel)[(rows * heads,)](*tensors, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim, **settings)
+            wrap(kernel)[(rows * heads,)](*tensors, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim, **settings)
     return grad, parts.sum(0)
 
 
+@triton_op("ranker::short_attention", mutates_args=())
+def short_attention(qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """`attend` with gradients, for compiled code, too."""
+    return attend(qkv, cu_seqlens, cu_keys, blocks, wrap_triton)
+
+
+@triton_op("ranker::short_attention_backward", mutates_args=())
+def short_attention_backward(
+    grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor
+) -> Tensor:  # fmt: skip
+    """The gradient of `short_attention` by its `qkv`."""
+    return attend_backward(grad_out, qkv, out, sums, cu_seqlens, cu_keys, blocks, wrap_triton)[0]
+
+
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, bias, cu_seqlens, cu_keys, _ = inputs
-    ctx.bias_type = None if bias is None else bias.dtype
-    ctx.save_for_backward(qkv, *output, cu_seqlens, cu_keys)
+    qkv, *places = inputs
+    ctx.save_for_backward(qkv, *output, *places)
 
 
 def _backward(ctx: Any, grad_out: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG001 - sums are no result
-    grad, sums = short_attention_backward(grad_out, *ctx.saved_tensors)
-    return grad, None if ctx.bias_type is None else sums.to(ctx.bias_type), None, None, None
+    return short_attention_backward(grad_out, *ctx.saved_tensors), None, None, None
 
 
 short_attention.register_autograd(_backward, setup_context=_keep)

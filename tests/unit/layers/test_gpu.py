@@ -8,8 +8,10 @@ from transformers import BertConfig, BertModel
 from ranker.layers.attention import RaggedLayout, library_attention, short_attention
 from ranker.layers.dropout import dropout_hashes, hashed_dropout
 from ranker.layers.encoder import Encoder
-from ranker.layers.fused import kernel_average, kernel_join, kernel_widen
+from ranker.layers.fused import kernel_average
 from ranker.layers.graphs import Graphs
+from ranker.layers.kernel_layer import triton_kernels
+from ranker.layers.lookup import embedded
 from ranker.layers.pooling import pool
 from ranker.layers.tiny import tiny_tokenizer
 from ranker.types import TokenBatch
@@ -64,11 +66,10 @@ def test_pc41_attention_and_its_gradients_equal_float64(dim, longest, partly, at
 def test_attentions_bias_has_the_gradient_of_what_was_added(dim):
     lengths = [5, 64, 65, 200, 300, 512, 1, 0]  # through each of the backward kernels
     ends = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
-    products, bias = half(sum(lengths), 3, 2, dim), torch.randn(6 * dim, device="cuda", requires_grad=True)
-    above = half(sum(lengths), 2, dim).detach()
+    qkv, above = half(sum(lengths), 3, 2, dim), half(sum(lengths), 2, dim)
     torch.empty(2**27, device="cuda").fill_(float("nan"))  # what a kernel forgets to write is not zero by luck
-    mixed = short_attention(products + bias.detach().bfloat16().view(3, 2, dim), ends, ends, None, 512, blocks_of(ends), bias)
-    gradient, summed = torch.autograd.grad(mixed, (products, bias), above)
+    kernels, places = triton_kernels(), (ends, ends, blocks_of(ends))
+    gradient, summed = kernels.attend_backward(above, qkv, *kernels.attend(qkv, *places), *places)
     assert error(summed, gradient.double().sum(0).flatten()) < 1e-2
 
 
@@ -99,14 +100,22 @@ def half(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda").bfloat16().requires_grad_()
 
 
-def held_to_float64(function, reference, *inputs: torch.Tensor) -> None:
-    """Results and gradients of both agree to what bf16 holds; weights' gradients, which are float32, to more."""
+def full(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", requires_grad=True)
+
+
+def held_to_float64(function, gradients, reference, *inputs: torch.Tensor) -> None:
+    """Results and gradients agree to what bf16 holds; weights' gradients, which are float32, to more."""
     exact = [own.detach().double().requires_grad_() for own in inputs]
     torch.empty(2**27, device="cuda").fill_(float("nan"))  # what a kernel forgets to write is not zero by luck
-    got, expected = function(*inputs), reference(*exact)
-    above = torch.randn_like(got)
+    with torch.no_grad():
+        got = function(*inputs)
+    expected, above = reference(*exact), torch.randn_like(got)
     assert error(got, expected) < 3e-3
-    for own, right in zip(torch.autograd.grad(got, inputs, above), torch.autograd.grad(expected, exact, above.double()), strict=True):
+    rights = torch.autograd.grad(expected, exact, above.double())
+    with torch.no_grad():
+        found = gradients(above, *inputs)
+    for own, right in zip(found, rights, strict=True):
         assert own.shape == right.shape
         assert error(own, right) < (5e-3 if own.dtype == torch.bfloat16 else 2e-3)
 
@@ -115,28 +124,55 @@ def held_to_float64(function, reference, *inputs: torch.Tensor) -> None:
 @pytest.mark.parametrize(("tokens", "dim"), [(1, 32), (1003, 768), (5003, 384), (130, 1024), (65, 2048)])
 def test_the_kernel_of_residual_sums_and_norms_equals_float64(rate, tokens, dim):
     torch.manual_seed(dim)
-    places = torch.arange(tokens, device="cuda")
+    places, kernels = torch.arange(tokens, device="cuda"), triton_kernels()
     hashes = dropout_hashes(7, places // 9, places % 9, 2)[1] if rate else None
-    bias, gain, shift = (torch.randn(dim, device="cuda", requires_grad=True) for _ in range(3))
-    eye = torch.eye(dim, device="cuda").bfloat16()
 
     def exact(x, states, bias, gain, shift):
         joined = x + bias
         return layer_norm((joined if hashes is None else hashed_dropout(joined, hashes.clone(), rate)) + states, (dim,), gain, shift, 1e-12)
 
-    def kernel(x, states, bias, gain, shift):
-        return kernel_join(x, eye, bias, states, hashes, rate, gain, shift, 1e-12)
+    def gradients(above, x, states, bias, gain, shift):
+        sums, by_states, by_x = kernels.join_backward(above, x, bias, states, hashes, rate, gain, 1e-12)
+        return by_x, by_states, *sums
 
-    held_to_float64(kernel, exact, half(tokens, dim), half(tokens, dim), bias, gain, shift)
+    held_to_float64(
+        lambda x, states, bias, gain, shift: kernels.join(x, bias, states, hashes, rate, gain, shift, 1e-12), gradients, exact,
+        half(tokens, dim), half(tokens, dim), full(dim), full(dim), full(dim),
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("tokens", "dim"), [(1, 32), (1003, 768), (5003, 1536)])
 def test_the_kernel_of_bias_and_gelu_equals_float64(tokens, dim):
     torch.manual_seed(dim)
-    eye = torch.eye(dim, device="cuda").bfloat16()
-    held_to_float64(
-        lambda x, bias: kernel_widen(x, eye, bias), lambda x, bias: gelu(x + bias), half(tokens, dim), torch.randn(dim, device="cuda", requires_grad=True)
-    )  # fmt: skip
+    kernels = triton_kernels()
+    held_to_float64(kernels.widen, kernels.widen_backward, lambda x, bias: gelu(x + bias), half(tokens, dim), full(dim))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+@pytest.mark.parametrize(("rows", "dim", "kinds", "shift"), [(1, 32, 2, 0), (90, 768, 2, 0), (300, 128, 1, 2), (40, 1024, 3, 0)])
+def test_the_kernel_of_embeddings_and_the_tables_gradients_equal_float64(rate, rows, dim, kinds, shift):
+    torch.manual_seed(dim)
+    config = BertConfig(hidden_size=dim, num_hidden_layers=1, num_attention_heads=1, vocab_size=200, type_vocab_size=kinds)
+    embeddings = BertModel(config, add_pooling_layer=False).cuda().embeddings
+    for weight in embeddings.parameters():
+        torch.nn.init.normal_(weight)
+    tokens = torch.randint(0, 200, (20 * rows,), device="cuda")
+    batch = TokenBatch(tokens, tokens % kinds, torch.arange(0, 20 * rows + 1, 20, device="cuda").int(), 20)
+    layout = RaggedLayout.of(batch)
+    hashes = dropout_hashes(7, layout.rows, layout.positions, 1)[0] if rate else None
+    exact = BertModel(config, add_pooling_layer=False).cuda().double().embeddings
+    exact.load_state_dict(embeddings.state_dict())
+    places = layout.positions + shift
+    summed = exact.word_embeddings(tokens) + exact.position_embeddings(places) + exact.token_type_embeddings(batch.segments)
+    expected = exact.LayerNorm(summed) if hashes is None else hashed_dropout(exact.LayerNorm(summed), hashes.clone(), rate)
+    torch.empty(2**27, device="cuda").fill_(float("nan"))  # what a kernel forgets to write is not zero by luck
+    got = embedded(embeddings, batch.segments, layout, shift, hashes, rate, torch.bfloat16)
+    assert error(got, expected) < 3e-3
+    above = torch.randn_like(got)
+    got.backward(above)
+    expected.backward(above.double())
+    for (name, own), right in zip(embeddings.named_parameters(), exact.parameters(), strict=True):
+        assert error(own.grad, right.grad) < 1e-5, name
 
 
 def made(dropout: float, **options) -> Encoder:
@@ -147,11 +183,19 @@ def made(dropout: float, **options) -> Encoder:
     return encoder
 
 
+PATHS = {
+    "kernels": {"attention": "short", "fused": True},
+    "compiled": {"attention": "short", "fused": False, "compile": True},
+    "eager": {"attention": "short", "fused": False, "compile": False},
+    "library, compiled": {"attention": "library", "compile": True},
+    "library, eager": {"attention": "library", "compile": False},
+}
+
+
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(("attention", "fused"), [("short", True), ("short", False), ("library", False)])
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("partly", "pooling"), [(False, "none"), (True, "none"), (False, "cls")])
-def test_states_and_gradients_equal_the_padded_float32_path(dropout, compiled, attention, fused, partly, pooling):
+def test_states_and_gradients_equal_the_padded_float32_path(dropout, path, partly, pooling):
     torch.manual_seed(1)
     for lengths in ([5, 80, 200, 33], [90] * 7, [300, 1], [100, 28]):  # new shapes go through the same compiled code
         tokens = torch.randint(5, 1000, (sum(lengths),))
@@ -160,7 +204,7 @@ def test_states_and_gradients_equal_the_padded_float32_path(dropout, compiled, a
             batch.attended = torch.tensor([max(length // 2, 1) for length in lengths], dtype=torch.int32)
             batch.num_attended = int(batch.attended.sum())
         batch = batch.to("cuda")
-        exact, fast = made(dropout), made(dropout, compile=compiled, attention=attention, fused=fused)
+        exact, fast = made(dropout), made(dropout, **PATHS[path])
         expected = exact(batch) if pooling == "none" else pool(exact(batch), batch, pooling)
         with torch.autocast("cuda", torch.bfloat16):
             got = fast(batch) if pooling == "none" else fast.pooled(batch, pooling)
@@ -176,11 +220,11 @@ def test_states_and_gradients_equal_the_padded_float32_path(dropout, compiled, a
         assert abs(norms[1] / norms[0] - 1) < 1e-3
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("path", ["kernels", "compiled"])
 @pytest.mark.parametrize("pooling", ["none", "cls", "mean"])
-def test_a_large_pass_has_the_same_bits_each_time(compiled, pooling):
+def test_a_large_pass_has_the_same_bits_each_time(path, pooling):
     torch.manual_seed(5)
-    encoder, batch = made(0.1, compile=compiled, graphs=False), random_batch(*torch.randint(20, 160, (300,)).tolist())
+    encoder, batch = made(0.1, **PATHS[path], graphs=False), random_batch(*torch.randint(20, 160, (300,)).tolist())
     seen = []
     for _ in range(3):
         encoder.zero_grad()
@@ -203,11 +247,11 @@ def read(encoder: Encoder, batch: TokenBatch, pooling: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("path", ["kernels", "compiled"])
 @pytest.mark.parametrize("pooling", ["none", "cls"])
-def test_replayed_passes_are_the_plain_ones_bit_by_bit(dropout, compiled, pooling):
+def test_replayed_passes_are_the_plain_ones_bit_by_bit(dropout, path, pooling):
     torch.manual_seed(2)
-    plain, replayed = made(dropout, compile=compiled, graphs=True), made(dropout, compile=compiled, graphs=True)
+    plain, replayed = (made(dropout, **PATHS[path], graphs=True) for _ in range(2))
     plain._passes = Graphs(sightings=10**9)
     optimizers = [torch.optim.AdamW(encoder.parameters(), lr=1e-3, fused=True) for encoder in (plain, replayed)]
     batches = [random_batch(*(80 + i % 7 for i in range(count))) for count in (10, 10, 13, 10, 13, 10, 13, 13)]
@@ -229,7 +273,7 @@ def test_replayed_passes_are_the_plain_ones_bit_by_bit(dropout, compiled, poolin
 
 def test_two_passes_that_wait_for_one_backward_pass_do_not_share_activations():
     torch.manual_seed(3)
-    plain, replayed = made(0.1, compile=False, graphs=True), made(0.1, compile=False, graphs=True)
+    plain, replayed = made(0.1, graphs=True), made(0.1, graphs=True)
     plain._passes = Graphs(sightings=10**9)
     for turn in range(5):
         queries, docs = random_batch(*[9] * 8), random_batch(*[70] * 16)
@@ -249,7 +293,7 @@ def test_two_passes_that_wait_for_one_backward_pass_do_not_share_activations():
 
 
 def test_small_passes_are_replayed_and_others_not():
-    encoder = made(0.1, compile=False)
+    encoder = made(0.1)
     small, large = random_batch(*[60] * 20), random_batch(*[500] * 200)
     for batch in (small, large) * 4:
         read(encoder, batch, "cls").sum().backward()
@@ -267,7 +311,7 @@ def dropped(rate: float):
 
 def test_replayed_passes_follow_what_changes():
     torch.manual_seed(4)
-    plain, replayed = made(0.1, compile=False, graphs=True), made(0.1, compile=False, graphs=True)
+    plain, replayed = made(0.1, graphs=True), made(0.1, graphs=True)
     plain._passes = Graphs(sightings=10**9)
     batch = random_batch(*[70] * 12)
     changes = (
@@ -293,7 +337,7 @@ def test_replayed_passes_follow_what_changes():
 
 
 def test_graphs_share_the_memory_of_the_largest():
-    encoder, taken = made(0.1, compile=False, graphs=True), []
+    encoder, taken = made(0.1, graphs=True), []
     for rows in (300, 250, 200):
         for _ in range(4):
             read(encoder, random_batch(*[80] * rows), "cls").sum().backward()
@@ -307,7 +351,7 @@ def test_graphs_share_the_memory_of_the_largest():
 @pytest.mark.parametrize("pooling", ["none", "cls"])
 def test_replayed_passes_meet_longer_rows_than_the_first(pooling):
     torch.manual_seed(6)
-    plain, replayed = made(0.1, compile=False, graphs=True), made(0.1, compile=False, graphs=True)
+    plain, replayed = made(0.1, graphs=True), made(0.1, graphs=True)
     plain._passes = Graphs(sightings=10**9)
     for lengths in ([70] * 12, [70] * 12, [70] * 12, [60] * 11 + [180], [30] * 11 + [510], [70] * 12):  # all of 840 tokens
         batch = random_batch(*lengths)
