@@ -187,8 +187,8 @@ PATHS = {
     "kernels": {"attention": "short", "fused": True},
     "compiled": {"attention": "short", "fused": False, "compile": True},
     "eager": {"attention": "short", "fused": False, "compile": False},
-    "library, compiled": {"attention": "library", "compile": True},
-    "library, eager": {"attention": "library", "compile": False},
+    "library-compiled": {"attention": "library", "compile": True},
+    "library-eager": {"attention": "library", "compile": False},
 }
 
 
