@@ -23,7 +23,6 @@ from hydra.errors import HydraException
 from hydra.utils import instantiate
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import SLURMEnvironment
-from lightning.pytorch.callbacks import RichProgressBar
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
@@ -43,6 +42,7 @@ from ranker.training.checkpoint_files import WholeFiles
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.multitask_module import MultitaskModule
 from ranker.training.process_watch import announce_dead_children, is_lost_peer, watch_parent
+from ranker.training.progress import ProgressBar
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import environment, log_to, write_json, write_text
 
@@ -253,7 +253,7 @@ def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], l
     options["precision"] = _precision(options["precision"])
     options["strategy"] = _strategy(options)
     if options["enable_progress_bar"]:
-        callbacks = [*callbacks, RichProgressBar(leave=True, refresh_rate=10 if torch.cuda.is_available() else 1)]
+        callbacks = [*callbacks, ProgressBar(leave=True, refresh_rate=10 if torch.cuda.is_available() else 1)]
     callbacks = [*callbacks, *(instantiate(node) for node in (cfg.get("callbacks") or {}).values())]
     made: list[Any] = []
     if logger is not None and not logger.get("none"):

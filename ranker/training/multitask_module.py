@@ -164,7 +164,7 @@ class Gradients:
         self.num_shared = sum(p.numel() for _, p in shared)
         dtype = torch.promote_types(self.parameters[0].dtype, torch.float32)
         self.values = torch.zeros(num_tasks, sum(self.sizes), dtype=dtype, device=self.parameters[0].device)
-        self.reached = torch.zeros(num_tasks, len(self.sizes), dtype=dtype, device=self.values.device)
+        self.reached = torch.zeros(num_tasks, len(self.sizes), dtype=torch.bool)  # on the host, which knows and has to know
 
     def add(self, loss: Tensor, task: int, keep_graph: bool = False) -> None:
         """Add a loss's gradient to a task's."""
@@ -172,18 +172,20 @@ class Gradients:
         for place, (view, gradient) in enumerate(zip(self.values[task].split(self.sizes), found, strict=True)):
             if gradient is not None:
                 view += gradient.flatten()
-                self.reached[task, place] = 1
+                self.reached[task, place] = True
 
     def sum_over_devices(self) -> None:
         """Add up what all devices have."""
         if dist.is_initialized():
             dist.all_reduce(self.values)
-            dist.all_reduce(self.reached)
+            reached = self.reached.to(self.values)
+            dist.all_reduce(reached)
+            self.reached = reached.cpu() > 0
 
     def reach(self, task: int) -> Tensor:
         """Where a task has a gradient among the shared parameters, bool [shared]."""
-        sizes = torch.tensor(self.sizes, device=self.values.device)
-        return (self.reached[task] > 0).repeat_interleave(sizes, output_size=self.values.shape[1])[: self.num_shared]
+        reached, sizes = (values.to(self.values.device) for values in (self.reached[task], torch.tensor(self.sizes)))
+        return reached.repeat_interleave(sizes, output_size=self.values.shape[1])[: self.num_shared]
 
     def cosine(self, task: int) -> Tensor:
         """Cosine of ranking's and a task's gradient, over the shared parameters that the task reaches."""
@@ -204,7 +206,7 @@ class Gradients:
             shared = self.values[:, : self.num_shared] * weights.unsqueeze(1)
             reach = torch.stack([self.reach(task) for task in range(len(weights))])
             total = torch.cat([combine(shared, reach, surgery, seed), weights @ self.values[:, self.num_shared :]])
-        reached = (self.reached > 0).any(0).tolist()
+        reached = self.reached.any(0).tolist()
         for parameter, view, known in zip(self.parameters, total.split(self.sizes), reached, strict=True):
             parameter.grad = view.view_as(parameter).to(parameter.dtype) if known else None
 

@@ -76,6 +76,7 @@ class RerankModule(pl.LightningModule):
         self.nonfinite, self.dumps, self.skipped_steps = nonfinite, dumps, 0
         self._unjudged: Unjudged | None = None
         self.stop_asked = self.stop_agreed = False  # by a signal to this device's process; by all devices, in a step that is judged
+        self.shown: dict[str, float] = {}  # in the progress bar, see there
         self._scored: dict[int, list[tuple[Tensor, Tensor]]] = {}  # slots and scores, by loader
 
     # training ---------------------------------------------------------------------------------------------------------------------
@@ -117,7 +118,7 @@ class RerankModule(pl.LightningModule):
         schedulers: Any = self.lr_schedulers()
         self.log("optim/lr", self._on_device(optimizer.param_groups[0]["lr"]))
         schedulers.step()
-        self.log("train/loss", total.float(), prog_bar=True)
+        self.log("train/loss", total.float())
         self.log("train/grad_norm", norm.float())
         if self.nonfinite == "skip":
             self.log("train/skipped_steps", self._on_device(self.skipped_steps))
@@ -216,6 +217,7 @@ class RerankModule(pl.LightningModule):
             return True
         seen = judged.wait()
         self.stop_agreed = bool(seen[2])
+        self.shown["train/loss"] = float(seen[0])
         if self._is_finite(seen):
             return True
         self._report(judged.step, judged.number, *seen[:2].tolist())

@@ -111,9 +111,12 @@ class Throughput(pl.Callback):
         if self.steps == WARM_UP:
             self.start, self.counts = counts, Counts()
         if look:
+            shown: Any = getattr(module, "shown", {})
             for name, value in self.report().items():
                 if name not in ("train_seconds", "start_seconds"):
-                    module.log(f"train/{name}", float(value), prog_bar=name in IN_BAR)
+                    module.log(f"train/{name}", float(value))
+                    if name in IN_BAR:
+                        shown[f"train/{name}"] = float(value)
 
     def _count_time(self, trainer: pl.Trainer) -> None:
         now, waited = time.perf_counter(), getattr(trainer.train_dataloader, "waited", 0.0)

@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ranker.layers.kernels.sums import column_sums
+
 FORWARD = {"ROWS": 2, "COLUMNS": 1024, "num_warps": 2}  # measured on an H200, see docs/performance.md
 BACKWARD = {"ROWS": 2, "COLUMNS": 1024, "BLOCKS": 32, "num_warps": 4}
 
@@ -84,4 +86,4 @@ def bias_gelu_backward(above: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, 
     if tokens:
         with torch.cuda.device_of(x):
             _backward[grid](above, x, bias, above, sums, tokens, DIM=dim, **BACKWARD)
-    return above, sums.sum(0)
+    return above, column_sums(sums)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ranker.layers.dropout import COLUMN, FIRST, SECOND, threshold
 from ranker.layers.kernels.residual_norm import _kept
+from ranker.layers.kernels.sums import column_sums
 
 PROGRAMS = 1056  # of the backward pass: eight for each of an H200's multiprocessors
 # the launches, for rows of up to 1,024 numbers: measured on an H200, see docs/performance.md
@@ -149,4 +150,4 @@ def embedding_norm_backward(
             above, *tables, ids, positions, segments, ids if hashes is None else hashes.contiguous(), gain, grad, sums, tokens,
             triton.cdiv(tokens, PROGRAMS), KINDS=kinds, **_settings(gain, offset, hashes, rate, epsilon, BACKWARD),
         )  # fmt: skip
-    return grad, sums.sum(0)[: 2 + len(tables[2])]
+    return grad, column_sums(sums)[: 2 + len(tables[2])]

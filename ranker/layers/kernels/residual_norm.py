@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ranker.layers.dropout import COLUMN, FIRST, SECOND, threshold
+from ranker.layers.kernels.sums import column_sums
 
 PROGRAMS = 1056  # of the backward pass: eight for each of an H200's multiprocessors
 # the launches, for rows of up to 1,024 numbers: measured on an H200, see docs/performance.md
@@ -154,4 +155,4 @@ def residual_norm_backward(
             above, x, bias, residual, drawn, gain, grad_x, grad_residual, sums, tokens, triton.cdiv(tokens, PROGRAMS * BACKWARD["ROWS"]),
             **_settings(x, rate, hashes, epsilon, BACKWARD),
         )  # fmt: skip
-    return sums.sum(0), grad_residual, grad_x
+    return column_sums(sums), grad_residual, grad_x

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from ranker.layers.kernels.blocks import BLOCK
+from ranker.layers.kernels.sums import column_sums
 
 MAX_LENGTH = 512  # longer rows work, but the library's kernel suits them better
 HEAD_SIZES = (16, 32, 64, 128)
@@ -285,7 +286,7 @@ def attend_backward(
     with torch.cuda.device_of(qkv):
         for kernel, settings in backward_launches(dim, _shared_memory(qkv.device)):
             wrap(kernel)[(rows * heads,)](*tensors, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim, **settings)
-    return grad, parts.sum(0)
+    return grad, column_sums(parts, wrap)
 
 
 @triton_op("ranker::short_attention", mutates_args=())

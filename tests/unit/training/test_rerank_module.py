@@ -5,10 +5,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ranker.data.batching import StepPlan
 from ranker.data.dataset import StepLoader
+from ranker.training.progress import ProgressBar
 from ranker.training.rerank_module import RerankModule
+from ranker.training.throughput import Throughput
 from ranker.types import RankBatch, TrainStep
 
 
@@ -69,6 +72,46 @@ def test_pc47_pc49_a_step_s_gradient_is_the_mean_over_what_it_has(groups, querie
     ).fit(module, train_dataloaders=StepLoader(Steps(plan)))  # fmt: skip
     assert gradients.seen == [1.0, 1.0]
     assert module.scorer.weight.item() == -2.0
+
+
+class Reads(TorchDispatchMode):
+    """Counts the numbers that Python reads from tensors; on a GPU it waits for each."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+class Counted(pl.Callback):
+    """Reads from the first step's start to the start of the sixth, and what the bar shows then."""
+
+    def __init__(self, bar: ProgressBar) -> None:
+        self.bar, self.reads = bar, Reads()
+
+    def on_train_batch_start(self, trainer, module, batch, index) -> None:
+        if index == 0:
+            self.reads.__enter__()
+        elif index == 5:
+            self.reads.__exit__(None, None, None)
+            self.shown = self.bar.get_metrics(trainer, module)
+
+
+def test_a_step_waits_for_nothing_but_what_judges_it():
+    bar = ProgressBar()
+    module = RerankModule(
+        Weight(), [], loss=lambda scores, labels, mask: scores.mean(), optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
+        schedule=lambda step, total: 1.0, total_steps=8, max_norm=None, weight_decay=0.0,
+    )  # fmt: skip
+    counted = Counted(bar)
+    pl.Trainer(
+        accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_model_summary=False,
+        callbacks=[bar, Throughput(), counted],
+    ).fit(module, train_dataloaders=StepLoader(Steps(StepPlan(16, 2, max_tokens=100))))  # fmt: skip
+    assert counted.reads.count == 5 * 3  # loss, whether it is finite, and whether a stop was asked for
+    assert counted.shown["train/loss"] == -4.0, "the loss of the fifth step: each before it took 1 from the weight"
+    assert counted.shown["train/pairs_per_second"] > 0
 
 
 def test_pc70_two_devices_share_the_rows_of_an_epoch():

@@ -26,9 +26,9 @@ class Module:
     def __init__(self, computed, last_layer=lambda texts: texts.num_tokens) -> None:
         encoder = SimpleNamespace(config=BertConfig(), computed_tokens=computed, last_layer_tokens=last_layer)
         self.scorer = SimpleNamespace(encoder=encoder)
-        self.logged = {}
+        self.logged, self.shown = {}, {}
 
-    def log(self, name, value, prog_bar) -> None:
+    def log(self, name, value) -> None:
         self.logged[name] = value
 
 
