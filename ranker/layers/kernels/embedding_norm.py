@@ -19,8 +19,8 @@ from ranker.layers.kernels.sums import column_sums
 
 PROGRAMS = 1056  # of the backward pass: eight for each of an H200's multiprocessors
 # the launches, for rows of up to 1,024 numbers: measured on an H200, see docs/performance.md
-FORWARD = {"ROWS": 4, "num_warps": 2}
-BACKWARD = {"num_warps": 2}
+FORWARD = {"ROWS": 1, "num_warps": 1}
+BACKWARD = {"num_warps": 1}
 
 
 @triton.jit(do_not_specialize=["tokens"])
