@@ -71,16 +71,17 @@ class Encoder(nn.Module):
 
     Families in `RAGGED_FAMILIES` run padding-free: every linear layer sees real tokens only. Others are padded at the door and run
     through their own transformers forward. Both give the same states. On CUDA in half precision attention is padding-free too, without
-    attention dropout, and layers are compiled.
+    attention dropout, and layers run through kernels of our own, or compiled where those don't serve.
 
     Args:
         model: The transformers model, without its pooler.
         tokenizer: Its fast tokenizer.
         ragged: Whether to run without padding where the family can; False takes transformers' own forward.
-        compile: Whether to compile the layers on CUDA in half precision; `auto` does it where the tools are there, True insists.
+        compile: Whether to compile layers on CUDA in half precision that are not `fused`; `auto` does it where the tools are there, True
+            insists on those.
         attention: Kernel on CUDA in half precision: `short`, `library` or `auto` (short where it serves).
-        fused: Whether norms and GELU run through kernels of their own on CUDA in half precision; `auto` does it where Triton is, True
-            insists.
+        fused: Whether embeddings and layers run through kernels of our own on CUDA in half precision; `auto` does it where they serve
+            (Triton, the short kernel, GELU), True insists.
         graphs: Whether training passes through our kernels are replayed as CUDA graphs; `auto` does it on one device, for micro-batches
             that are small enough to gain by it, True for all.
 
@@ -387,9 +388,9 @@ def load_encoder(
             checkpoint's.
         pretrained: False takes the configuration and random weights.
         ragged: False pads every batch and runs transformers' own forward.
-        compile: Whether to compile the layers on CUDA in half precision: auto, true or false.
+        compile: Whether to compile layers on CUDA in half precision that are not `fused`: auto, true or false.
         attention: Kernel on CUDA in half precision: auto, short or library.
-        fused: Whether norms and GELU run through kernels of their own on CUDA in half precision: auto, true or false.
+        fused: Whether embeddings and layers run through kernels of our own on CUDA in half precision: auto, true or false.
         graphs: Whether training passes are replayed as CUDA graphs: auto (small ones on one device), true or false.
         trust_remote_code: Whether code that lies beside the weights may run.
 
