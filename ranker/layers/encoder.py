@@ -81,7 +81,7 @@ class Encoder(nn.Module):
             insists on those.
         attention: Kernel on CUDA in half precision: `short`, `library` or `auto` (short where it serves).
         fused: Whether embeddings and layers run through kernels of our own on CUDA in half precision; `auto` does it where they serve
-            (Triton, the short kernel, GELU), True insists.
+            (Triton, GELU, rows that the short kernel takes), True insists on the first two.
         graphs: Whether training passes through our kernels are replayed as CUDA graphs; `auto` does it on one device, for micro-batches
             that are small enough to gain by it, True for all.
 
@@ -110,6 +110,9 @@ class Encoder(nn.Module):
         self.ragged = ragged and model.config.model_type in RAGGED_FAMILIES
         self.compiled, self.attention, self.fused, self.graphs = compile, attention, fused, graphs
         self._passes = Graphs()
+        # of words that the table lacks torch's own lookup says so, our kernel does not
+        words: Any = model.get_input_embeddings()
+        self._known_words = len(tokenizer) <= len(words.weight)
         self.dropout_seed: int | None = None  # of the optimizer step; None: each forward draws one
         self._told: set[str] = set()
         self._filled = self._rounded = False  # whether the last batch got rows of filling, and those that graphs need
@@ -275,7 +278,7 @@ class Encoder(nn.Module):
         embeddings, shift = self.model.embeddings, position_shift(self.config)
         words = embeddings.word_embeddings.weight
         dtype = torch.get_autocast_dtype("cuda") if self._filled and torch.is_autocast_enabled("cuda") else words.dtype
-        if run is kernel_layer and embeddings.token_type_embeddings.num_embeddings <= FEW:
+        if run is kernel_layer and self._known_words and embeddings.token_type_embeddings.num_embeddings <= FEW:
             states = embedded(embeddings, segments, layout, shift, hashes, self._dropped, dtype)
         else:
             states = embeddings.word_embeddings(layout.batch.tokens) + position_embedding(embeddings.position_embeddings, layout, shift)
@@ -285,7 +288,7 @@ class Encoder(nn.Module):
                 states = dropout(states, hashes, self._dropped)
         if hasattr(self.model, "embeddings_project"):  # ELECTRA
             states = self.model.embeddings_project(states)
-        return states.to(dtype)
+        return states.to(dtype) if self._filled else states
 
     @property
     def _dropped(self) -> float:
@@ -315,8 +318,8 @@ class Encoder(nn.Module):
             raise ConfigError(f"encoder.attention: expected auto or library, got 'short', but {why_not}")
         other = "" if isinstance(self._activation, GELUActivation) else f"the activation is {self.config.hidden_act}, not gelu"
         apart = "encoder.fused=false" if self.fused is False else triton_missing() or why_not or other
-        if apart and self.fused is True:
-            raise ConfigError(f"encoder.fused: expected auto or false, got true, but {apart}")
+        if self.fused is True and (triton_missing() or other):
+            raise ConfigError(f"encoder.fused: expected auto or false, got true, but {triton_missing() or other}")
         if not apart:
             self._tell("layers through kernels of our own; attention dropout is off in them")
             return triton_kernels(), kernel_layer

@@ -131,7 +131,8 @@ class _Joined(torch.autograd.Function):
         inner, states, product, own, bias, gain = ctx.saved_tensors
         sums, down, grad = ctx.end.gradients(above, product, bias, states, gain)
         weight_type, *types = ctx.types
-        return grad @ own, down, None, _product(grad, inner, weight_type), *_split(sums, types)
+        own_grad = _product(grad, inner, weight_type) if ctx.needs_input_grad[3] else None
+        return grad @ own, down, None, own_grad, *_split(sums, types)
 
 
 class _Attention(torch.autograd.Function):
@@ -144,7 +145,7 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         tokens, dim = states.shape
         packed, bias, own = _converted([[wq, wk, wv], [bq, bk, bv], [wo]], states.dtype)
-        qkv = torch.addmm(bias, states, packed.t()).view(tokens, 3, heads, -1)
+        qkv = torch.addmm(bias, states, packed.t()).view(tokens, 3, heads, dim // heads)
         mixed, logs = end.kernels.attend(qkv, *places)
         product = mixed.view(tokens, dim) @ own.t()
         ctx.end, ctx.places, ctx.types = end, places, (wq.dtype, bq.dtype, wo.dtype, bo.dtype, gain.dtype, shift.dtype)

@@ -1,4 +1,4 @@
-"""Lookups in tables with few rows, whose gradients are summed in a fixed order on CUDA.
+"""Embeddings: words, positions and segments in one kernel, and gradients of tables with few rows, summed in a fixed order on CUDA.
 
 There torch adds them up with atomics where many tokens share few rows (`embedding_dense_backward` of torch 2.11), in an order that may change from
 run to run, and the last bits with it. Gradients of words, whose table has many rows, it sorts and sums in order.

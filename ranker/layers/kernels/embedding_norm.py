@@ -14,10 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from ranker.layers.dropout import COLUMN, FIRST, SECOND, threshold
-from ranker.layers.kernels.residual_norm import _kept
+from ranker.layers.kernels.hashed import PROGRAMS, kept
 from ranker.layers.kernels.sums import column_sums
 
-PROGRAMS = 1056  # of the backward pass: eight for each of an H200's multiprocessors
 # the launches, for rows of up to 1,024 numbers: measured on an H200, see docs/performance.md
 FORWARD = {"ROWS": 1, "num_warps": 1}
 BACKWARD = {"num_warps": 1}
@@ -47,7 +46,7 @@ def _forward(
     normed = centred * spread[:, None] * gains[None, :] + shifts[None, :]
     if DROP:
         drawn = tl.load(hashes + rows, mask=real, other=0)
-        normed = tl.where(_kept(drawn, columns, THRESHOLD, COLUMN, FIRST, SECOND), normed * SCALE, 0.0)
+        normed = tl.where(kept(drawn, columns, THRESHOLD, COLUMN, FIRST, SECOND), normed * SCALE, 0.0)
     tl.store(out + rows[:, None].to(tl.int64) * DIM + columns[None, :], normed.to(out.dtype.element_ty), mask=mask)
 
 
@@ -75,8 +74,8 @@ def _backward(
             own = tl.load(above + row * DIM + columns, mask=here, other=0.0).to(tl.float32)
             if DROP:
                 drawn = tl.load(hashes + row + tl.arange(0, 1))
-                kept = tl.reshape(_kept(drawn, columns, THRESHOLD, COLUMN, FIRST, SECOND), [WIDTH])
-                own = tl.where(kept, own * SCALE, 0.0)
+                stays = tl.reshape(kept(drawn, columns, THRESHOLD, COLUMN, FIRST, SECOND), [WIDTH])
+                own = tl.where(stays, own * SCALE, 0.0)
             centred = tl.where(here, value - tl.sum(value, 0) / DIM, 0.0)
             spread = tl.rsqrt(tl.sum(centred * centred, 0) / DIM + EPSILON)
             normed = centred * spread

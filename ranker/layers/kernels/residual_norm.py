@@ -15,21 +15,12 @@ import triton.language as tl
 from torch import Tensor
 
 from ranker.layers.dropout import COLUMN, FIRST, SECOND, threshold
+from ranker.layers.kernels.hashed import PROGRAMS, kept
 from ranker.layers.kernels.sums import column_sums
 
-PROGRAMS = 1056  # of the backward pass: eight for each of an H200's multiprocessors
 # the launches, for rows of up to 1,024 numbers: measured on an H200, see docs/performance.md
 FORWARD = {"ROWS": 1, "num_warps": 1}
 BACKWARD = {"ROWS": 1, "num_warps": 1}
-
-
-@triton.jit
-def _kept(hashes, columns, THRESHOLD: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
-    """`ranker.layers.dropout.hashed_dropout`'s choice; 32-bit products wrap around."""
-    bits = hashes[:, None].to(tl.uint32, bitcast=True) + columns[None, :].to(tl.uint32) * COLUMN
-    bits = (bits ^ (bits >> 16)) * FIRST
-    bits = (bits ^ (bits >> 15)) * SECOND
-    return bits.to(tl.int32, bitcast=True) >= THRESHOLD
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -47,7 +38,7 @@ def _forward(
     summed += tl.load(bias + columns, mask=here, other=0.0).to(tl.float32)[None, :]
     if DROP:
         drawn = tl.load(hashes + rows, mask=real, other=0)
-        summed = tl.where(_kept(drawn, columns, THRESHOLD, COLUMN, FIRST, SECOND), summed * SCALE, 0.0)
+        summed = tl.where(kept(drawn, columns, THRESHOLD, COLUMN, FIRST, SECOND), summed * SCALE, 0.0)
     summed += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
     centred = tl.where(here[None, :], summed - (tl.sum(summed, 1) / DIM)[:, None], 0.0)
     spread = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + EPSILON)
@@ -78,8 +69,8 @@ def _backward(
         places = rows[:, None].to(tl.int64) * DIM + columns[None, :]
         summed = tl.load(x + places, mask=mask, other=0.0).to(tl.float32) + biases
         if DROP:
-            kept = _kept(tl.load(hashes + rows, mask=real, other=0), columns, THRESHOLD, COLUMN, FIRST, SECOND)
-            summed = tl.where(kept, summed * SCALE, 0.0)
+            stays = kept(tl.load(hashes + rows, mask=real, other=0), columns, THRESHOLD, COLUMN, FIRST, SECOND)
+            summed = tl.where(stays, summed * SCALE, 0.0)
         summed += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
         grad = tl.load(above + places, mask=mask, other=0.0).to(tl.float32)
         centred = tl.where(here[None, :], summed - (tl.sum(summed, 1) / DIM)[:, None], 0.0)
@@ -92,7 +83,7 @@ def _backward(
         grad = (grad - (tl.sum(grad, 1) / DIM)[:, None] - normed * along[:, None]) * spread[:, None]
         tl.store(grad_residual + places, grad.to(grad_residual.dtype.element_ty), mask=mask)
         if DROP:
-            grad = tl.where(kept, grad * SCALE, 0.0)
+            grad = tl.where(stays, grad * SCALE, 0.0)
             tl.store(grad_x + places, grad.to(grad_x.dtype.element_ty), mask=mask)
         bias_sum += tl.sum(tl.where(mask, grad, 0.0), 0)
     sums += tl.program_id(0) * (3 * DIM) + columns

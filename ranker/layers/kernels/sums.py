@@ -27,7 +27,7 @@ def _sum(parts, out, count, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl
 
 def column_sums(parts: Tensor, wrap: Callable[..., Any] = lambda kernel: kernel) -> Tensor:
     """Sum over the first axis, float32 [parts, ...]; `wrap` is `wrap_triton` where the kernel is traced."""
-    width = parts[0].numel()
+    width = parts.shape[1:].numel()
     out = torch.empty(parts.shape[1:], dtype=torch.float32, device=parts.device)
     with torch.cuda.device_of(parts):  # Triton launches on the current device
         wrap(_sum)[(triton.cdiv(width, SUM["COLUMNS"]),)](parts, out, parts.shape[0], WIDTH=width, **SUM)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import gelu, layer_norm
 
+from ranker.layers import kernel_layer as kernel_module
 from ranker.layers.attention import RaggedLayout, padded_attention, padded_average
 from ranker.layers.dropout import dropout_hashes, hashed_dropout
 from ranker.layers.fused import Parts, plain_attend, plain_join, plain_widen, post_norm_layer
@@ -27,7 +28,7 @@ def differentiated(function, above, *inputs):
         return torch.autograd.grad(function(*own), own, above)
 
 
-def plain_kernels(overwrite: bool) -> Kernels:
+def plain_kernels() -> Kernels:
     """Of the same contract as ours: the gradient by the states is a tensor of its own, which is the product's, too, where nothing is dropped."""
 
     def attend(qkv, cu_seqlens, cu_keys, blocks):
@@ -42,8 +43,7 @@ def plain_kernels(overwrite: bool) -> Kernels:
 
     def widen_backward(above, x, bias):
         grad = differentiated(lambda own: gelu(own + bias), above, x)[0]
-        if overwrite:
-            above.fill_(math.nan)
+        above.fill_(math.nan)  # ours writes over it
         return grad, grad.sum(0)
 
     def join(x, bias, states, hashes, rate, gain, shift, epsilon):
@@ -86,7 +86,7 @@ def test_states_and_gradients_are_those_of_the_plain_layer(drop, firsts):
     layer = weights()
     parts = Parts(plain_attend(padded_attention), padded_average, plain_widen(gelu), plain_join)
     expected = post_norm_layer(states, layer, HEADS, drop, own, EPSILON, wanted, parts, (places, 0.0))
-    found = kernel_layer(states, layer, HEADS, drop, own, EPSILON, wanted, plain_kernels(overwrite=True), (None, None, None, 0, None))
+    found = kernel_layer(states, layer, HEADS, drop, own, EPSILON, wanted, plain_kernels(), (None, None, None, 0, None))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     above = torch.randn_like(expected)
     for got, right in zip(
@@ -95,19 +95,44 @@ def test_states_and_gradients_are_those_of_the_plain_layer(drop, firsts):
         torch.testing.assert_close(got, right, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("frozen", ["states", "attention", "feed-forward", "matrices"])
-def test_what_is_frozen_gets_no_gradient_and_the_rest_its_own(frozen):
+@pytest.mark.parametrize("firsts", [False, True])
+@pytest.mark.parametrize("alone", range(17))
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_is_frozen_gets_no_gradient_and_the_rest_its_own(alone, frozen, firsts):
     torch.manual_seed(1)
-    layer = weights()
-    states = torch.randn(sum(LENGTHS), DIM, dtype=torch.float64, requires_grad=frozen != "states")
-    for number, weight in enumerate(layer):
-        weight.requires_grad = {
-            "states": True, "attention": number > 7, "feed-forward": number < 8 or number > 11, "matrices": weight.ndim == 1
-        }[frozen]  # fmt: skip
+    layer, places = weights(), layout()
+    values = (torch.randn(sum(LENGTHS), DIM, dtype=torch.float64), *layer)
+    for number, value in enumerate(values):
+        value.requires_grad = (number == alone) != frozen  # the only one that is trained, or the only one that is not
+    states, trained = values[0], [value for value in values if value.requires_grad]
+    wanted = places.batch.cu_seqlens[:-1] if firsts else None
     parts = Parts(plain_attend(padded_attention), padded_average, plain_widen(gelu), plain_join)
-    trained = [value for value in (states, *layer) if value.requires_grad]
-    expected = post_norm_layer(states, layer, HEADS, 0.0, None, EPSILON, None, parts, (layout(), 0.0))
-    found = kernel_layer(states, layer, HEADS, 0.0, None, EPSILON, None, plain_kernels(overwrite=True), (None, None, None, 0, None))
+    expected = post_norm_layer(states, layer, HEADS, 0.0, None, EPSILON, wanted, parts, (places, 0.0))
+    found = kernel_layer(states, layer, HEADS, 0.0, None, EPSILON, wanted, plain_kernels(), (None, None, None, 0, None))
     above = torch.randn_like(expected)
-    for got, right in zip(torch.autograd.grad(found, trained, above), torch.autograd.grad(expected, trained, above), strict=True):
-        torch.testing.assert_close(got, right, rtol=0, atol=1e-10)
+    rights = torch.autograd.grad(expected, trained, above)
+    for _ in range(2):  # a graph may be gone through again, as one of several tasks
+        for got, right in zip(torch.autograd.grad(found, trained, above, retain_graph=True), rights, strict=True):
+            torch.testing.assert_close(got, right, rtol=0, atol=1e-10)
+
+
+def calls(monkeypatch) -> list[tuple[int, ...]]:
+    """The shapes of the weights whose gradients are made."""
+    made: list[tuple[int, ...]] = []
+    own = kernel_module._product
+
+    def product(above, inner, dtype):
+        made.append((above.shape[1], inner.shape[1]))
+        return own(above, inner, dtype)
+
+    monkeypatch.setattr(kernel_module, "_product", product)
+    return made
+
+
+@pytest.mark.parametrize(("trained", "shapes"), [(1, [(24, 8)]), (7, [(8, 8)]), (9, [(32, 8)]), (11, [(8, 32)]), (8, [])])
+def test_no_gradient_of_a_frozen_matrix_is_made(monkeypatch, trained, shapes):
+    values, made = (torch.randn(sum(LENGTHS), DIM, dtype=torch.float64), *weights()), calls(monkeypatch)
+    for number, value in enumerate(values):
+        value.requires_grad = number == trained
+    kernel_layer(values[0], values[1:], HEADS, 0.0, None, EPSILON, None, plain_kernels(), (None, None, None, 0, None)).sum().backward()
+    assert made == shapes

@@ -7,7 +7,7 @@ triton = pytest.importorskip("triton", reason="needs Triton (on Linux a part of 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from ranker.layers.kernels import bias_gelu, embedding_norm, first_attention, residual_norm, short_attention  # noqa: E402
+from ranker.layers.kernels import bias_gelu, embedding_norm, first_attention, residual_norm, short_attention, sums  # noqa: E402
 
 # bytes that a program may have, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", less 1 KB)
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
@@ -26,7 +26,9 @@ def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, 
         elif name in NUMBERS or (name == "blocks" and kernel is residual_norm._backward):
             signature[name] = "i32"
         else:
-            signature[name] = "*fp32" if name in FLOAT32 else "*i32" if name in INT32 else "*i64" if name in INT64 else "*bf16"
+            signature[name] = (
+                "*fp32" if name in FLOAT32 or kernel is sums._sum else "*i32" if name in INT32 else "*i64" if name in INT64 else "*bf16"
+            )
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=attributes)
     made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps, "num_stages": num_stages})
@@ -77,7 +79,9 @@ def test_the_other_kernels_fit(capability: int) -> None:
             (residual_norm._backward, residual_norm.BACKWARD),
             (embedding_norm._forward, {"OFFSET": 0, **embedding_norm.FORWARD}),
             (embedding_norm._backward, {"OFFSET": 0, "KINDS": 2, **embedding_norm.BACKWARD}),
+            (embedding_norm._backward, {"OFFSET": 0, "KINDS": 4, **embedding_norm.BACKWARD}),
         )
     ]
+    launches.append((sums._sum, {"WIDTH": 2304, **sums.SUM}))
     for kernel, settings in launches:
         assert shared_memory(kernel, capability, **settings) <= room
