@@ -86,13 +86,17 @@ def test_gradients_are_the_mean_of_both_processes(graphs, tmp_path):
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]),
     }
     both = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment) for rank in range(2)]
-    for process in both:
-        said, _ = process.communicate(timeout=120)
-        assert process.returncode == 0
-        found = json.loads(said.splitlines()[-1])
-        assert max(found["gaps"]) < 1e-6, "float32 sums in another order"
-        assert len(found["gaps"]) == STEPS
-        assert found["graphs"] == (2 if graphs else 0)
+    try:
+        for process in both:
+            said, _ = process.communicate(timeout=120)
+            assert process.returncode == 0
+            found = json.loads(said.splitlines()[-1])
+            assert max(found["gaps"]) < 1e-6, "float32 sums in another order"
+            assert len(found["gaps"]) == STEPS
+            assert found["graphs"] == (2 if graphs else 0)
+    finally:
+        for process in both:
+            process.kill()
 
 
 if __name__ == "__main__":
