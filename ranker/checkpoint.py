@@ -16,7 +16,7 @@ from torch import nn
 
 from ranker.config import constructor_keys, load_stored
 from ranker.errors import CheckpointError
-from ranker.layers.encoder import Encoder
+from ranker.layers.execution import Execution
 
 # what a model folder says of its own: how the texts were cut and what the scorer is
 DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
@@ -55,7 +55,7 @@ def read_description(path: Path) -> dict[str, Any]:
     )
 
 
-def load_scorer(path: Path, weights: str = "best") -> Any:
+def load_scorer(path: Path, weights: str = "best", execution: Execution | None = None) -> Any:
     """Load a scorer from a run folder, a `model/` folder, or a folder of another program.
 
     Others are a Hugging Face sequence classification model, a sentence-transformers model of one or several vectors, a Stanford ColBERT.
@@ -63,6 +63,7 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
     Args:
         path: The folder.
         weights: Of a run folder, `best` (`model/`, or `checkpoints/best.ckpt` of an unfinished run) or `last`.
+        execution: How its encoders compute; None: as the folder says.
 
     Raises:
         CheckpointError: There are no trained weights.
@@ -75,18 +76,13 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
     if weights == "last" or not model.is_dir():
         scorer = instantiate(
             OmegaConf.create(constructor_keys("model", description["model"])),
-            encoder=instantiate(constructor_keys("encoder", description["encoder"])),
+            encoder=instantiate(constructor_keys("encoder", description["encoder"]), **(vars(execution) if execution else {})),
         )
         _load_state(scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer.")
         return scorer
     target = description.get("model", {}).get("_target_") or _target_of(model)
     module, _, name = target.rpartition(".")
-    encoder = description.get("encoder", {})
-    scorer = getattr(importlib.import_module(module), name).load(model, ragged=encoder.get("ragged", True))
-    for part in scorer.modules():
-        if isinstance(part, Encoder):
-            part.compiled, part.attention, part.fused = (encoder.get(key, "auto") for key in ("compile", "attention", "fused"))
-    return scorer
+    return getattr(importlib.import_module(module), name).load(model, execution or Execution.of(description.get("encoder", {})))
 
 
 def _target_of(folder: Path) -> str:

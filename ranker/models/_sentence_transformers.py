@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokeniz
 from ranker.data.batching import Template
 from ranker.errors import CheckpointError
 from ranker.layers.encoder import Encoder, without_pooler
+from ranker.layers.execution import Execution
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"identity": nn.Identity, "tanh": nn.Tanh}
 
@@ -98,7 +99,7 @@ def _inside(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def read_encoder(folder: Path, ragged: bool) -> tuple[Encoder, dict[str, Any]]:
+def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str, Any]]:
     """The transformer of a folder, without a pooler, and its sentence-transformers configuration."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     model, info = AutoModel.from_pretrained(
@@ -110,7 +111,7 @@ def read_encoder(folder: Path, ragged: bool) -> tuple[Encoder, dict[str, Any]]:
     settings = read_json(folder / "sentence_bert_config.json")
     if settings.get("do_lower_case"):
         _lower_case(tokenizer)
-    return Encoder(model, tokenizer, ragged=ragged), settings
+    return Encoder(model, tokenizer, execution), settings
 
 
 def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
