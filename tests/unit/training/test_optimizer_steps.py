@@ -211,7 +211,7 @@ def trained(kind, steps: int = 3, schedule: Callable[..., float] = ONE_WARM_STEP
         accelerator="cpu", precision="64-true", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, log_every_n_steps=1, callbacks=[recorded],
     )  # fmt: skip
-    trainer.fit(module, train_dataloaders=DataLoader(kind.steps()[:steps], batch_size=None))
+    trainer.fit(module, train_dataloaders=DataLoader((kind.steps() * 10)[:steps], batch_size=None))
     return recorded, scorer
 
 
@@ -232,6 +232,13 @@ def test_three_steps_equal_a_plain_loop(name):
     assert got.keys() == weights.keys()
     for key, weight in weights.items():
         torch.testing.assert_close(got[key].detach(), weight, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_thirty_steps_learn_their_groups_by_heart(name):
+    recorded, _ = trained(KINDS[name], steps=30, total_steps=30, max_norm=1.0)
+    first, last = recorded.losses[:3], recorded.losses[-3:]
+    assert sum(last) < 0.3 * sum(first)
 
 
 @pytest.mark.parametrize("name", KINDS)
