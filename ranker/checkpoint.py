@@ -14,9 +14,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from ranker.config import constructor_keys, load_stored
+from ranker.config import constructor_keys
 from ranker.errors import CheckpointError
 from ranker.layers.encoder import Encoder
+from ranker.stored import load_stored
 
 # what a model folder says of its own: how the texts were cut and what the scorer is
 DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")

@@ -11,9 +11,10 @@ from hydra.utils import instantiate
 from torch.utils.data import DataLoader
 
 from ranker.build import training_module
-from ranker.config import constructor_keys, load_stored
+from ranker.config import constructor_keys
 from ranker.entry import user_errors
 from ranker.errors import CheckpointError, NonFinite
+from ranker.stored import load_stored
 from ranker.training.nonfinite import read_dump
 
 
