@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +14,31 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from ranker.config import constructor_keys
-from ranker.errors import CheckpointError
+from ranker.errors import CheckpointError, RankerError
 from ranker.layers.encoder import Encoder
+from ranker.model_folder import read_object
 from ranker.stored import load_stored
 
 # what a model folder says of its own: how the texts were cut and what the scorer is
 DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
-# files that say which program wrote a folder
-FOREIGN = ("modules.json", "config_sentence_transformers.json", "config.json")
 
 
 def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
-    """Write a scorer's Hugging Face folder and `ranker.yaml`, whole or not at all."""
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    """Write a scorer's Hugging Face folder and `ranker.yaml`, whole or not at all.
+
+    Args:
+        folder: The folder; must not exist, or be empty.
+        scorer: The scorer.
+        cfg: Configuration of its training.
+
+    Raises:
+        CheckpointError: The folder holds something.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder}: expected a new or an empty folder to write the model to, got one that is in use; name another")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
+    partial.chmod(0o777 & ~_umask())
     positions = scorer.encoder.max_tokens
     if scorer.reads == "texts":
         query, doc = scorer.layouts()
@@ -39,8 +48,13 @@ def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
         scorer.save(partial, max_tokens=min(positions, cfg.max_pair_tokens or positions))
     described = OmegaConf.create({key: cfg[key] for key in DESCRIBED})
     (partial / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
     partial.replace(folder)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -80,26 +94,35 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
         )
         _load_state(scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer.")
         return scorer
-    target = description.get("model", {}).get("_target_") or _target_of(model)
-    module, _, name = target.rpartition(".")
-    encoder = description.get("encoder", {})
-    scorer = getattr(importlib.import_module(module), name).load(model, ragged=encoder.get("ragged", True))
+    encoder = description.get("encoder") or {}
+    scorer = _load(model, (description.get("model") or {}).get("_target_") or _target_of(model), encoder.get("ragged", True))
     for part in scorer.modules():
         if isinstance(part, Encoder):
             part.compiled, part.attention, part.fused = (encoder.get(key, "auto") for key in ("compile", "attention", "fused"))
     return scorer
 
 
+def _load(folder: Path, target: str, ragged: bool) -> Any:
+    """The scorer of a class in a folder; whatever a library finds wrong with the folder is one line."""
+    module, _, name = target.rpartition(".")
+    scorer = getattr(importlib.import_module(module), name) if module.startswith("ranker.models.") else None
+    if not hasattr(scorer, "load"):
+        raise CheckpointError(f"{folder}: model._target_: expected a scorer of ranker.models, got {target!r}")
+    try:
+        return scorer.load(folder, ragged=ragged)
+    except RankerError:
+        raise
+    except Exception as error:  # the libraries raise what they like over a folder that another program wrote
+        said = " ".join(str(error).split()) or "no reason"
+        raise CheckpointError(f"{folder}: expected a model folder that loads, got {type(error).__name__}: {said}") from error
+
+
 def _target_of(folder: Path) -> str:
     """The scorer that reads a folder of another program."""
-    try:
-        read = {name: json.loads((folder / name).read_text(encoding="utf-8")) for name in FOREIGN if (folder / name).is_file()}
-    except ValueError as error:
-        raise CheckpointError(f"checkpoint: expected {folder} to hold readable JSON files, got one that is not ({error})") from error
-    several = read.get("config_sentence_transformers.json", {}).get("model_type") == "MultiVectorEncoder"
-    if several or "HF_ColBERT" in (read.get("config.json", {}).get("architectures") or []):
+    several = read_object(folder / "config_sentence_transformers.json").get("model_type") == "MultiVectorEncoder"
+    if several or "HF_ColBERT" in (read_object(folder / "config.json").get("architectures") or []):
         return "ranker.models.colbert.ColBERT"
-    return "ranker.models.dpr.DPR" if "modules.json" in read else "ranker.models.monobert.MonoBERT"
+    return "ranker.models.dpr.DPR" if (folder / "modules.json").is_file() else "ranker.models.monobert.MonoBERT"
 
 
 def load_checkpoint(module: nn.Module, path: Path) -> None:

@@ -64,7 +64,10 @@ def _read(path: Path) -> Any:
 def stored_faults(cfg: DictConfig) -> list[str]:
     """Say what a stored configuration holds that it may not."""
     content: Any = OmegaConf.to_container(cfg)
-    faults = [*unknown_keys(content, root_of(content)), *_unresolved(content, ""), *untrusted(content, ""), *_nodes(content)]
+    unresolved = _unresolved(content, "")
+    if unresolved:
+        return unresolved
+    faults = [*unknown_keys(content, root_of(content)), *untrusted(content, ""), *_nodes(content)]
     if faults:  # what comes next relies on them
         return faults
     faults = [*_types(cfg), *target_faults(cfg), *writing_faults(content)]

@@ -17,6 +17,7 @@ from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder, load_encoder
 from ranker.layers.grid import to_grid
 from ranker.layers.pooling import POOLINGS
+from ranker.model_folder import check_model_folder
 from ranker.types import RankBatch
 
 log = logging.getLogger(__name__)
@@ -138,6 +139,7 @@ class MonoBERT(nn.Module):
         """
         if (Path(folder) / HEAD_FILE).is_file():
             return cls._load_apart(Path(folder), ragged)
+        check_model_folder(folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if not any("ForSequenceClassification" in name for name in config.architectures or []):
             raise CheckpointError(
