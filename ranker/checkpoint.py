@@ -88,6 +88,8 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
         raise CheckpointError(f"weights: expected weights=best, since {path} is no run folder and holds one set of weights; got 'last'")
     model = path / "model" if in_run else path
     if weights == "last" or not model.is_dir():
+        if not description.get("model") or not description.get("encoder"):
+            raise CheckpointError(f"{path}: expected a run that trained a model, got a config.yaml without model or encoder")
         scorer = instantiate(
             OmegaConf.create(constructor_keys("model", description["model"])),
             encoder=instantiate(constructor_keys("encoder", description["encoder"])),
@@ -98,7 +100,8 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
     scorer = _load(model, (description.get("model") or {}).get("_target_") or _target_of(model), encoder.get("ragged", True))
     for part in scorer.modules():
         if isinstance(part, Encoder):
-            part.compiled, part.attention, part.fused = (encoder.get(key, "auto") for key in ("compile", "attention", "fused"))
+            part.compiled, part.attention = encoder.get("compile", "auto"), encoder.get("attention", "auto")
+            part.fused, part.graphs = encoder.get("fused", "auto"), encoder.get("graphs", "auto")
     return scorer
 
 
