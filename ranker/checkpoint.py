@@ -139,7 +139,7 @@ def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     except Exception as error:
-        raise CheckpointError(f"{path}: expected a whole training checkpoint, got one that can't be read ({error})") from error
+        raise CheckpointError(f"{path}: expected a whole training checkpoint, got one that can't be read ({' '.join(str(error).split())})") from error
     own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     expected = module.state_dict()
     for key in sorted(set(own) | set(expected)):

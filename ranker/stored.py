@@ -70,7 +70,10 @@ def stored_faults(cfg: DictConfig) -> list[str]:
     faults = [*unknown_keys(content, root_of(content)), *untrusted(content, ""), *_nodes(content)]
     if faults:  # what comes next relies on them
         return faults
-    faults = [*_types(cfg), *target_faults(cfg), *writing_faults(content)]
+    faults = _types(cfg)
+    if faults:
+        return faults
+    faults = [*target_faults(cfg), *writing_faults(content)]
     name = str(content.get("name") or "")
     if leads_out(name):
         faults.append(f"name: expected a name of a folder, got {name!r}")

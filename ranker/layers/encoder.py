@@ -463,9 +463,13 @@ def _build(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
-    model, info = AutoModel.from_pretrained(
-        name, config=config, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32, **without_pooler(config)
-    )
+    try:
+        model, info = AutoModel.from_pretrained(
+            name, config=config, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32, **without_pooler(config)
+        )
+    except Exception as error:  # the library raises what it likes over damaged or foreign weights
+        said = " ".join(str(error).split())
+        raise CheckpointError(f"{name}: expected weights that load, got {type(error).__name__}: {said}") from error
     missing = sorted(info["missing_keys"])
     inner = [key for key in missing if "pooler" not in key]
     if missing:
