@@ -189,8 +189,15 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__ or error.__context__
-        raise (cause if isinstance(cause, RankerError) else ConfigError(in_one_line(error))) from error
+        raise (_cause(error) or ConfigError(in_one_line(error))) from error
+
+
+def _cause(error: BaseException) -> RankerError | None:
+    """The error of this program that Hydra or OmegaConf has wrapped, perhaps several times."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, RankerError):
+        inner = inner.__cause__ or inner.__context__
+    return inner
 
 
 @contextlib.contextmanager
@@ -201,8 +208,8 @@ def user_errors() -> Iterator[None]:
     except RankerError as error:
         _fail(str(error), error.exit_code)
     except (HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__ or error.__context__
-        _fail(str(cause) if isinstance(cause, RankerError) else in_one_line(error))
+        cause = _cause(error)
+        _fail(in_one_line(error) if cause is None else str(cause))
     except OSError as error:  # after Hydra's, of which some are one
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
