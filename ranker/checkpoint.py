@@ -108,7 +108,7 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
 def _load(folder: Path, target: str, ragged: bool) -> Any:
     """The scorer of a class in a folder; whatever a library finds wrong with the folder is one line."""
     module, _, name = target.rpartition(".")
-    scorer = getattr(importlib.import_module(module), name) if module.startswith("ranker.models.") else None
+    scorer: Any = getattr(importlib.import_module(module), name) if module.startswith("ranker.models.") else None
     if not hasattr(scorer, "load"):
         raise CheckpointError(f"{folder}: model._target_: expected a scorer of ranker.models, got {target!r}")
     try:
@@ -139,7 +139,9 @@ def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     except Exception as error:
-        raise CheckpointError(f"{path}: expected a whole training checkpoint, got one that can't be read ({' '.join(str(error).split())})") from error
+        raise CheckpointError(
+            f"{path}: expected a whole training checkpoint, got one that can't be read ({' '.join(str(error).split())})"
+        ) from error
     own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     expected = module.state_dict()
     for key in sorted(set(own) | set(expected)):

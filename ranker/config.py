@@ -331,9 +331,7 @@ def _logger(cfg: DictConfig) -> list[str]:
 
 def _writing(cfg: DictConfig) -> list[str]:
     """What would be written outside of the run's folder."""
-    nodes: dict[str, Any] = {
-        key: OmegaConf.to_container(cfg[key], resolve=True) for key in WRITING if isinstance(cfg.get(key), DictConfig)
-    }
+    nodes: dict[str, Any] = {key: OmegaConf.to_container(cfg[key], resolve=True) for key in WRITING if isinstance(cfg.get(key), DictConfig)}
     faults = writing_faults(nodes)
     name = cfg.get("name") if "name" in cfg and not OmegaConf.is_missing(cfg, "name") else ""
     if leads_out(str(name)):

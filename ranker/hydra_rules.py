@@ -93,7 +93,9 @@ def _logging_faults(node: Any, path: str) -> list[str]:
                 faults.append(f"{path}.{key}: expected one of {', '.join(LOGGING_CLASSES)}; got {node[key]!r}")
         if "filename" in node and not LOG_FILE.fullmatch(str(node["filename"])):
             faults.append(f"{path}.filename: expected ${{hydra.runtime.output_dir}}/NAME.log, got {node['filename']!r}")
-        return faults + [fault for part, name in parts_of(node, path) if not name.endswith(".filename") for fault in _logging_faults(part, name)]
+        return faults + [
+            fault for part, name in parts_of(node, path) if not name.endswith(".filename") for fault in _logging_faults(part, name)
+        ]
     if isinstance(node, str) and node not in STREAMS and ("://" in node or "${" in node):
         return [f"{path}: expected plain text, {STREAMS[0]} or {STREAMS[1]}; got {node!r}"]
     return [fault for part, name in parts_of(node, path) for fault in _logging_faults(part, name)]
@@ -134,7 +136,9 @@ def _foreign_commands(content: Mapping[str, Any]) -> list[str]:
     return [
         f"hydra.{key}: expected it on the command line as well, since {', '.join(source['path'] for source in sources)} may be someone else's"
         for key, usual in COMMANDS.items()
-        if _select(content, key) and _select(content, key) != usual and not any(override.lstrip("+").startswith(f"hydra.{key}") for override in overrides)
+        if _select(content, key)
+        and _select(content, key) != usual
+        and not any(override.lstrip("+").startswith(f"hydra.{key}") for override in overrides)
     ]
 
 

@@ -17,7 +17,6 @@ from ranker.errors import CheckpointError, NonFinite
 from ranker.stored import load_stored
 from ranker.training.nonfinite import read_dump
 
-
 NEEDED = ("model", "encoder", "loss", "optim", "schedule", "trainer")
 
 

@@ -49,7 +49,9 @@ def _read(path: Path) -> Any:
         depth = 0
         for event in yaml.parse(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                raise ConfigError(f"{path}: expected a configuration without anchors and aliases, got one in line {event.start_mark.line + 1}")
+                raise ConfigError(
+                    f"{path}: expected a configuration without anchors and aliases, got one in line {event.start_mark.line + 1}"
+                )
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
                 raise ConfigError(f"{path}: expected at most {MAX_DEPTH} levels, got more in line {event.start_mark.line + 1}")

@@ -31,7 +31,9 @@ def writing_faults(content: Mapping[str, Any]) -> list[str]:
     if isinstance(logger, dict) and "_target_" in logger:
         if logger.get("_partial_") is not True:
             faults.append("logger._partial_: expected true, since a logger gets the run's folder when the run begins")
-        faults += [f"logger.{key}: expected no such key, since loggers write to the run's folder" for key in LOGGER_FOLDERS if key in logger]
+        faults += [
+            f"logger.{key}: expected no such key, since loggers write to the run's folder" for key in LOGGER_FOLDERS if key in logger
+        ]
     return faults
 
 

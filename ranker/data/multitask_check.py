@@ -11,8 +11,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from ranker.data.multitask import (
     NAMED_LAYERS,
     POOLINGS,

@@ -465,7 +465,12 @@ def _build(config: PretrainedConfig) -> PreTrainedModel:
 def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
     try:
         model, info = AutoModel.from_pretrained(
-            name, config=config, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32, **without_pooler(config)
+            name,
+            config=config,
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
+            dtype=torch.float32,
+            **without_pooler(config),
         )
     except Exception as error:  # the library raises what it likes over damaged or foreign weights
         said = " ".join(str(error).split())

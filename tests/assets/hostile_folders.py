@@ -172,7 +172,9 @@ def elsewhere(site: Site, folder: Path) -> None:
 
 def modules(folder: Path, *entries: object) -> None:
     """A modules.json of these entries: (type, path) or anything else."""
-    listed = [{"idx": i, "name": str(i), "path": own[1], "type": own[0]} if isinstance(own, tuple) else own for i, own in enumerate(entries)]
+    listed = [
+        {"idx": i, "name": str(i), "path": own[1], "type": own[0]} if isinstance(own, tuple) else own for i, own in enumerate(entries)
+    ]
     (folder / "modules.json").write_text(json.dumps(listed))
 
 

@@ -102,7 +102,15 @@ def moved(forks, tmp_path_factory, small_files):
     where = tmp_path_factory.mktemp("relative")
     (where / "elsewhere").mkdir()
     (where / "coll").symlink_to(small_files)
-    choices = [*TINY, "data=files", "data.path=coll", "data.random_negatives=true", "name=relative", "hydra.run.dir=RUN", "trainer.max_steps=2"]
+    choices = [
+        *TINY,
+        "data=files",
+        "data.path=coll",
+        "data.random_negatives=true",
+        "name=relative",
+        "hydra.run.dir=RUN",
+        "trainer.max_steps=2",
+    ]
     first = run_all({"train": ["train.py", *choices]}, where, forks=forks)
     assert first["train"]["code"] == 0, first["train"]["out"]
     commands = {

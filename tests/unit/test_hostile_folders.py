@@ -126,7 +126,8 @@ def test_a_pickled_checkpoint(site, link):
 
 
 @pytest.mark.parametrize(
-    ("package", "name"), [("evil_package.inner", "model"), ("evil_package", "../.."), ("evil_package", "/"), (".evil", "model"), ("__main__", "x")]
+    ("package", "name"),
+    [("evil_package.inner", "model"), ("evil_package", "../.."), ("evil_package", "/"), (".evil", "model"), ("__main__", "x")],
 )
 def test_a_package_is_found_and_never_imported(site, monkeypatch, package, name):
     code = site.folder / "evil_package/inner"

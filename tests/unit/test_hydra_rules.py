@@ -25,14 +25,20 @@ def composed(*overrides: str):
 
 
 FILES = {
-    "callable in logging": ("job_logging: {handlers: {console: {(): os.system, command: ls}}}", r"hydra\.job_logging\.handlers\.console\.\(\)"),
+    "callable in logging": (
+        "job_logging: {handlers: {console: {(): os.system, command: ls}}}",
+        r"hydra\.job_logging\.handlers\.console\.\(\)",
+    ),
     "class in logging": ("job_logging: {handlers: {x: {class: subprocess.Popen, args: ls}}}", r"hydra\.job_logging\.handlers\.x\.class"),
     "formatter": ("hydra_logging: {formatters: {x: {class: evil.Formatter}}}", r"hydra\.hydra_logging\.formatters\.x\.class"),
     "filter": ("job_logging: {filters: {x: {(): evil.Filter}}}", r"hydra\.job_logging\.filters\.x\.\(\)"),
     "import by value": ("job_logging: {handlers: {console: {stream: ext://evil.stream}}}", r"handlers\.console\.stream"),
     "value of the configuration": ("job_logging: {handlers: {console: {stream: cfg://evil}}}", r"handlers\.console\.stream"),
     "log elsewhere": ("job_logging: {handlers: {x: {class: logging.FileHandler, filename: /tmp/x, mode: w}}}", r"handlers\.x\.filename"),
-    "log above": ("job_logging: {handlers: {x: {class: logging.FileHandler, filename: '${hydra.run.dir}/../x.log'}}}", r"handlers\.x\.filename"),
+    "log above": (
+        "job_logging: {handlers: {x: {class: logging.FileHandler, filename: '${hydra.run.dir}/../x.log'}}}",
+        r"handlers\.x\.filename",
+    ),
     "made node": ("job_logging: {handlers: {console: '${oc.create:{class:evil.Handler}}'}}", r"handlers\.console: expected plain text"),
     "callback": ("callbacks: {x: {_target_: os.system, command: ls}}", r"hydra\.callbacks\.x"),
     "callback that pickles": ("callbacks: {x: {_target_: hydra.experimental.callbacks.PickleJobInfoCallback}}", r"hydra\.callbacks\.x"),

@@ -36,7 +36,7 @@ def test_a_second_process_that_still_imports_ends_with_the_first(before, killed_
         while process.stdout.readline().strip() != killed_at:
             assert process.poll() is None
         os.kill(process.pid, signal.SIGKILL)
-        out, err = process.communicate(timeout=20)  # until both have closed their end
+        _, err = process.communicate(timeout=20)  # until both have closed their end
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         raise
