@@ -63,7 +63,7 @@ class SweepFolder(Callback):
             number = _count(config)
             _check_unused(folder)
         else:
-            if not (folder / "multirun.yaml").is_file():  # else a sweep that goes on
+            if not _is_search(folder):  # else a sweep that goes on
                 _check_unused(folder)
             number = f"up to {config.hydra.sweeper.get('n_trials', '?')}"
         for name in ("hydra", "hydra_plugins"):  # what launchers say of jobs, the jobs say themselves
@@ -80,6 +80,14 @@ class SweepFolder(Callback):
         direction = str(config.hydra.sweeper.get("direction", "maximize"))
         if not close(Path(config.hydra.sweep.dir), maximize=direction == "maximize"):
             raise SystemExit(1)
+
+
+def _is_search(folder: Path) -> bool:
+    """Whether a folder is that of a search with Optuna by this program."""
+    try:
+        return f"{OptunaSweeper.__module__}.{OptunaSweeper.__name__}" in (folder / "multirun.yaml").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
 
 
 def _check_unused(folder: Path) -> None:

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 TINY = ["encoder=tiny", "trainer.max_epochs=1", "batch.queries=8", "batch.docs=4", "depth=5", "trainer.enable_progress_bar=false"]
 FILES = {"thesis.tex": "years of work", "model/weights": "w", "checkpoints/last.ckpt": "c", "evaluation/x/metrics.json": "{}",
-         "nested/deep/a": "a", "good.trec": "q1 Q0 d1 1 2.0 t\n", "broken.txt": "q1 0\n", "qrels.txt": "q1 0 d1 1\n"}  # fmt: skip
+         "nested/deep/a": "a", "theirs/multirun.yaml": "hydra: {}", "theirs/0/result": "r", "good.trec": "q1 Q0 d1 1 2.0 t\n", "broken.txt": "q1 0\n", "qrels.txt": "q1 0 d1 1\n"}  # fmt: skip
 HERE = "hydra.run.dir=."
 EVALUATE = ["evaluate.py", "run=good.trec", "qrels=qrels.txt"]
 # name -> command line, and what is said of it
@@ -26,6 +26,7 @@ REFUSED = {
     "sweep": (["train.py", "-m", "seed=-1,-2", "hydra.sweep.dir=."], "hydra.sweep.dir: expected a new or an empty folder"),
     "dry sweep": (["train.py", "-m", "seed=1,2", "hydra.sweep.dir=.", "hydra/launcher=dry_run"], "hydra.sweep.dir: expected a new or an empty"),
     "Optuna": (["train.py", "-m", "sweep=optuna_monobert", "hydra.sweep.dir=nested"], "hydra.sweep.dir: expected a new or an empty folder"),
+    "Optuna over another program's": (["train.py", "-m", "sweep=optuna_monobert", "hydra.sweep.dir=theirs"], "hydra.sweep.dir: expected a new or"),
     "above the sweep": (["train.py", "-m", "seed=-1,-2", "hydra.sweep.dir=new", "hydra.sweep.subdir=../nested"], "hydra.sweep.subdir: expected"),
     "mistake in an empty folder": (["evaluate.py", "run=good.trec", "qrels=broken.txt", "hydra.run.dir=empty"], "broken.txt:1: expected 4 columns"),
     "mistake in a new folder": (["evaluate.py", "run=good.trec", "qrels=broken.txt", "hydra.run.dir=new/run"], "broken.txt:1: expected 4 columns"),
@@ -110,6 +111,7 @@ def moved(forks, tmp_path_factory, small_files):
         "name=relative",
         "hydra.run.dir=RUN",
         "trainer.max_steps=2",
+        "+callbacks.kept={_target_: lightning.pytorch.callbacks.ModelCheckpoint, dirpath: kept, every_n_train_steps: 1, filename: step}",
     ]
     first = run_all({"train": ["train.py", *choices]}, where, forks=forks)
     assert first["train"]["code"] == 0, first["train"]["out"]
@@ -130,6 +132,12 @@ def test_pc2_17_a_run_s_data_is_found_from_any_folder(moved, name):
     trained = json.loads(next((where / "RUN").glob("evaluation/*/metrics.json")).read_text())["measures"]
     if name != "resume":
         assert measures == trained
+
+
+def test_callbacks_write_in_the_run_s_folder(moved):
+    where = moved[0]
+    assert list((where / "RUN/kept").iterdir()) and list((where / "elsewhere/resumed/kept").iterdir())
+    assert not (where / "kept").exists() and not (where / "elsewhere/kept").exists()
 
 
 def test_pc2_17_every_path_in_a_run_folder_is_absolute(moved):
