@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
-import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,32 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from ranker.config import constructor_keys, load_stored
-from ranker.errors import CheckpointError
+from ranker.config import constructor_keys
+from ranker.errors import CheckpointError, RankerError
 from ranker.layers.execution import Execution
+from ranker.model_folder import read_object
+from ranker.stored import load_stored
 
 # what a model folder says of its own: how the texts were cut and what the scorer is
 DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
-# files that say which program wrote a folder
-FOREIGN = ("modules.json", "config_sentence_transformers.json", "config.json")
 
 
 def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
-    """Write a scorer's Hugging Face folder and `ranker.yaml`, whole or not at all."""
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    """Write a scorer's Hugging Face folder and `ranker.yaml`, whole or not at all.
+
+    Args:
+        folder: The folder; must not exist, or be empty.
+        scorer: The scorer.
+        cfg: Configuration of its training.
+
+    Raises:
+        CheckpointError: The folder holds something.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder}: expected a new or an empty folder to write the model to, got one that is in use; name another")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
+    partial.chmod(0o777 & ~_umask())
     positions = scorer.encoder.max_tokens
     if scorer.reads == "texts":
         query, doc = scorer.layouts()
@@ -38,8 +48,13 @@ def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
         scorer.save(partial, max_tokens=min(positions, cfg.max_pair_tokens or positions))
     described = OmegaConf.create({key: cfg[key] for key in DESCRIBED})
     (partial / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
     partial.replace(folder)
+
+
+def _umask() -> int:
+    current = os.umask(0)
+    os.umask(current)
+    return current
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -74,27 +89,39 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
         raise CheckpointError(f"weights: expected weights=best, since {path} is no run folder and holds one set of weights; got 'last'")
     model = path / "model" if in_run else path
     if weights == "last" or not model.is_dir():
+        if not description.get("model") or not description.get("encoder"):
+            raise CheckpointError(f"{path}: expected a run that trained a model, got a config.yaml without model or encoder")
         scorer = instantiate(
             OmegaConf.create(constructor_keys("model", description["model"])),
             encoder=instantiate(constructor_keys("encoder", description["encoder"]), **(vars(execution) if execution else {})),
         )
         _load_state(scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer.")
         return scorer
-    target = description.get("model", {}).get("_target_") or _target_of(model)
+    target = (description.get("model") or {}).get("_target_") or _target_of(model)
+    return _load(model, target, execution or Execution.of(description.get("encoder") or {}))
+
+
+def _load(folder: Path, target: str, execution: Execution) -> Any:
+    """The scorer of a class in a folder; whatever a library finds wrong with the folder is one line."""
     module, _, name = target.rpartition(".")
-    return getattr(importlib.import_module(module), name).load(model, execution or Execution.of(description.get("encoder", {})))
+    scorer: Any = getattr(importlib.import_module(module), name) if module.startswith("ranker.models.") else None
+    if not hasattr(scorer, "load"):
+        raise CheckpointError(f"{folder}: model._target_: expected a scorer of ranker.models, got {target!r}")
+    try:
+        return scorer.load(folder, execution)
+    except RankerError:
+        raise
+    except Exception as error:  # the libraries raise what they like over a folder that another program wrote
+        said = " ".join(str(error).split()) or "no reason"
+        raise CheckpointError(f"{folder}: expected a model folder that loads, got {type(error).__name__}: {said}") from error
 
 
 def _target_of(folder: Path) -> str:
     """The scorer that reads a folder of another program."""
-    try:
-        read = {name: json.loads((folder / name).read_text(encoding="utf-8")) for name in FOREIGN if (folder / name).is_file()}
-    except ValueError as error:
-        raise CheckpointError(f"checkpoint: expected {folder} to hold readable JSON files, got one that is not ({error})") from error
-    several = read.get("config_sentence_transformers.json", {}).get("model_type") == "MultiVectorEncoder"
-    if several or "HF_ColBERT" in (read.get("config.json", {}).get("architectures") or []):
+    several = read_object(folder / "config_sentence_transformers.json").get("model_type") == "MultiVectorEncoder"
+    if several or "HF_ColBERT" in (read_object(folder / "config.json").get("architectures") or []):
         return "ranker.models.colbert.ColBERT"
-    return "ranker.models.dpr.DPR" if "modules.json" in read else "ranker.models.monobert.MonoBERT"
+    return "ranker.models.dpr.DPR" if (folder / "modules.json").is_file() else "ranker.models.monobert.MonoBERT"
 
 
 def load_checkpoint(module: nn.Module, path: Path) -> None:
@@ -108,7 +135,9 @@ def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
     except Exception as error:
-        raise CheckpointError(f"{path}: expected a whole training checkpoint, got one that can't be read ({error})") from error
+        raise CheckpointError(
+            f"{path}: expected a whole training checkpoint, got one that can't be read ({' '.join(str(error).split())})"
+        ) from error
     own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     expected = module.state_dict()
     for key in sorted(set(own) | set(expected)):

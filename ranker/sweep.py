@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from ranker.errors import ConfigError, Preempted, RankerError
+from ranker.run_folder import check_unused
 
 log = logging.getLogger(__name__)
 
 JOB_FILE, SUMMARY = "job.json", "summary.csv"
+JOB_FOLDER = "RANKER_JOB_FOLDER"  # environment variable: the folder that a job in a process of its own has been given
 Row = dict[str, Any]
 
 
@@ -81,6 +83,8 @@ def said(error: BaseException) -> str:
 
 def _claim(folder: Path, record: Row) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / JOB_FILE).exists():
+        check_unused("hydra.sweep.subdir", folder, [".hydra"])
     try:
         with (folder / JOB_FILE).open("x", encoding="utf-8") as file:
             json.dump(record, file)
@@ -92,7 +96,6 @@ def _claim(folder: Path, record: Row) -> None:
 
 
 def _log_failure(folder: Path, text: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)  # a mistake that shows before there is any result removes it
     with (folder / "train.log").open("a", encoding="utf-8") as file:
         file.write(text)
 
@@ -120,8 +123,9 @@ def run_apart(script: Path, folder: Path, config: str) -> float | None:
     _write(folder / "config.yaml", config)
     command = [sys.executable, *(f"-W{option}" for option in sys.warnoptions), str(script), "--config-path", str(folder.resolve()),
                "--config-name", "config", "--config-dir", str(script.resolve().parent / "conf"), f"hydra.run.dir='{folder.resolve()}'",
-               "hydra/job_logging=ranker", "hydra/hydra_logging=none"]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+               "hydra/job_logging=ranker", "hydra/hydra_logging=none", "hydra.output_subdir=null"]  # fmt: skip
+    variables = {**os.environ, JOB_FOLDER: str(folder.resolve())}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", env=variables) as process:
         before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # it saves, and ends with code 75
         try:
             assert process.stderr is not None

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READ_BYTES = 1 << 20
+STORE_NAME = re.compile(r"[a-zA-Z0-9_-]+-[0-9a-f]{20}")  # of a cached store's folder
 
 
 class TokenStore:
@@ -216,6 +217,8 @@ def _locked(folder: Path) -> Iterator[None]:
         for left in folder.parent.glob("*.building"):
             if left == _temp(folder):
                 shutil.rmtree(left)
+                continue
+            if not STORE_NAME.fullmatch(left.stem):  # the folder of all stores may be one of the user's
                 continue
             try:
                 with FileLock(left.with_suffix(".lock"), timeout=0):

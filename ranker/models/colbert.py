@@ -19,6 +19,7 @@ from ranker.layers.encoder import Encoder
 from ranker.layers.execution import DEFAULT, Execution
 from ranker.layers.grid import to_grid
 from ranker.layers.interaction import TextVectors, full_precision, maxsim_all, maxsim_pairs
+from ranker.model_folder import read_object
 from ranker.models import _sentence_transformers as layout
 from ranker.types import RankBatch, TokenBatch
 
@@ -204,7 +205,7 @@ class ColBERT(nn.Module):
         projection, activation = layout.read_dense(by_kind["Dense"]) if "Dense" in by_kind else (None, "identity")
         mask = by_kind["MultiVectorMask"].config
         expansion = config.get("query_expansion")
-        settings = layout.read_json(folder / "config_sentence_transformers.json")
+        settings = read_object(folder / "config_sentence_transformers.json")
         refused = {
             "an activation after the projection": activation != "identity",
             "skiplist_tasks": mask.get("skiplist_tasks", ["document"]) != ["document"] and bool(mask.get("skiplist_words")),
@@ -227,9 +228,9 @@ class ColBERT(nn.Module):
 
     @classmethod
     def _load_stanford(cls, folder: Path, execution: Execution) -> ColBERT:
-        if "HF_ColBERT" not in (layout.read_json(folder / "config.json").get("architectures") or []):
+        if "HF_ColBERT" not in (read_object(folder / "config.json").get("architectures") or []):
             raise CheckpointError(f"{folder}: expected modules.json, or config.json with the architecture HF_ColBERT; got neither")
-        metadata: dict[str, Any] = layout.read_json(folder / "artifact.metadata")
+        metadata: dict[str, Any] = read_object(folder / "artifact.metadata")
         if metadata.get("similarity", "cosine") != "cosine":
             raise CheckpointError(f"{folder}: similarity: expected cosine, got {metadata['similarity']!r}")
         encoder, _ = layout.read_encoder(folder, execution)

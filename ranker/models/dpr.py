@@ -19,6 +19,7 @@ from ranker.layers.execution import DEFAULT, Execution
 from ranker.layers.grid import to_grid
 from ranker.layers.interaction import TextVectors, full_precision
 from ranker.layers.pooling import POOLINGS
+from ranker.model_folder import read_object
 from ranker.models import _sentence_transformers as layout
 from ranker.types import RankBatch, TokenBatch
 
@@ -216,7 +217,7 @@ class DPR(nn.Module):
             raise CheckpointError(f"{folder}: expected the same pooling and activation of queries and docs, got two")
         if tokenizer_fingerprint(query.encoder.tokenizer) != tokenizer_fingerprint(doc.encoder.tokenizer):
             raise CheckpointError(f"{folder}: expected the same tokenizer for queries and docs, got two")
-        config = layout.read_json(folder / "config_sentence_transformers.json")
+        config = read_object(folder / "config_sentence_transformers.json")
         similarity = "cosine" if query.normalized else config.get("similarity_fn_name") or "cosine"
         if similarity not in SIMILARITIES:
             raise CheckpointError(f"{folder}: expected similarity cosine or dot, got {similarity!r}")
@@ -226,7 +227,7 @@ class DPR(nn.Module):
                 f"{folder}: expected a Pooling that includes prompts, got include_prompt: false; models that leave prompts out of the mean "
                 "are not supported"
             )
-        own = layout.read_json(folder / "scorer.json")
+        own = read_object(folder / "scorer.json")
         learned = own.get("learned", False)
         scorer = cls(
             query.encoder, pooling=query.pooling, similarity=similarity, activation=query.activation,

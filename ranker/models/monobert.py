@@ -18,6 +18,7 @@ from ranker.layers.encoder import Encoder, load_encoder
 from ranker.layers.execution import DEFAULT, Execution
 from ranker.layers.grid import to_grid
 from ranker.layers.pooling import POOLINGS
+from ranker.model_folder import check_model_folder
 from ranker.types import RankBatch
 
 log = logging.getLogger(__name__)
@@ -139,6 +140,7 @@ class MonoBERT(nn.Module):
         """
         if (Path(folder) / HEAD_FILE).is_file():
             return cls._load_apart(Path(folder), execution)
+        check_model_folder(folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if not any("ForSequenceClassification" in name for name in config.architectures or []):
             raise CheckpointError(

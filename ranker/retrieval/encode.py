@@ -24,6 +24,7 @@ from ranker.data.token_store import TokenStore
 from ranker.data.token_writer import map_array, tokenizer_fingerprint
 from ranker.errors import CheckpointError, DataError
 from ranker.layers.interaction import TextVectors
+from ranker.run_folder import check_unused
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ def claim(folder: Path, description: Description) -> None:
     path = folder / "encoded.json"
     with FileLock(folder / ".lock"):
         if not path.is_file():
+            check_unused("encode.folder", folder, [".lock", *(begun.name for begun in folder.glob(f"{path.stem}.*.partial"))])
             partial = path.with_suffix(f".{os.getpid()}.partial")
             partial.write_text(json.dumps(asdict(description), indent=1) + "\n", encoding="utf-8")
             partial.replace(path)

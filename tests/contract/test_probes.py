@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 
 from ranker import entry
 from ranker.config import check
-from ranker.layers.tiny import tiny_tokenizer
 from ranker.errors import DataError
+from ranker.layers.tiny import tiny_tokenizer
 from ranker.probing.dataset import build_data, span_tokens
 from ranker.probing.examples import PARTS, ProbeExample, ProbeTask, TaskUnavailable, check_example, from_record, to_record
 from ranker.probing.pairs import assign_parts

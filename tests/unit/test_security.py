@@ -99,8 +99,10 @@ def test_replay_trusts_no_code_beside_weights(tmp_path, monkeypatch):
     evil, marker = remote_code(tmp_path / "model", tmp_path / "ran"), tmp_path / "ran"
     cfg = {
         "encoder": {"_target_": "ranker.layers.encoder.load_encoder", "name": str(evil), "trust_remote_code": True},
-        "model": {"_target_": "ranker.models.monobert.MonoBERT"},
-    }
+        "model": {"_target_": "ranker.models.monobert.MonoBERT"}, "loss": {"_target_": "ranker.losses.lce.LCE"},
+        "optim": {"_target_": "torch.optim.AdamW"}, "schedule": {"_target_": "ranker.training.schedules.constant"},
+        "trainer": {"max_epochs": 1},
+    }  # fmt: skip
     (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(cfg)))
     module = RerankModule(torch.nn.Linear(1, 1), [], dumps=tmp_path / "nonfinite")
     module.trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
