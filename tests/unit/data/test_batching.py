@@ -1,10 +1,12 @@
 """Step plans, pair layouts and collation."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from ranker.data.batching import Collator, StepPlan, Template, deal
+from ranker.data.batching import Collator, StepPlan, Template, deal, fill
 from ranker.data.token_store import build_token_store
 from ranker.errors import ConfigError, DataError
 from ranker.layers.tiny import tiny_tokenizer
@@ -136,3 +138,42 @@ def test_deal_is_balanced():
     sizes = np.random.default_rng(0).integers(10, 100, 64).tolist()
     loads = [sum(sizes[i] for i in part) for part in deal(sizes, 8)]
     assert max(loads) <= 1.02 * min(loads)
+
+
+def test_an_item_over_the_budget_stands_alone_and_no_batch_is_empty():
+    cut = [part.tolist() for part in fill(np.array([4, 2, 9, 7, 1]), np.array([20, 3, 7, 11, 1]), 10)]
+    assert cut == [[4], [2, 9], [7], [1]]
+    assert fill(np.array([], dtype=np.int64), np.array([], dtype=np.int64), 10) == []
+
+
+@pytest.mark.parametrize(("reads", "longest_query", "longest_doc"), [("pairs", 32 - 3 - 1, 32 - 3), ("texts", 32 - 2, 32 - 2)])
+def test_texts_are_cut_to_what_the_positions_leave(collator_of, reads, longest_query, longest_doc):
+    _, collator = collator_of(["q"], ["a"], reads=reads, positions=32)
+    assert (collator.max_query_tokens, collator.max_doc_tokens) == (longest_query, longest_doc)
+
+
+@pytest.mark.parametrize("reads", ["pairs", "texts"])
+def test_a_group_costs_the_tokens_of_all_its_docs_the_first_of_the_store_too(collator_of, reads):
+    _, collator = collator_of(["q q", "q"], ["a a a", "b", "c c"], reads=reads)
+    query_rows, doc_rows = np.array([0, 1]), np.array([[0, 1, 2], [2, 0, -1]])
+    costs = {
+        "pairs": [3 * (2 + 3) + 3 + 1 + 2, 2 * (1 + 3) + 2 + 3],  # each pair: query, three special tokens, doc
+        "texts": [2 + 2 + 3 * 2 + 3 + 1 + 2, 1 + 2 + 2 * 2 + 2 + 3],  # each text: two special tokens
+    }[reads]
+    assert collator.group_sizes(query_rows, doc_rows).tolist() == costs
+    batch = collator.collate(query_rows, doc_rows, np.ones(doc_rows.shape), np.arange(2), 1.0)
+    assert sum(part.num_tokens for part in (batch.pairs, batch.queries, batch.docs) if part is not None) == sum(costs)
+
+
+@pytest.mark.parametrize("attend", [True, False])
+def test_filled_rows_say_which_tokens_are_attended_to(collator_of, attend):
+    tokenizer, collator = collator_of(["q", "q q q"], ["a"], reads="texts")
+    plain = collator.query_batch(np.array([0, 1]))
+    assert plain.attended is None and plain.num_attended == 0
+    layout = replace(collator.query, fill_to=5, fill_token=tokenizer.mask_token_id, attend_fill=attend)
+    batch = replace(collator, query=layout).query_batch(np.array([0, 1]))
+    assert batch.cu_seqlens.tolist() == [0, 5, 10]  # a row of 3 tokens and two of filling, one of 5 and none
+    assert batch.tokens[3:5].tolist() == [tokenizer.mask_token_id] * 2
+    assert batch.segments.tolist() == [0] * 10
+    assert (None if attend else [3, 5]) == (None if batch.attended is None else batch.attended.tolist())
+    assert batch.num_attended == (0 if attend else 8)

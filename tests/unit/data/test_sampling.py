@@ -143,6 +143,8 @@ def test_triples_come_as_they_are(stores):
     rows = triple_rows(collection, queries, docs, Path("not needed"), chunk=1)
     sampler = TripleGroups(rows)
     assert sampler.fingerprint() == TripleGroups(np.array(rows)).fingerprint() != TripleGroups(rows[::-1]).fingerprint()
+    last = np.array([[0, 1, 2], [0, 2, 1], [3, 1, 2]])
+    assert TripleGroups(last).fingerprint() != TripleGroups(np.array([[0, 1, 2], [0, 2, 1], [3, 1, 0]])).fingerprint()
     assert [drawn(sampler, docs, group=group) for group in range(2)] == [(["A", "n2"], [1.0, 0.0]), (["A", "n1"], [1.0, 0.0])]
 
 
