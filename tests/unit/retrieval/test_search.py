@@ -131,6 +131,14 @@ def test_more_docs_than_there_are(engine_of, scorers):
         assert all(len(set(found[query_id])) == 60 for query_id in QUERIES)
 
 
+def test_the_first_vector_of_all_makes_its_doc_a_candidate(engine_of, scorers):
+    engine = engine_of(scorers("colbert"))
+    second = int(engine.encoded.ends[0])  # the first vector of the second doc
+    places = np.array([[0, second, -1]])
+    assert engine._promising(np.array([[0.9, 0.5, 0.0]], dtype=np.float32), places, 2).tolist() == [0, 1]
+    assert engine._promising(np.array([[0.9, 0.5, 0.0]], dtype=np.float32), places, 1).tolist() == [0]
+
+
 def test_no_queries_and_a_query_without_text(engine_of, scorers, small, caplog):
     engine = engine_of(scorers())
     assert len(engine.search([], 10)) == 0
