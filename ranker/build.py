@@ -35,6 +35,7 @@ from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.data.task_steps import TaskData
 from ranker.entry import global_rank
 from ranker.errors import ConfigError, RankerError
+from ranker.files import write_sums
 from ranker.models.multitask import Multitask, make_task
 from ranker.retrieval.bm25 import with_candidates
 from ranker.training import dashboards, loggers
@@ -72,6 +73,7 @@ def open_run(cfg: DictConfig) -> Path:
         warnings.filterwarnings("ignore", message=message)
     if _is_first_process():
         write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+        write_sums(folder, ["config.yaml"])
         write_json(folder / "environment.json", environment(cfg.get("seed", 0)))
         log_to(folder / "train.log")
         announce_dead_children()

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from ranker.config import constructor_keys, load_stored
-from ranker.errors import CheckpointError
+from ranker.errors import CheckpointError, RankerError
+from ranker.files import verify_folder, write_folder
 from ranker.layers.encoder import Encoder
+from ranker.training.checkpoint_files import read_checkpoint
 
 # what a model folder says of its own: how the texts were cut and what the scorer is
 DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
@@ -26,9 +25,11 @@ FOREIGN = ("modules.json", "config_sentence_transformers.json", "config.json")
 
 def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
     """Write a scorer's Hugging Face folder and `ranker.yaml`, whole or not at all."""
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    with write_folder(folder) as partial:
+        _write_model(partial, scorer, cfg)
+
+
+def _write_model(partial: Path, scorer: Any, cfg: DictConfig) -> None:
     positions = scorer.encoder.max_tokens
     if scorer.reads == "texts":
         query, doc = scorer.layouts()
@@ -38,8 +39,6 @@ def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
         scorer.save(partial, max_tokens=min(positions, cfg.max_pair_tokens or positions))
     described = OmegaConf.create({key: cfg[key] for key in DESCRIBED})
     (partial / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.replace(folder)
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -79,10 +78,17 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
         )
         _load_state(scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer.")
         return scorer
-    target = description.get("model", {}).get("_target_") or _target_of(model)
-    module, _, name = target.rpartition(".")
+    verify_folder(model, error=CheckpointError)
     encoder = description.get("encoder", {})
-    scorer = getattr(importlib.import_module(module), name).load(model, ragged=encoder.get("ragged", True))
+    try:
+        target = description.get("model", {}).get("_target_") or _target_of(model)
+        module, _, name = target.rpartition(".")
+        scorer = getattr(importlib.import_module(module), name).load(model, ragged=encoder.get("ragged", True))
+    except RankerError:
+        raise
+    except Exception as error:  # transformers, tokenizers and safetensors raise classes of every sort for a damaged file
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise CheckpointError(f"{model}: expected a model folder with whole files, got one that can't be read ({reason})") from error
     for part in scorer.modules():
         if isinstance(part, Encoder):
             part.compiled, part.attention, part.fused = (encoder.get(key, "auto") for key in ("compile", "attention", "fused"))
@@ -110,9 +116,9 @@ def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
     if not path.is_file():
         raise CheckpointError(f"checkpoint: expected {path}, got no such file; the run may have stopped before its first checkpoint")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-    except Exception as error:
-        raise CheckpointError(f"{path}: expected a whole training checkpoint, got one that can't be read ({error})") from error
+        state = read_checkpoint(path)["state_dict"]
+    except KeyError as error:
+        raise CheckpointError(f"{path}: expected a training checkpoint with weights, got one without {error}") from error
     own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     expected = module.state_dict()
     for key in sorted(set(own) | set(expected)):

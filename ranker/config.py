@@ -13,8 +13,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
 
 from ranker.errors import ConfigError
+from ranker.files import verify_folder
 from ranker.roots import ROOTS
 from ranker.signatures import Parameter, defines, parameters_of
 
@@ -102,15 +104,23 @@ def load_stored(path: Path) -> Any:
     Code that lies beside an encoder's weights is not trusted, whatever the file says.
 
     Raises:
-        ConfigError: A `_target_` that its group may not name; or an interpolation, which would be resolved after the check.
+        ConfigError: A `_target_` that its group may not name; or an interpolation, which would be resolved after the check; or the file is
+            damaged, or was changed and not accepted (see ranker/files.py).
     """
-    cfg: Any = OmegaConf.load(path)
-    content = OmegaConf.to_container(cfg)
+    try:
+        cfg: Any = OmegaConf.load(path)
+        content = OmegaConf.to_container(cfg)
+        if not isinstance(content, dict):
+            raise ValueError(f"a {type(content).__name__}")
+    except (OSError, ValueError, YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path}: expected a stored configuration, got a file that can't be read ({reason}); restore it") from error
     faults = [*_untrusted(content, ""), *_unresolved(content, "")]
     if faults:
         raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
     if OmegaConf.select(cfg, "encoder.trust_remote_code"):
         cfg.encoder.trust_remote_code = False
+    verify_folder(path.parent, path.name, ConfigError)
     return cfg
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -59,7 +58,7 @@ from ranker.retrieval.engines import (
 from ranker.retrieval.mining import Mining
 from ranker.retrieval.search import LateOptions, VectorEngine
 from ranker.training import dashboards
-from ranker.training.checkpoint_files import LAST, to_resume_from
+from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_from
 from ranker.training.checkpointing import SaveBest, SaveLast
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import write_json
@@ -315,4 +314,4 @@ def _means(folder: Path, name: str) -> dict[str, float]:
 def _step_of(best: ModelCheckpoint) -> int | None:
     if not best.best_model_path or not Path(best.best_model_path).is_file():
         return None
-    return int(torch.load(best.best_model_path, map_location="cpu", weights_only=True, mmap=True)["global_step"])
+    return int(read_checkpoint(Path(best.best_model_path), mmap=True)["global_step"])

@@ -10,7 +10,6 @@ import csv
 import io
 import json
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ranker.errors import ConfigError, Preempted, RankerError
+from ranker.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -98,10 +98,8 @@ def _log_failure(folder: Path, text: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    with write_whole(path) as file:
+        file.write(text)
 
 
 def run_apart(script: Path, folder: Path, config: str) -> float | None:

@@ -6,6 +6,7 @@ import difflib
 import json
 import logging
 import os
+import zlib
 from array import array
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from filelock import FileLock
 
 from ranker.data.collection import Candidates, Doc, fingerprint_of
 from ranker.errors import ConfigError, DataError
+from ranker.files import write_whole
 from ranker.types import Qrels
 
 log = logging.getLogger(__name__)
@@ -59,15 +61,14 @@ class IrDatasetsDocs:
         memory = content.parent / "ranker_fingerprint.json"
         try:
             remembered = json.loads(memory.read_text(encoding="utf-8"))
-            if remembered["state"] == state:
+            if remembered["state"] == state and remembered["crc32"] == zlib.crc32(remembered["fingerprint"].encode()):
                 return str(remembered["fingerprint"])
-        except (OSError, ValueError, KeyError, TypeError):
-            pass  # none yet, or not ours
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            pass  # none yet, or damaged
         fingerprint = fingerprint_of(self)
         if os.access(content.parent, os.W_OK):
-            partial = memory.with_suffix(".partial")
-            partial.write_text(json.dumps({"state": state, "fingerprint": fingerprint}), encoding="utf-8")
-            partial.replace(memory)
+            with write_whole(memory) as file:
+                json.dump({"state": state, "fingerprint": fingerprint, "crc32": zlib.crc32(fingerprint.encode())}, file)
         return fingerprint
 
     def __len__(self) -> int:

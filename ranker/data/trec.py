@@ -6,18 +6,17 @@ import gzip
 import io
 import logging
 import math
-import os
 import zlib
 from array import array
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TextIO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import numpy as np
 
 from ranker.errors import DataError
+from ranker.files import write_whole
 from ranker.ranking import rank_docs
 
 if TYPE_CHECKING:  # both modules import torch, which reading a run does not need
@@ -251,7 +250,7 @@ def write_run(path: str | Path, run: Run, tag: str = "ranker") -> None:
     _check_word("tag", tag)
     if not any(run.values()):
         raise DataError(f"{path}: expected a run with at least one doc, got none; check the candidates")
-    with atomic_write(path) as file:
+    with write_whole(path) as file:
         for query_id, docs in run.items():
             _check_word("query id", query_id)
             for rank, doc_id in enumerate(rank_docs(docs), 1):
@@ -268,7 +267,7 @@ def write_qrels(path: str | Path, qrels: Qrels) -> None:
     Raises:
         DataError: An id that is empty or holds white space.
     """
-    with atomic_write(path) as file:
+    with write_whole(path) as file:
         for query_id, judged in qrels.items():
             _check_word("query id", query_id)
             for doc_id, relevance in judged.items():
@@ -280,24 +279,3 @@ def _check_word(what: str, word: str) -> None:
     # readers differ in what white space is, so all of Unicode's is refused
     if word.split() != [word]:
         raise DataError(f"{what}: expected text without white space, got {word!r}; TREC files cannot hold it")
-
-
-@contextmanager
-def atomic_write(path: str | Path) -> Iterator[TextIO]:
-    """Open a UTF-8 text file that appears under its name, whole, when the block ends, and not at all when it fails."""
-    path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as raw:
-            packed = gzip.GzipFile("", "wb", fileobj=raw, mtime=0) if path.suffix == ".gz" else raw
-            with io.TextIOWrapper(cast(IO[bytes], packed), encoding="utf-8", newline="\n") as file:
-                yield file
-        part.replace(path)
-    except OSError as error:
-        raise DataError(f"{path}: expected a place to write to, got {error.strerror!r}") from error
-    except UnicodeEncodeError as error:
-        raise DataError(f"{path}: expected text that UTF-8 can hold, got {error.object[error.start : error.end]!r}") from None
-    finally:
-        with suppress(OSError):  # gone already where all went well
-            part.unlink()

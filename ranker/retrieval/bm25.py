@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import zipfile
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from filelock import FileLock
 
 from ranker.data.collection import Candidates, Collection, Docs, Splits
 from ranker.errors import ConfigError, DataError
+from ranker.files import remove_partial, write_whole, zip_fault
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,10 @@ class BM25:
         self._index = bm25s.BM25(k1=k1, b=b, method="lucene", csc_backend="scipy") if vocabulary else None
         if self._index is not None:
             self._index.index(bm25s.tokenization.Tokenized(ids=tokens, vocab=vocabulary), show_progress=False)
+            weights = self._index.scores["data"]
+            bad = int((~np.isfinite(weights)).sum())
+            if bad:
+                raise DataError(f"bm25: expected finite weights of words, got {bad} of {len(weights)} that are not; check k1={k1} and b={b}")
 
     @property
     def num_docs(self) -> int:
@@ -230,20 +234,20 @@ def _key(collection: Collection, depth: int, k1: float, b: float) -> str:
 
 
 def _read(path: Path, query_ids: list[str]) -> Candidates | None:
-    try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return Candidates(query_ids, arrays["offsets"], arrays["doc_ids"], arrays["scores"])
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        log.warning("%s: not a whole cache file (%s); it is made anew", path, error)
-        return None
+    damage: object = zip_fault(path)
+    if damage is None:
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return Candidates(query_ids, arrays["offsets"], arrays["doc_ids"], arrays["scores"])
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            damage = error
+    log.warning("%s: expected a whole cache file, got %s; it is made anew", path, damage)
+    return None
 
 
 def _write(path: Path, candidates: Candidates) -> None:
-    partial_path = path.with_suffix(f".{os.getpid()}.partial")
-    with partial_path.open("wb") as file:
+    remove_partial(path)
+    with write_whole(path, binary=True) as file:
         np.savez(file, offsets=candidates.offsets, doc_ids=candidates.doc_ids, scores=candidates.scores)
-        file.flush()
-        os.fsync(file.fileno())
-    partial_path.replace(path)

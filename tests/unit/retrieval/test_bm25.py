@@ -148,7 +148,7 @@ def test_a_broken_cache_file_is_made_anew(tmp_path, built, caplog):
     (path,) = tmp_path.rglob("*.npz")
     path.write_bytes(path.read_bytes()[:100])
     assert first_stage(COLLECTION, 10, tmp_path).to_run() == made.to_run()
-    assert "not a whole cache file" in caplog.text and len(built) == 2
+    assert "expected a whole cache file" in caplog.text and len(built) == 2
 
 
 def test_pc34_a_build_that_dies_leaves_nothing_that_looks_finished(tmp_path, monkeypatch):
