@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import optuna
 import pytest
+from omegaconf import OmegaConf
 
 from hydra_plugins.ranker_sweeps import OptunaSweeper
 
@@ -29,6 +30,7 @@ class Jobs:
 def sweep(folder, storage, ends, n_trials, n_jobs=1):
     """Run a sweep of such jobs; returns the batches' sizes."""
     sweeper = OptunaSweeper(n_trials, n_jobs, "maximize", storage, "sweep", optuna.samplers.RandomSampler(0), None, None)
+    sweeper.config = OmegaConf.create({"hydra": {"sweep": {"dir": str(folder)}}})
     sweeper.launcher, sweeper.validate_batch_is_legal = Jobs(folder, ends), lambda jobs: None
     sweeper.sweep(["optim.lr=interval(0.0, 1.0)"])
     return sweeper.launcher.batches
