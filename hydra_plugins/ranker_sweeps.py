@@ -159,6 +159,7 @@ class OptunaSweeper(Sweeper):
         if not space:
             raise ConfigError("hydra.sweeper.params: expected keys to search, as 'optim.lr=tag(log, interval(1e-5, 1e-3))', got none")
         assert self.launcher is not None
+        assert self.config is not None
         if isinstance(self.launcher, DryRun):  # what trials set is drawn as they come: show one
             lowest = [f"{key}={drawn.low if hasattr(drawn, 'low') else drawn.choices[0]}" for key, drawn in space.items()]
             self.launcher.launch([[*fixed, *lowest]], 0)

@@ -21,6 +21,7 @@ from filelock import FileLock
 from ranker.data.collection import Candidates, Doc, fingerprint_of
 from ranker.errors import ConfigError, DataError
 from ranker.files import write_whole
+from ranker.network import unreachable
 from ranker.types import Qrels
 
 log = logging.getLogger(__name__)
@@ -129,11 +130,32 @@ def alone() -> Iterator[None]:
     import ir_datasets
 
     home = ir_datasets.util.home_path()
-    if not os.access(home, os.W_OK):
-        yield  # nothing can be built in there
-        return
-    with FileLock(home / "ranker.lock"):
+    with _answering():
+        if not os.access(home, os.W_OK):
+            yield  # nothing can be built in there
+            return
+        with FileLock(home / "ranker.lock"):
+            yield
+
+
+@contextmanager
+def _answering() -> Iterator[None]:
+    """Let ir_datasets download from servers that answer; it would try those that do not for minutes."""
+    from ir_datasets.util import RequestsDownload
+
+    stream = RequestsDownload.stream
+
+    def checked(self: Any) -> Any:
+        reason = unreachable(self.url)
+        if reason is not None:
+            raise ConnectionError(f"{self.url} is out of reach: {reason}")
+        return stream(self)
+
+    RequestsDownload.stream = checked
+    try:
         yield
+    finally:
+        RequestsDownload.stream = stream
 
 
 @contextmanager
@@ -146,7 +168,7 @@ def readable(dataset_id: str) -> Iterator[None]:
     except Exception as error:
         raise DataError(
             f"ir_datasets {dataset_id}: expected to read it, got {type(error).__name__}: {' '.join(str(error).split())}; "
-            "check the network, or put the source files where ir_datasets keeps them (IR_DATASETS_HOME)"
+            "check the network; without one, copy a filled folder of ir_datasets from elsewhere and set IR_DATASETS_HOME to it, or use data=files"
         ) from error
 
 

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -56,6 +57,7 @@ from ranker.layers.kernel_layer import Kernels, kernel_layer, triton_kernels
 from ranker.layers.lookup import FEW, embedded, position_embedding, segment_embedding
 from ranker.layers.pooling import pool
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
+from ranker.network import unreachable
 from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
@@ -406,11 +408,13 @@ def load_encoder(
         tokenizer: Any = tiny_tokenizer()
     else:
         name = str(_package_folder(package, name)) if package else name
+        offline = _no_hub(name)
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": offline is not None}
         try:
-            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().split("\n", 1)[0]
+            config = AutoConfig.from_pretrained(name, **options)
+            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        except Exception as error:  # the libraries raise classes of every sort for damaged files
+            reason = offline or " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"encoder.name: expected a hub id or a folder with config.json and a tokenizer, got {name!r} ({reason})"
             ) from error
@@ -426,7 +430,7 @@ def load_encoder(
             if not 0 <= rate < 1:
                 raise ConfigError(f"encoder.{key}: expected at least 0 and below 1, got {rate}")
             setattr(config, name_of, rate)
-    model = _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code)
+    model = _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, options)
     model.train()  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
     return Encoder(model, tokenizer, ragged, compile, attention, fused, graphs)
 
@@ -452,10 +456,29 @@ def _build(config: PretrainedConfig) -> PreTrainedModel:
     return AutoModel.from_config(config, **without_pooler(config))
 
 
-def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
-    model, info = AutoModel.from_pretrained(
-        name, config=config, output_loading_info=True, trust_remote_code=trust_remote_code, dtype=torch.float32, **without_pooler(config)
+def _no_hub(name: str) -> str | None:
+    """Why the hub can't be asked for an encoder; None for a folder, or where it answers, or where the environment says to be offline."""
+    if Path(name).is_dir() or huggingface_hub.constants.HF_HUB_OFFLINE:
+        return None
+    endpoint = huggingface_hub.constants.ENDPOINT
+    reason = unreachable(endpoint)
+    if reason is None:
+        return None
+    log.warning("encoder %s: %s is out of reach (%s); looking for it in the cache only; HF_HUB_OFFLINE=1 does so at once", name, endpoint, reason)
+    return (
+        f"no such folder, {endpoint} is out of reach: {reason}, and it is not in the hub's cache; without a network set encoder.name=FOLDER, or "
+        "fill the cache elsewhere and set HF_HUB_OFFLINE=1"
     )
+
+
+def _load_weights(name: str, config: PretrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
+    try:
+        model, info = AutoModel.from_pretrained(
+            name, config=config, output_loading_info=True, dtype=torch.float32, **options, **without_pooler(config)
+        )
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{name}: expected whole weights that fit its config.json, got files that can't be read ({reason})") from error
     missing = sorted(info["missing_keys"])
     inner = [key for key in missing if "pooler" not in key]
     if missing:
