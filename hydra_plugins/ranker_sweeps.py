@@ -179,6 +179,8 @@ class OptunaSweeper(Sweeper):
             study = optuna.create_study(
                 storage=self.storage, sampler=self.sampler, study_name=self.study_name, direction=self.direction, load_if_exists=True
             )
+            if not study.trials and any(job_folders(folder)):
+                raise ValueError(f"no trials, though {folder} holds jobs")
             settle_dead_trials(study, folder, self._lock)
         except Exception as error:  # Optuna's, SQLAlchemy's and the database's
             reason = " ".join(str(error).split())[:300]

@@ -110,8 +110,8 @@ def load_stored(path: Path) -> Any:
     try:
         cfg: Any = OmegaConf.load(path)
         content = OmegaConf.to_container(cfg)
-        if not isinstance(content, dict):
-            raise ValueError(f"a {type(content).__name__}")
+        if not isinstance(content, dict) or not content:
+            raise ValueError("no keys" if not content else f"a {type(content).__name__}")
     except (OSError, ValueError, YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"{path}: expected a stored configuration, got a file that can't be read ({reason}); restore it") from error

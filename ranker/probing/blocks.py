@@ -16,6 +16,8 @@ from ranker.errors import DataError
 
 log = logging.getLogger(__name__)
 
+KEY = "key of the block"
+
 
 class BlockStore:
     """Arrays by key in one SQLite file: a block is there whole or not at all, also after a kill.
@@ -48,7 +50,10 @@ class BlockStore:
             if damaged is not None:
                 raise ValueError(f"a damaged part {damaged}")
             with np.load(io.BytesIO(row[0]), allow_pickle=False) as arrays:
-                return dict(arrays)
+                found = dict(arrays)
+            if str(found.pop(KEY, key)) != key:  # a damaged index of the database gives another row's
+                raise ValueError("those of another block")
+            return found
         except Exception as error:  # zipfile raises many classes for damaged headers
             log.warning("%s: expected whole arrays of block %s, got %s; it is computed anew", self.path, key, error)
             return None
@@ -69,7 +74,7 @@ class BlockStore:
         rows = []
         for key, arrays in blocks:
             buffer = io.BytesIO()
-            np.savez(buffer, **arrays)  # type: ignore[arg-type]
+            np.savez(buffer, **{KEY: np.array(key)}, **arrays)  # type: ignore[arg-type]
             rows.append((key, buffer.getvalue()))
         with self._readable(), self._connection:
             self._connection.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?)", rows)
