@@ -279,7 +279,11 @@ def settle_dead_trials(study: Any, folder: Path, own: Path) -> None:
     """
     from optuna.trial import TrialState
 
-    alive = {lock.name for lock in folder.glob(".sweeper-*.lock") if lock != own and is_held(lock)}
+    others = {lock: is_held(lock) for lock in folder.glob(".sweeper-*.lock") if lock != own}
+    alive = {lock.name for lock, held in others.items() if held}
+    for lock in others:
+        if lock.name not in alive:
+            lock.unlink(missing_ok=True)
     rows = {row["job"]: row for row in read_jobs(folder)}
     for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
         sweeper, row = trial.user_attrs.get("sweeper"), rows.get(trial.number, {"status": "killed"})
