@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import lightning.pytorch as pl
 import numpy as np
 import optuna
 import pytest
@@ -18,15 +19,16 @@ from hydra_plugins.ranker_sweeps import OptunaSweeper
 from ranker import entry, sweep
 from ranker.build import build_scorer
 from ranker.checkpoint import load_scorer, read_description, save_model
-from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
+from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.data.token_store import token_store
 from ranker.data.triples import triple_rows
-from ranker.errors import RankerError
+from ranker.errors import DataError, RankerError
 from ranker.files import write_sums
 from ranker.layers.encoder import load_encoder
 from ranker.layers.tiny import tiny_tokenizer
 from ranker.models.colbert import ColBERT
+from ranker.models.monobert import MonoBERT
 from ranker.probing.blocks import BlockStore
 from ranker.probing.dataset import labelled_examples
 from ranker.probing.results import Results
@@ -41,6 +43,7 @@ from ranker.retrieval.indexes.ivf_flat import IVFFlat
 from ranker.training import loggers
 from ranker.training.checkpoint_files import WholeFiles, read_checkpoint
 from ranker.training.nonfinite import read_dump, write_dump
+from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import write_text
 from ranker.types import RankBatch, TokenBatch, TrainStep
 from tests.unit.probing.mini import mini_sample
@@ -370,9 +373,32 @@ def test_a_damaged_evaluation_is_left_out_of_a_sweeps_table(tmp_path, caplog, co
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"no": "id"}'])
 def test_a_damaged_note_of_a_wandb_run_is_named(tmp_path, content):
     (tmp_path / "wandb.json").write_text(content)
-    with pytest.raises(RankerError, match="expected a readable wandb.json and wandb.jsonl"):
+    with pytest.raises(RankerError, match=r"expected a readable wandb\.json and wandb\.jsonl"):
         loggers._read(tmp_path)
     (tmp_path / "wandb.json").write_text('{"id": "abc"}')
     (tmp_path / "wandb.jsonl").write_text(content + "\n" if content else "3\n")
-    with pytest.raises(RankerError, match="expected a readable wandb.json and wandb.jsonl"):
+    with pytest.raises(RankerError, match=r"expected a readable wandb\.json and wandb\.jsonl"):
         loggers._read(tmp_path)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 3e38])  # the second overflows float32 within the scorer
+@pytest.mark.parametrize("phase", ["validate", "test"])
+def test_a_model_whose_scores_are_not_finite_has_no_evaluation(tmp_path, value, phase):
+    scorer = MonoBERT(load_encoder("tiny"))
+    with torch.no_grad():
+        scorer.head.weight.fill_(value)
+    docs = MemoryDocs(Doc(f"d{i}", f"some words of doc {i}") for i in range(6))
+    candidates = Candidates.from_lists([(f"q{i}", [f"d{i}", f"d{i + 1}"], [2.0, 1.0]) for i in range(3)])
+    collection = Collection("small", docs, {f"q{i}": "some words" for i in range(3)}, {f"q{i}": {f"d{i}": 1} for i in range(3)}, candidates)
+    data = RankData(
+        Splits(None, collection, {"small": collection}), scorer.encoder.tokenizer, "pairs", scorer.encoder.max_tokens,
+        BatchOptions(max_tokens=500), TextLimits(16, 64), cache_dir=tmp_path / "cache",
+    )  # fmt: skip
+    handed = []
+    module = RerankModule(scorer, ["AP"], on_evaluated=lambda name, run: handed.append(run) or {})
+    trainer = pl.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
+    )
+    with pytest.raises(DataError, match=r"got 6 of 6 that are not, the first (nan|-?inf) for query 'q0' and doc 'd0'"):
+        getattr(trainer, phase)(module, datamodule=data, verbose=False)
+    assert not handed
