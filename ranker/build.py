@@ -33,6 +33,7 @@ from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.data.task_steps import TaskData
 from ranker.entry import is_first_process
 from ranker.errors import ConfigError, RankerError
+from ranker.layers.execution import Execution
 from ranker.models.multitask import Multitask, make_task
 from ranker.retrieval.bm25 import with_candidates
 from ranker.training import dashboards, loggers
@@ -109,7 +110,7 @@ def print_notice(splits: Splits) -> None:
 def build_scorer(cfg: DictConfig) -> Any:
     """A new scorer, or the one that `checkpoint` trained; then `model` only says how it is trained on."""
     if cfg.checkpoint is not None and not cfg.resume:
-        scorer = load_scorer(Path(cfg.checkpoint), "best")
+        scorer = load_scorer(Path(cfg.checkpoint), "best", Execution.of(cfg.get("encoder") or {}))
         asked = cfg.model._target_.rpartition(".")[2]
         if asked != type(scorer).__name__:
             raise ConfigError(f"model: expected model={type(scorer).__name__.lower()}, which {cfg.checkpoint} holds, got {asked.lower()}")

@@ -15,7 +15,7 @@ from torch import nn
 
 from ranker.config import constructor_keys
 from ranker.errors import CheckpointError, RankerError
-from ranker.layers.encoder import Encoder
+from ranker.layers.execution import Execution
 from ranker.model_folder import read_object
 from ranker.stored import load_stored
 
@@ -70,7 +70,7 @@ def read_description(path: Path) -> dict[str, Any]:
     )
 
 
-def load_scorer(path: Path, weights: str = "best") -> Any:
+def load_scorer(path: Path, weights: str = "best", execution: Execution | None = None) -> Any:
     """Load a scorer from a run folder, a `model/` folder, or a folder of another program.
 
     Others are a Hugging Face sequence classification model, a sentence-transformers model of one or several vectors, a Stanford ColBERT.
@@ -78,6 +78,7 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
     Args:
         path: The folder.
         weights: Of a run folder, `best` (`model/`, or `checkpoints/best.ckpt` of an unfinished run) or `last`.
+        execution: How its encoders compute; None: as the folder says.
 
     Raises:
         CheckpointError: There are no trained weights.
@@ -92,27 +93,22 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
             raise CheckpointError(f"{path}: expected a run that trained a model, got a config.yaml without model or encoder")
         scorer = instantiate(
             OmegaConf.create(constructor_keys("model", description["model"])),
-            encoder=instantiate(constructor_keys("encoder", description["encoder"])),
+            encoder=instantiate(constructor_keys("encoder", description["encoder"]), **(vars(execution) if execution else {})),
         )
         _load_state(scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer.")
         return scorer
-    encoder = description.get("encoder") or {}
-    scorer = _load(model, (description.get("model") or {}).get("_target_") or _target_of(model), encoder.get("ragged", True))
-    for part in scorer.modules():
-        if isinstance(part, Encoder):
-            part.compiled, part.attention = encoder.get("compile", "auto"), encoder.get("attention", "auto")
-            part.fused, part.graphs = encoder.get("fused", "auto"), encoder.get("graphs", "auto")
-    return scorer
+    target = (description.get("model") or {}).get("_target_") or _target_of(model)
+    return _load(model, target, execution or Execution.of(description.get("encoder") or {}))
 
 
-def _load(folder: Path, target: str, ragged: bool) -> Any:
+def _load(folder: Path, target: str, execution: Execution) -> Any:
     """The scorer of a class in a folder; whatever a library finds wrong with the folder is one line."""
     module, _, name = target.rpartition(".")
     scorer: Any = getattr(importlib.import_module(module), name) if module.startswith("ranker.models.") else None
     if not hasattr(scorer, "load"):
         raise CheckpointError(f"{folder}: model._target_: expected a scorer of ranker.models, got {target!r}")
     try:
-        return scorer.load(folder, ragged=ragged)
+        return scorer.load(folder, execution)
     except RankerError:
         raise
     except Exception as error:  # the libraries raise what they like over a folder that another program wrote

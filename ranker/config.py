@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ranker.errors import ConfigError
 from ranker.roots import ROOTS, root_of
-from ranker.signatures import Parameter, defines, parameters_of
+from ranker.signatures import Parameter, attribute_of, defines, parameters_of
 from ranker.writing import WRITING, leads_out, parts_of, writing_faults
 
 # what the `_target_` of each group may name, a whole name or the start of one: a config file is data, it must not be able to run anything
@@ -262,9 +262,9 @@ def _numbers(cfg: DictConfig) -> list[str]:
     batch = cfg.get("batch")
     if batch is not None and batch.positives > batch.docs >= 1:
         faults.append(f"batch.positives: expected at most batch.docs={batch.docs}, got {batch.positives}")
-    if "loss" in cfg and batch is not None and batch.positives >= batch.docs >= 1 and cfg.model.get("in_batch_negatives", False) is False:
-        pointwise = ("pointwise_cross_entropy", "bce")
-        if not any(f".{name}." in str(OmegaConf.select(cfg, "loss._target_")) for name in pointwise) and not cfg.data.get("teacher"):
+    if "loss" in cfg and batch is not None and batch.positives >= batch.docs >= 1:
+        others = cfg.model.get("in_batch_negatives", False) is not False or cfg.data.get("teacher")
+        if not others and _needs_negatives(str(OmegaConf.select(cfg, "loss._target_"))):
             faults.append(
                 f"batch.docs: expected more than batch.positives={batch.positives}, got {batch.docs}; without negatives nothing is learnt"
             )
@@ -279,6 +279,11 @@ def _numbers(cfg: DictConfig) -> list[str]:
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
             faults.append(f"{key}: expected a number of at least 0, got {value!r}")
     return faults
+
+
+def _needs_negatives(loss: str) -> bool:
+    """Whether a loss learns nothing from relevant docs alone: so unless its class says `needs_negatives = False`."""
+    return not is_trusted(loss, "loss") or attribute_of(loss, "needs_negatives", default=True) is not False
 
 
 def _measures(cfg: DictConfig) -> list[str]:

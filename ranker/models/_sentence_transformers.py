@@ -17,6 +17,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokeniz
 from ranker.data.batching import Template
 from ranker.errors import CheckpointError
 from ranker.layers.encoder import Encoder, without_pooler
+from ranker.layers.execution import Execution
 from ranker.model_folder import check_model_folder, read_json, read_object
 from ranker.writing import leads_out
 
@@ -94,7 +95,7 @@ def _inside(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def read_encoder(folder: Path, ragged: bool) -> tuple[Encoder, dict[str, Any]]:
+def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str, Any]]:
     """The transformer of a folder, without a pooler, and its sentence-transformers configuration."""
     check_model_folder(folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -107,7 +108,7 @@ def read_encoder(folder: Path, ragged: bool) -> tuple[Encoder, dict[str, Any]]:
     settings = read_object(folder / "sentence_bert_config.json")
     if settings.get("do_lower_case"):
         _lower_case(tokenizer)
-    return Encoder(model, tokenizer, ragged=ragged), settings
+    return Encoder(model, tokenizer, execution), settings
 
 
 def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
