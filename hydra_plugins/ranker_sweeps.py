@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import logging
 import secrets
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 from filelock import FileLock
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.core.utils import JobReturn, JobStatus, setup_globals
@@ -24,7 +25,9 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
+from ranker import run_folder
 from ranker.errors import ConfigError
+from ranker.files import write_whole
 from ranker.sweep import close, is_held, job_folders, read_job, read_jobs
 
 
@@ -36,9 +39,21 @@ def quoted(text: str) -> str:
 class SweepFolder(Callback):
     """Give a sweep one folder, whatever its jobs set, and close it with a table, a picture and an exit code."""
 
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """Look at the folder of a single run before Hydra makes it."""
+        before = HydraConfig.instance().cfg
+        HydraConfig.instance().set_config(config)  # which the folder's name may depend on
+        with suppress(Exception):  # Hydra meets it in a moment and says so
+            folder = Path(config.hydra.run.dir)
+            run_folder.note(folder)
+            if folder.exists() and not folder.is_dir():
+                _fail(f"hydra.run.dir: expected a new or an empty folder, got the file {folder}; name another")
+        HydraConfig.instance().cfg = before
+
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Settle the folder and say how many jobs will run; errors end the program here, Hydra would only warn of them."""
         folder = Path(config.hydra.sweep.dir).resolve()
+        run_folder.note(folder)
         with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.sweep.dir = str(folder)
             # jobs are composed anew, some in other processes, where `stamp` and `name` would be others
@@ -47,14 +62,18 @@ class SweepFolder(Callback):
             if folder.is_dir() and any(job_folders(folder)):
                 _fail(f"hydra.sweep.dir: expected a new folder, got {folder}, which holds another sweep")
             number = _count(config)
+            _check_unused(folder)
         else:
+            if not _is_search(folder):  # else a sweep that goes on
+                _check_unused(folder)
             number = f"up to {config.hydra.sweeper.get('n_trials', '?')}"
         for name in ("hydra", "hydra_plugins"):  # what launchers say of jobs, the jobs say themselves
             logging.getLogger(name).setLevel(logging.WARNING)
         print(f"sweep: {number} {'job' if number == '1' else 'jobs'} under {folder}", file=sys.stderr, flush=True)  # noqa: T201
         if not config.hydra.launcher._target_.endswith(".DryRun"):
             folder.mkdir(parents=True, exist_ok=True)
-            OmegaConf.save(config, folder / "multirun.yaml")
+            with write_whole(folder / "multirun.yaml") as file:
+                file.write(OmegaConf.to_yaml(config))
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
         """Leave `summary.csv` and the picture; exit with 1 if a job failed, in a search if too few trials have finished."""
@@ -63,6 +82,22 @@ class SweepFolder(Callback):
         direction = str(config.hydra.sweeper.get("direction", "maximize"))
         if not close(Path(config.hydra.sweep.dir), direction == "maximize", config.hydra.sweeper.get("n_trials")):
             raise SystemExit(1)
+
+
+def _is_search(folder: Path) -> bool:
+    """Whether a folder is that of a search with Optuna by this program."""
+    try:
+        return f"{OptunaSweeper.__module__}.{OptunaSweeper.__name__}" in (folder / "multirun.yaml").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+
+
+def _check_unused(folder: Path) -> None:
+    try:
+        killed = [path.name for path in folder.glob(".*.multirun.yaml.partial")]  # by a start that did not get further
+        run_folder.check_unused("hydra.sweep.dir", folder, killed)
+    except ConfigError as error:
+        _fail(str(error))
 
 
 def _count(config: DictConfig) -> str:
@@ -94,8 +129,11 @@ class DryRun(Launcher):
 
         setup_globals()
         folder = Path(self.config.hydra.sweep.dir)
-        if [path.name for path in folder.glob("*")] == ["multirun.yaml"]:  # the basic sweeper writes it before it launches
-            shutil.rmtree(folder)
+        if self.config.hydra.sweeper._target_.endswith(".BasicSweeper"):  # it has written this into an unused folder
+            (folder / "multirun.yaml").unlink(missing_ok=True)
+            if run_folder.is_new(folder):
+                with suppress(OSError):  # not empty
+                    folder.rmdir()
         faults, returns = [], []
         for number, overrides in enumerate(job_overrides, initial_job_idx):
             print(f"job {number}: {' '.join(overrides)}", file=sys.stderr, flush=True)  # noqa: T201

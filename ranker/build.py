@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import sys
 import time
 import warnings
@@ -19,7 +18,6 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from hydra.utils import instantiate
 from lightning.fabric import Fabric
 from lightning.fabric.plugins.environments import SLURMEnvironment
@@ -33,19 +31,21 @@ from ranker.config import constructor_keys
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.data.task_steps import TaskData
-from ranker.entry import global_rank
+from ranker.entry import is_first_process
 from ranker.errors import ConfigError, RankerError
 from ranker.files import write_sums
+from ranker.layers.execution import Execution
 from ranker.models.multitask import Multitask, make_task
 from ranker.retrieval.bm25 import with_candidates
 from ranker.training import dashboards, loggers
 from ranker.training.checkpoint_files import WholeFiles
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.multitask_module import MultitaskModule
-from ranker.training.process_watch import announce_dead_children, is_lost_peer, watch_parent
+from ranker.training.process_watch import PARENT, announce_dead_children, announce_parent, is_lost_peer
 from ranker.training.progress import ProgressBar
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import environment, log_to, write_json, write_text
+from ranker.writing import inside
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def open_run(cfg: DictConfig) -> Path:
         logging.getLogger(f"{name}.utilities.rank_zero").addFilter(_advertising)
     for message in UNHELPFUL:
         warnings.filterwarnings("ignore", message=message)
-    if _is_first_process():
+    if is_first_process():
         write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
         write_sums(folder, ["config.yaml"])
         write_json(folder / "environment.json", environment(cfg.get("seed", 0)))
@@ -79,13 +79,7 @@ def open_run(cfg: DictConfig) -> Path:
         announce_dead_children()
     else:
         logging.getLogger().setLevel(logging.WARNING)
-        if int(os.environ.get("LOCAL_RANK", "0")) > 0:
-            watch_parent()
     return folder
-
-
-def _is_first_process() -> bool:
-    return global_rank() == 0 and int(os.environ.get("LOCAL_RANK", "0")) == 0
 
 
 def _advertising(record: logging.LogRecord) -> bool:
@@ -118,7 +112,7 @@ def print_notice(splits: Splits) -> None:
 def build_scorer(cfg: DictConfig) -> Any:
     """A new scorer, or the one that `checkpoint` trained; then `model` only says how it is trained on."""
     if cfg.checkpoint is not None and not cfg.resume:
-        scorer = load_scorer(Path(cfg.checkpoint), "best")
+        scorer = load_scorer(Path(cfg.checkpoint), "best", Execution.of(cfg.get("encoder") or {}))
         asked = cfg.model._target_.rpartition(".")[2]
         if asked != type(scorer).__name__:
             raise ConfigError(f"model: expected model={type(scorer).__name__.lower()}, which {cfg.checkpoint} holds, got {asked.lower()}")
@@ -256,13 +250,13 @@ def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], l
     options["strategy"] = _strategy(options)
     if options["enable_progress_bar"]:
         callbacks = [*callbacks, ProgressBar(leave=True, refresh_rate=10 if torch.cuda.is_available() else 1)]
-    callbacks = [*callbacks, *(instantiate(node) for node in (cfg.get("callbacks") or {}).values())]
+    callbacks = [*callbacks, *(instantiate(inside(folder, node)) for node in (cfg.get("callbacks") or {}).values())]
     made: list[Any] = []
     if logger is not None and not logger.get("none"):
         made = [loggers.csv(folder)]
         if "_target_" in logger:
             made.append(instantiate(logger)(folder, Path(cfg.checkpoint) if cfg.get("resume") else None))
-    if made and _is_first_process():
+    if made and is_first_process():
         dashboards.start(made, cfg_values(cfg), OmegaConf.to_yaml(cfg, resolve=True))
     _prepare_children(folder)
     # SLURM's requeue would start the training anew, in another folder; docs/resume.md has a job script that goes on
@@ -317,23 +311,12 @@ def _strategy(options: Mapping[str, Any]) -> Strategy | str:
 
 @contextlib.contextmanager
 def one_run() -> Iterator[None]:
-    """What begins with a run ends with it, so that a multirun's next job starts clean (PC-86): processes, log files, command line.
-
-    A user's mistake that shows before there is any result leaves no folder behind.
-    """
+    """What begins with a run ends with it, so that a multirun's next job starts clean (PC-86): processes, log files, command line."""
     argv, variables, handlers = sys.argv, dict(os.environ), list(logging.getLogger().handlers)
     failed = True
     try:
         yield
         failed = False
-    except (RankerError, HydraException):  # instantiate wraps what a constructor raises
-        dashboards.finish(failed)  # it writes to the folder
-        folder = Path(HydraConfig.get().runtime.output_dir)
-        if _is_first_process() and not any(
-            (folder / kept).exists() for kept in ("checkpoints", "metrics.csv", "evaluation", "probe_results.csv")
-        ):
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
     except RuntimeError as error:
         if not is_lost_peer(error):
             raise
@@ -352,7 +335,7 @@ def one_run() -> Iterator[None]:
             # interpreter and asks for the lock would wait for ever
             time.sleep(0.1)
             torch.distributed.destroy_process_group()
-        for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK"):
+        for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", PARENT):
             if name not in variables:
                 os.environ.pop(name, None)
 
@@ -362,9 +345,10 @@ def _prepare_children(folder: Path) -> None:
 
     The command line may be a multirun, whose children would start the whole sweep again, and `now` would name other folders.
     """
-    if HydraConfig.initialized() and _is_first_process():
+    if HydraConfig.initialized() and is_first_process():
         composed: Any = HydraConfig.instance().cfg
         with read_write(composed.hydra):
             composed.hydra.run.dir = str(folder)  # Lightning passes this on; in a multirun it would be a folder that nobody uses
+        announce_parent()
         overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
         sys.argv = [sys.argv[0], "--config-path", str(folder), "--config-name", "config", *overrides]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,31 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from ranker.config import constructor_keys, load_stored
+from ranker.config import constructor_keys
 from ranker.errors import CheckpointError, RankerError
 from ranker.files import verify_folder, write_folder
-from ranker.layers.encoder import Encoder
+from ranker.layers.execution import Execution
+from ranker.model_folder import read_object
+from ranker.stored import load_stored
 from ranker.training.checkpoint_files import read_checkpoint
 
 # what a model folder says of its own: how the texts were cut and what the scorer is
 DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
-# files that say which program wrote a folder
-FOREIGN = ("modules.json", "config_sentence_transformers.json", "config.json")
 
 
 def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
-    """Write a scorer's Hugging Face folder and `ranker.yaml`, whole or not at all."""
+    """Write a scorer's Hugging Face folder and `ranker.yaml`, whole or not at all.
+
+    Args:
+        folder: The folder; must not exist, or be empty.
+        scorer: The scorer.
+        cfg: Configuration of its training.
+
+    Raises:
+        CheckpointError: The folder holds something.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise CheckpointError(f"{folder}: expected a new or an empty folder to write the model to, got one that is in use; name another")
     with write_folder(folder) as partial:
         _write_model(partial, scorer, cfg)
 
@@ -54,7 +64,7 @@ def read_description(path: Path) -> dict[str, Any]:
     )
 
 
-def load_scorer(path: Path, weights: str = "best") -> Any:
+def load_scorer(path: Path, weights: str = "best", execution: Execution | None = None) -> Any:
     """Load a scorer from a run folder, a `model/` folder, or a folder of another program.
 
     Others are a Hugging Face sequence classification model, a sentence-transformers model of one or several vectors, a Stanford ColBERT.
@@ -62,6 +72,7 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
     Args:
         path: The folder.
         weights: Of a run folder, `best` (`model/`, or `checkpoints/best.ckpt` of an unfinished run) or `last`.
+        execution: How its encoders compute; None: as the folder says.
 
     Raises:
         CheckpointError: There are no trained weights.
@@ -72,39 +83,40 @@ def load_scorer(path: Path, weights: str = "best") -> Any:
         raise CheckpointError(f"weights: expected weights=best, since {path} is no run folder and holds one set of weights; got 'last'")
     model = path / "model" if in_run else path
     if weights == "last" or not model.is_dir():
+        if not description.get("model") or not description.get("encoder"):
+            raise CheckpointError(f"{path}: expected a run that trained a model, got a config.yaml without model or encoder")
         scorer = instantiate(
             OmegaConf.create(constructor_keys("model", description["model"])),
-            encoder=instantiate(constructor_keys("encoder", description["encoder"])),
+            encoder=instantiate(constructor_keys("encoder", description["encoder"]), **(vars(execution) if execution else {})),
         )
         _load_state(scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer.")
         return scorer
     verify_folder(model, error=CheckpointError)
-    encoder = description.get("encoder", {})
+    target = (description.get("model") or {}).get("_target_") or _target_of(model)
+    return _load(model, target, execution or Execution.of(description.get("encoder") or {}))
+
+
+def _load(folder: Path, target: str, execution: Execution) -> Any:
+    """The scorer of a class in a folder; whatever a library finds wrong with the folder is one line."""
+    module, _, name = target.rpartition(".")
+    scorer: Any = getattr(importlib.import_module(module), name) if module.startswith("ranker.models.") else None
+    if not hasattr(scorer, "load"):
+        raise CheckpointError(f"{folder}: model._target_: expected a scorer of ranker.models, got {target!r}")
     try:
-        target = description.get("model", {}).get("_target_") or _target_of(model)
-        module, _, name = target.rpartition(".")
-        scorer = getattr(importlib.import_module(module), name).load(model, ragged=encoder.get("ragged", True))
+        return scorer.load(folder, execution)
     except RankerError:
         raise
-    except Exception as error:  # transformers, tokenizers and safetensors raise classes of every sort for a damaged file
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise CheckpointError(f"{model}: expected a model folder with whole files, got one that can't be read ({reason})") from error
-    for part in scorer.modules():
-        if isinstance(part, Encoder):
-            part.compiled, part.attention, part.fused = (encoder.get(key, "auto") for key in ("compile", "attention", "fused"))
-    return scorer
+    except Exception as error:  # the libraries raise what they like over a folder that another program wrote
+        said = " ".join(str(error).split()) or "no reason"
+        raise CheckpointError(f"{folder}: expected a model folder that loads, got {type(error).__name__}: {said}") from error
 
 
 def _target_of(folder: Path) -> str:
     """The scorer that reads a folder of another program."""
-    try:
-        read = {name: json.loads((folder / name).read_text(encoding="utf-8")) for name in FOREIGN if (folder / name).is_file()}
-    except ValueError as error:
-        raise CheckpointError(f"checkpoint: expected {folder} to hold readable JSON files, got one that is not ({error})") from error
-    several = read.get("config_sentence_transformers.json", {}).get("model_type") == "MultiVectorEncoder"
-    if several or "HF_ColBERT" in (read.get("config.json", {}).get("architectures") or []):
+    several = read_object(folder / "config_sentence_transformers.json").get("model_type") == "MultiVectorEncoder"
+    if several or "HF_ColBERT" in (read_object(folder / "config.json").get("architectures") or []):
         return "ranker.models.colbert.ColBERT"
-    return "ranker.models.dpr.DPR" if "modules.json" in read else "ranker.models.monobert.MonoBERT"
+    return "ranker.models.dpr.DPR" if (folder / "modules.json").is_file() else "ranker.models.monobert.MonoBERT"
 
 
 def load_checkpoint(module: nn.Module, path: Path) -> None:

@@ -13,12 +13,11 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf
-from yaml import YAMLError
 
 from ranker.errors import ConfigError
-from ranker.files import verify_folder
-from ranker.roots import ROOTS
-from ranker.signatures import Parameter, defines, parameters_of
+from ranker.roots import ROOTS, root_of
+from ranker.signatures import Parameter, attribute_of, defines, parameters_of
+from ranker.writing import WRITING, leads_out, parts_of, writing_faults
 
 # what the `_target_` of each group may name, a whole name or the start of one: a config file is data, it must not be able to run anything
 # it likes (torch.hub.load would, and ranker.training.run_writer.write_text)
@@ -59,14 +58,15 @@ def check(cfg: DictConfig) -> None:
     faults = [
         *_missing(cfg),
         *_unknown(cfg),
-        *_untrusted(OmegaConf.to_container(cfg), ""),
-        *_targets(cfg),
+        *untrusted(OmegaConf.to_container(cfg), ""),
+        *target_faults(cfg),
         *_multitask(cfg),
         *_trainer(cfg),
         *_numbers(cfg),
         *_measures(cfg),
         *_evaluation(cfg),
         *_logger(cfg),
+        *_writing(cfg),
         *_files(cfg),
     ]
     if faults:
@@ -78,15 +78,19 @@ def _missing(cfg: DictConfig) -> list[str]:
 
 
 def _unknown(cfg: DictConfig) -> list[str]:
-    """Keys that `+` put into a typed node, where nothing reads them."""
+    """Keys that `+` put into a typed node, where nothing reads them; or that a run folder's own config.yaml has beside those of its root."""
     root: Any = OmegaConf.get_type(cfg)
-    if root not in ROOTS.values():  # a run folder's own config.yaml, checked when it was written
-        return []
+    return unknown_keys(cfg, root if root in ROOTS.values() else root_of(cfg))
+
+
+def unknown_keys(cfg: Mapping[Any, Any], root: Any) -> list[str]:
+    """Say which keys of a configuration, and of its typed nodes, a typed root lacks."""
     typed = {"": root, **{entry.name: entry.default_factory for entry in fields(root) if is_dataclass(entry.default_factory)}}
     faults = []
     for path, kind in typed.items():
-        known = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
-        for key in map(str, cfg[path] if path else cfg):
+        node = cfg.get(path) if path else cfg
+        known = [entry.name for entry in fields(kind)]
+        for key in map(str, node if isinstance(node, Mapping) else ()):
             if key not in known:
                 faults.append(f"{path + '.' if path else ''}{key}: unknown key{suggestion(key, known)}")
     return faults
@@ -98,46 +102,9 @@ def suggestion(got: str, known: list[str]) -> str:
     return f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(sorted(known))}" if known else ""
 
 
-def load_stored(path: Path) -> Any:
-    """Read the configuration in a run folder or model folder, which may be someone else's.
-
-    Code that lies beside an encoder's weights is not trusted, whatever the file says.
-
-    Raises:
-        ConfigError: A `_target_` that its group may not name; or an interpolation, which would be resolved after the check; or the file is
-            damaged, or was changed and not accepted (see ranker/files.py).
-    """
-    try:
-        cfg: Any = OmegaConf.load(path)
-        content = OmegaConf.to_container(cfg)
-        if not isinstance(content, dict) or not content:
-            raise ValueError("no keys" if not content else f"a {type(content).__name__}")
-    except (OSError, ValueError, YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path}: expected a stored configuration, got a file that can't be read ({reason}); restore it") from error
-    faults = [*_untrusted(content, ""), *_unresolved(content, "")]
-    if faults:
-        raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
-    if OmegaConf.select(cfg, "encoder.trust_remote_code"):
-        cfg.encoder.trust_remote_code = False
-    verify_folder(path.parent, path.name, ConfigError)
-    return cfg
-
-
-def _parts(node: Any, path: str) -> list[tuple[Any, str]]:
-    """What a node holds, with dotted paths."""
-    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
-    return [(part, f"{path}.{key}" if path else str(key)) for key, part in entries]
-
-
-def _unresolved(node: Any, path: str) -> list[str]:
-    if isinstance(node, str) and "${" in node:
-        return [f"{path}: expected a plain value, as they are written there, got {node!r}; write the value"]
-    return [fault for part, name in _parts(node, path) for fault in _unresolved(part, name)]
-
-
-def _untrusted(node: Any, path: str) -> list[str]:
-    faults = [fault for part, name in _parts(node, path) for fault in _untrusted(part, name)]
+def untrusted(node: Any, path: str) -> list[str]:
+    """Say which `_target_` of a node of plain values its group may not name."""
+    faults = [fault for part, name in parts_of(node, path) for fault in untrusted(part, name)]
     target = node.get("_target_") if isinstance(node, dict) else None
     if target is not None and not is_trusted(str(target), path):
         names = ", ".join(_trusted(path))
@@ -161,7 +128,7 @@ def is_trusted(target: str, path: str) -> bool:
         return False
 
 
-def _targets(cfg: DictConfig) -> list[str]:
+def target_faults(cfg: DictConfig) -> list[str]:
     """Bind every `_target_` node's keys to the signature that it names."""
     faults: list[str] = []
 
@@ -185,7 +152,7 @@ def _targets(cfg: DictConfig) -> list[str]:
 
 def _bind(node: DictConfig, path: str, target: str) -> list[str]:
     if not is_trusted(target, path):
-        return []  # said by `_untrusted`
+        return []  # said by `untrusted`
     try:
         parameters = parameters_of(target)
     except LookupError as error:
@@ -295,9 +262,9 @@ def _numbers(cfg: DictConfig) -> list[str]:
     batch = cfg.get("batch")
     if batch is not None and batch.positives > batch.docs >= 1:
         faults.append(f"batch.positives: expected at most batch.docs={batch.docs}, got {batch.positives}")
-    if "loss" in cfg and batch is not None and batch.positives >= batch.docs >= 1 and cfg.model.get("in_batch_negatives", False) is False:
-        pointwise = ("pointwise_cross_entropy", "bce")
-        if not any(f".{name}." in str(OmegaConf.select(cfg, "loss._target_")) for name in pointwise) and not cfg.data.get("teacher"):
+    if "loss" in cfg and batch is not None and batch.positives >= batch.docs >= 1:
+        others = cfg.model.get("in_batch_negatives", False) is not False or cfg.data.get("teacher")
+        if not others and _needs_negatives(str(OmegaConf.select(cfg, "loss._target_"))):
             faults.append(
                 f"batch.docs: expected more than batch.positives={batch.positives}, got {batch.docs}; without negatives nothing is learnt"
             )
@@ -312,6 +279,11 @@ def _numbers(cfg: DictConfig) -> list[str]:
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
             faults.append(f"{key}: expected a number of at least 0, got {value!r}")
     return faults
+
+
+def _needs_negatives(loss: str) -> bool:
+    """Whether a loss learns nothing from relevant docs alone: so unless its class says `needs_negatives = False`."""
+    return not is_trusted(loss, "loss") or attribute_of(loss, "needs_negatives", default=True) is not False
 
 
 def _measures(cfg: DictConfig) -> list[str]:
@@ -360,6 +332,16 @@ def _logger(cfg: DictConfig) -> list[str]:
                 "set WANDB_API_KEY, run `wandb login`, or take logger.mode=offline"
             ]
     return []
+
+
+def _writing(cfg: DictConfig) -> list[str]:
+    """What would be written outside of the run's folder."""
+    nodes: dict[str, Any] = {key: OmegaConf.to_container(cfg[key], resolve=True) for key in WRITING if isinstance(cfg.get(key), DictConfig)}
+    faults = writing_faults(nodes)
+    name = cfg.get("name") if "name" in cfg and not OmegaConf.is_missing(cfg, "name") else ""
+    if leads_out(str(name)):
+        faults.append(f"name: expected a folder below outputs/, got {name!r}")
+    return faults
 
 
 def _has_login(host: str) -> bool:

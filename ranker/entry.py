@@ -20,8 +20,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ranker import config, roots, sweep
+from ranker import config, hydra_rules, roots, run_folder, sweep
 from ranker.errors import ConfigError, Preempted, RankerError
+from ranker.paths import make_absolute
+from ranker.stored import load_stored
+from ranker.training.process_watch import watch_from_the_start
 
 # what may be another in a training that goes on: how long, where and how it is computed, what is kept and shown; else it would be another one
 CHANGEABLE = (
@@ -32,10 +35,12 @@ FIXED = ("trainer", "trainer.limit_train_batches", "trainer.gradient_clip_val")
 
 
 def register() -> None:
-    """Make typed roots and resolvers known to Hydra; before `hydra.main`."""
+    """Make typed roots, resolvers and rules known to Hydra; before `hydra.main`."""
+    watch_from_the_start()
     # Hydra would print its own traceback and exit; with this it hands every error to `user_errors`
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     roots.register()
+    hydra_rules.install()
     _register_resolvers()
 
 
@@ -51,6 +56,11 @@ def global_rank() -> int:
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
 
 
+def is_first_process() -> bool:
+    """Whether this process keeps the run folder; Lightning numbers those that it starts on one machine."""
+    return global_rank() == 0 and int(os.environ.get("LOCAL_RANK", "0")) == 0
+
+
 def _stamp() -> str:
     """A folder name that no other run has, even one started in the same second."""
     return f"{datetime.now():%Y-%m-%d_%H-%M-%S}-{secrets.token_hex(2)}"
@@ -61,7 +71,7 @@ def _run_name(name: str, checkpoint: str | None, resume: bool) -> str:
     stored = Path(checkpoint or "") / "config.yaml"
     if not resume or _overridden("name") or not stored.is_file():
         return name
-    return str(OmegaConf.select(config.load_stored(stored), "name") or name)
+    return str(OmegaConf.select(load_stored(stored), "name") or name)
 
 
 def _root(folder: str) -> str:
@@ -75,18 +85,35 @@ def job(command: str, cfg: DictConfig) -> float | None:
     A sweep's job that fails says so and returns None, so that the other jobs go on; SIGTERM is meant for all of them.
     """
     _register_resolvers()  # a launcher's process has not come through `register`
-    if not (HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN):
-        with user_errors():
-            return _run(command, cfg)
     hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    if hydra.mode != RunMode.MULTIRUN:
+        with user_errors(), _own_folder(folder):
+            return _run(command, cfg)
     if global_rank() != 0:  # another task of a SLURM job; the first one keeps the records
         return _run(command, cfg)
+    if not folder.resolve().is_relative_to(Path(hydra.sweep.dir).resolve()):
+        raise ConfigError(f"hydra.sweep.subdir: expected a folder inside {hydra.sweep.dir}, got {hydra.sweep.subdir!r}")
 
     def work() -> float | None:
         with _preempted_only(), _one_line_errors():
             return _run(command, cfg)
 
-    return sweep.run_job(Path(hydra.sweep.dir), Path(hydra.runtime.output_dir), hydra.job.num, list(hydra.overrides.task), work)
+    return sweep.run_job(Path(hydra.sweep.dir), folder, hydra.job.num, list(hydra.overrides.task), work)
+
+
+@contextlib.contextmanager
+def _own_folder(folder: Path) -> Iterator[None]:
+    """Begin in an unused run folder; a mistake that shows before there is any result leaves nothing in it."""
+    if not is_first_process() or os.environ.get(sweep.JOB_FOLDER) == str(folder):  # else it is another process's, or a sweep's
+        yield
+        return
+    run_folder.check_unused("hydra.run.dir", folder, [HydraConfig.get().output_subdir or ""])
+    try:
+        yield
+    except (RankerError, HydraException, OmegaConfBaseException):
+        run_folder.discard(folder)
+        raise
 
 
 def _run(command: str, cfg: DictConfig) -> float | None:
@@ -94,6 +121,7 @@ def _run(command: str, cfg: DictConfig) -> float | None:
     if command == "train" and cfg.get("checkpoint") and Path(cfg.checkpoint).is_dir() and _overridden("checkpoint"):
         cfg = _resumed(cfg) if cfg.get("resume") else _started_from(cfg)
     config.check(cfg)
+    make_absolute(cfg)
     config.set_layers(cfg)
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN and "trainer" in cfg:
         build = importlib.import_module("ranker.build")
@@ -115,7 +143,7 @@ def _started_from(cfg: DictConfig) -> DictConfig:
     stored = next((path for name in ("config.yaml", "ranker.yaml") if (path := Path(cfg.checkpoint) / name).is_file()), None)
     if stored is None:  # another program's folder: what it is shows when it is loaded
         return cfg
-    trained = config.load_stored(stored)
+    trained = load_stored(stored)
     for group in ("model", "encoder"):
         changed = {override.split("=", 1)[0].lstrip("+"): override for override in _overridden(group)}
         for key, override in changed.items():
@@ -133,7 +161,7 @@ def _resumed(cfg: DictConfig) -> DictConfig:
     stored = Path(cfg.checkpoint) / "config.yaml"
     if not stored.is_file():
         raise ConfigError(f"checkpoint: expected a run folder with config.yaml to resume from, got {cfg.checkpoint!r}")
-    resumed = config.load_stored(stored)
+    resumed = load_stored(stored)
     for override in HydraConfig.get().overrides.task if HydraConfig.initialized() else []:
         key = override.split("=", 1)[0].lstrip("+~")
         if key in FIXED or not any(f"{key}.".startswith(f"{changeable}.") for changeable in CHANGEABLE):
@@ -141,6 +169,9 @@ def _resumed(cfg: DictConfig) -> DictConfig:
                 f"{key}: expected the value of the run that is resumed, got {override!r}; leave it out, or start a new run without resume=true"
             )
         OmegaConf.update(resumed, key, OmegaConf.select(cfg, key), merge=False)
+    resumed.cache_dir = cfg.get("cache_dir")  # where this program may write is not for a stored file to say
+    if "prune" in (resumed.get("callbacks") or {}) and not _overridden("callbacks"):
+        del resumed.callbacks["prune"]  # of a sweep's job: the sweep does not wait for this run
     return resumed
 
 
@@ -158,8 +189,15 @@ def _one_line_errors() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__ or error.__context__
-        raise (cause if isinstance(cause, RankerError) else ConfigError(in_one_line(error))) from error
+        raise (_cause(error) or ConfigError(in_one_line(error))) from error
+
+
+def _cause(error: BaseException) -> RankerError | None:
+    """The error of this program that Hydra or OmegaConf has wrapped, perhaps several times."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, RankerError):
+        inner = inner.__cause__ or inner.__context__
+    return inner
 
 
 @contextlib.contextmanager
@@ -170,8 +208,8 @@ def user_errors() -> Iterator[None]:
     except RankerError as error:
         _fail(str(error), error.exit_code)
     except (HydraException, OmegaConfBaseException) as error:
-        cause = error.__cause__ or error.__context__
-        _fail(str(cause) if isinstance(cause, RankerError) else in_one_line(error))
+        cause = _cause(error)
+        _fail(in_one_line(error) if cause is None else str(cause))
     except OSError as error:  # after Hydra's, of which some are one
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise

@@ -10,6 +10,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import sys
 import time
@@ -82,7 +83,7 @@ def write_whole(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
 def write_folder(folder: Path) -> Iterator[Path]:
     """Give a new folder that takes the name `folder`, with the checksums of its files, when the block ends; a failed one is removed.
 
-    An earlier folder of the name is replaced. The caller is the only writer: what killed writers of the folder left is removed first.
+    There is no such folder yet, or an empty one. The caller is the only writer: what killed writers of it left is removed first.
     """
     remove_partial(folder)
     partial = beside(folder)
@@ -92,8 +93,6 @@ def write_folder(folder: Path) -> Iterator[Path]:
         write_sums(partial)
         for path in partial.rglob("*"):
             _sync(path)
-        if folder.is_dir():
-            shutil.rmtree(folder)
         partial.replace(folder)
         sync_folder(folder.parent)
     except BaseException:
@@ -106,7 +105,7 @@ def remove_partial(path: Path) -> None:
     if not path.parent.is_dir():
         return
     for left in path.parent.iterdir():
-        if left.name.startswith(".") and left.name.endswith(f".{path.name}.partial"):
+        if re.fullmatch(rf"\.\d+\.{re.escape(path.name)}\.partial", left.name):
             shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
 
 

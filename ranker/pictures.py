@@ -70,11 +70,11 @@ def read_curves(folder: Path) -> Curves:
 
 def _chain(folder: Path) -> list[Path]:
     """The folder and those that it went on from, oldest first."""
-    from omegaconf import OmegaConf
+    from ranker.stored import load_stored
 
     chain = [folder]
     while (chain[0] / "config.yaml").is_file():
-        cfg: Any = OmegaConf.load(chain[0] / "config.yaml")
+        cfg = load_stored(chain[0] / "config.yaml")
         if not cfg.get("resume") or not cfg.get("checkpoint") or Path(cfg.checkpoint) in chain:
             break
         chain.insert(0, Path(cfg.checkpoint))

@@ -11,10 +11,13 @@ from hydra.utils import instantiate
 from torch.utils.data import DataLoader
 
 from ranker.build import training_module
-from ranker.config import constructor_keys, load_stored
+from ranker.config import constructor_keys
 from ranker.entry import user_errors
 from ranker.errors import CheckpointError, NonFinite
+from ranker.stored import load_stored
 from ranker.training.nonfinite import read_dump
+
+NEEDED = ("model", "encoder", "loss", "optim", "schedule", "trainer")
 
 
 def replay(dump: Path) -> tuple[float, float]:
@@ -29,12 +32,18 @@ def replay(dump: Path) -> tuple[float, float]:
     """
     step, weights, about = read_dump(dump)
     cfg = load_stored(dump / "config.yaml")
+    lacking = [key for key in NEEDED if not cfg.get(key)]
+    if lacking:
+        raise CheckpointError(f"{dump / 'config.yaml'}: expected the configuration of a training, got one without {', '.join(lacking)}")
     scorer = instantiate(constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder)))
     module = training_module(cfg)(
         scorer, [], loss=instantiate(cfg.loss), optimizer=instantiate(cfg.optim), schedule=instantiate(cfg.schedule), total_steps=1,
         max_norm=cfg.trainer.gradient_clip_val, seed=cfg.seed,
     )  # fmt: skip
-    module.load_state_dict(weights)
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"{dump}: expected weights of the configured model, got {' '.join(str(error).split())}") from error
     module.train()
     trainer = pl.Trainer(
         accelerator=cfg.trainer.accelerator, devices=1, precision=about["precision"], max_steps=1, logger=False, enable_checkpointing=False,

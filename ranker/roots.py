@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -248,6 +249,12 @@ def register() -> None:
     """Make the typed roots known to Hydra, as `train_schema` and so on."""
     for name, root in ROOTS.items():
         ConfigStore.instance().store(name=f"{name}_schema", node=root)
+
+
+def root_of(keys: Iterable[Any]) -> type:
+    """The typed root that lacks the fewest of a configuration's top keys; train.py's among equals."""
+    given = set(map(str, keys))
+    return min(ROOTS.values(), key=lambda root: len(given - {entry.name for entry in fields(root)}))
 
 
 def known_keys(root: type, prefix: str = "") -> list[str]:

@@ -52,6 +52,32 @@ def parameters_of(target: str) -> dict[str, Parameter] | None:
     return _parameters(target, depth=0)
 
 
+@cache
+def attribute_of(target: str, name: str, default: Any = None, depth: int = 0) -> Any:
+    """The constant that a class, or the nearest of its bases, sets as a class attribute; `default` where none does.
+
+    Raises:
+        LookupError: There is no such module.
+    """
+    module, class_name, path = _locate(target)
+    node = _definition(path, class_name) if path is not None and depth <= 5 else None
+    if isinstance(node, ast.ImportFrom) and path is not None:
+        return attribute_of(_origin(node, module, path, class_name), name, default, depth + 1)
+    if not isinstance(node, ast.ClassDef):
+        return default
+    for item in node.body:
+        if isinstance(item, (ast.Assign, ast.AnnAssign)) and isinstance(item.value, ast.Constant):
+            names = item.targets if isinstance(item, ast.Assign) else [item.target]
+            if any(isinstance(part, ast.Name) and part.id == name for part in names):
+                return item.value.value
+    for base in node.bases:
+        if isinstance(base, ast.Name):
+            inherited = attribute_of(f"{module}.{base.id}", name, None, depth + 1)
+            if inherited is not None:
+                return inherited
+    return default
+
+
 def defines(target: str, within: str, depth: int = 0) -> bool:
     """Whether the module of a dotted path defines the class or function at its end, itself or by importing it from below `within`.
 

@@ -11,6 +11,7 @@ import csv
 import io
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -25,11 +26,13 @@ from filelock import FileLock, Timeout
 
 from ranker.errors import ConfigError, DataError, Preempted, RankerError
 from ranker.files import write_whole
+from ranker.run_folder import check_unused
 
 log = logging.getLogger(__name__)
 
 JOB_FILE, LOCK_FILE, SUMMARY = "job.json", ".job.lock", "summary.csv"
 KILLED = "its process was killed"
+JOB_FOLDER = "RANKER_JOB_FOLDER"  # environment variable: the folder that a job in a process of its own has been given
 Row = dict[str, Any]
 
 
@@ -55,15 +58,9 @@ def run_job(sweep: Path, folder: Path, number: int, overrides: Sequence[str], ru
     """
     own = [override for override in overrides if not override.startswith("++callbacks.prune=")]
     record: Row = {"job": number, "overrides": own, "status": "running", "objective": None, "seconds": None, "error": None}
-    folder.mkdir(parents=True, exist_ok=True)
+    _claim(folder, record)
     lock = FileLock(folder / LOCK_FILE)
-    with suppress(Timeout):  # an earlier job that still runs: refused below
-        lock.acquire(timeout=0)
-    try:
-        _claim(folder, record)
-    except ConfigError:
-        lock.release()
-        raise
+    lock.acquire()
     log.info("job %d: %s", number, " ".join(own))
     started = time.perf_counter()
     try:
@@ -95,6 +92,8 @@ def said(error: BaseException) -> str:
 
 def _claim(folder: Path, record: Row) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / JOB_FILE).exists():
+        check_unused("hydra.sweep.subdir", folder, [".hydra"])
     try:
         with (folder / JOB_FILE).open("x", encoding="utf-8") as file:
             json.dump(record, file)
@@ -106,7 +105,6 @@ def _claim(folder: Path, record: Row) -> None:
 
 
 def _log_failure(folder: Path, text: str) -> None:
-    folder.mkdir(parents=True, exist_ok=True)  # a mistake that shows before there is any result removes it
     with (folder / "train.log").open("a", encoding="utf-8") as file:
         file.write(text)
 
@@ -132,8 +130,9 @@ def run_apart(script: Path, folder: Path, config: str) -> float | None:
     _write(folder / "config.yaml", config)
     command = [sys.executable, *(f"-W{option}" for option in sys.warnoptions), str(script), "--config-path", str(folder.resolve()),
                "--config-name", "config", "--config-dir", str(script.resolve().parent / "conf"), f"hydra.run.dir='{folder.resolve()}'",
-               "hydra/job_logging=ranker", "hydra/hydra_logging=none"]  # fmt: skip
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace") as process:
+               "hydra/job_logging=ranker", "hydra/hydra_logging=none", "hydra.output_subdir=null"]  # fmt: skip
+    variables = {**os.environ, JOB_FOLDER: str(folder.resolve())}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", env=variables) as process:
         before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # it saves, and ends with code 75
         try:
             assert process.stderr is not None

@@ -145,6 +145,7 @@ class Loss(Protocol):
     """Scalar: the mean over groups of each group's own value. All inputs [batch, docs].
 
     With an attribute `pairwise = False` a loss says that it holds no [batch, docs, docs]; else in-batch negatives give it few groups at a time.
+    With `needs_negatives = False` it says that it learns from a group of relevant docs alone; else `batch.docs` must leave room for others.
     """
 
     def __call__(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor: ...

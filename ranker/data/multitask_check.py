@@ -11,8 +11,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from ranker.data.multitask import (
     NAMED_LAYERS,
     POOLINGS,
@@ -27,6 +25,7 @@ from ranker.data.multitask import (
 )
 from ranker.errors import ConfigError
 from ranker.signatures import parameters_of
+from ranker.stored import load_stored
 
 TASKS = Path(__file__).parents[1] / "probing" / "tasks"
 
@@ -258,7 +257,7 @@ def _allowed_layers(layers: set[int], auto: AutoLayers, encoder: Mapping[str, An
     """
     assert auto.report is not None
     stored = Path(auto.report) / "config.yaml"
-    told: Any = OmegaConf.load(stored) if stored.is_file() else {}
+    told: Any = load_stored(stored) if stored.is_file() else {}
     probed = {} if told.get("checkpoint") else told.get("encoder") or {}
     wanted, got = ("/".join(str(node[key]) for key in ("package", "name") if node.get(key)) for node in (encoder, probed))
     if got and got != wanted:

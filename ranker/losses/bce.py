@@ -27,6 +27,7 @@ class BCE(nn.Module):
     """
 
     pairwise = False
+    needs_negatives = False
 
     def __init__(self, max_label: float = 1.0, positive_weight: float = 1.0) -> None:
         super().__init__()

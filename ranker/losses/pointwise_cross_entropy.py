@@ -27,6 +27,7 @@ class PointwiseCrossEntropy(nn.Module):
     """
 
     pairwise = False
+    needs_negatives = False
 
     def __init__(self) -> None:
         super().__init__()  # spelled out, for the inherited signature takes any option, also a mistyped one

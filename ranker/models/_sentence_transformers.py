@@ -17,6 +17,9 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokeniz
 from ranker.data.batching import Template
 from ranker.errors import CheckpointError
 from ranker.layers.encoder import Encoder, without_pooler
+from ranker.layers.execution import Execution
+from ranker.model_folder import check_model_folder, read_json, read_object
+from ranker.writing import leads_out
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"identity": nn.Identity, "tanh": nn.Tanh}
 
@@ -36,16 +39,6 @@ def is_layout(folder: Path) -> bool:
     return (folder / "modules.json").is_file()
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where there is no such file."""
-    if not path.is_file():
-        return {}
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: expected JSON, got a file that can't be read ({error})") from error
-
-
 def write_json(path: Path, content: Any) -> None:
     """Write JSON; makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,7 +55,7 @@ class Module:
     @property
     def config(self) -> dict[str, Any]:
         """Its config.json."""
-        return read_json(self.folder / "config.json")
+        return read_object(self.folder / "config.json")
 
 
 def read_modules(folder: Path) -> dict[str, list[Module]]:
@@ -73,16 +66,20 @@ def read_modules(folder: Path) -> dict[str, list[Module]]:
     """
     if not is_layout(folder):
         raise CheckpointError(f"{folder}: expected modules.json of sentence-transformers' layout, got a folder without it")
-    chain = [
-        Module(entry["type"].rpartition(".")[2], _inside(folder, entry["path"]))
-        for entry in json.loads((folder / "modules.json").read_text("utf-8"))
-    ]
+    try:
+        return _sides(folder, read_json(folder / "modules.json"))
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{folder}: expected modules.json to list modules with path and type, got {error!r}") from error
+
+
+def _sides(folder: Path, entries: Any) -> dict[str, list[Module]]:
+    chain = [Module(entry["type"].rpartition(".")[2], _inside(folder, entry["path"])) for entry in entries]
     first, rest = chain[0], chain[1:]
     if first.kind == "Transformer":
         return {"query": chain, "document": chain}
     if first.kind not in ("Router", "Asym"):
         raise CheckpointError(f"{folder}: expected a Transformer or a Router as first module, got {first.kind}")
-    router = read_json(first.folder / "router_config.json")
+    router = read_object(first.folder / "router_config.json")
     if sorted(router.get("structure", {})) != ["document", "query"]:
         raise CheckpointError(f"{folder}: expected a router with the routes query and document, got {sorted(router.get('structure', {}))}")
     return {
@@ -93,13 +90,14 @@ def read_modules(folder: Path) -> dict[str, list[Module]]:
 
 def _inside(folder: Path, name: str) -> Path:
     """A module's folder, which a file names; it can't lie elsewhere."""
-    if Path(name).is_absolute() or ".." in Path(name).parts:
+    if leads_out(name):
         raise CheckpointError(f"{folder}: expected the paths of its modules to stay inside it, got {name!r}")
     return folder / name
 
 
-def read_encoder(folder: Path, ragged: bool) -> tuple[Encoder, dict[str, Any]]:
+def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str, Any]]:
     """The transformer of a folder, without a pooler, and its sentence-transformers configuration."""
+    check_model_folder(folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     model, info = AutoModel.from_pretrained(
         folder, config=config, output_loading_info=True, dtype=torch.float32, trust_remote_code=False, **without_pooler(config)
@@ -107,10 +105,10 @@ def read_encoder(folder: Path, ragged: bool) -> tuple[Encoder, dict[str, Any]]:
     if info["missing_keys"]:
         raise CheckpointError(f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing")
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    settings = read_json(folder / "sentence_bert_config.json")
+    settings = read_object(folder / "sentence_bert_config.json")
     if settings.get("do_lower_case"):
         _lower_case(tokenizer)
-    return Encoder(model, tokenizer, ragged=ragged), settings
+    return Encoder(model, tokenizer, execution), settings
 
 
 def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:

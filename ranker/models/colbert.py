@@ -16,8 +16,10 @@ from torch.nn import functional
 from ranker.data.batching import Template
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder
+from ranker.layers.execution import DEFAULT, Execution
 from ranker.layers.grid import to_grid
 from ranker.layers.interaction import TextVectors, full_precision, maxsim_all, maxsim_pairs
+from ranker.model_folder import read_object
 from ranker.models import _sentence_transformers as layout
 from ranker.types import RankBatch, TokenBatch
 
@@ -184,26 +186,26 @@ class ColBERT(nn.Module):
         layout.write_modules(folder, modules, prompts, "MultiVectorEncoder", "maxsim")
 
     @classmethod
-    def load(cls, folder: Path, ragged: bool = True) -> ColBERT:
+    def load(cls, folder: Path, execution: Execution = DEFAULT) -> ColBERT:
         """Load sentence-transformers' layout, or Stanford ColBERT's (`HF_ColBERT` with artifact.metadata).
 
         Raises:
             CheckpointError: Neither, or settings that this model has not.
         """
-        return cls._load_modules(folder, ragged) if layout.is_layout(folder) else cls._load_stanford(folder, ragged)
+        return cls._load_modules(folder, execution) if layout.is_layout(folder) else cls._load_stanford(folder, execution)
 
     @classmethod
-    def _load_modules(cls, folder: Path, ragged: bool) -> ColBERT:
+    def _load_modules(cls, folder: Path, execution: Execution) -> ColBERT:
         modules = layout.read_modules(folder)["query"]
         kinds = [module.kind for module in modules]
         if kinds[0] != "Transformer" or "MultiVectorMask" not in kinds or kinds.count("Dense") > 1:
             raise CheckpointError(f"{folder}: expected Transformer, at most one Dense, MultiVectorMask, Normalize; got {', '.join(kinds)}")
-        encoder, config = layout.read_encoder(modules[0].folder, ragged)
+        encoder, config = layout.read_encoder(modules[0].folder, execution)
         by_kind = {module.kind: module for module in modules}
         projection, activation = layout.read_dense(by_kind["Dense"]) if "Dense" in by_kind else (None, "identity")
         mask = by_kind["MultiVectorMask"].config
         expansion = config.get("query_expansion")
-        settings = layout.read_json(folder / "config_sentence_transformers.json")
+        settings = read_object(folder / "config_sentence_transformers.json")
         refused = {
             "an activation after the projection": activation != "identity",
             "skiplist_tasks": mask.get("skiplist_tasks", ["document"]) != ["document"] and bool(mask.get("skiplist_words")),
@@ -225,13 +227,13 @@ class ColBERT(nn.Module):
         return scorer._complete(projection, mask.get("skiplist_words") or [], config)
 
     @classmethod
-    def _load_stanford(cls, folder: Path, ragged: bool) -> ColBERT:
-        if "HF_ColBERT" not in (layout.read_json(folder / "config.json").get("architectures") or []):
+    def _load_stanford(cls, folder: Path, execution: Execution) -> ColBERT:
+        if "HF_ColBERT" not in (read_object(folder / "config.json").get("architectures") or []):
             raise CheckpointError(f"{folder}: expected modules.json, or config.json with the architecture HF_ColBERT; got neither")
-        metadata: dict[str, Any] = layout.read_json(folder / "artifact.metadata")
+        metadata: dict[str, Any] = read_object(folder / "artifact.metadata")
         if metadata.get("similarity", "cosine") != "cosine":
             raise CheckpointError(f"{folder}: similarity: expected cosine, got {metadata['similarity']!r}")
-        encoder, _ = layout.read_encoder(folder, ragged)
+        encoder, _ = layout.read_encoder(folder, execution)
         weight = _stanford_projection(folder)
         scorer = cls(
             encoder, projection=None, query_prompt=metadata.get("query_token_id") or "[unused0]",

@@ -15,9 +15,11 @@ from ranker.data.batching import Template
 from ranker.data.token_store import tokenizer_fingerprint
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder
+from ranker.layers.execution import DEFAULT, Execution
 from ranker.layers.grid import to_grid
 from ranker.layers.interaction import TextVectors, full_precision
 from ranker.layers.pooling import POOLINGS
+from ranker.model_folder import read_object
 from ranker.models import _sentence_transformers as layout
 from ranker.types import RankBatch, TokenBatch
 
@@ -202,7 +204,7 @@ class DPR(nn.Module):
         return names
 
     @classmethod
-    def load(cls, folder: Path, ragged: bool = True) -> DPR:
+    def load(cls, folder: Path, execution: Execution = DEFAULT) -> DPR:
         """Load a folder in sentence-transformers' layout, written by `save` or by that library; without `scorer.json` the temperature is 1.
 
         Raises:
@@ -210,12 +212,12 @@ class DPR(nn.Module):
         """
         sides = layout.read_modules(folder)
         tied = sides["query"] == sides["document"]
-        query, doc = (_Side(folder, sides[name], ragged) for name in ("query", "document")) if not tied else (_Side(folder, sides["query"], ragged),) * 2  # fmt: skip
+        query, doc = (_Side(folder, sides[name], execution) for name in ("query", "document")) if not tied else (_Side(folder, sides["query"], execution),) * 2  # fmt: skip
         if (query.pooling, query.activation, query.normalized) != (doc.pooling, doc.activation, doc.normalized):
             raise CheckpointError(f"{folder}: expected the same pooling and activation of queries and docs, got two")
         if tokenizer_fingerprint(query.encoder.tokenizer) != tokenizer_fingerprint(doc.encoder.tokenizer):
             raise CheckpointError(f"{folder}: expected the same tokenizer for queries and docs, got two")
-        config = layout.read_json(folder / "config_sentence_transformers.json")
+        config = read_object(folder / "config_sentence_transformers.json")
         similarity = "cosine" if query.normalized else config.get("similarity_fn_name") or "cosine"
         if similarity not in SIMILARITIES:
             raise CheckpointError(f"{folder}: expected similarity cosine or dot, got {similarity!r}")
@@ -225,7 +227,7 @@ class DPR(nn.Module):
                 f"{folder}: expected a Pooling that includes prompts, got include_prompt: false; models that leave prompts out of the mean "
                 "are not supported"
             )
-        own = layout.read_json(folder / "scorer.json")
+        own = read_object(folder / "scorer.json")
         learned = own.get("learned", False)
         scorer = cls(
             query.encoder, pooling=query.pooling, similarity=similarity, activation=query.activation,
@@ -247,12 +249,12 @@ class DPR(nn.Module):
 class _Side:
     """The modules of queries or of docs."""
 
-    def __init__(self, folder: Path, modules: list[layout.Module], ragged: bool) -> None:
+    def __init__(self, folder: Path, modules: list[layout.Module], execution: Execution) -> None:
         self.pooling, self.projection, self.activation, self.normalized = "", None, "identity", False
         self.pools_prompt = True
         if modules[0].kind != "Transformer":
             raise CheckpointError(f"{folder}: expected a Transformer first, got {modules[0].kind}")
-        self.encoder, self.config = layout.read_encoder(modules[0].folder, ragged)
+        self.encoder, self.config = layout.read_encoder(modules[0].folder, execution)
         for module in modules[1:]:
             if module.kind == "Pooling":
                 self.pooling, self.pools_prompt = _pooling_of(module), module.config.get("include_prompt", True)

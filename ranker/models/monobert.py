@@ -15,8 +15,10 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder, load_encoder
+from ranker.layers.execution import DEFAULT, Execution
 from ranker.layers.grid import to_grid
 from ranker.layers.pooling import POOLINGS
+from ranker.model_folder import check_model_folder
 from ranker.types import RankBatch
 
 log = logging.getLogger(__name__)
@@ -130,14 +132,15 @@ class MonoBERT(nn.Module):
         return model
 
     @classmethod
-    def load(cls, folder: Path, ragged: bool = True) -> MonoBERT:
+    def load(cls, folder: Path, execution: Execution = DEFAULT) -> MonoBERT:
         """Load a sequence classification folder: one written by `save`, or any of the same families with 1 or 2 labels.
 
         Raises:
             CheckpointError: The folder has no trained head, or one of another size; a weight is missing or has no place.
         """
         if (Path(folder) / HEAD_FILE).is_file():
-            return cls._load_apart(Path(folder), ragged)
+            return cls._load_apart(Path(folder), execution)
+        check_model_folder(folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         if not any("ForSequenceClassification" in name for name in config.architectures or []):
             raise CheckpointError(
@@ -165,7 +168,7 @@ class MonoBERT(nn.Module):
             base.pooler = None
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         dropout = getattr(config, "classifier_dropout", None) or 0.0
-        scorer = cls(Encoder(base, tokenizer, ragged=ragged), pooler=not plain, num_labels=config.num_labels, dropout=dropout)
+        scorer = cls(Encoder(base, tokenizer, execution), pooler=not plain, num_labels=config.num_labels, dropout=dropout)
         with torch.no_grad():
             pooler: Any = scorer.pooler
             if not plain:
@@ -176,11 +179,11 @@ class MonoBERT(nn.Module):
         return scorer
 
     @classmethod
-    def _load_apart(cls, folder: Path, ragged: bool) -> MonoBERT:
+    def _load_apart(cls, folder: Path, execution: Execution) -> MonoBERT:
         with safe_open(folder / HEAD_FILE, "pt") as stored:
             about, state = stored.metadata(), {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
         scorer = cls(
-            load_encoder(str(folder), ragged=ragged), about["pooling"], pooler="pooler.0.weight" in state,
+            load_encoder(str(folder), **vars(execution)), about["pooling"], pooler="pooler.0.weight" in state,
             num_labels=len(state["head.bias"]), dropout=float(about.get("dropout", 0)),
         )  # fmt: skip
         scorer.load_state_dict(state, strict=False)

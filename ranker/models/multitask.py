@@ -22,6 +22,7 @@ from ranker.data.task_rows import SLOTS, num_classes
 from ranker.data.task_steps import HeadBatch, TaskBatch
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder
+from ranker.layers.execution import DEFAULT, Execution
 from ranker.layers.pooling import pool
 from ranker.models.monobert import MonoBERT
 from ranker.probing.examples import ProbeTask
@@ -171,13 +172,13 @@ class Multitask(MonoBERT):
         save_file({key: value.contiguous() for key, value in self.heads.state_dict().items()}, folder / HEADS[1])
 
     @classmethod
-    def load(cls, folder: Path, ragged: bool = True) -> Multitask:
+    def load(cls, folder: Path, execution: Execution = DEFAULT) -> Multitask:
         """Load a folder that `save` wrote.
 
         Raises:
             CheckpointError: The heads are missing or broken.
         """
-        scorer: Any = super().load(folder, ragged)
+        scorer: Any = super().load(folder, execution)
         try:
             described = json.loads((Path(folder) / HEADS[0]).read_text(encoding="utf-8"))
             for name, own in described.items():

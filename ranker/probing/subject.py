@@ -105,7 +105,7 @@ class Subject:
 
 
 def _random_weights(encoder: Encoder, seed: int) -> Encoder:
-    made = Encoder(copy.deepcopy(encoder.model), encoder.tokenizer, encoder.ragged, encoder.compiled, encoder.attention, encoder.fused)
+    made = Encoder(copy.deepcopy(encoder.model), encoder.tokenizer, encoder.execution)
     generator = torch.Generator().manual_seed(seed)
     std = getattr(made.config, "initializer_range", 0.02)
     with torch.no_grad():

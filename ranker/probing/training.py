@@ -57,8 +57,12 @@ class TrainingOptions:
             raise ConfigError(f"training.small_val_pairs: expected at least 1 or null, got {self.small_val_pairs}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"training.dropout: expected at least 0 and below 1, got {self.dropout}")
-        if self.lr <= 0 or self.clip <= 0:
-            raise ConfigError(f"training: expected lr and clip above 0, got lr={self.lr} clip={self.clip}")
+        if not self.lr > 0:
+            raise ConfigError(f"training.lr: expected a number above 0, got {self.lr}")
+        if not self.clip > 0:
+            raise ConfigError(f"training.clip: expected a number above 0, got {self.clip}; set training.clip=.inf to clip nothing")
+        if not 0 < self.lr_factor <= 1:
+            raise ConfigError(f"training.lr_factor: expected above 0 and at most 1, got {self.lr_factor}; 1 keeps the rate")
 
 
 @dataclass(frozen=True)

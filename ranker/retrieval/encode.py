@@ -25,6 +25,7 @@ from ranker.data.token_writer import map_array, tokenizer_fingerprint
 from ranker.errors import CheckpointError, DataError
 from ranker.files import REBUILD, THREADS, verify_folder, write_folder, write_whole
 from ranker.layers.interaction import TextVectors
+from ranker.run_folder import check_unused
 
 log = logging.getLogger(__name__)
 
@@ -111,8 +112,7 @@ def claim(folder: Path, description: Description) -> None:
     path = folder / "encoded.json"
     with FileLock(folder / ".lock"):
         if not path.is_file():
-            if any(folder.glob("shard-*")):
-                raise CheckpointError(f"{path}: expected it beside the shards, got no such file; delete {folder}, it is encoded anew")
+            check_unused("encode.folder", folder, [".lock", *(begun.name for begun in folder.glob(f".*.{path.name}.partial"))])
             with write_whole(path) as file:
                 file.write(json.dumps(asdict(description), indent=1) + "\n")
     there = read_description(folder)

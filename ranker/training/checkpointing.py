@@ -100,7 +100,7 @@ class SaveLast(Checkpoint):
         self._row = {}
         # a training that stopped early and was killed before its end: it has no validation that would tell it again
         stopped = (callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping))  # type: ignore[attr-defined]
-        if any(callback.wait_count >= callback.patience for callback in stopped):
+        if any(callback.wait_count >= max(callback.patience, 1) for callback in stopped):  # patience 0 stops at the first, too
             trainer.should_stop = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002

@@ -22,6 +22,7 @@ from ranker.types import TrainStep, _Movable
 
 log = logging.getLogger(__name__)
 
+DUMPED = ("step", "epoch", "index", "loss", "grad_norm", "query_ids", "devices", "precision")  # what dump.json says
 MAX_DUMPS = 3  # a dump holds the weights: of a run that skips many steps, the first ones tell enough
 
 
@@ -103,7 +104,9 @@ def read_dump(folder: Path) -> tuple[TrainStep, dict[str, Tensor], dict[str, Any
         about = json.loads((folder / "dump.json").read_text(encoding="utf-8"))
         parts = [_load_step(folder / f"device-{device}") for device in range(about["devices"])]
         weights = load_file(folder / "weights.safetensors")
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        if not all(isinstance(part, TrainStep) for part in parts) or not parts or not set(DUMPED) <= set(about):
+            raise ValueError(f"no step, or a dump.json without one of {', '.join(DUMPED)}")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"{folder}: expected a step that a training wrote down (RUN/nonfinite/step-N), got {error!r}") from error
     micro_batches = tuple(batch for part in parts for batch in part.micro_batches)
     return replace(parts[0], micro_batches=micro_batches, seeds=tuple(seed for part in parts for seed in part.seeds)), weights, about

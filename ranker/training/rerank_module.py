@@ -45,7 +45,7 @@ class RerankModule(pl.LightningModule):
         total_steps: Optimizer steps of the whole training; None asks Lightning, which then can't resume in the middle of an epoch
             (it loads the data for the answer, and forgets to give the loader its state).
         weight_decay: Decay of matrices; biases and norms have none.
-        max_norm: Gradient norm is clipped to this; None clips nothing.
+        max_norm: Gradient norm is clipped to this; None, 0 and less clip nothing, as in Lightning.
         seed: Seeds each step's dropout, so that a resumed run repeats it.
         nonfinite: What to do with a step whose loss or gradient is not finite: `stop`, or `skip` (no weight and no moment changes, the
             step counts).
@@ -131,8 +131,17 @@ class RerankModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """Set the learning rate of the next step: that in a checkpoint is of the run that wrote it, whose end may have been another."""
         scheduler: Any = self.lr_schedulers()
-        for group, base, factor in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
+        if self.trainer.is_global_zero and not any(scheduler.base_lrs):
+            log.warning("optim.lr: 0, so that the training changes no weight")
+        groups = scheduler.optimizer.param_groups
+        stored = [float(group["lr"]) for group in groups]
+        for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
             group["lr"] = base * factor(scheduler.last_epoch)
+        if self.trainer.is_global_zero and any(float(group["lr"]) != before for group, before in zip(groups, stored, strict=True)):
+            log.warning(
+                "training: the learning rate of step %d is %g, where the checkpoint has %g: the schedule or the number of steps is another "
+                "than that of the run that is resumed", scheduler.last_epoch + 1, groups[0]["lr"], stored[0],
+            )  # fmt: skip
 
     def on_train_end(self) -> None:
         """Judge the last step; from here on dropout is random again."""
@@ -209,7 +218,8 @@ class RerankModule(pl.LightningModule):
 
     def _clip(self) -> Tensor:
         parameters = [p for p in self._own_parameters if p.grad is not None]
-        return nn.utils.clip_grad_norm_(parameters, torch.inf if self.max_norm is None else self.max_norm)
+        clips = self.max_norm is not None and self.max_norm > 0
+        return nn.utils.clip_grad_norm_(parameters, self.max_norm if clips else torch.inf)  # type: ignore[arg-type]
 
     def _judge(self) -> bool:
         """Whether the step that is not judged yet, if there is one, was finite; else it is reported."""

@@ -1,4 +1,8 @@
-"""Learning rates as a factor of the base rate, by optimizer step (never by micro-batch, device or epoch)."""
+"""Learning rates as a factor of the base rate, by optimizer step (never by micro-batch, device or epoch).
+
+Every step has a rate above 0: the warm-up's first step has 1 / warm-up steps, and a decay reaches its end after the last step. After the
+warm-up the factors are those of transformers' schedules of the same name; its warm-up begins at 0, which wastes the first step.
+"""
 
 from __future__ import annotations
 
@@ -19,35 +23,35 @@ def _warm(step: int, warm: int) -> float | None:
 
 
 def linear(step: int, total: int, warmup: float = 0.1, end: float = 0.0) -> float:
-    """Rise linearly to 1 at the last warm-up step, fall linearly to `end` at the last step.
+    """Rise linearly to 1 at the last warm-up step, stay there for one step, fall linearly towards `end`.
 
     Args:
         step: Optimizer step, from 1.
         total: Number of optimizer steps.
         warmup: Share of the steps (below 1) or number of steps.
-        end: Factor at the last step.
+        end: Factor that the step after the last one would have.
 
-    >>> linear(31, 314), linear(314, 314)
-    (1.0, 0.0)
+    >>> linear(31, 314), linear(32, 314), round(linear(314, 314), 6) == round(1 / 283, 6), linear(1, 1)
+    (1.0, 1.0, True, 1.0)
     """
     warm = warmup_steps(warmup, total)
     rising = _warm(step, warm)
     if rising is not None:
         return rising
-    return end + (1 - end) * max(total - step, 0) / max(total - warm, 1)
+    return end + (1 - end) * max(total - step + 1, 0) / max(total - warm, 1)
 
 
 def cosine(step: int, total: int, warmup: float = 0.1, end: float = 0.0) -> float:
     """Rise linearly, fall along half a cosine (Loshchilov and Hutter, 2017); arguments as for `linear`.
 
-    >>> round(cosine(60, 100, warmup=20), 3), cosine(100, 100, warmup=20)
-    (0.5, 0.0)
+    >>> round(cosine(61, 100, warmup=20), 3), cosine(100, 100, warmup=20) > 0, cosine(1, 1)
+    (0.5, True, 1.0)
     """
     warm = warmup_steps(warmup, total)
     rising = _warm(step, warm)
     if rising is not None:
         return rising
-    done = min((step - warm) / max(total - warm, 1), 1.0)
+    done = min((step - 1 - warm) / max(total - warm, 1), 1.0)
     return end + (1 - end) * 0.5 * (1 + math.cos(math.pi * done))
 
 

@@ -13,6 +13,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from ranker.layers.encoder import Encoder, Work
 from ranker.types import TrainStep
 
 WARM_UP = 3  # first steps, which compile and fill caches; they are reported apart where more follow
@@ -73,6 +74,7 @@ class Throughput(pl.Callback):
         self.start, self.counts = Counts(), Counts()
         self.matmul_rate = 0.0  # of all devices, FLOP/s
         self._config: Any = None
+        self._encoders: list[Encoder] = []
         self._device = torch.device("cpu")
         self._since: float | None = None  # time up to here is counted, or left out
         self._waited = 0.0  # the loader's count up to here
@@ -80,6 +82,9 @@ class Throughput(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Measure the card."""
         self._config = getattr(getattr(getattr(module, "scorer", None), "encoder", None), "config", None)
+        self._encoders = [part for part in module.modules() if isinstance(part, Encoder)]
+        for encoder in self._encoders:
+            encoder.work = Work()
         self._device = module.device
         if self._device.type == "cuda":
             self.matmul_rate = measure_matmul(self._device) * trainer.world_size
@@ -94,16 +99,16 @@ class Throughput(pl.Callback):
         self.steps += 1
         counts = self.counts
         counts.pairs += batch.num_docs
-        encoder = getattr(getattr(module, "scorer", None), "encoder", None)
-        computed, last = (getattr(encoder, f"{name}_tokens", lambda texts: texts.num_tokens) for name in ("computed", "last_layer"))
         for micro in batch.micro_batches:
             for texts in (micro.pairs, micro.queries, micro.docs):
                 if texts is not None:
                     counts.tokens += trainer.world_size * texts.num_tokens
-                    counts.computed_tokens += trainer.world_size * computed(texts)
-                    counts.last_layer_tokens += trainer.world_size * last(texts)
                     # stays on the device: reading it here would make the host wait
                     counts.squares = counts.squares + trainer.world_size * texts.cu_seqlens.diff().double().square().sum()
+        for encoder in self._encoders:
+            counts.computed_tokens += trainer.world_size * encoder.work.computed_tokens
+            counts.last_layer_tokens += trainer.world_size * encoder.work.last_layer_tokens
+            encoder.work = Work()
         look = batch_idx % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         if self.steps == WARM_UP or look:
             self._wait_for_device()
@@ -153,7 +158,7 @@ class Throughput(pl.Callback):
         figures = {
             "pairs_per_second": counts.pairs / counts.seconds,
             "tokens_per_second": counts.tokens / counts.seconds,
-            "padding_share": 1 - counts.tokens / max(counts.computed_tokens, 1),
+            "padding_share": 1 - counts.tokens / max(counts.computed_tokens, counts.tokens, 1),
             "data_wait_share": counts.wait_seconds / counts.seconds,
             "peak_memory_bytes": peak_memory_bytes(),
             "train_seconds": self.start.seconds + self.counts.seconds,

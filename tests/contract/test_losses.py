@@ -296,6 +296,14 @@ def test_seeded_fault_fails_the_contract(name: str, fault: str) -> None:
     assert next(failed_checks(lambda *inputs: FAULTS[fault](right, *inputs)), None), f"no check sees {fault} in {name}"
 
 
+@pytest.mark.parametrize("name", YAMLS)
+def test_needs_negatives_says_whether_one_relevant_doc_teaches_anything(name: str) -> None:
+    loss = load(YAMLS[name])
+    scores = torch.tensor([[0.3]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(loss(scores, torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool)), scores)
+    assert bool(gradient.any()) is not getattr(loss, "needs_negatives", True)
+
+
 def test_documented_example_is_a_loss(follow_guide) -> None:
     """Follow docs/add_a_loss.md: write its three files, run the value test, the doctest and the contract."""
     module, yaml_path = follow_guide("add_a_loss.md", "ranker.losses")

@@ -203,6 +203,7 @@ def grandchild(order: dict, files: list[int], stand_in: str) -> int:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    os.environ.pop("RANKER_PARENT", None)  # it is no child of the process that it would watch; its stand-in ends it
     return perform(order["arguments"], stand_in)
 
 

@@ -66,7 +66,7 @@ BROKEN = {
     "empty": (["run=empty.trec", "qrels=qrels.txt"], "empty.trec"),
     "contradicting": (["run=good.trec", "qrels=contradicting.txt"], "contradicting.txt:2: "),
     "file as checkpoint": (["checkpoint=qrels.txt"], "checkpoint: expected a run folder or a model folder"),
-    "last of a model": (["checkpoint=model", "weights=last"], "weights: expected weights=best, since model is no run folder"),
+    "last of a model": (["checkpoint=model", "weights=last"], "weights: expected weights=best, since "),
 }
 FILES = {
     "good.trec": "q1 Q0 d1 1 2.0 t\n", "nan.trec": "q1 Q0 d1 1 nan t\n", "twice.trec": "q1 Q0 d1 1 2.0 t\nq1 Q0 d1 2 1.0 t\n",

@@ -4,6 +4,8 @@ import csv
 import json
 import os
 import subprocess
+import threading
+import time
 
 import pytest
 import torch
@@ -52,9 +54,15 @@ def test_processes_that_lightning_starts_end_together(forks, choices, tmp_path, 
 
 
 def test_an_error_on_the_first_device_ends_all_and_is_said_once(forks, choices, tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/evaluation").write_text("a file where a folder should be")
-    done = forks.run("train.py", *choices, *TWO, "trainer.max_steps=1", f"hydra.run.dir={tmp_path / 'run'}", cwd=tmp_path, devices=2)
+    run = tmp_path / "run"
+
+    def obstruct() -> None:
+        while not (run / "config.yaml").is_file():
+            time.sleep(0.01)
+        (run / "evaluation").write_text("a file where a folder should be")
+
+    threading.Thread(target=obstruct, daemon=True).start()
+    done = forks.run("train.py", *choices, *TWO, "trainer.max_steps=1", f"hydra.run.dir={run}", cwd=tmp_path, devices=2)
     assert done.codes == [1, 1], done.out
     (line,) = errors(done)
     assert "evaluation" in line

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -99,10 +100,11 @@ def test_rows_have_the_same_names_in_every_layout(cache, reads):
         assert invariance_run.names_of(small, index, world=2) == names
 
 
-def test_steps_are_three_an_epoch_and_learn(reference):
+def test_steps_are_three_an_epoch(reference):
+    """That they learn, and how, is told by tests/unit/training/test_optimizer_steps.py; six steps of these groups do not."""
     losses = reference[64]["losses"]
-    assert len(losses) == 6
-    assert losses[-1] != losses[2]
+    assert len(losses) == len(set(losses)) == 6
+    assert losses == pytest.approx([math.log(2)] * 6, abs=0.02)  # RankNet's, of a scorer that knows nothing yet
 
 
 @pytest.mark.parametrize("fault", ["share", "masks"])

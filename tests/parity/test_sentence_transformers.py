@@ -14,6 +14,7 @@ from ranker.data.batching import Collator
 from ranker.data.token_store import build_token_store, tokenizer_fingerprint
 from ranker.errors import CheckpointError
 from ranker.layers.encoder import Encoder
+from ranker.layers.execution import DEFAULT
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
@@ -218,7 +219,7 @@ def test_a_multi_vector_encoder_loads_as_colbert_with_the_same_scores(tmp_path, 
 def test_what_colbert_saves_loads_in_sentence_transformers_and_back_with_the_same_scores(tmp_path, bert, options):
     from ranker.models import _sentence_transformers as layout
 
-    scorer = ColBERT(layout.read_encoder(bert, ragged=True)[0], **{"projection": 12, **options})
+    scorer = ColBERT(layout.read_encoder(bert, DEFAULT)[0], **{"projection": 12, **options})
     query, doc = scorer.layouts()
     scorer.save(tmp_path / "ours", max_tokens=40, max_query_tokens=36)
     limits = ((12 if scorer.cut_queries else 36) - query.num_special, 40 - doc.num_special)

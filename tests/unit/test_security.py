@@ -93,7 +93,9 @@ def test_replay_trusts_no_code_beside_weights(tmp_path, monkeypatch):
     monkeypatch.setattr("ranker.replay.read_dump", lambda dump: (None, {}, {}))
     monkeypatch.setattr("ranker.replay.instantiate", lambda node, **_: seen.append(node) or 1 / 0)
     (tmp_path / "config.yaml").write_text(
-        "encoder: {_target_: ranker.layers.encoder.load_encoder, name: x, trust_remote_code: true}\nmodel: {}"
+        "encoder: {_target_: ranker.layers.encoder.load_encoder, name: x, trust_remote_code: true}\n"
+        "model: {_target_: ranker.models.monobert.MonoBERT}\nloss: {_target_: ranker.losses.lce.LCE}\n"
+        "optim: {_target_: torch.optim.AdamW}\nschedule: {_target_: ranker.training.schedules.constant}\ntrainer: {max_epochs: 1}\n"
     )
     with pytest.raises(ZeroDivisionError):
         replay(tmp_path)

@@ -101,6 +101,34 @@ def test_draws_are_uniform_without_replacement(stores):
     assert max(abs(count - 900) for count in counts.values()) < 5 * (900 * 0.7) ** 0.5  # five standard deviations of a binomial
 
 
+@pytest.mark.parametrize("mined", [False, True])
+def test_negatives_come_from_the_first_candidates_to_the_depth_and_no_further(stores, mined):
+    ranking = ["n1", "n2", "n3", "n4", "n5"]
+    collection = collection_of({"q": {"A": 1}}, {"q": ["n5", "n4"] if mined else ranking})
+    queries, docs = stores(collection_of({"q": {"A": 1}}, {"q": ranking}))
+    negatives = Candidates.from_run({"q": {doc: -float(rank) for rank, doc in enumerate(ranking)}}) if mined else None
+    sampler = JudgedGroups(collection, queries, docs, num_docs=3, depth=3, negatives=negatives)
+    names = [drawn(sampler, docs, epoch)[0][1:] for epoch in range(100)]
+    assert {name for group in names for name in group} == {"n1", "n2", "n3"}
+
+
+def test_a_relevant_candidate_counts_in_the_depth(stores):
+    collection = collection_of({"q": {"A": 1}}, {"q": ["n1", "A", "n2", "n3"]})
+    queries, docs = stores(collection)
+    names, _ = drawn(JudgedGroups(collection, queries, docs, num_docs=5, depth=3), docs)
+    assert names[0] == "A" and set(names[1:]) == {"n1", "n2", None}
+
+
+def test_a_teacher_s_docs_are_drawn_to_the_depth_by_its_scores_where_there_are_no_candidates(stores):
+    collection = collection_of({"q": {"A": 1}}, {"q": ["n1", "n2", "n3", "n4"]})
+    queries, docs = stores(collection)
+    # A has rank 2; n2 and n3 tie at rank 3, where the larger id comes first
+    teacher = {"q": {"n1": 9.0, "A": 5.0, "n2": 1.0, "n3": 1.0, "n4": 0.5}}
+    sampler = JudgedGroups(replace(collection, candidates=None), queries, docs, num_docs=5, depth=3, teacher=teacher)
+    names, labels = drawn(sampler, docs)
+    assert dict(zip(names, labels, strict=True)) == {"A": 5.0, "n1": 9.0, "n3": 1.0, None: 0.0}
+
+
 def test_teacher_scores_are_the_labels(stores):
     collection = collection_of({"q": {"A": 1}}, {"q": ["n1", "n2", "n3", "A"]})
     queries, docs = stores(collection)

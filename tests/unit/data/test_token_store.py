@@ -476,6 +476,14 @@ def test_pc34_a_killed_build_leaves_nothing_that_opens(tmp_path, monkeypatch):
     assert not list(tmp_path.glob("*.building"))
 
 
+def test_a_folder_of_stores_may_hold_other_things(tmp_path):
+    mine = tmp_path / "house.building"
+    mine.mkdir()
+    (mine / "plan.txt").write_text("a plan")
+    token_store(tmp_path, "docs", lambda: some_texts(10), "g", wordpiece(), 7)
+    assert (mine / "plan.txt").read_text() == "a plan"
+
+
 FORKING = """
 import multiprocessing, os, sys
 from pathlib import Path

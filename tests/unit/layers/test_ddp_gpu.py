@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import BertConfig, BertModel
 
 from ranker.layers.encoder import Encoder
+from ranker.layers.execution import Execution
 from ranker.layers.graphs import Graphs
 from ranker.layers.tiny import tiny_tokenizer
 from ranker.types import TokenBatch
@@ -33,7 +34,7 @@ class Scores(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         config = BertConfig(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0, num_hidden_layers=4, vocab_size=1500)
-        self.encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer(), graphs=graphs)
+        self.encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer(), Execution(graphs=graphs))
         self.out = nn.Linear(768, 1)
 
     def forward(self, batch: TokenBatch) -> torch.Tensor:

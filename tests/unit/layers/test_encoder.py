@@ -8,7 +8,8 @@ from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertMode
 
 from ranker.errors import ConfigError
 from ranker.layers.attention import with_tail
-from ranker.layers.encoder import Encoder, load_encoder, max_positions
+from ranker.layers.encoder import Encoder, Work, load_encoder, max_positions
+from ranker.layers.execution import Execution
 from ranker.layers.pooling import POOLINGS, RowSums, pool
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.training.throughput import matmul_flops
@@ -45,7 +46,7 @@ def test_ragged_and_padded_equal_transformers_forward_of_each_row_alone(family):
     batch = batch_of(*ROWS)
     with torch.no_grad():
         got = Encoder(model, tiny_tokenizer())(batch)
-        padded = Encoder(model, tiny_tokenizer(), ragged=False)(batch)
+        padded = Encoder(model, tiny_tokenizer(), Execution(ragged=False))(batch)
         for row, start, end in zip(ROWS, batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True):
             inputs = {"input_ids": torch.tensor([row])}
             if getattr(model.config, "type_vocab_size", 0) > 1:
@@ -90,13 +91,29 @@ def test_pooled_states_and_gradients_are_those_of_all_states_with_dropout(family
 
 
 def test_the_count_of_flops_is_torchs_own_also_where_the_last_layer_works_for_first_tokens_only():
-    encoder = Encoder(FAMILIES["bert"]().eval(), tiny_tokenizer())
+    encoder = Encoder(FAMILIES["bert"](), tiny_tokenizer()).train()
+    for part in encoder.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
     batch = batch_of(ROWS[0], ROWS[0])  # of one length, so that a padded row counts no more
-    for run in (encoder, lambda batch: encoder.pooled(batch, "cls")):
-        with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
+    for run, last_layer_tokens in ((encoder, batch.num_tokens), (lambda batch: encoder.pooled(batch, "cls"), 2)):
+        encoder.work = Work()
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             run(batch)
+        assert encoder.work == Work(batch.num_tokens, last_layer_tokens)
         squares = 2.0 * len(ROWS[0]) ** 2
-        assert matmul_flops(encoder.config, batch.num_tokens, squares, encoder.last_layer_tokens(batch)) == counter.get_total_flops()
+        assert matmul_flops(encoder.config, batch.num_tokens, squares, encoder.work.last_layer_tokens) == counter.get_total_flops()
+
+
+def test_work_is_of_each_training_pass_by_its_own_path_and_of_no_other_pass():
+    encoder = Encoder(FAMILIES["bert"](), tiny_tokenizer(), Execution(ragged=False)).train()
+    encoder(batch_of(ROWS[0]))
+    encoder(batch_of(ROWS[1], ROWS[2]))
+    with torch.no_grad():
+        encoder(batch_of(ROWS[0]))
+    encoder.eval()(batch_of(ROWS[0]))
+    real = len(ROWS[0]) + len(ROWS[1]) + len(ROWS[2])
+    assert encoder.work == Work(len(ROWS[0]) + 2 * max(len(ROWS[1]), len(ROWS[2])), real)
 
 
 def test_pc40_segments_reach_bert_and_do_not_break_roberta():

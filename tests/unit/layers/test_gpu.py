@@ -7,7 +7,8 @@ from transformers import BertConfig, BertModel
 
 from ranker.layers.attention import RaggedLayout, library_attention, short_attention
 from ranker.layers.dropout import dropout_hashes, hashed_dropout
-from ranker.layers.encoder import Encoder
+from ranker.layers.encoder import Encoder, Work
+from ranker.layers.execution import Execution
 from ranker.layers.fused import kernel_average
 from ranker.layers.graphs import Graphs
 from ranker.layers.kernel_layer import triton_kernels
@@ -178,7 +179,7 @@ def test_the_kernel_of_embeddings_and_the_tables_gradients_equal_float64(rate, r
 def made(dropout: float, **options) -> Encoder:
     torch.manual_seed(0)
     config = BertConfig(hidden_dropout_prob=dropout, attention_probs_dropout_prob=0.0, num_hidden_layers=4, vocab_size=1500)
-    encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer(), **options).cuda()
+    encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer(), Execution(**options)).cuda()
     encoder.dropout_seed = 3
     return encoder
 
@@ -295,14 +296,15 @@ def test_two_passes_that_wait_for_one_backward_pass_do_not_share_activations():
 def test_small_passes_are_replayed_and_others_not():
     encoder = made(0.1)
     small, large = random_batch(*[60] * 20), random_batch(*[500] * 200)
-    for batch in (small, large) * 4:
+    for batch, computed in ((small, 1216), (large, 100_032)) * 4:
+        encoder.work = Work()
         read(encoder, batch, "cls").sum().backward()
+        assert encoder.work == Work(computed, batch.num_rows)
     encoder.eval()
     read(encoder, small, "cls").sum().backward()
     with torch.no_grad():
         read(encoder.train(), small, "cls")
     assert [key[1] for key in encoder._passes._captured] == [1216]  # 1,200 tokens, in steps of 64
-    assert (encoder.computed_tokens(small), encoder.computed_tokens(large)) == (1216, 100_032)
 
 
 def dropped(rate: float):

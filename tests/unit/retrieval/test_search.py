@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ranker.data.collection import Collection
+from ranker.data.collection import Collection, Doc, MemoryDocs
 from ranker.errors import DataError
 from ranker.retrieval import engines, search
 from ranker.retrieval.bm25 import BM25
@@ -78,6 +78,21 @@ def test_ties_at_the_last_place_follow_the_tie_rule_however_many_there_are(engin
         first = min(ranking.index(f"d{i}") for i in range(50, 55))
         assert ranking[first : first + 5] == ["d54", "d53", "d52", "d51", "d50"]
         assert engine.search([query_id], first + 2)[query_id] == ranking[: first + 2]
+
+
+@pytest.mark.parametrize("scorer_kind", ["dpr", "colbert"])
+def test_ties_are_cut_by_doc_id_descending_whatever_the_order_of_the_rows(engine_of, scorers, scorer_kind):
+    # sixteen docs of one text whose ids neither rise nor fall with their rows, and eight others
+    ids = [f"t{7 * i % 16:02}" for i in range(16)] + [f"o{i}" for i in range(8)]
+    docs = MemoryDocs(Doc(doc_id, "bab cel" if doc_id[0] == "t" else f"gom {'kir ' * i}") for i, doc_id in enumerate(ids))
+    engine = engine_of(scorers(scorer_kind), collection=Collection("ties", docs, {"q": "bab"}, {"q": {"t00": 1}}))
+    found = engine.search(["q"], 24)
+    scores = dict(zip(found["q"], found.scores_of("q").tolist(), strict=True))
+    assert len({scores[f"t{i:02}"] for i in range(16)}) == 1
+    ranking = sorted(ids, key=lambda doc_id: (scores[doc_id], doc_id), reverse=True)
+    assert ranking.index("t15") == ranking.index("t00") - 15
+    for depth in range(1, 25):
+        assert engine.search(["q"], depth)["q"] == ranking[:depth]
 
 
 @pytest.mark.parametrize("kind", [

@@ -133,38 +133,56 @@ class Stagnant(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def fit(folder, module, monkeypatch, **options):
+class Noted(WholeFiles):
+    """Checkpoint files as a training writes them, and the step of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+
+    def save_checkpoint(self, checkpoint, path, storage_options=None) -> None:
+        super().save_checkpoint(checkpoint, path, storage_options)
+        self.steps.append(checkpoint["global_step"])
+
+
+def fit(folder, module, patience=1, **options):
     """Train three steps an epoch; returns the steps after which `last.ckpt` was written."""
-    saved = []
-    monkeypatch.setattr(pl.Trainer, "save_checkpoint", lambda trainer, *_, **__: saved.append(trainer.global_step))
-    stopping = EarlyStopping("quality", mode="max", patience=1, check_on_train_epoch_end=False)
+    files = Noted()
+    stopping = EarlyStopping("quality", mode="max", patience=patience, check_on_train_epoch_end=False)
     trainer = pl.Trainer(
         accelerator="cpu", callbacks=[stopping, SaveLast(folder / "last.ckpt", 1)], logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=True, num_sanity_val_steps=0, default_root_dir=folder, **options,
+        enable_model_summary=False, enable_checkpointing=True, num_sanity_val_steps=0, default_root_dir=folder, plugins=[files], **options,
     )  # fmt: skip
     loader = DataLoader(torch.ones(3, 1))
     try:
         trainer.fit(module, loader, loader)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    return saved
+        if files.steps:
+            assert torch.load(folder / "last.ckpt", weights_only=True)["global_step"] == files.steps[-1]
+    return files.steps
 
 
-def test_early_stopping_that_has_to_wait_still_saves_each_step(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("patience", "epochs"), [(0, 2), (1, 2), (2, 3)])
+def test_pc2_01_early_stopping_of_patience_0_trains_until_a_validation_is_no_better(tmp_path, patience, epochs):
+    assert fit(tmp_path, Stagnant(), patience, max_epochs=9) == list(range(1, 3 * epochs + 1))
+
+
+def test_early_stopping_that_has_to_wait_still_saves_each_step(tmp_path):
     # the second validation would end it; two epochs more have to be done
-    saved = fit(tmp_path, Stagnant(), monkeypatch, max_epochs=9, min_epochs=4)
+    saved = fit(tmp_path, Stagnant(), max_epochs=9, min_epochs=4)
     assert saved == list(range(1, 13))
 
 
-def test_early_stopping_that_has_to_wait_still_hears_sigterm(tmp_path, monkeypatch):
+def test_early_stopping_that_has_to_wait_still_hears_sigterm(tmp_path):
     module = Stagnant(sigterm_at=8)
     with pytest.raises(Preempted, match="stopped by SIGTERM after step 8, which is saved"):
-        fit(tmp_path, module, monkeypatch, max_epochs=9, min_epochs=4)
+        fit(tmp_path, module, max_epochs=9, min_epochs=4)
     assert module.global_step == 8
 
 
-def test_sigterm_in_a_validation_waits_for_its_end(tmp_path, monkeypatch):
+def test_sigterm_in_a_validation_waits_for_its_end(tmp_path):
     module = Stagnant(sigterm_at=3, in_validation=True)
     with pytest.raises(Preempted, match="stopped by SIGTERM after step 3, which is saved"):
-        fit(tmp_path, module, monkeypatch, max_epochs=9)
+        fit(tmp_path, module, max_epochs=9)
     assert module.validated == [0, 1, 2]

@@ -7,6 +7,7 @@ from transformers import BertConfig, BertModel
 from ranker.data.multitask import TaskWeighting
 from ranker.data.task_steps import HeadBatch, TaskBatch, TaskStep
 from ranker.layers.encoder import Encoder
+from ranker.layers.execution import Execution
 from ranker.layers.tiny import tiny_tokenizer
 from ranker.losses.ranknet import RankNet
 from ranker.models.multitask import Multitask
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def test_a_plain_step_and_then_one_that_compares_gradients(path):
     torch.manual_seed(0)
     config = BertConfig(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, num_hidden_layers=2, vocab_size=1500)
-    encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer(), **path)
+    encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer(), Execution(**path))
     scorer = Multitask(encoder, heads=[{"task": "bm25", "layer": 1, "regression": True}])
     module = MultitaskModule(scorer, [], weighting=TaskWeighting(mode="static"), loss=RankNet()).cuda()
     pairs = TokenBatch(torch.randint(5, 1000, (120,)), torch.zeros(120).long(), torch.arange(0, 121, 40).int(), 40)

@@ -22,6 +22,7 @@ from ranker.data.multitask import TaskWeighting
 from ranker.data.task_steps import HeadBatch, TaskBatch, TaskStep
 from ranker.errors import ConfigError, NonFinite
 from ranker.layers.encoder import Encoder
+from ranker.layers.execution import Execution
 from ranker.layers.tiny import tiny_tokenizer
 from ranker.models.multitask import Multitask
 from ranker.replay import replay
@@ -124,7 +125,7 @@ def test_gradnorm_looks_at_the_last_layer_that_all_tasks_reach(layers, expected)
 
 def test_gradnorm_is_refused_for_an_encoder_whose_layers_have_no_parameters_of_their_own():
     config = AlbertConfig(vocab_size=60, embedding_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
-    encoder = Encoder(AlbertModel(config, add_pooling_layer=False), tiny_tokenizer(), ragged=False)
+    encoder = Encoder(AlbertModel(config, add_pooling_layer=False), tiny_tokenizer(), Execution(ragged=False))
     scorer = Multitask(encoder, heads=[{"task": "bm25", "layer": 1}])
     options = {"loss": None, "optimizer": None, "schedule": None, "total_steps": 9, "max_norm": 1.0, "seed": 7}
     said = "model.weighting.mode: expected trained parameters in the last layer that all tasks share for gradnorm, got none by .* in AlbertModel;"

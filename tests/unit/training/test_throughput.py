@@ -1,11 +1,14 @@
 """The throughput report: figures by hand."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import BertConfig, BertModel
 
+from ranker.layers.encoder import load_encoder
+from ranker.layers.tiny import tiny_config
 from ranker.training import throughput
 from ranker.training.throughput import WARM_UP, Throughput, matmul_flops
 from ranker.types import RankBatch, TokenBatch, TrainStep
@@ -18,30 +21,37 @@ def step_of(*lengths: int) -> TrainStep:
     return TrainStep(0, 0, (batch,), 1, len(lengths))
 
 
-class Module:
-    """As much of a module as the callback reads."""
+class Module(torch.nn.Module):
+    """As much of a module as the callback reads, around a real encoder."""
 
     device = torch.device("cpu")
 
-    def __init__(self, computed, last_layer=lambda texts: texts.num_tokens) -> None:
-        encoder = SimpleNamespace(config=BertConfig(), computed_tokens=computed, last_layer_tokens=last_layer)
-        self.scorer = SimpleNamespace(encoder=encoder)
-        self.logged, self.shown = {}, {}
+    def __init__(self, read, **options) -> None:
+        super().__init__()
+        self.scorer = torch.nn.Module()
+        self.scorer.encoder = load_encoder("tiny", attention_dropout=0.0, **options)
+        self.read, self.logged, self.shown = read, {}, {}
 
     def log(self, name, value) -> None:
         self.logged[name] = value
 
+    def train_on(self, step: TrainStep) -> None:
+        for batch in step.micro_batches:
+            self.read(self.scorer.encoder, batch.pairs)
 
-def run(monkeypatch, steps, clock, computed=lambda texts: texts.num_tokens * 2, last_layer=lambda texts: texts.num_tokens):
+
+def run(monkeypatch, steps, clock, read=lambda encoder, texts: encoder(texts), **options):
     ticks = iter(clock)
-    monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(ticks))
+    callback, module = Throughput(), Module(read, **options)
     loader = SimpleNamespace(waited=0.0)
-    callback, module = Throughput(), Module(computed, last_layer)
     trainer = SimpleNamespace(world_size=2, log_every_n_steps=1000, train_dataloader=loader)
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(ticks))
+    module.train_on(steps[0])  # what is computed before the training is not counted
     callback.on_train_start(trainer, module)
     callback.on_train_epoch_start(trainer, module)
     for i, step in enumerate(steps, start=1):
         loader.waited += 0.25
+        module.train_on(step)
         callback.on_train_batch_end(trainer, module, None, step, i)
     return callback
 
@@ -50,11 +60,11 @@ def test_rates_by_hand_and_the_first_steps_apart(monkeypatch):
     # the first steps take 10 s each, the last two 1.25 s, of which 0.25 s are waiting in the loader
     clock = [10 * i for i in range(WARM_UP + 1)]
     clock += [clock[-1] + 1.25, clock[-1] + 2.5]
-    report = run(monkeypatch, [step_of(3, 5)] * (WARM_UP + 2), clock).report()
+    report = run(monkeypatch, [step_of(3, 5)] * (WARM_UP + 2), clock, ragged=False).report()
     assert report["start_seconds"] == pytest.approx(10 * WARM_UP)
     assert report["pairs_per_second"] == pytest.approx(4 / 2.5)
     assert report["tokens_per_second"] == pytest.approx(2 * 16 / 2.5)  # two devices
-    assert report["padding_share"] == pytest.approx(0.5)
+    assert report["padding_share"] == pytest.approx(1 - 8 / 10)  # a row of 3 beside one of 5
     assert report["data_wait_share"] == pytest.approx(0.5 / 2.5)
     assert "mfu" not in report  # no card
 
@@ -77,16 +87,26 @@ def test_flops_equal_torchs_own_count():
 
 
 def test_what_the_last_layer_is_spared_counts_nothing(monkeypatch):
-    callback = run(monkeypatch, [step_of(4, 2)], [0.0, 2.0], last_layer=lambda texts: texts.num_rows)
+    callback = run(monkeypatch, [step_of(4, 2)], [0.0, 2.0], read=lambda encoder, texts: encoder.pooled(texts, "cls"))
     callback.matmul_rate = 1e9
-    flops = 3 * matmul_flops(BertConfig(), 12, 40.0, last_layer_tokens=4)  # two devices
+    flops = 3 * matmul_flops(tiny_config(), 12, 40.0, last_layer_tokens=4)  # two devices
     assert callback.report()["mfu"] == pytest.approx(flops / 2.0 / 1e9)
+
+
+def test_micro_batches_of_one_step_count_each_by_its_own_path(monkeypatch):
+    long, short = (step_of(*lengths).micro_batches[0] for lengths in ((4, 2), (3,)))
+    step = TrainStep(0, 0, (long, short), 2, 3)
+    read = lambda encoder, texts: encoder(texts) if texts.num_rows == 2 else encoder.pooled(texts, "cls")  # noqa: E731
+    callback = run(monkeypatch, [step], [0.0, 2.0], read)
+    assert callback.counts.last_layer_tokens == 2 * (6 + 1)  # two devices
+    callback = run(monkeypatch, [replace(step, micro_batches=(short, long))], [0.0, 2.0], read, ragged=False)
+    assert callback.counts.computed_tokens == 2 * (3 + 8)
 
 
 def test_the_mean_share_of_the_cards_rate(monkeypatch):
     callback = run(monkeypatch, [step_of(4)], [0.0, 2.0])
     callback.matmul_rate = 1e9
-    flops = 3 * matmul_flops(BertConfig(), 8, 32.0)  # two devices
+    flops = 3 * matmul_flops(tiny_config(), 8, 32.0)  # two devices
     assert callback.report()["mfu"] == pytest.approx(flops / 2.0 / 1e9)
 
 
@@ -94,7 +114,7 @@ def test_waiting_is_the_loaders_alone_and_validation_is_left_out(monkeypatch):
     clock = SimpleNamespace(now=0.0)
     monkeypatch.setattr(throughput.time, "perf_counter", lambda: clock.now)
     loader = SimpleNamespace(waited=0.0)
-    callback, module, step = Throughput(), Module(lambda texts: texts.num_tokens), step_of(3, 5)
+    callback, module, step = Throughput(), Module(None), step_of(3, 5)
     trainer = SimpleNamespace(world_size=1, log_every_n_steps=1000, train_dataloader=loader)
 
     def after(seconds, name, *rest):

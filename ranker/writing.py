@@ -1,0 +1,57 @@
+"""What the objects of a configuration may write: callbacks and loggers stay in the run's folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+# nodes whose objects write files
+WRITING = ("callbacks", "logger")
+# parameters of Lightning's callbacks that are paths; Lightning would take relative ones from the current folder
+CALLBACK_PATHS = ("dirpath", "exclude_batches_path")
+# parameters that would give a logger another folder than the run's, which it gets first
+LOGGER_FOLDERS = ("folder", "earlier", "save_dir", "dir", "root_dir", "log_dir", "tracking_uri", "artifact_location")
+
+
+def parts_of(node: Any, path: str) -> list[tuple[Any, str]]:
+    """What a node of plain values holds, with dotted paths."""
+    entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    return [(part, f"{path}.{key}" if path else str(key)) for key, part in entries]
+
+
+def writing_faults(content: Mapping[str, Any]) -> list[str]:
+    """Say which values of callbacks and loggers lead out of the run's folder.
+
+    Args:
+        content: A configuration of plain values.
+    """
+    faults = [fault for key in WRITING for fault in _leading_out(content.get(key), key)]
+    logger = content.get("logger")
+    if isinstance(logger, dict) and "_target_" in logger:
+        if logger.get("_partial_") is not True:
+            faults.append("logger._partial_: expected true, since a logger gets the run's folder when the run begins")
+        faults += [
+            f"logger.{key}: expected no such key, since loggers write to the run's folder" for key in LOGGER_FOLDERS if key in logger
+        ]
+    return faults
+
+
+def _leading_out(node: Any, path: str) -> list[str]:
+    if isinstance(node, str) and leads_out(node):
+        return [f"{path}: expected a path inside the run's folder, got {node!r}; leave it out, or give one relative to that folder"]
+    return [fault for part, name in parts_of(node, path) for fault in _leading_out(part, name)]
+
+
+def leads_out(path: str) -> bool:
+    """Whether a relative path leaves the folder that it starts in, or is an absolute one.
+
+    >>> [leads_out(path) for path in ("a/b", "../a", "/a", "a/../../b", "~/a", "val/nDCG@10")]
+    [False, True, True, True, True, False]
+    """
+    return path.startswith(("/", "~", "file:")) or ".." in Path(path).parts or "\0" in path
+
+
+def inside(folder: Path, node: Mapping[str, Any]) -> dict[str, Any]:
+    """A callback's node whose paths are in the run's folder."""
+    return {key: str(folder / value) if key in CALLBACK_PATHS and isinstance(value, str) else value for key, value in node.items()}

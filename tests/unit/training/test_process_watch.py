@@ -1,0 +1,55 @@
+"""The other processes of a run end with the first one, also where that dies while they still import."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+# what Lightning's launcher does: the process that it starts has a number, and its folder and variables
+FIRST = """
+import os, subprocess, sys, time
+from ranker.training.process_watch import announce_parent
+announce_parent()
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], env={**os.environ, "LOCAL_RANK": "1"})
+time.sleep(60)
+"""
+# an entry script up to the imports that take long, which the last line stands for
+SECOND = """
+import time
+print("started", flush=True)
+time.sleep({before})
+from ranker import entry
+entry.register()
+print("registered", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("before", "killed_at"), [(0.0, "registered"), (2.0, "started")])
+def test_a_second_process_that_still_imports_ends_with_the_first(before, killed_at):
+    process = subprocess.Popen(
+        [sys.executable, "-c", FIRST, SECOND.format(before=before)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )  # fmt: skip
+    try:
+        while process.stdout.readline().strip() != killed_at:
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        _, err = process.communicate(timeout=20)  # until both have closed their end
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert err == "error: the first process of this run has died; ending this one\n"
+
+
+def test_a_process_that_is_not_part_of_a_run_watches_nothing(monkeypatch):
+    from threading import enumerate as threads
+
+    from ranker.training.process_watch import PARENT, watch_from_the_start
+
+    monkeypatch.setenv(PARENT, "1")  # of a run that started this process for another reason
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    watch_from_the_start()
+    assert not [thread for thread in threads() if thread.name == "parent-watch"]
+    assert PARENT not in os.environ
