@@ -471,7 +471,9 @@ def _no_hub(name: str) -> str | None:
     reason = unreachable(endpoint)
     if reason is None:
         return None
-    log.warning("encoder %s: %s is out of reach (%s); looking for it in the cache only; HF_HUB_OFFLINE=1 does so at once", name, endpoint, reason)
+    log.warning(
+        "encoder %s: %s is out of reach (%s); looking for it in the cache only; HF_HUB_OFFLINE=1 does so at once", name, endpoint, reason
+    )
     return (
         f"no such folder, {endpoint} is out of reach: {reason}, and it is not in the hub's cache; without a network set encoder.name=FOLDER, or "
         "fill the cache elsewhere and set HF_HUB_OFFLINE=1"

@@ -95,7 +95,9 @@ class BM25:
             weights = self._index.scores["data"]
             bad = int((~np.isfinite(weights)).sum())
             if bad:
-                raise DataError(f"bm25: expected finite weights of words, got {bad} of {len(weights)} that are not; check k1={k1} and b={b}")
+                raise DataError(
+                    f"bm25: expected finite weights of words, got {bad} of {len(weights)} that are not; check k1={k1} and b={b}"
+                )
 
     @property
     def num_docs(self) -> int:

@@ -396,9 +396,7 @@ def test_a_model_whose_scores_are_not_finite_has_no_evaluation(tmp_path, value, 
     )  # fmt: skip
     handed = []
     module = RerankModule(scorer, ["AP"], on_evaluated=lambda name, run: handed.append(run) or {})
-    trainer = pl.Trainer(
-        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False
-    )
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     with pytest.raises(DataError, match=r"got 6 of 6 that are not, the first (nan|-?inf) for query 'q0' and doc 'd0'"):
         getattr(trainer, phase)(module, datamodule=data, verbose=False)
     assert not handed

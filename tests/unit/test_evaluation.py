@@ -139,7 +139,11 @@ def test_warnings_of_the_baseline_say_so(tmp_path):
         ({"run": {"q1": {"a": float("nan")}}}, DataError, "got 1 of 1 that are not, the first nan for query 'q1' and doc 'a'"),
         ({"run": {"q1": {"a b": 1.0}}}, DataError, "doc id: expected text without white space"),
         ({"run": {}}, DataError, "expected a run with at least one doc, got none"),
-        ({"baseline": {"q1": {"a": float("inf")}}}, DataError, "run: expected finite scores within float32, got 1 of 1 that are not, the first inf"),
+        (
+            {"baseline": {"q1": {"a": float("inf")}}},
+            DataError,
+            "run: expected finite scores within float32, got 1 of 1 that are not, the first inf",
+        ),
         ({"measures": ["AP", "banana"]}, ConfigError, "'banana'"),
         ({"tag": "a b"}, DataError, "tag: expected text without white space"),
     ],

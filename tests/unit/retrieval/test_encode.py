@@ -147,7 +147,10 @@ def test_a_damaged_shard_is_named(encode, scorers):
     folder, _, _ = encode(scorers(), "vectors")
     with (folder / "shard-00001" / "vectors.bin").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(DataError, match=r"shard-00001/vectors.bin: expected 3200 bytes, got 3201; the file is damaged; delete .*shard-00001, it is built anew"):
+    with pytest.raises(
+        DataError,
+        match=r"shard-00001/vectors.bin: expected 3200 bytes, got 3201; the file is damaged; delete .*shard-00001, it is built anew",
+    ):
         Encoded(folder)
     (folder / "encoded.json").write_text("{")
     with pytest.raises(DataError, match=r"expected a folder of vectors with a readable encoded.json"):

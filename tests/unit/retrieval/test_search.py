@@ -227,7 +227,9 @@ def test_scores_that_are_not_finite_end_a_search(engine_of, scorers, kind):
     engine = engine_of(scorers(kind))
     encoded = engine.encoded.take
     engine.encoded.take = lambda rows: replace(encoded(rows), values=encoded(rows).values * 3e38 * 3e38)
-    with pytest.raises(DataError, match=r"search: expected finite scores, got \d+ of 10 that are not, the first -?(inf|nan) for query 'q1'"):
+    with pytest.raises(
+        DataError, match=r"search: expected finite scores, got \d+ of 10 that are not, the first -?(inf|nan) for query 'q1'"
+    ):
         engine.search(["q1", "q2"], 5)
     with pytest.raises(DataError, match=r"search: expected finite scores, got 1 of 1 that are not, .* for query 'q1' and doc 'd7'"):
         engine.score("q1", ["d7"])
