@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ranker.data.collection import Collection, Splits
 from ranker.data.irds import DocPairs, IrDatasetsDocs, alone, load_dataset, qrels_of, readable, scoreddocs_of
+from ranker.data.parsing import check_id
 from ranker.data.splits import check_candidates, check_disjoint, check_judged_docs, cut_validation, hash_order, take_queries
 from ranker.data.trec import read_candidates
 from ranker.errors import ConfigError, DataError
@@ -168,6 +169,8 @@ class SplitReader:
             docs = self._docs_of(dataset_id)
             queries = {query.query_id: query.default_text() for query in dataset.queries_iter()}
             qrels = qrels_of(dataset, dataset_id) if dataset.has_qrels() else {}
+        for query_id in queries:
+            check_id(query_id, f"ir_datasets {dataset_id}", "a query id")
         lacking = sorted(query_id for query_id in qrels if query_id not in queries)
         if lacking:
             log.warning("ir_datasets %s: %d judged queries have no text, as %r, and are left out", dataset_id, len(lacking), lacking[0])
