@@ -41,6 +41,15 @@ def set_names(dataset_ids: Iterable[str]) -> dict[str, str]:
     return {dataset_id: dataset_id.replace("/", "-") for dataset_id in short}
 
 
+def _run_file(where: str, dataset_id: str) -> Path:
+    path = Path(where).expanduser()
+    if not path.is_file():
+        raise DataError(
+            f"{where}: expected docpairs, scoreddocs, bm25 or a run file as candidates of {dataset_id}, got no such file; check the path"
+        )
+    return path
+
+
 @dataclass
 class SplitReader:
     """Make splits of ir_datasets ids.
@@ -88,6 +97,21 @@ class SplitReader:
         for key, number in (("val_queries", self.val_queries), ("max_triples", self.max_triples)):
             if number is not None and number < 1:
                 raise ConfigError(f"data.{key}: expected a number above 0 or null, got {number!r}; set another")
+
+    def check(self) -> None:
+        """Look up the ids and run files, without reading them.
+
+        Raises:
+            DataError: An unknown id, or no such run file.
+        """
+        assert isinstance(self.test, list)
+        for dataset_id in (self.train, self.val, *self.test):
+            if dataset_id is not None:
+                load_dataset(dataset_id)
+        by_id = self.candidates if isinstance(self.candidates, dict) else {}
+        for dataset_id, where in ((self.train, self.train_candidates), *by_id.items()):
+            if dataset_id is not None and where not in (None, "docpairs", "scoreddocs", "bm25"):
+                _run_file(where, dataset_id)
 
     def read(self) -> Splits:
         """Read all sets; of several processes, one at a time, so that one builds what the others find.
@@ -151,11 +175,7 @@ class SplitReader:
                 raise DataError(f"ir_datasets {dataset_id}: expected scoreddocs, got a set without; use bm25 or a run file")
             with readable(dataset_id):
                 return replace(collection, candidates=scoreddocs_of(dataset, dataset_id, collection.queries))
-        path = Path(where).expanduser()
-        if not path.is_file():
-            raise DataError(
-                f"{where}: expected docpairs, scoreddocs, bm25 or a run file as candidates of {dataset_id}, got no such file; check the path"
-            )
+        path = _run_file(where, dataset_id)
         collection = replace(collection, candidates=read_candidates(path))
         check_candidates(collection, str(path))
         return collection
