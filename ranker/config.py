@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ranker import trainer_checks, value_checks
 from ranker.errors import ConfigError
-from ranker.roots import ROOTS
+from ranker.roots import ROOTS, known_keys
 from ranker.signatures import Parameter, defines, parameters_of
 
 # what the `_target_` of each group may name, a whole name or the start of one: a config file is data, it must not be able to run anything
@@ -55,11 +55,11 @@ def check(cfg: DictConfig) -> None:
     Raises:
         ConfigError: One line per fault: dotted key, what was expected, what came, how to fix it.
     """
-    groups = _groups(cfg)
-    if groups:  # what follows looks into them
-        raise ConfigError("\n".join([*_missing(cfg), *groups]))
+    missing, groups = _missing(cfg), _groups(cfg)
+    if groups or any("." not in fault.split(":")[0] for fault in missing):  # what follows looks into the groups
+        raise ConfigError("\n".join([*missing, *groups]))
     faults = [
-        *_missing(cfg),
+        *missing,
         *_unknown(cfg),
         *_untrusted(OmegaConf.to_container(cfg), ""),
         *_targets(cfg),
@@ -78,7 +78,17 @@ def check(cfg: DictConfig) -> None:
 
 
 def _missing(cfg: DictConfig) -> list[str]:
-    return [f"{key}: expected a value, got none; set {key}=..." for key in sorted(OmegaConf.missing_keys(cfg))]
+    keys = sorted(OmegaConf.missing_keys(cfg))
+    root: Any = OmegaConf.get_type(cfg)
+    if root in ROOTS.values():  # `~key` takes one away
+        keys += [key for key in known_keys(root) if not _has(cfg, key)]
+    return [f"{key}: expected a value, got none; set {key}=..." for key in dict.fromkeys(keys)]
+
+
+def _has(cfg: DictConfig, key: str) -> bool:
+    parent, _, name = key.rpartition(".")
+    node: Any = OmegaConf.select(cfg, parent) if parent else cfg
+    return node is None or name in node or OmegaConf.is_missing(node, name)
 
 
 def _groups(cfg: DictConfig) -> list[str]:
@@ -91,7 +101,7 @@ def _groups(cfg: DictConfig) -> list[str]:
             continue
         node = cfg.get(group)
         what = f"the name of a file in conf/{group}/" if group in GROUPS else "keys and values"
-        if node is None and (group not in known or known[group].default is not None):
+        if node is None and group in known and known[group].default is not None:
             faults.append(f"{group}: expected {what}, got null")
         elif node is not None and not isinstance(node, DictConfig):
             faults.append(f"{group}: expected {what}, got {node!r} as a plain value")
@@ -288,11 +298,11 @@ def _measures(cfg: DictConfig) -> list[str]:
     watched = {"monitor": cfg.get("monitor")}
     for name, node in (cfg.get("callbacks") or {}).items():
         if isinstance(node, DictConfig) and str(node.get("_target_")).endswith(".EarlyStopping") and not OmegaConf.is_missing(node, "monitor"):
-            watched[f"callbacks.{name}.monitor"] = node.get("monitor")
+            watched[f"callbacks.{name}.monitor"] = node.get("monitor") or cfg.get("monitor")  # null is refused as no text
     return [
         f"{key}: expected one of {', '.join(logged)} (from measures), got {value!r}"
         for key, value in watched.items()
-        if value not in logged and not (value is None if key == "monitor" else str(value).startswith(("train/", "optim/")))
+        if value is not None and value not in logged and not (key != "monitor" and str(value).startswith(("train/", "optim/")))
     ]
 
 

@@ -32,7 +32,7 @@ CHANGEABLE = (
     "trainer", "batch.max_tokens", "batch.eval_max_tokens", "batch.workers", "encoder.trust_remote_code", "callbacks", "logger", "name",
     "cache_dir", "save_every_steps", "nonfinite", "checkpoint", "resume",
 )  # fmt: skip
-HYDRA = Path(hydra.__file__).parent
+HYDRA, HERE = Path(hydra.__file__).parent, Path(__file__).parent
 FIXED = ("trainer", "trainer.limit_train_batches", "trainer.gradient_clip_val")
 
 
@@ -189,7 +189,7 @@ def user_errors() -> Iterator[None]:
         cause = error.__cause__ or error.__context__
         _fail(str(cause) if isinstance(cause, RankerError) else in_one_line(error))
     except OSError as error:  # after Hydra's, of which some are one
-        if (message := _place_in_one_line(error)) is None:
+        if (message := _place_in_one_line(error, _is_hydras(error))) is None:
             raise
         _fail(message)
     except KeyboardInterrupt:
@@ -203,10 +203,11 @@ def user_errors() -> Iterator[None]:
 def _is_hydras(error: BaseException) -> bool:
     """Whether Hydra raised an error while it read the command line and the files, and not what it was to run."""
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    return HYDRA in files[-1].parents and Path(__file__).with_name("run.py") not in files
+    programs = [HYDRA if HYDRA in file.parents else HERE for file in files if {HYDRA, HERE} & set(file.parents)]
+    return bool(programs) and programs[-1] == HYDRA and HERE / "run.py" not in files
 
 
-def _place_in_one_line(error: OSError) -> str | None:
+def _place_in_one_line(error: OSError, making_folders: bool) -> str | None:
     """Say what is wrong with a file, folder or disk; None for an error that is no place's."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return (
@@ -214,7 +215,7 @@ def _place_in_one_line(error: OSError) -> str | None:
             "resume=true where the run has a checkpoints/last.ckpt"
         )
     places = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
-    if error.errno in places and error.filename is not None:
+    if (error.errno in places or making_folders) and error.filename is not None:
         name = str(error.filename)
         shown = name if len(name) < 200 else f"{name[:200]}..."
         return f"{shown}: expected a file or folder that this user can use, got {error.strerror!r}; check it, or set hydra.run.dir or cache_dir"
@@ -230,16 +231,25 @@ def _fail(message: str, exit_code: int = 1) -> None:
 
 def in_one_line(error: BaseException) -> str:
     """Say Hydra's or OmegaConf's complaint as: where, expected, got, fix."""
-    text = "\n".join(str(part) for part in (error, error.__cause__, error.__context__) if part is not None)
+    text = str(error)
+    for part in (error.__cause__, error.__context__):
+        text += f"\n{part}" if part is not None and str(part) not in text else ""
     missing = re.search(
-        r"Could not find '([^'/]+)/([^']+)'(?:\s+Available options in '[^']+':\s+(.*?)(?:\n\n|\nConfig search|$))?", text, re.S
+        r"Could not find '([^']+)/([^'/]*)'(?:\s+Available options in '[^']+':\s+(.*?)(?:\n\n|\nConfig search|$))?", text, re.S
     )
     if missing:
         group, got, options = missing.groups()
         known = re.findall(r"\S+", options or "")
+        known = known or sorted(path.stem for path in (CONF / group).glob("*.yaml"))
         return f"{group}: expected one of {', '.join(known)}; got {got!r}" if known else f"{group}: no such file conf/{group}/{got}.yaml"
+    deleted = re.search(r"Could not delete from config\. '?([\w.]+)'?", text)
+    if deleted:
+        return f"{deleted.group(1)}: expected a key that can be left out, got ~{deleted.group(1)}"
     if "Config group override must be" in text:
         return "; ".join(f"{group}: expected the name of a file in conf/{group}/, got {got}" for group, got in _groups_without_name())
+    wrong = re.search(r"Invalid type assigned: (\w+) is not a subclass of (\w+).*?full_key: (\S+)", text, re.S)
+    if wrong:
+        return f"{wrong.group(3)}: expected {wrong.group(2)}, got {'null' if wrong.group(1) == 'NoneType' else wrong.group(1)}"
     not_null = re.search(r"field '[^']*' is not Optional\s+full_key: (\S+)", text)
     if not_null:
         return f"{not_null.group(1)}: expected a value, got null"

@@ -96,7 +96,7 @@ WORDS = {
         ("BM25Score.binning", "TermFrequency.binning", "SemanticSimilarity.binning", "JsonLines.binning"), ("mean2std", "minmax", "quantile")
     ),
 }  # fmt: skip
-FILLED = ("seeds", "layers", "portions", "trainer.devices")  # lists of at least one entry
+FILLED = ("seeds", "layers", "portions")  # lists of at least one entry
 OWN_CHECKS = ("model.heads", "model.sampling", "model.weighting", "model.labels", "model.auto")  # ranker/data/multitask_check.py
 
 
