@@ -57,7 +57,7 @@ def check(cfg: DictConfig) -> None:
     """
     missing, groups = _missing(cfg), _groups(cfg)
     if groups or any("." not in fault.split(":")[0] for fault in missing):  # what follows looks into the groups
-        raise ConfigError("\n".join([*missing, *groups]))
+        raise ConfigError("\n".join(map(short, [*missing, *groups])))
     faults = [
         *missing,
         *_unknown(cfg),
@@ -74,7 +74,12 @@ def check(cfg: DictConfig) -> None:
         *_files(cfg),
     ]
     if faults:
-        raise ConfigError("\n".join(dict.fromkeys(faults)))
+        raise ConfigError("\n".join(dict.fromkeys(map(short, faults))))
+
+
+def short(fault: str) -> str:
+    """A fault without the middle of a value of many thousand characters."""
+    return fault if len(fault) < 800 else f"{fault[:300]} ... {fault[-200:]}"
 
 
 def _missing(cfg: DictConfig) -> list[str]:

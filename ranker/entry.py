@@ -231,6 +231,10 @@ def _fail(message: str, exit_code: int = 1) -> None:
 
 def in_one_line(error: BaseException) -> str:
     """Say Hydra's or OmegaConf's complaint as: where, expected, got, fix."""
+    return config.short(" ".join(_complaint(error).split()))
+
+
+def _complaint(error: BaseException) -> str:
     text = str(error)
     for part in (error.__cause__, error.__context__):
         text += f"\n{part}" if part is not None and str(part) not in text else ""

@@ -126,7 +126,7 @@ def _text_fault(value: str) -> str:
         value.encode()
     except UnicodeEncodeError:
         return f"expected text that UTF-8 can hold, got {value[:60]!r}"
-    return "expected text without control characters, got " + shown(value) if any(ord(letter) < 32 for letter in value) else ""
+    return f"expected text without NUL characters, got {shown(value)}" if "\0" in value else ""
 
 
 def _list_faults(key: str, value: list[Any]) -> Iterator[str]:
