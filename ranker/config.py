@@ -39,6 +39,12 @@ OWN_KEYS = {
     "data": ("negatives", "teacher", "random_negatives", "suggested_pair_tokens"), "encoder": ("suggested_lr",),
     "model": ("auto", "labels", "sampling", "weighting"),
 }  # fmt: skip
+# types of the plain ones among them, and of the keys that say how a `_target_` is built
+OWN_TYPES = {
+    "data.negatives": ("str", "None"), "data.teacher": ("str", "None"), "data.random_negatives": ("bool",),
+    "data.suggested_pair_tokens": ("int", "None"), "encoder.suggested_lr": ("int", "float", "None"),
+}  # fmt: skip
+BUILT_BY = {"_partial_": ("bool",), "_recursive_": ("bool",), "_convert_": ("str",)}
 # keys of a model that say how it is trained, not what it is
 TRAINING_KEYS = ("model.in_batch_negatives", "model.symmetric", "model.labels.", "model.sampling.", "model.weighting.")
 GROUPS = ("model", "encoder", "loss", "data", "optim", "schedule", "index", "probe")
@@ -99,27 +105,30 @@ def _has(cfg: DictConfig, key: str) -> bool:
 def _groups(cfg: DictConfig) -> list[str]:
     """Groups and typed nodes that are null or plain values where something has to be built of them."""
     root: Any = OmegaConf.get_type(cfg)
-    known = {entry.name: entry for entry in fields(root)} if root in ROOTS.values() else {}
+    needed = [entry.name for entry in fields(root) if entry.default is not None] if root in ROOTS.values() else []
     faults = []
-    for group in [group for group in (*GROUPS, "trainer", "batch") if group in cfg]:
-        if OmegaConf.is_missing(cfg, group):
-            continue
-        node = cfg.get(group)
-        what = f"the name of a file in conf/{group}/" if group in GROUPS else "keys and values"
-        if node is None and group in known and known[group].default is not None:
+    for group in (*GROUPS, "callbacks", "logger", "trainer", "batch"):
+        node = None if group not in cfg or OmegaConf.is_missing(cfg, group) else cfg.get(group)
+        what = "keys and values" if group in ("trainer", "batch") else f"the name of a file in conf/{group}/"
+        if group in cfg and not OmegaConf.is_missing(cfg, group) and node is None and group in needed:
             faults.append(f"{group}: expected {what}, got null")
         elif node is not None and not isinstance(node, DictConfig):
             faults.append(f"{group}: expected {what}, got {node!r} as a plain value")
-        elif node is not None and group in GROUPS:
-            entries = {f"probe.{key}": part for key, part in node.items()} if group == "probe" else {group: node}
-            faults += [
-                f"{name}._target_: expected the class or function to build, got none; choose a file of conf/{group}/"
-                for name, part in entries.items()
-                if not isinstance(part, DictConfig) or not isinstance(part.get("_target_"), str)
-            ]
-            if not entries:
-                faults.append(f"{group}: expected at least one of conf/{group}/, got none")
+        elif node is not None and (group in GROUPS or group == "callbacks"):
+            faults += _unbuildable(group, node)
     return faults
+
+
+def _unbuildable(group: str, node: DictConfig) -> list[str]:
+    """Nodes without a `_target_`."""
+    several = group in ("probe", "callbacks")
+    entries = {f"{group}.{key}": part for key, part in node.items()} if several else {group: node}
+    faults = [
+        f"{name}._target_: expected the class or function to build, got none; choose a file of conf/{group}/"
+        for name, part in entries.items()
+        if not isinstance(part, DictConfig) or not isinstance(part.get("_target_"), str)
+    ]
+    return faults if entries or group == "callbacks" else [f"{group}: expected at least one of conf/{group}/, got none"]
 
 
 def _unknown(cfg: DictConfig) -> list[str]:
@@ -219,14 +228,19 @@ def _targets(cfg: DictConfig) -> list[str]:
 def _bind(node: DictConfig, path: str, target: str) -> list[str]:
     if not is_trusted(target, path):
         return []  # said by `_untrusted`
+    types = {**BUILT_BY, **{key.removeprefix(f"{path}."): value for key, value in OWN_TYPES.items() if key.startswith(f"{path}.")}}
+    faults = []
+    for key, allowed in types.items():
+        if key in node and not OmegaConf.is_missing(node, key) and (fault := Parameter(key, allowed, required=False).fault(node.get(key))):
+            faults.append(f"{path}.{key}: {fault}")
     try:
         parameters = parameters_of(target)
     except LookupError as error:
-        return [f"{path}._target_: expected the dotted path of a class or function, got {target!r} ({error})"]
+        return [*faults, f"{path}._target_: expected the dotted path of a class or function, got {target!r} ({error})"]
     if parameters is None:  # an outside signature that can't be read without importing; Python will check it
-        return []
+        return faults
     given = {str(key) for key in node if not str(key).startswith("_")} - set(OWN_KEYS.get(path, ()))
-    faults = [f"{path}.{key}: unknown key for {target}{suggestion(key, list(parameters))}" for key in sorted(given - set(parameters))]
+    faults += [f"{path}.{key}: unknown key for {target}{suggestion(key, list(parameters))}" for key in sorted(given - set(parameters))]
     live = {"encoder", "params", "folder", "step", "total", "scorer", "docs"}  # filled in by the program
     for name, parameter in parameters.items():
         if name in given and not OmegaConf.is_missing(node, name):

@@ -14,6 +14,7 @@ from hydra.utils import instantiate
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from ranker.build import build_optimizer, epoch_steps, fabric_options, refused_by_lightning, trainer_options
 from ranker.data.collection import Splits
@@ -64,7 +65,7 @@ def _refused(group: str) -> Iterator[None]:
         yield
     except RankerError:
         raise
-    except (HydraException, ValueError, TypeError, OverflowError, RuntimeError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, LookupError, OverflowError, RuntimeError) as error:
         if isinstance(error.__cause__, RankerError):
             raise
         got = " ".join(str(error.__cause__ or error).split())

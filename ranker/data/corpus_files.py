@@ -162,9 +162,19 @@ def _is_packed(path: Path) -> bool:
         return file.read(2) == b"\x1f\x8b"
 
 
-def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
-    if path.exists() and not path.is_file():  # reading a pipe twice would wait for ever
+def check_regular(path: Path) -> None:
+    """Refuse folders, pipes and devices: files of a collection are read twice, and a second read of a pipe would wait for ever.
+
+    Raises:
+        DataError: The path is there and is no file.
+    """
+    if not path.is_file():
         raise DataError(f"{path}: expected a file, got {'a folder' if path.is_dir() else 'a pipe or device'}; check the path")
+
+
+def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    if path.exists():
+        check_regular(path)
     try:
         return gzip.open(path, "rb") if _is_packed(path) else path.open("rb")
     except OSError as error:

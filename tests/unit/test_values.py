@@ -72,11 +72,12 @@ def faults(cfg) -> list[str]:
 
 
 def test_all_keys_at_once_with_any_value_are_refused_in_words(composed):
+    rng = random.Random(1)
     for cfg in composed.values():
         assert faults(cfg) == []
         keys = [key for key in leaves(cfg) if "hydra" not in key]
         inner = [key for key in keys if not isinstance(OmegaConf.select(cfg, key, throw_on_missing=False), DictConfig) and "_" != key[-1]]
-        for value in VALUES:
+        for value in rng.sample(VALUES, 12):
             changed = cfg.copy()
             lines = [*put(changed, inner, value), *faults(changed)]
             assert lines
@@ -137,6 +138,15 @@ def test_a_value_at_the_end_of_its_range_is_legal(composed, root, key, value):
     cfg = composed[root, 0].copy()
     OmegaConf.update(cfg, key, value, merge=False)
     assert faults(cfg) == []
+
+
+def test_a_group_that_is_no_mapping_is_refused(composed):
+    for group in ("callbacks", "logger", "optim", "schedule", "data", "encoder", "model"):
+        for value in (1, "a b", True, [1], {"a": 1}) if group != "logger" else (1, "a b", True, [1]):
+            cfg = composed["train", 0].copy()
+            cfg[group] = value
+            lines = faults(cfg)
+            assert lines and all(line.startswith(group) for line in lines), (group, value, lines)
 
 
 def test_the_tables_name_keys_that_exist(composed):

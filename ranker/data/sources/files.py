@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ranker.data.collection import Collection, Splits
-from ranker.data.corpus_files import JsonlDocs, read_queries
+from ranker.data.corpus_files import JsonlDocs, check_regular, read_queries
 from ranker.data.splits import check_candidates, check_disjoint, check_judged_docs, cut_validation, split_queries, take_queries
 from ranker.data.trec import line_with, read_candidates, read_qrels
 from ranker.errors import ConfigError, DataError
@@ -113,6 +113,8 @@ class Files:
         for path in (plain, packed):
             if path.is_symlink() and not path.exists():
                 raise DataError(f"{path}: expected a file, got a link to {str(path.readlink())!r}, which does not exist; mend or remove it")
+            if path.exists():
+                check_regular(path)
         if plain.exists() and packed.exists():
             raise DataError(f"{plain}: expected one of {name} and {name}.gz, got both; remove one")
         if needed and not plain.exists() and not packed.exists():
@@ -132,6 +134,8 @@ class Files:
             if len(runs) > 1:
                 names = ", ".join(path.name for path in runs)
                 raise DataError(f"{self.folder}: expected one run, got {names}; choose with data.candidates=NAME, or data.candidates=bm25")
+            if runs and runs[0].exists():
+                check_regular(runs[0])
             return runs[0] if runs else None
         path = Path(self.candidates).expanduser()
         if not path.is_absolute():
