@@ -122,7 +122,7 @@ def _groups(cfg: DictConfig) -> list[str]:
 def _unbuildable(group: str, node: DictConfig) -> list[str]:
     """Nodes without a `_target_`."""
     several = group in ("probe", "callbacks")
-    entries = {f"{group}.{key}": part for key, part in node.items()} if several else {group: node}
+    entries = {f"{group}.{key!s}": part for key, part in node.items()} if several else {group: node}
     faults = [
         f"{name}._target_: expected the class or function to build, got none; choose a file of conf/{group}/"
         for name, part in entries.items()
@@ -316,7 +316,11 @@ def _measures(cfg: DictConfig) -> list[str]:
     logged = [f"val/{measure}" for measure in measures]
     watched = {"monitor": cfg.get("monitor")}
     for name, node in (cfg.get("callbacks") or {}).items():
-        if isinstance(node, DictConfig) and str(node.get("_target_")).endswith(".EarlyStopping") and not OmegaConf.is_missing(node, "monitor"):
+        if (
+            isinstance(node, DictConfig)
+            and str(node.get("_target_")).endswith(".EarlyStopping")
+            and not OmegaConf.is_missing(node, "monitor")
+        ):
             watched[f"callbacks.{name}.monitor"] = node.get("monitor") or cfg.get("monitor")  # null is refused as no text
     return [
         f"{key}: expected one of {', '.join(logged)} (from measures), got {value!r}"

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -279,7 +280,7 @@ def _complaint(error: BaseException) -> str:
     return _first(text)
 
 
-def _groups_without_name() -> list[tuple[str, str]]:
+def _groups_without_name() -> list[tuple[str | Any, ...]]:
     """Groups of the command line whose value is no text, with it."""
     given = [re.fullmatch(r"\+?([\w/]+)(?:@[\w.]+)?=(null|[\d.eE+-]+|true|false|)", argument) for argument in sys.argv[1:]]
     return [match.groups() for match in given if match and (CONF / match.group(1)).is_dir()] or [("a group", "null")]

@@ -8,7 +8,6 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-
 # a text that may look like a number: as `str`, OmegaConf would turn 007 of a yaml into "7"; the check sees what came and asks for quotes
 Text = Any
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeGuard
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -32,7 +32,7 @@ def faults_of(cfg: DictConfig) -> list[str]:
     return [f"trainer.{fault}" for fault in found]
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -54,7 +54,7 @@ def _hardware(trainer: Mapping[str, Any]) -> list[str]:
         found.append(f"strategy: expected one of {', '.join(STRATEGIES)}; got {trainer.get('strategy')!r}")
         if "fsdp" in str(trainer.get("strategy")).lower():
             found[-1] += ", which would synchronise gradients at each micro-batch and clip each shard by its own norm"
-    nodes = trainer.get("num_nodes")
+    nodes: Any = trainer.get("num_nodes")
     if _is_int(nodes) and nodes > 1 and not any(name in os.environ for name in LAUNCHERS):
         found.append(
             f"num_nodes: expected torchrun, SLURM or MASTER_ADDR and NODE_RANK in the environment, by which {nodes} machines meet, got none; "
@@ -128,7 +128,8 @@ def _length(trainer: Mapping[str, Any]) -> list[str]:
     for key in ("max_epochs", "max_steps"):
         if trainer.get(key) == 0:
             found.append(f"{key}: expected at least 1, got 0, which trains nothing; evaluate.py measures a model as it is")
-    epochs, steps = trainer.get("max_epochs"), trainer.get("max_steps")
+    epochs: Any = trainer.get("max_epochs")
+    steps: Any = trainer.get("max_steps")
     if (epochs is None or epochs < 0) and (steps is None or steps < 0):
         found.append("max_epochs: expected trainer.max_epochs or trainer.max_steps, got neither; the schedule needs an end")
     if epochs is not None and 0 <= epochs < (trainer.get("min_epochs") or 0):
@@ -136,9 +137,13 @@ def _length(trainer: Mapping[str, Any]) -> list[str]:
     limit = trainer.get("limit_train_batches")
     whole, share = _is_int(limit) and 1 <= limit < 2**31, isinstance(limit, float) and 0 < limit <= 1
     if limit is not None and not whole and not share:
-        found.append(f"limit_train_batches: expected a number of steps from 1 or a share of an epoch above 0 and up to 1.0, got {shown(limit)}")
+        found.append(
+            f"limit_train_batches: expected a number of steps from 1 or a share of an epoch above 0 and up to 1.0, got {shown(limit)}"
+        )
     if trainer.get("max_time") is not None and not _is_time(trainer["max_time"]):
-        found.append(f"max_time: expected days:hours:minutes:seconds above 0, as 00:12:00:00, or {{hours: 12}}; got {shown(trainer['max_time'])}")
+        found.append(
+            f"max_time: expected days:hours:minutes:seconds above 0, as 00:12:00:00, or {{hours: 12}}; got {shown(trainer['max_time'])}"
+        )
     return found
 
 

@@ -60,7 +60,7 @@ RANGES = {
         "training.max_rounds", "training.round_steps", "training.patience", "training.small_val_pairs", "training.hidden", "cache.max_tokens",
         "trainer.log_every_n_steps", "trainer.num_nodes", "trainer.accumulate_grad_batches", "trainer.check_val_every_n_epoch",
         "load_encoder.layers", "DPR.projection", "ColBERT.projection", "Multitask.head_hidden", "BM25.threads", "IrDatasets.val_queries",
-        "IrDatasets.max_triples", "MsMarcoPassage.val_queries", "MsMarcoPassage.max_triples", "EarlyStopping.patience", "Relevance.pool",
+        "IrDatasets.max_triples", "MsMarcoPassage.val_queries", "MsMarcoPassage.max_triples", "Relevance.pool",
         "Relevance.negatives", "SemanticSimilarity.dim", "SemanticSimilarity.window", "SemanticSimilarity.min_count",
         "Coreference.max_positives", "Coreference.docs_per_query", "NamedEntities.max_targets", "RuleEntities.max_targets", "Gap.max_pairs",
         "SyntheticFacts.max_words",
@@ -68,7 +68,7 @@ RANGES = {
     **dict.fromkeys((
         "batch.workers", "latency_queries", "layers", "trainer.min_epochs", "trainer.min_steps", "trainer.gradient_clip_val", "optim.lr",
         "optim.weight_decay", "optim.eps", "optim.momentum", "schedule.warmup", "schedule.end", "encoder.suggested_lr",
-        "ColBERT.query_length", "BM25.k1", "BM25Score.k1", "EarlyStopping.min_delta",
+        "ColBERT.query_length", "BM25.k1", "BM25Score.k1", "EarlyStopping.patience", "EarlyStopping.min_delta",
     ), FROM_0),
     **dict.fromkeys(("DPR.temperature", "training.lr", "training.clip", "cache.max_bytes"), POSITIVE),
     **dict.fromkeys(("val_fraction", "test_fraction", "Files.val_fraction", "Files.test_fraction", "BM25.b", "BM25Score.b"), SHARE),
@@ -145,9 +145,9 @@ def _list_faults(key: str, value: list[Any]) -> Iterator[str]:
 def _leaves(node: DictConfig, path: str) -> Iterator[tuple[str, tuple[str, ...], Any]]:
     """Dotted keys, what the tables call them, and plain values; lists, and mappings of data options by id, are leaves."""
     target = "" if OmegaConf.is_missing(node, "_target_") else str(node.get("_target_") or "").rpartition(".")[2]
-    for key in node:
-        name = f"{path}.{key}" if path else str(key)
-        if OmegaConf.is_missing(node, key) or str(key).startswith("_"):
+    for key in map(str, node):
+        name = f"{path}.{key}" if path else key
+        if OmegaConf.is_missing(node, key) or key.startswith("_"):
             continue
         value = node[key]
         if isinstance(value, DictConfig) and name not in ("data.relevance", "data.candidates", "trainer.max_time"):

@@ -30,7 +30,7 @@ def shown(value: Any) -> str:
 
 
 def check_id(word: str, where: str, what: str = "an id") -> None:
-    """Refuse an id that a TREC file can't hold.
+    r"""Refuse an id that a TREC file can't hold.
 
     Args:
         word: The id.
@@ -40,7 +40,7 @@ def check_id(word: str, where: str, what: str = "an id") -> None:
     Raises:
         DataError: Empty, with ASCII white space or a NUL character, or longer than `MAX_ID_BYTES` in UTF-8.
 
-    >>> check_id("no\\u00a0break", "queries.tsv:1")
+    >>> check_id("no\u00a0break", "queries.tsv:1")
     """
     if not word or any(space in word for space in _ASCII_SPACE):
         raise DataError(f"{where}: expected {what} without white space, got {shown(word)}; rename it, since TREC files are split there")

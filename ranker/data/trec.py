@@ -286,8 +286,6 @@ def write_qrels(path: str | Path, qrels: Qrels) -> None:
                 file.write(f"{query_id} 0 {doc_id} {int(relevance)}\n")
 
 
-
-
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[TextIO]:
     """Open a UTF-8 text file that appears under its name, whole, when the block ends, and not at all when it fails."""

@@ -248,7 +248,5 @@ def parse_line(line: str, where: str) -> Any:
         try:
             json.dumps(record, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise DataError(
-                f"{where}: expected characters, got the lone surrogate {error.object[error.start]!r}; remove it"
-            ) from None
+            raise DataError(f"{where}: expected characters, got the lone surrogate {error.object[error.start]!r}; remove it") from None
     return record

@@ -37,7 +37,9 @@ def composed():
     """Configurations that pass the check, by root and choice."""
     entry.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return {(root, i): compose(root, ["name=checked", *choice]) for root, choices in COMPOSED.items() for i, choice in enumerate(choices)}
+        return {
+            (root, i): compose(root, ["name=checked", *choice]) for root, choices in COMPOSED.items() for i, choice in enumerate(choices)
+        }
 
 
 def leaves(node, path=""):
@@ -76,7 +78,7 @@ def test_all_keys_at_once_with_any_value_are_refused_in_words(composed):
     for cfg in composed.values():
         assert faults(cfg) == []
         keys = [key for key in leaves(cfg) if "hydra" not in key]
-        inner = [key for key in keys if not isinstance(OmegaConf.select(cfg, key, throw_on_missing=False), DictConfig) and "_" != key[-1]]
+        inner = [key for key in keys if not isinstance(OmegaConf.select(cfg, key, throw_on_missing=False), DictConfig) and key[-1] != "_"]
         for value in rng.sample(VALUES, 12):
             changed = cfg.copy()
             lines = [*put(changed, inner, value), *faults(changed)]
@@ -134,6 +136,19 @@ def test_a_value_is_refused_in_these_words(composed, root, key, value, message):
         ("probe", "layers", None), ("probe", "layers", [0]), ("probe", "seeds", [2**32 - 1]), ("probe", "controls", []),
     ],
 )  # fmt: skip
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [({"max_epochs": 0}, "max_epochs"), ({"max_epochs": -1, "max_steps": 0}, "max_steps"), ({"limit_train_batches": 0}, "limit_train_batches"),
+     ({"limit_train_batches": 0.0}, "limit_train_batches"), ({"max_time": "00:00:00:00"}, "max_time"), ({"max_epochs": None}, "max_epochs")],
+)  # fmt: skip
+def test_pc2_05_a_training_of_no_step_is_refused_and_0_is_not_unset(composed, values, key):
+    cfg = composed["train", 0].copy()
+    for name, value in values.items():
+        cfg.trainer[name] = value
+    (line,) = faults(cfg)
+    assert line.startswith(f"trainer.{key}: expected ") and ("got neither" in line) == (values == {"max_epochs": None})
+
+
 def test_a_value_at_the_end_of_its_range_is_legal(composed, root, key, value):
     cfg = composed[root, 0].copy()
     OmegaConf.update(cfg, key, value, merge=False)
@@ -159,7 +174,13 @@ def test_the_tables_name_keys_that_exist(composed):
             if isinstance(parent, DictConfig) and "_target_" in parent:
                 classes.add(f"{str(parent._target_).rpartition('.')[2]}.{key.rpartition('.')[2]}")
     optional = {"optim.eps", "optim.betas", "optim.momentum", "data.suggested_pair_tokens"}
-    uncovered = {"Coreference.max_positives", "Coreference.docs_per_query", "NamedEntities.max_targets", "Relevance.pool", "Relevance.negatives"}
+    uncovered = {
+        "Coreference.max_positives",
+        "Coreference.docs_per_query",
+        "NamedEntities.max_targets",
+        "Relevance.pool",
+        "Relevance.negatives",
+    }
     assert {*RANGES, *WORDS} - known - classes - optional - uncovered == set()
 
 

@@ -92,7 +92,9 @@ class FactChecking:
         lines = read_lines(path)
         columns = next(lines, (0, ""))[1].split("\t")
         if not {"query_id", "doc_id", "label"} <= set(columns):
-            raise DataError(f"{path}:1: expected columns query_id, doc_id, label (and split), got {shown(columns)}; write them in the first line")
+            raise DataError(
+                f"{path}:1: expected columns query_id, doc_id, label (and split), got {shown(columns)}; write them in the first line"
+            )
         rows: list[Row] = []
         for number, line in lines:
             cells = line.split("\t")

@@ -13,7 +13,17 @@ import numpy as np
 from ranker.data.corpus_files import read_lines
 from ranker.data.parsing import shown
 from ranker.errors import ConfigError, DataError
-from ranker.probing.examples import PairSample, ProbeExample, Span, Target, TaskUnavailable, check_example, file_fingerprint, from_record, parse_line
+from ranker.probing.examples import (
+    PairSample,
+    ProbeExample,
+    Span,
+    Target,
+    TaskUnavailable,
+    check_example,
+    file_fingerprint,
+    from_record,
+    parse_line,
+)
 
 SPANS = ("chars", "spacy_tokens")
 
