@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ranker.errors import DataError
-from ranker.types import Qrels, Run
+
+if TYPE_CHECKING:  # it imports torch, which reading data does not need
+    from ranker.types import Qrels, Run
 
 
 @dataclass(frozen=True)

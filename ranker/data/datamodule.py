@@ -143,7 +143,7 @@ class RankData(pl.LightningDataModule):
         negatives = read_candidates(Path(self.negatives)) if self.negatives else None
         if negatives is not None:
             check_candidates(replace(collection, candidates=negatives), str(self.negatives))
-        teacher = read_run(Path(self.teacher)) if self.teacher else None
+        teacher = read_run(Path(self.teacher), single=True) if self.teacher else None
         if teacher is not None and not any(query_id in teacher for query_id in collection.qrels):
             raise DataError(
                 f"{self.teacher}: expected a teacher's scores for the training queries (ids as {next(iter(collection.qrels), None)!r}), "
