@@ -103,7 +103,7 @@ def load_splits(cfg: DictConfig) -> Splits:
     print_notice(splits)
     if splits.val is not None and cfg.val_depth is not None and splits.val.candidates is not None:
         candidates = splits.val.candidates
-        splits = replace(splits, val=replace(splits.val, candidates=type(candidates).from_run(candidates.to_run(cfg.val_depth))))
+        splits = replace(splits, val=replace(splits.val, candidates=candidates.top(cfg.val_depth)))
     return splits
 
 

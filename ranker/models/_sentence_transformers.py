@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from dataclasses import dataclass
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,52 @@ from ranker.data.batching import Template
 from ranker.errors import CheckpointError
 from ranker.layers.encoder import Encoder, without_pooler
 
+log = logging.getLogger(__name__)
+
+# Texts that show whether a tokenizer looks across the seam of prompt and text.
+SEAMS = ("", "apple river", "a", "The", "7", "é", "水", "(x)", "'s", "-", ":", "//", "##a", " a", "  a", "\na", "\ta")
 ACTIVATIONS: dict[str, type[nn.Module]] = {"identity": nn.Identity, "tanh": nn.Tanh}
 
 
-def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
-    """Token ids of a prompt: the one token where the vocabulary has it as a whole (`[unused0]`), its pieces else."""
-    if not prompt.strip():
-        return []
-    vocabulary = tokenizer.get_vocab()
-    if prompt.strip() in vocabulary:
-        return [vocabulary[prompt.strip()]]
-    return tokenizer(prompt, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
+def with_prompt(tokenizer: PreTrainedTokenizerFast, single: Template, prompt: str) -> Template:
+    """The layout of texts with a prompt, tokenized as sentence-transformers does: prompt and text are one string.
+
+    Where a tokenizer treats both alike apart and together (WordPiece after a blank), the prompt's tokens are special tokens of the layout
+    and token stores hold texts alone. Others look across the seam: byte-level BPE and SentencePiece join the blank to the next word. Then
+    what follows the prompt's last special token is the layout's prefix, and token stores hold prefix and text.
+
+    Args:
+        tokenizer: The encoder's.
+        single: The layout of a text without a prompt.
+        prompt: May be empty.
+    """
+    if not prompt:
+        return single
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
+
+    together = [ids(prompt + text) for text in SEAMS]
+    if together == [ids(prompt) + ids(text) for text in SEAMS] and _splits_at_end(tokenizer, prompt):
+        return single.with_prompt(ids(prompt))
+    specials = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    end = max((prompt.rfind(token) + len(token) for token in specials if token in prompt), default=0)
+    special, prefix = prompt[:end], prompt[end:]
+    if together != [ids(special) + ids(prefix + text) for text in SEAMS]:
+        log.warning("prompt %r: the tokenizer treats texts after it in another way than by themselves; scores may differ from those of "
+                    "sentence-transformers", prompt)  # fmt: skip
+    return single.with_prompt(ids(special), prefix, len(commonprefix([ids(prefix + text) for text in SEAMS])))
+
+
+def _splits_at_end(tokenizer: PreTrainedTokenizerFast, prompt: str) -> bool:
+    """Whether a piece of text that the model of the tokenizer sees ends with the prompt, whatever the vocabulary makes of it."""
+    backend: Any = tokenizer.backend_tokenizer
+
+    def pieces(text: str) -> list[str]:
+        normal = backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
+        return [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normal)]
+
+    return backend.pre_tokenizer is not None and all(pieces(prompt + text) == pieces(prompt) + pieces(text) for text in SEAMS)
 
 
 def is_layout(folder: Path) -> bool:
@@ -124,7 +161,7 @@ def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
 def text_limit(encoder: Encoder, config: dict[str, Any], key: str, template: Template) -> int:
     """Longest text of a side without special tokens: the side's own length, else `max_seq_length`, else the tokenizer's."""
     longest = template.max_tokens or config.get(key) or config.get("max_seq_length") or encoder.tokenizer.model_max_length
-    return max(1, min(int(longest), encoder.max_tokens) - template.num_special)
+    return max(1, min(int(longest), encoder.max_tokens) - template.num_added)
 
 
 def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ class DPR(nn.Module):
         learn_temperature: Whether it is trained (never below 0.01).
         projection: Size of a linear layer after pooling; None: no such layer.
         activation: After the projection: `identity` or `tanh`.
-        query_prompt: Text (or one special token) before each query.
+        query_prompt: Text before each query, tokenized together with it; a special token of the tokenizer stays one.
         doc_prompt: The same before each doc.
         in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: unless labels are a teacher's scores.
         symmetric: Whether each positive doc is also set against the step's other queries.
@@ -91,8 +91,8 @@ class DPR(nn.Module):
     def layouts(self) -> tuple[Template, Template]:
         """How a query and a doc are laid out."""
         single = Template.of(self.encoder.tokenizer, 1)
-        query, doc = (layout.prompt_tokens(self.encoder.tokenizer, prompt) for prompt in (self.query_prompt, self.doc_prompt))
-        return single.with_prompt(query), single.with_prompt(doc)
+        tokenizer = self.encoder.tokenizer
+        return layout.with_prompt(tokenizer, single, self.query_prompt), layout.with_prompt(tokenizer, single, self.doc_prompt)
 
     def settings(self) -> dict[str, Any]:
         """What decides the vectors beside weights and tokenizer; an index remembers its hash."""

@@ -60,5 +60,5 @@ def test_candidates_without_queries():
 def test_candidates_take_flat_arrays_not_objects():
     run = {f"q{i}": {f"d{j:07d}": float(j) for j in range(1000)} for i in range(20)}
     candidates = Candidates.from_run(run)
-    assert candidates.doc_ids.dtype == np.dtype("S8") and candidates.scores.dtype == np.float32
+    assert candidates.doc_ids.dtype == np.dtype("S8") and candidates.scores.dtype == np.float64
     assert candidates.doc_ids.nbytes + candidates.scores.nbytes == 20 * 1000 * (8 + 4)

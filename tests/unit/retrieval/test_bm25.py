@@ -9,7 +9,7 @@ import pytest
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.errors import ConfigError
 from ranker.retrieval import bm25
-from ranker.retrieval.bm25 import BM25, first_stage, with_candidates
+from ranker.retrieval.bm25 import BM25, FirstStage, first_stage, with_candidates
 
 DOCS = MemoryDocs([
     Doc("d1", "a cat sat on the mat"),
@@ -132,8 +132,11 @@ def test_first_stage_is_made_once_and_read_back_the_same(tmp_path, built):
         lambda c, o: (replace(c, queries=QUERIES | {"q1": "dogs"}), o),
         lambda c, o: (replace(c, queries={"q2": "sea birds", "q1": "cats"}), o),
         lambda c, o: (c, o | {"depth": 1}),
-        lambda c, o: (c, o | {"k1": 1.2}),
-        lambda c, o: (c, o | {"b": 0.75}),
+        lambda c, o: (c, o | {"options": FirstStage(k1=1.2)}),
+        lambda c, o: (c, o | {"options": FirstStage(b=0.75)}),
+        lambda c, o: (c, o | {"options": FirstStage(stemmer=None)}),
+        lambda c, o: (c, o | {"options": FirstStage(min_word_chars=2)}),
+        lambda c, o: (c, o | {"options": FirstStage(bigrams=False)}),
     ],
 )
 def test_whatever_changes_is_noticed(tmp_path, built, change):
