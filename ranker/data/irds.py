@@ -205,7 +205,7 @@ def scoreddocs_of(dataset: Any, dataset_id: str, wanted: Mapping[str, str]) -> C
     Docs are numbers until the end: MS MARCO's training set has 478 million candidates.
     """
     numbers: dict[str, int] = {}
-    found = {query_id: (array("i"), array("d"))  # as doubles: rounded scores might tie for query_id in wanted}
+    found = {query_id: (array("i"), array("d")) for query_id in wanted}  # doubles: rounded scores may tie
     for scored in dataset.scoreddocs_iter():
         if scored.query_id in found:
             docs, scores = found[scored.query_id]

@@ -8,13 +8,14 @@ import logging
 import os
 import zipfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
@@ -165,6 +166,11 @@ class FirstStage:
     stopwords: str | None = "english"
     min_word_chars: int = 1
     bigrams: bool = True
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> FirstStage:
+        """The options of a `data` node."""
+        return cls(**(data.get("first_stage") or {}))
 
 
 def first_stage(
