@@ -6,7 +6,7 @@ import copy
 import json
 import logging
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokeniz
 from ranker.data.batching import Template
 from ranker.errors import CheckpointError
 from ranker.layers.encoder import Encoder, without_pooler
+from ranker.layers.fit import check_config, check_tokens
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ def with_prompt(tokenizer: PreTrainedTokenizerFast, single: Template, prompt: st
     if together != [ids(special) + ids(prefix + text) for text in SEAMS]:
         log.warning("prompt %r: the tokenizer treats texts after it in another way than by themselves; scores may differ from those of "
                     "sentence-transformers", prompt)  # fmt: skip
-    return single.with_prompt(ids(special), prefix, len(commonprefix([ids(prefix + text) for text in SEAMS])))
+    columns = zip(*(ids(prefix + text) for text in SEAMS), strict=False)  # as long as the shortest
+    return single.with_prompt(ids(special), prefix, sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns)))
 
 
 def _splits_at_end(tokenizer: PreTrainedTokenizerFast, prompt: str) -> bool:
@@ -138,6 +140,7 @@ def _inside(folder: Path, name: str) -> Path:
 def read_encoder(folder: Path, ragged: bool) -> tuple[Encoder, dict[str, Any]]:
     """The transformer of a folder, without a pooler, and its sentence-transformers configuration."""
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    check_config(config, str(folder))
     model, info = AutoModel.from_pretrained(
         folder, config=config, output_loading_info=True, dtype=torch.float32, trust_remote_code=False, **without_pooler(config)
     )
@@ -147,7 +150,9 @@ def read_encoder(folder: Path, ragged: bool) -> tuple[Encoder, dict[str, Any]]:
     settings = read_json(folder / "sentence_bert_config.json")
     if settings.get("do_lower_case"):
         _lower_case(tokenizer)
-    return Encoder(model, tokenizer, ragged=ragged), settings
+    encoder = Encoder(model, tokenizer, ragged=ragged)
+    check_tokens(encoder)
+    return encoder, settings
 
 
 def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:

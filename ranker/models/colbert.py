@@ -17,6 +17,7 @@ from torch.nn import functional
 from ranker.data.batching import Template
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder
+from ranker.layers.fit import check_layout
 from ranker.layers.grid import to_grid
 from ranker.layers.interaction import TextVectors, full_precision, maxsim_all, maxsim_pairs
 from ranker.models import _sentence_transformers as layout
@@ -71,6 +72,10 @@ class ColBERT(nn.Module):
             )
         if query_length and encoder.tokenizer.mask_token_id is None:
             raise ConfigError("model.query_length: expected 0, since the encoder's tokenizer has no mask token")
+        mask, rows = encoder.tokenizer.mask_token_id, len(encoder.model.get_input_embeddings().weight)
+        if query_length and mask >= rows:
+            raise ConfigError(f"model.query_length: expected 0, since the mask token's id {mask} is outside the encoder's {rows} embeddings")
+        check_layout(encoder, 1)
         self.encoder, self.similarity = encoder, similarity
         # with the blank that other programs put between marker and text
         self.query_prompt, self.doc_prompt = (f"{prompt.strip()} " if prompt.strip() else "" for prompt in (query_prompt, doc_prompt))

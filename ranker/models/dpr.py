@@ -15,6 +15,7 @@ from ranker.data.batching import Template
 from ranker.data.token_store import tokenizer_fingerprint
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder
+from ranker.layers.fit import check_layout
 from ranker.layers.grid import to_grid
 from ranker.layers.interaction import TextVectors, full_precision
 from ranker.layers.pooling import POOLINGS
@@ -68,6 +69,7 @@ class DPR(nn.Module):
                 raise ConfigError(f"model.{key}: expected one of {', '.join(known)}; got {value!r}")
         if not (math.isfinite(temperature) and temperature > 0):
             raise ConfigError(f"model.temperature: expected a finite number above 0, got {temperature}")
+        check_layout(encoder, 1, pooling)
         self.encoder, self.pooling, self.similarity, self.activation = encoder, pooling, similarity, activation
         self.query_prompt, self.doc_prompt = query_prompt, doc_prompt
         self.in_batch_negatives, self.symmetric = in_batch_negatives, symmetric

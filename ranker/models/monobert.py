@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder, load_encoder
+from ranker.layers.fit import check_config, check_layout, check_tokens
 from ranker.layers.grid import to_grid
 from ranker.layers.pooling import POOLINGS
 from ranker.types import RankBatch
@@ -47,6 +48,7 @@ class MonoBERT(nn.Module):
             raise ConfigError(f"model.pooling: expected one of {', '.join(POOLINGS)}; got {pooling!r}")
         if num_labels not in (1, 2):
             raise ConfigError(f"model.num_labels: expected 1 or 2, got {num_labels}")
+        check_layout(encoder, 2, pooling)
         self.encoder, self.pooling = encoder, pooling
         self.pooler = nn.Sequential(nn.Linear(encoder.dim, encoder.dim), nn.Tanh()) if pooler else nn.Identity()
         self.dropout = nn.Dropout(dropout)
@@ -139,6 +141,7 @@ class MonoBERT(nn.Module):
         if (Path(folder) / HEAD_FILE).is_file():
             return cls._load_apart(Path(folder), ragged)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        check_config(config, str(folder))
         if not any("ForSequenceClassification" in name for name in config.architectures or []):
             raise CheckpointError(
                 f"{folder}: expected a trained reranker (a sequence classification model), got {config.architectures}; "
@@ -165,7 +168,9 @@ class MonoBERT(nn.Module):
             base.pooler = None
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         dropout = getattr(config, "classifier_dropout", None) or 0.0
-        scorer = cls(Encoder(base, tokenizer, ragged=ragged), pooler=not plain, num_labels=config.num_labels, dropout=dropout)
+        encoder = Encoder(base, tokenizer, ragged=ragged)
+        check_tokens(encoder)
+        scorer = cls(encoder, pooler=not plain, num_labels=config.num_labels, dropout=dropout)
         with torch.no_grad():
             pooler: Any = scorer.pooler
             if not plain:

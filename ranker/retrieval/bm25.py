@@ -177,7 +177,7 @@ def first_stage(
     collection: Collection,
     depth: int,
     cache_dir: str | Path,
-    options: FirstStage = FirstStage(),  # noqa: B008 - frozen
+    options: FirstStage = FirstStage(),
     threads: int | None = None,
     indexes: dict[str, BM25] | None = None,
 ) -> Candidates:
@@ -226,7 +226,7 @@ def _warn_again(collection: Collection, found: Candidates, options: FirstStage) 
 
 
 def with_candidates(
-    splits: Splits, depth: int, cache_dir: str | Path, options: FirstStage = FirstStage()  # noqa: B008 - frozen
+    splits: Splits, depth: int, cache_dir: str | Path, options: FirstStage = FirstStage()
 ) -> Splits:
     """Fill in BM25 candidates where a split has none; a training set with triples needs none. A corpus is indexed once at most.
 

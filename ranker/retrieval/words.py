@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 from unicodedata import is_normalized, normalize
 
 import regex
@@ -87,4 +88,4 @@ class Words:
         """Overlapping pairs of characters (letters with their marks), then the single ones."""
         characters = _CHARACTERS.findall(run)
         singles = characters if self._min_word_chars == 1 else []
-        return [first + second for first, second in zip(characters, characters[1:], strict=False)] + singles
+        return [first + second for first, second in pairwise(characters)] + singles

@@ -16,10 +16,10 @@ from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 
 pytest.importorskip("sentence_transformers")
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer  # noqa: E402
-from sentence_transformers.base.modules import Dense, Normalize, Transformer  # noqa: E402
-from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask  # noqa: E402
-from sentence_transformers.sentence_transformer.modules import Pooling  # noqa: E402
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 QUERIES = ["apple river", "The 7 seas", "é", "水", " two  blanks", "(x) 's", "which river, how long and where " * 4]
 DOCS = ["river apple.", "seas", "", "a\nb", "long text of the river " * 20, "7"]

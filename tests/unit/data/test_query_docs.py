@@ -55,12 +55,12 @@ def searched(collection) -> dict:
 
 def test_pc2_16_a_search_leaves_the_query_itself_out_or_warns(folder, caplog):
     found = searched(loaded(folder, drop_query_docs=True))
-    assert {query_id: list(docs)[0] for query_id, docs in found.items()} == {"a1": "a2", "a3": "a4", "a5": "a6"}
+    assert {query_id: next(iter(docs)) for query_id, docs in found.items()} == {"a1": "a2", "a3": "a4", "a5": "a6"}
     means = write_evaluation(folder / "out", found, QRELS, MEASURES)["measures"]
     assert means == {"RR@10": 1.0, "nDCG@10": 1.0}
     assert "are docs of the collection" not in caplog.text
     plain = searched(loaded(folder))
-    assert {query_id: list(docs)[0] for query_id, docs in plain.items()} == {"a1": "a1", "a3": "a3", "a5": "a5"}
+    assert {query_id: next(iter(docs)) for query_id, docs in plain.items()} == {"a1": "a1", "a3": "a3", "a5": "a5"}
     assert "3 of 3 queries are docs of the collection by id and text, as 'a1'" in caplog.text
     assert "data.drop_query_docs=true" in caplog.text
 
