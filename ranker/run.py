@@ -41,6 +41,7 @@ from ranker.checkpoint import load_checkpoint, load_scorer, read_description, sa
 from ranker.config import constructor_keys
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
+from ranker.data.pair_cuts import warn_of_other_cuts
 from ranker.data.query_docs import allowed_run, warn_of_query_docs, with_allowed
 from ranker.data.splits import check_candidates
 from ranker.data.trec import read_candidates, read_qrels, read_run, write_run
@@ -110,6 +111,8 @@ def train(cfg: DictConfig) -> float | None:
         load_checkpoint(module, Path(best.best_model_path))
     if trainer.is_global_zero:
         save_model(folder / "model", scorer, cfg)  # before the test, so that nothing that goes wrong there loses it
+        if scorer.reads == "pairs":
+            warn_of_other_cuts(data.train_steps())
     pruned = any(getattr(callback, "pruned", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     if not pruned:  # what a sweep has given up is not worth a test
         trainer.test(module, datamodule=data, verbose=False)

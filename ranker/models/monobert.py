@@ -87,6 +87,9 @@ class MonoBERT(nn.Module):
         of two scale without rounding, so other programs give the same scores and `load` gives the same weights back. For other families
         and poolings the encoder is written by itself, with the head beside it in `head.safetensors`, which only `load` reads.
 
+        A tokenizer's files hold the pair's length alone, not the limits of query and doc. Other programs shorten the longer text first, so
+        they give the same scores for the pairs of which `ranker.data.pair_cuts` says that they are cut alike.
+
         Args:
             folder: Where to.
             max_tokens: Longest pair, recorded with the tokenizer.
