@@ -52,7 +52,9 @@ class KnownPositives:
         order = np.argsort(np.repeat(query_rows, counts[query_rows]), kind="stable")
         least_label = 1.0 if collection.triples is not None else float(max(1, collection.relevance))
         own = docs.find(queries.ids())
-        return cls(np.concatenate([[0], np.cumsum(counts)]), doc_rows[order].astype(np.int32), least_label, own if (own >= 0).any() else None)
+        return cls(
+            np.concatenate([[0], np.cumsum(counts)]), doc_rows[order].astype(np.int32), least_label, own if (own >= 0).any() else None
+        )
 
     def __getitem__(self, query_row: int) -> np.ndarray:
         return self.docs[self.offsets[query_row] : self.offsets[query_row + 1]]

@@ -117,9 +117,7 @@ class RankData(pl.LightningDataModule):
 
     def _query_store(self, collection: Collection) -> TokenStore:
         layout = self.layouts[0] if self.layouts is not None else None
-        return self._store(
-            "queries", lambda: iter(collection.queries.items()), _queries_fingerprint(collection), self.limits.query, layout
-        )
+        return self._store("queries", lambda: iter(collection.queries.items()), _queries_fingerprint(collection), self.limits.query, layout)
 
     def _store(
         self, name: str, texts: Callable[[], Iterable[tuple[str, str]]], fingerprint: str, max_tokens: int, layout: Template | None

@@ -173,9 +173,7 @@ class SplitReader:
         if lacking:
             log.warning("ir_datasets %s: %d judged queries have no text, as %r, and are left out", dataset_id, len(lacking), lacking[0])
         qrels = {query_id: judged for query_id, judged in qrels.items() if query_id in queries}
-        return Collection(
-            name, docs, queries, qrels, relevance=self._relevance(dataset_id), drop_query_docs=queries_are_docs(dataset_id)
-        )
+        return Collection(name, docs, queries, qrels, relevance=self._relevance(dataset_id), drop_query_docs=queries_are_docs(dataset_id))
 
     def _docs_of(self, dataset_id: str) -> IrDatasetsDocs:
         import ir_datasets

@@ -168,12 +168,12 @@ class JudgedGroups:
             positive_labels.append(np.array([label(doc_id) for doc_id in relevant], dtype=np.float32))
             negative_labels.append(np.array([label(doc_id) for doc_id in others], dtype=np.float32))
         query_rows, negative_rows = queries.rows(kept), _rows(docs, negative_ids)
-        others = _not_own_text(queries, docs, query_rows, negative_rows, starts) if kept else []
-        left = [group for group, part in enumerate(others) if part.any() or random_negatives]
+        unlike = _not_own_text(queries, docs, query_rows, negative_rows, starts) if kept else []
+        left = [group for group, part in enumerate(unlike) if part.any() or random_negatives]
         bare += len(kept) - len(left)
         kept, query_rows = [kept[group] for group in left], query_rows[left]
         positive_ids, positive_labels = [positive_ids[group] for group in left], [positive_labels[group] for group in left]
-        negative_rows, negative_labels = ([part[group][others[group]] for group in left] for part in (negative_rows, negative_labels))
+        negative_rows, negative_labels = ([part[group][unlike[group]] for group in left] for part in (negative_rows, negative_labels))
         if not kept and bare:
             raise DataError(
                 f"{collection.name}: expected a negative for at least one training query, got none for all {bare} that have a relevant doc; "

@@ -34,7 +34,11 @@ MAX_CHUNK_CHARS = 1_000_000  # a chunk of long texts ends early: a token in flig
 MAX_THREADS = 32  # beyond this the interpreter lock bounds the speed, and every thread holds a chunk
 BLOCK = 1 << 20  # ids handled at a time where all of them would take too much memory
 LOG_SECONDS = 30
-MANY_UNKNOWN, MOST_UNKNOWN, FEW_TOKENS = 0.1, 0.5, 1000  # shares of unknown tokens that are warned of and refused; in how few they may be chance
+MANY_UNKNOWN, MOST_UNKNOWN, FEW_TOKENS = (
+    0.1,
+    0.5,
+    1000,
+)  # shares of unknown tokens that are warned of and refused; in how few they may be chance
 BAD_ID = re.compile("[\0\ud800-\udfff]")  # NumPy's bytes end at a NUL; UTF-8 has no surrogates
 Encoded = tuple[np.ndarray, np.ndarray]  # lengths [texts], token ids [tokens]
 

@@ -74,7 +74,9 @@ class ColBERT(nn.Module):
             raise ConfigError("model.query_length: expected 0, since the encoder's tokenizer has no mask token")
         mask, rows = encoder.tokenizer.mask_token_id, len(encoder.model.get_input_embeddings().weight)
         if query_length and mask >= rows:
-            raise ConfigError(f"model.query_length: expected 0, since the mask token's id {mask} is outside the encoder's {rows} embeddings")
+            raise ConfigError(
+                f"model.query_length: expected 0, since the mask token's id {mask} is outside the encoder's {rows} embeddings"
+            )
         check_layout(encoder, 1)
         self.encoder, self.similarity = encoder, similarity
         # with the blank that other programs put between marker and text

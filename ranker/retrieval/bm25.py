@@ -225,9 +225,7 @@ def _warn_again(collection: Collection, found: Candidates, options: FirstStage) 
             warn_of_no_words(empty, len(collection.queries))
 
 
-def with_candidates(
-    splits: Splits, depth: int, cache_dir: str | Path, options: FirstStage = FirstStage()
-) -> Splits:
+def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, options: FirstStage = FirstStage()) -> Splits:
     """Fill in BM25 candidates where a split has none; a training set with triples needs none. A corpus is indexed once at most.
 
     Raises:

@@ -164,7 +164,9 @@ def add_positives(collection: Collection, depth: int) -> Collection:
         lacking = [
             doc_id
             for doc_id, grade in collection.qrels[query_id].items()
-            if grade >= collection.relevance and doc_id in collection.docs and doc_id not in set(ids)
+            if grade >= collection.relevance
+            and doc_id in collection.docs
+            and doc_id not in set(ids)
             and not (collection.drop_query_docs and doc_id == query_id)
         ]
         lowest = min(scores, default=0.0)

@@ -56,7 +56,11 @@ def vectors(scorer, queries, docs, folder, max_query_tokens=1000, max_doc_tokens
     layouts = scorer.layouts()
     stores = [
         build_token_store(
-            ((str(i), layout.prefix + text) for i, text in enumerate(texts)), folder / name, scorer.encoder.tokenizer, 2000, fingerprint=name
+            ((str(i), layout.prefix + text) for i, text in enumerate(texts)),
+            folder / name,
+            scorer.encoder.tokenizer,
+            2000,
+            fingerprint=name,
         )
         for name, texts, layout in (("queries", queries, layouts[0]), ("docs", docs, layouts[1]))
     ]

@@ -84,7 +84,9 @@ def test_pc2_08_the_first_stage_is_measured_with_the_scores_of_its_file(tmp_path
     assert first_stage_run(collection, 10) == {"q1": SATURATED, "q2": SATURATED}
     assert first_stage_run(replace(collection, candidates=read_candidates(path).top(2)), 10)["q1"] == {"d0": 0.999999981, "d1": 0.999999973}
     assert evaluate(first_stage_run(collection, 10), qrels, ["RR@10", "nDCG@10"]).means == {"RR@10": 1.0, "nDCG@10": 1.0}
-    written = write_evaluation(tmp_path / "out", first_stage_run(collection, 10), qrels, ["RR@10"], baseline=first_stage_run(collection, 10))
+    written = write_evaluation(
+        tmp_path / "out", first_stage_run(collection, 10), qrels, ["RR@10"], baseline=first_stage_run(collection, 10)
+    )
     assert written["measures"]["RR@10"] == written["comparison"]["RR@10"]["baseline"] == 1.0
 
 

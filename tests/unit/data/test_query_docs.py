@@ -174,7 +174,8 @@ def test_pc2_16_of_a_cut_query_the_docs_first_tokens_count(tmp_path):
 
 def test_pc2_16_a_prompt_before_the_texts_is_not_compared(tmp_path):
     made = [
-        build_token_store([("1", f"{prompt} what is it")], tmp_path / prompt, tiny_tokenizer(), 16, fingerprint=prompt) for prompt in ("ab", "cd")
+        build_token_store([("1", f"{prompt} what is it")], tmp_path / prompt, tiny_tokenizer(), 16, fingerprint=prompt)
+        for prompt in ("ab", "cd")
     ]
     row = np.array([0])
     assert same_text(*made, row, row, (1, 1)).tolist() == [True] and same_text(*made, row, row).tolist() == [False]
@@ -183,7 +184,9 @@ def test_pc2_16_a_prompt_before_the_texts_is_not_compared(tmp_path):
 def test_pc2_16_in_batch_negatives_are_not_the_query_itself(tmp_path):
     queries, docs = stores(tmp_path)
     collator = Collator.of(tiny_tokenizer(), "texts", queries, docs, 64, 16, 16)
-    positives = KnownPositives.of(Collection("c", MemoryDocs(Doc(*item) for item in DOCS.items()), QUERIES, {"q1": {"p": 1}, "q2": {"n": 1}}), queries, docs)
+    positives = KnownPositives.of(
+        Collection("c", MemoryDocs(Doc(*item) for item in DOCS.items()), QUERIES, {"q1": {"p": 1}, "q2": {"n": 1}}), queries, docs
+    )
     rows = np.array([[list(DOCS).index(name) for name in group] for group in (("p", "cut"), ("n", "q1"), ("n", "twin"))])
     made = contrast(collator, np.array([0, 1, 1]), rows, np.array([[1.0, 0.0]] * 3), positives)
     assert made.mask.int().tolist() == [

@@ -6,7 +6,15 @@ import logging
 import pytest
 import torch
 from tokenizers import AddedToken
-from transformers import BertConfig, BertForSequenceClassification, BertModel, DistilBertConfig, DistilBertModel, RobertaConfig, RobertaModel
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from ranker.checkpoint import load_scorer
 from ranker.data.token_store import build_token_store

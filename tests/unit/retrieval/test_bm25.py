@@ -98,6 +98,15 @@ def test_a_corpus_without_words():
     assert BM25(MemoryDocs([Doc("a", "")])).search({"q": "cat"}, 3)["q"] == []
 
 
+def test_pc2_25_docs_of_equal_length_tie_and_empty_docs_are_found_by_nothing():
+    """One word in two docs of two words; N = 7, mean length 7 / 7 = 1 after stop words."""
+    texts = {"e1": "", "e2": "the of", "foo": "foo", "dog": "dog", "baz": "baz", "d4": "quick god", "d5": "quick fox"}
+    found = BM25(MemoryDocs(Doc(*item) for item in texts.items())).search({"a": "quick", "b": "the", "c": ""}, 10)
+    expected = math.log(1 + (7 - 2 + 0.5) / (2 + 0.5)) / (1 + 0.9 * (0.6 + 0.4 * 2))
+    assert found["a"] == ["d5", "d4"] and found.scores_of("a").tolist() == pytest.approx([expected] * 2, rel=1e-6)
+    assert len(set(found.scores_of("a").tolist())) == 1 and found["b"] == found["c"] == []
+
+
 # first stage
 
 QUERIES = {"q1": "cats", "q2": "sea birds"}

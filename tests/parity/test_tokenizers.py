@@ -1,10 +1,20 @@
-"""PC2-10: prompt and text are one string to sentence-transformers, whatever the tokenizer does at their seam."""
+"""Scores of sentence-transformers with byte-level BPE, SentencePiece and WordPiece: prompts before texts, pairs of two texts."""
 
 import numpy as np
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, RobertaConfig, RobertaModel, XLMRobertaConfig, XLMRobertaModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    RobertaModel,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
+    XLMRobertaModel,
+)
 
 from ranker.checkpoint import load_scorer
 from ranker.data.batching import Template
@@ -16,7 +26,7 @@ from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 
 pytest.importorskip("sentence_transformers")
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer
+from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -84,7 +94,9 @@ def folder(request, tmp_path):
 
 def ours(scorer, cache, query: int | None = None, doc: int | None = None) -> torch.Tensor:
     """Scores [queries, docs] by the token stores and collators of a search."""
-    collection = Collection("x", MemoryDocs(Doc(f"d{i}", text) for i, text in enumerate(DOCS)), {f"q{i}": t for i, t in enumerate(QUERIES)}, {})
+    collection = Collection(
+        "x", MemoryDocs(Doc(f"d{i}", text) for i, text in enumerate(DOCS)), {f"q{i}": t for i, t in enumerate(QUERIES)}, {}
+    )
     limits = scorer.text_limits or (query, doc)
     data = RankData(
         Splits(None, None, {}), scorer.encoder.tokenizer, "texts", scorer.encoder.max_tokens, BatchOptions(), TextLimits(*limits),
@@ -135,7 +147,9 @@ def test_pc2_10_markers_of_colbert_are_exported_with_the_same_scores(folder, mar
     if added:
         tokenizer.add_tokens([AddedToken("[Q]", normalized=False, special=True)], special_tokens=True)
         model.resize_token_embeddings(len(tokenizer))
-    scorer = ColBERT(Encoder(model, tokenizer), projection=8, query_prompt=marker, doc_prompt="passage:", query_length=16, mask_punctuation=False)
+    scorer = ColBERT(
+        Encoder(model, tokenizer), projection=8, query_prompt=marker, doc_prompt="passage:", query_length=16, mask_punctuation=False
+    )
     query, doc = scorer.layouts()
     scorer.save(path / "ours", 40 + doc.num_added, 20 + query.num_added)
     mine = ours(scorer, path / "cache", 20, 40)
@@ -175,3 +189,37 @@ def test_pc2_10_a_prompt_that_no_layout_can_follow_is_reported(caplog):
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     layout.with_prompt(tokenizer, Template.of(tokenizer, 1), "<s>")
     assert "prompt '<s>': the tokenizer treats texts after it in another way than by themselves" in caplog.text
+
+
+@pytest.mark.parametrize(("family", "classifier"), [
+    ("byte_level", RobertaForSequenceClassification), ("metaspace", XLMRobertaForSequenceClassification)
+])  # fmt: skip
+def test_pc2_22_pairs_of_roberta_and_xlm_r(tmp_path, family, classifier):
+    encoder, tokenizer = parts(family)
+    config = encoder.config
+    config.num_labels = 1
+    torch.manual_seed(1)
+    classifier(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    scorer = load_scorer(tmp_path).eval()
+    collection = Collection(
+        "x", MemoryDocs(Doc(f"d{i}", text) for i, text in enumerate(DOCS)), {f"q{i}": t for i, t in enumerate(QUERIES)}, {}
+    )
+    data = RankData(
+        Splits(None, None, {}), scorer.encoder.tokenizer, "pairs", scorer.encoder.max_tokens, BatchOptions(), TextLimits(60, 60, 60),
+        cache_dir=tmp_path / "cache",
+    )  # fmt: skip
+    rows = np.arange(len(QUERIES))
+    grid = np.tile(np.arange(len(DOCS)), (len(QUERIES), 1))
+    batch = data.collator(collection).collate(rows, grid, np.zeros(grid.shape), rows, 1.0)
+    # two separators between the texts, no other start, and one segment
+    row = batch.pairs.tokens[: int(batch.pairs.cu_seqlens[1])].tolist()
+    assert row == tokenizer(QUERIES[0], DOCS[0])["input_ids"] and row.count(0) == 1 and row.count(2) == 3
+    with torch.no_grad():
+        mine = scorer(batch)
+    theirs = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity())
+    pairs = [(query, doc) for query in QUERIES for doc in DOCS]
+    expected = torch.from_numpy(theirs.predict(pairs)).view(mine.shape)
+    short = torch.tensor([len(tokenizer(*pair)["input_ids"]) <= 60 for pair in pairs]).view(mine.shape)
+    assert short.sum() > 20
+    torch.testing.assert_close(mine[short], expected[short], rtol=0, atol=1e-5)
