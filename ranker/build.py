@@ -30,13 +30,14 @@ from ranker.checkpoint import load_scorer
 from ranker.config import constructor_keys
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.query_docs import apply_mode, warn_of_query_docs
 from ranker.data.task_steps import TaskData
 from ranker.entry import is_first_process
 from ranker.errors import ConfigError, RankerError
 from ranker.files import write_sums
 from ranker.layers.execution import Execution
 from ranker.models.multitask import Multitask, make_task
-from ranker.retrieval.bm25 import with_candidates
+from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.training import dashboards, loggers
 from ranker.training.checkpoint_files import WholeFiles
 from ranker.training.contrastive_module import ContrastiveModule
@@ -90,7 +91,8 @@ def _advertising(record: logging.LogRecord) -> bool:
 
 def load_source(node: Any) -> Splits:
     """Load the collections that a `data` node names."""
-    return instantiate(constructor_keys("data", node)).load()
+    splits = instantiate(constructor_keys("data", node)).load()
+    return apply_mode(splits, node.get("drop_query_docs", "auto"))
 
 
 def load_splits(cfg: DictConfig) -> Splits:
@@ -98,11 +100,14 @@ def load_splits(cfg: DictConfig) -> Splits:
     loaded = load_source(cfg.data)
     if loaded.train is None:
         raise ConfigError("data: expected a training set, got a source without one; use evaluate.py, or name training data")
-    splits = with_candidates(loaded, max(cfg.depth, cfg.batch.depth), Path(cfg.cache_dir))
+    splits = with_candidates(loaded, max(cfg.depth, cfg.batch.depth), Path(cfg.cache_dir), FirstStage.of(cfg.data))
+    for part in (splits.train, splits.val, *splits.tests.values()):
+        if part is not None:
+            warn_of_query_docs(part, part.candidates)
     print_notice(splits)
     if splits.val is not None and cfg.val_depth is not None and splits.val.candidates is not None:
         candidates = splits.val.candidates
-        splits = replace(splits, val=replace(splits.val, candidates=type(candidates).from_run(candidates.to_run(cfg.val_depth))))
+        splits = replace(splits, val=replace(splits.val, candidates=candidates.top(cfg.val_depth)))
     return splits
 
 

@@ -37,7 +37,7 @@ TRUSTED = {
 PARTS = "torch.nn."  # may be named within any group
 # keys that the program reads out of a node itself, so that every source, encoder ... need not take them
 OWN_KEYS = {
-    "data": ("negatives", "teacher", "random_negatives", "suggested_pair_tokens"), "encoder": ("suggested_lr",),
+    "data": ("negatives", "teacher", "random_negatives", "suggested_pair_tokens", "drop_query_docs", "first_stage"), "encoder": ("suggested_lr",),
     "model": ("auto", "labels", "sampling", "weighting"),
 }  # fmt: skip
 # types of the plain ones among them, and of the keys that say how a `_target_` is built
@@ -75,6 +75,7 @@ def check(cfg: DictConfig) -> None:
         *value_checks.text_faults(cfg),
         *value_checks.faults_of(cfg),
         *_numbers(cfg),
+        *_data(cfg),
         *_measures(cfg),
         *_evaluation(cfg),
         *_logger(cfg),
@@ -284,6 +285,29 @@ def _numbers(cfg: DictConfig) -> list[str]:
 def _needs_negatives(loss: str) -> bool:
     """Whether a loss learns nothing from relevant docs alone: so unless its class says `needs_negatives = False`."""
     return not is_trusted(loss, "loss") or attribute_of(loss, "needs_negatives", default=True) is not False
+
+
+def _data(cfg: DictConfig) -> list[str]:
+    """Keys that go with every source."""
+    data = cfg.get("data") if "data" in cfg and not OmegaConf.is_missing(cfg, "data") else None
+    if not isinstance(data, DictConfig):
+        return []
+    faults = []
+    drop = data.get("drop_query_docs", "auto")
+    if drop not in ("auto", True, False):
+        faults.append(f"data.drop_query_docs: expected auto, true or false; got {drop!r}")
+    options = data.get("first_stage")
+    if options is None:
+        return faults
+    if not isinstance(options, DictConfig):
+        return [*faults, f"data.first_stage: expected options of conf/model/bm25.yaml, as {{stemmer: german}}, or null; got {options!r}"]
+    known = {key: value for key, value in (parameters_of("ranker.retrieval.bm25.BM25") or {}).items() if key not in ("docs", "threads")}
+    for key in map(str, options):
+        if key not in known:
+            faults.append(f"data.first_stage.{key}: unknown key{suggestion(key, list(known))}")
+        elif (fault := known[key].fault(options[key])) is not None:
+            faults.append(f"data.first_stage.{key}: {fault}")
+    return faults
 
 
 def _measures(cfg: DictConfig) -> list[str]:

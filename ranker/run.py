@@ -40,11 +40,13 @@ from ranker.checkpoint import load_checkpoint, load_scorer, read_description, sa
 from ranker.config import constructor_keys
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
+from ranker.data.pair_cuts import warn_of_other_cuts
+from ranker.data.query_docs import allowed_run, warn_of_query_docs, with_allowed
 from ranker.data.splits import check_candidates
 from ranker.data.trec import read_candidates, read_qrels, read_run, write_run
 from ranker.errors import ConfigError
 from ranker.rehearsal import check_length, refused_in_fit, rehearse_fabric, rehearse_trainer, rehearse_training
-from ranker.retrieval.bm25 import with_candidates
+from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.retrieval.encode import Device
 from ranker.retrieval.engines import (
     EncodeOptions,
@@ -112,6 +114,8 @@ def train(cfg: DictConfig) -> float | None:
         load_checkpoint(module, Path(best.best_model_path))
     if trainer.is_global_zero:
         save_model(folder / "model", scorer, cfg)  # before the test, so that nothing that goes wrong there loses it
+        if scorer.reads == "pairs":
+            warn_of_other_cuts(data.train_steps())
     pruned = any(getattr(callback, "pruned", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     if not pruned:  # what a sweep has given up is not worth a test
         trainer.test(module, datamodule=data, verbose=False)
@@ -188,10 +192,12 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
     depth = cfg.depth or trained.get("depth", 100)
     if cfg.candidates is not None:
         given = read_candidates(Path(cfg.candidates))
-        chosen = {name: replace(collection, candidates=given) for name, collection in chosen.items()}
+        chosen = {name: with_allowed(collection, given) for name, collection in chosen.items()}
         for collection in chosen.values():
             check_candidates(collection, cfg.candidates)
-    splits = with_candidates(Splits(None, None, chosen), depth, Path(cfg.cache_dir))
+    splits = with_candidates(Splits(None, None, chosen), depth, Path(cfg.cache_dir), FirstStage.of(source))
+    for part in splits.tests.values():
+        warn_of_query_docs(part, part.candidates)
     if cfg.add_positives:  # labelled in the output: such measures say nothing about a first stage
         splits = replace(splits, tests={f"{name}+positives": add_positives(part, depth) for name, part in splits.tests.items()})
     print_notice(splits)
@@ -226,11 +232,12 @@ def search(cfg: DictConfig) -> None:
     if cfg.model is None:
         rehearse_fabric(cfg)
         instantiate(cfg.index)  # and drop it: what it refuses shows before the docs are encoded
-    loaded = load_source(cfg.data if cfg.data is not None else trained.data)
+    source = cfg.data if cfg.data is not None else trained.data
+    loaded = load_source(source)
     sets = chosen_sets(loaded, cfg.split) if cfg.split is not None else {}
     mined = mined_set(loaded, cfg.mine)
     if cfg.baseline == "bm25" and cfg.model is None:
-        sets = with_candidates(Splits(None, None, sets), cfg.depth, Path(cfg.cache_dir)).tests
+        sets = with_candidates(Splits(None, None, sets), cfg.depth, Path(cfg.cache_dir), FirstStage.of(source)).tests
     folder = open_run(cfg)
     print_notice(loaded)
     everything = {**{f"{name} (mined)": part for name, part in mined.items()}, **sets}
@@ -242,7 +249,8 @@ def search(cfg: DictConfig) -> None:
         return
     report = {}
     for name, collection in sets.items():
-        compared = baseline or (evaluation.first_stage_run(collection, cfg.depth) if cfg.baseline else None)
+        given = baseline and allowed_run(collection, baseline)
+        compared = given or (evaluation.first_stage_run(collection, cfg.depth) if cfg.baseline else None)
         found, report[name] = search_set(engines[name], collection, cfg.depth, cfg.latency_queries)
         written = evaluation.write_evaluation(
             folder / "evaluation" / name, found, collection.qrels, list(cfg.measures), collection.relevance, compared, cfg.name
@@ -313,7 +321,8 @@ def _writer(folder: Path, splits: Splits, cfg: DictConfig, depth: int | None = N
 
     def write(name: str, run: Run) -> dict[str, float]:
         collection = splits.tests[name]
-        compared = baseline or evaluation.first_stage_run(collection, depth or cfg.depth)
+        given = baseline and allowed_run(collection, baseline)
+        compared = given or evaluation.first_stage_run(collection, depth or cfg.depth)
         where = folder / "evaluation" / name
         means = evaluation.write_evaluation(
             where, run, collection.qrels, list(cfg.measures), collection.relevance, compared, tag=cfg.name

@@ -232,7 +232,7 @@ def scoreddocs_of(dataset: Any, dataset_id: str, wanted: Mapping[str, str]) -> C
     Docs are numbers until the end: MS MARCO's training set has 478 million candidates.
     """
     numbers: dict[str, int] = {}
-    found = {query_id: (array("i"), array("f")) for query_id in wanted}
+    found = {query_id: (array("i"), array("d")) for query_id in wanted}  # doubles: rounded scores may tie
     for scored in dataset.scoreddocs_iter():
         if scored.query_id in found:
             docs, scores = found[scored.query_id]
@@ -245,7 +245,7 @@ def scoreddocs_of(dataset: Any, dataset_id: str, wanted: Mapping[str, str]) -> C
     id_places[np.argsort(doc_ids, kind="stable")] = np.arange(len(doc_ids), dtype=np.int32)
     ranked_docs, ranked_scores, unscored = [], [], True
     for query_docs, query_scores in found.values():
-        rows, scores_of = np.array(query_docs, dtype=np.int32), np.array(query_scores, dtype=np.float32)
+        rows, scores_of = np.array(query_docs, dtype=np.int32), np.array(query_scores, dtype=np.float64)
         once = np.unique(rows, return_index=True)[1]
         order = once[np.lexsort((id_places[rows[once]], scores_of[once]))[::-1]]
         ranked_docs.append(rows[order])
@@ -262,5 +262,5 @@ def scoreddocs_of(dataset: Any, dataset_id: str, wanted: Mapping[str, str]) -> C
         list(found),
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         doc_ids[np.concatenate(ranked_docs)] if ranked_docs else doc_ids,
-        np.concatenate(ranked_scores) if ranked_scores else np.empty(0, dtype=np.float32),
+        np.concatenate(ranked_scores) if ranked_scores else np.empty(0, dtype=np.float64),
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 from ranker.data.collection import Collection, Splits
 from ranker.data.irds import DocPairs, IrDatasetsDocs, alone, load_dataset, qrels_of, readable, scoreddocs_of
 from ranker.data.parsing import check_id
+from ranker.data.query_docs import queries_are_docs
 from ranker.data.splits import check_candidates, check_disjoint, check_judged_docs, cut_validation, hash_order, take_queries
 from ranker.data.trec import read_candidates
 from ranker.errors import ConfigError, DataError
@@ -195,7 +196,7 @@ class SplitReader:
         if lacking:
             log.warning("ir_datasets %s: %d judged queries have no text, as %r, and are left out", dataset_id, len(lacking), lacking[0])
         qrels = {query_id: judged for query_id, judged in qrels.items() if query_id in queries}
-        return Collection(name, docs, queries, qrels, relevance=self._relevance(dataset_id))
+        return Collection(name, docs, queries, qrels, relevance=self._relevance(dataset_id), drop_query_docs=queries_are_docs(dataset_id))
 
     def _docs_of(self, dataset_id: str) -> IrDatasetsDocs:
         import ir_datasets
