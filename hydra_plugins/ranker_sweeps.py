@@ -6,14 +6,14 @@ Hydra takes sweepers and launchers from the package `hydra_plugins` alone, and i
 from __future__ import annotations
 
 import logging
-import os
-import socket
+import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from filelock import FileLock
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -27,7 +27,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ranker import run_folder
 from ranker.errors import ConfigError
-from ranker.sweep import close, job_folders, read_job
+from ranker.files import write_whole
+from ranker.sweep import close, is_held, job_folders, read_job, read_jobs
 
 
 def quoted(text: str) -> str:
@@ -71,14 +72,15 @@ class SweepFolder(Callback):
         print(f"sweep: {number} {'job' if number == '1' else 'jobs'} under {folder}", file=sys.stderr, flush=True)  # noqa: T201
         if not config.hydra.launcher._target_.endswith(".DryRun"):
             folder.mkdir(parents=True, exist_ok=True)
-            OmegaConf.save(config, folder / "multirun.yaml")
+            with write_whole(folder / "multirun.yaml") as file:
+                file.write(OmegaConf.to_yaml(config))
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Leave `summary.csv` and the picture; exit with 1 if a job failed."""
+        """Leave `summary.csv` and the picture; exit with 1 if a job failed, in a search if too few trials have finished."""
         if config.hydra.launcher._target_.endswith(".DryRun"):
             return
         direction = str(config.hydra.sweeper.get("direction", "maximize"))
-        if not close(Path(config.hydra.sweep.dir), maximize=direction == "maximize"):
+        if not close(Path(config.hydra.sweep.dir), direction == "maximize", config.hydra.sweeper.get("n_trials")):
             raise SystemExit(1)
 
 
@@ -92,7 +94,8 @@ def _is_search(folder: Path) -> bool:
 
 def _check_unused(folder: Path) -> None:
     try:
-        run_folder.check_unused("hydra.sweep.dir", folder)
+        killed = [path.name for path in folder.glob(".*.multirun.yaml.partial")]  # by a start that did not get further
+        run_folder.check_unused("hydra.sweep.dir", folder, killed)
     except ConfigError as error:
         _fail(str(error))
 
@@ -194,14 +197,38 @@ class OptunaSweeper(Sweeper):
         if not space:
             raise ConfigError("hydra.sweeper.params: expected keys to search, as 'optim.lr=tag(log, interval(1e-5, 1e-3))', got none")
         assert self.launcher is not None
+        assert self.config is not None
         if isinstance(self.launcher, DryRun):  # what trials set is drawn as they come: show one
             lowest = [f"{key}={drawn.low if hasattr(drawn, 'low') else drawn.choices[0]}" for key, drawn in space.items()]
             self.launcher.launch([[*fixed, *lowest]], 0)
             return
-        study = optuna.create_study(
-            storage=self.storage, sampler=self.sampler, study_name=self.study_name, direction=self.direction, load_if_exists=True
-        )
-        _abandon_dead_trials(study)
+        folder = Path(self.config.hydra.sweep.dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = folder / f".sweeper-{secrets.token_hex(4)}.lock"
+        with FileLock(self._lock):
+            self._search(self._study(folder), space, fixed)
+        self._lock.unlink(missing_ok=True)
+
+    def _study(self, folder: Path) -> Any:
+        """The study, without trials that a killed sweep left running."""
+        import optuna
+
+        try:
+            study = optuna.create_study(
+                storage=self.storage, sampler=self.sampler, study_name=self.study_name, direction=self.direction, load_if_exists=True
+            )
+            if not study.trials and any(job_folders(folder)):
+                raise ValueError(f"no trials, though {folder} holds jobs")
+            settle_dead_trials(study, folder, self._lock)
+        except Exception as error:  # Optuna's, SQLAlchemy's and the database's
+            reason = " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"hydra.sweeper.storage: expected Optuna's study in {self.storage}, got one that can't be read ({reason}); restore it, or "
+                "search anew in another hydra.sweep.dir"
+            ) from error
+        return study
+
+    def _search(self, study: Any, space: dict[str, Any], fixed: list[str]) -> None:
         if study.trials:
             print(f"sweep: goes on after {_finished(study)} finished trials", file=sys.stderr, flush=True)  # noqa: T201
             self.sampler.reseed_rng()  # the same seed would draw the first trials again
@@ -217,7 +244,7 @@ class OptunaSweeper(Sweeper):
 
         jobs = []
         for trial in trials:
-            trial.set_user_attr("process", [socket.gethostname(), os.getpid()])
+            trial.set_user_attr("sweeper", self._lock.name)
             jobs.append([*fixed, *(f"{key}={value}" for key, value in trial.params.items()), *self._prune(trial.number)])
         assert self.launcher is not None
         try:
@@ -278,19 +305,30 @@ def _finished(study: Any) -> int:
     return sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.trials)
 
 
-def _abandon_dead_trials(study: Any) -> None:
-    """Trials that a killed sweep left running count as failed; those of a living process, or of another machine, are left alone."""
+def settle_dead_trials(study: Any, folder: Path, own: Path) -> None:
+    """Tell the study how the trials ended that a killed sweep left running.
+
+    A trial whose job has finished has its result; one whose job still runs, or whose sweep does, is left alone; others have failed.
+
+    Args:
+        study: Optuna's study.
+        folder: The sweep's folder, where each sweep holds a lock while it runs.
+        own: This sweep's lock.
+    """
     from optuna.trial import TrialState
 
-    for trial in study.get_trials(states=(TrialState.RUNNING,)):
-        host, process = trial.user_attrs.get("process", (socket.gethostname(), 0))
-        if host == socket.gethostname() and not _is_alive(process):
-            study.tell(trial.number, state=TrialState.FAIL)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (OSError, OverflowError):
-        return False
-    return process > 0
+    others = {lock: is_held(lock) for lock in folder.glob(".sweeper-*.lock") if lock != own}
+    alive = {lock.name for lock, held in others.items() if held}
+    for lock in others:
+        if lock.name not in alive:
+            lock.unlink(missing_ok=True)
+    rows = {row["job"]: row for row in read_jobs(folder)}
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        sweeper, row = trial.user_attrs.get("sweeper"), rows.get(trial.number, {"status": "killed"})
+        if sweeper in alive or (sweeper is None and alive) or row["status"] == "running":
+            continue
+        if row["status"] == "ok" and row["objective"] is not None:
+            study.tell(trial.number, row["objective"], skip_if_finished=True)
+        else:
+            state = TrialState.PRUNED if row["status"] == "pruned" else TrialState.FAIL
+            study.tell(trial.number, state=state, skip_if_finished=True)

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import importlib
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from ranker.config import constructor_keys
 from ranker.errors import CheckpointError, RankerError
+from ranker.files import verify_folder, write_folder
 from ranker.layers.execution import Execution
 from ranker.model_folder import read_object
 from ranker.stored import load_stored
+from ranker.training.checkpoint_files import read_checkpoint
 
 # what a model folder says of its own: how the texts were cut and what the scorer is
 DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
@@ -36,25 +35,20 @@ def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"{folder}: expected a new or an empty folder to write the model to, got one that is in use; name another")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
-    partial.chmod(0o777 & ~_umask())
+    with write_folder(folder) as partial:
+        _write_model(partial, scorer, cfg)
+
+
+def _write_model(partial: Path, scorer: Any, cfg: DictConfig) -> None:
     positions = scorer.encoder.max_tokens
     if scorer.reads == "texts":
         query, doc = scorer.layouts()
-        longest_query = min(positions, cfg.max_query_tokens + query.num_special)
-        scorer.save(partial, max_tokens=min(positions, cfg.max_doc_tokens + doc.num_special), max_query_tokens=longest_query)
+        longest_query = min(positions, cfg.max_query_tokens + query.num_added)
+        scorer.save(partial, max_tokens=min(positions, cfg.max_doc_tokens + doc.num_added), max_query_tokens=longest_query)
     else:
         scorer.save(partial, max_tokens=min(positions, cfg.max_pair_tokens or positions))
     described = OmegaConf.create({key: cfg[key] for key in DESCRIBED})
     (partial / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
-    partial.replace(folder)
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -97,6 +91,7 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
         )
         _load_state(scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer.")
         return scorer
+    verify_folder(model, error=CheckpointError)
     target = (description.get("model") or {}).get("_target_") or _target_of(model)
     return _load(model, target, execution or Execution.of(description.get("encoder") or {}))
 
@@ -133,11 +128,9 @@ def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
     if not path.is_file():
         raise CheckpointError(f"checkpoint: expected {path}, got no such file; the run may have stopped before its first checkpoint")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
-    except Exception as error:
-        raise CheckpointError(
-            f"{path}: expected a whole training checkpoint, got one that can't be read ({' '.join(str(error).split())})"
-        ) from error
+        state = read_checkpoint(path)["state_dict"]
+    except KeyError as error:
+        raise CheckpointError(f"{path}: expected a training checkpoint with weights, got one without {error}") from error
     own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     expected = module.state_dict()
     for key in sorted(set(own) | set(expected)):

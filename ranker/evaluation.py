@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ranker.data.trec import atomic_write, write_run
+from ranker.data.trec import write_run
+from ranker.files import write_whole
 from ranker.metrics import Evaluation, evaluate
-from ranker.ranking import separate_ties
+from ranker.ranking import require_finite, separate_ties
 from ranker.significance import holm, randomisation_test, t_test, wins_losses_ties
 
 if TYPE_CHECKING:
@@ -56,9 +57,13 @@ def write_evaluation(
 
     Returns:
         The content of `metrics.json`: measures, num_queries, warnings, and with a baseline the comparison.
+
+    Raises:
+        DataError: A score of the run or of the baseline is not finite.
     """
     folder = Path(folder)
     run = separate_ties(run)
+    require_finite(baseline or {})
     evaluation, reference = _UNJUDGED, None
     if any(collection_qrels.values()):
         evaluation = evaluate(run, collection_qrels, measures, relevance)
@@ -74,13 +79,13 @@ def write_evaluation(
     write_run(folder / "run.trec", run, tag)
     with suppress(OSError):  # an older one would speak of another run until the new one is there
         (folder / "metrics.json").unlink()
-    with atomic_write(folder / "per_query.jsonl") as file:
+    with write_whole(folder / "per_query.jsonl") as file:
         for query_id, values in evaluation.per_query.items():
             row: dict[str, Any] = {"query_id": query_id, "measures": values}
             if reference is not None:
                 row["baseline"] = reference.per_query[query_id]
             file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-    with atomic_write(folder / "metrics.json") as file:
+    with write_whole(folder / "metrics.json") as file:
         json.dump(metrics, file, ensure_ascii=False, allow_nan=False, indent=2)
         file.write("\n")
     return metrics

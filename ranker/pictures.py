@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ranker.files import write_whole
 from ranker.ranking import rank_docs
 
 if TYPE_CHECKING:
@@ -36,10 +37,8 @@ STYLE: dict[Any, Any] = {
 def save(figure: Figure, folder: Path, name: str) -> Path:
     """Write `pictures/NAME.png`; slashes in a set's name become underscores."""
     path = folder / "pictures" / f"{name.replace('/', '_')}.png"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    figure.savefig(partial, dpi=200, bbox_inches="tight", format="png")
-    partial.replace(path)
+    with write_whole(path, binary=True) as file:
+        figure.savefig(file, dpi=200, bbox_inches="tight", format="png")
     return path
 
 

@@ -7,8 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ranker.errors import DataError
+
 if TYPE_CHECKING:
     from ranker.types import Run
+
+LARGEST = float(np.finfo(np.float32).max)
 
 
 def rank_docs(docs: Mapping[str, float]) -> list[str]:
@@ -28,18 +32,44 @@ def separate_ties(run: Run) -> Run:
     Tools that hold scores in float32 (trec_eval up to 9, pytrec_eval) tie more than the file does; those are separated too. All other
     scores stay as they are.
 
+    Raises:
+        DataError: A score that is not finite or that float32 cannot hold, or ties at the least float32, below which there is none.
+
     >>> separate_ties({"q1": {"d10": 0.5, "d9": 0.5, "d1": 0.7}})
     {'q1': {'d1': 0.7, 'd9': 0.5, 'd10': 0.4999999701976776}}
     """
-    return {query_id: docs if is_strict(scores_of(docs)) else _separated(docs) for query_id, docs in run.items()}
+    require_finite(run)
+    return {query_id: docs if is_strict(scores_of(docs)) else _separated(query_id, docs) for query_id, docs in run.items()}
 
 
-def _separated(docs: Mapping[str, float]) -> dict[str, float]:
+def require_finite(run: Run) -> None:
+    """Refuse scores that are NaN, infinite, or infinite in float32, which outside tools hold them in.
+
+    Raises:
+        DataError: With the number of such scores and the first query and doc.
+    """
+    bad = {query_id: ~(np.abs(scores_of(docs)) <= LARGEST) for query_id, docs in run.items()}
+    count = sum(int(wrong.sum()) for wrong in bad.values())
+    if count:
+        query_id = next(query_id for query_id, wrong in bad.items() if wrong.any())
+        doc_id = list(run[query_id])[int(np.argmax(bad[query_id]))]
+        raise DataError(
+            f"run: expected finite scores within float32, got {count} of {sum(map(len, run.values()))} that are not, the first "
+            f"{float(run[query_id][doc_id])} for query {query_id!r} and doc {doc_id!r}; check the model's weights and its precision"
+        )
+
+
+def _separated(query_id: str, docs: Mapping[str, float]) -> dict[str, float]:
     separate: dict[str, float] = {}
     above = np.float32(np.inf)
     for doc_id in rank_docs(docs):
         score = float(docs[doc_id])
         if not np.float32(score) < above:
+            if above <= -LARGEST:
+                raise DataError(
+                    f"run: expected scores above {-LARGEST} where docs tie, got such a tie for query {query_id!r} and doc {doc_id!r}; "
+                    "rescale the scores"
+                )
             score = float(np.nextafter(above, np.float32(-np.inf)))
         separate[doc_id] = score
         above = np.float32(score)

@@ -10,7 +10,7 @@ from pathlib import Path
 from ranker.errors import ConfigError
 
 # what every run writes before there is any result
-WRITTEN = ("config.yaml", "environment.json", "train.log")
+WRITTEN = ("config.yaml", "checksums.json", "environment.json", "train.log")
 SHOWN = 3  # entries of a folder that an error names
 
 _new: set[Path] = set()  # folders that were not there before this process

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ranker.config import GROUPS, target_faults, unknown_keys, untrusted
 from ranker.errors import ConfigError
+from ranker.files import verify_folder
 from ranker.roots import root_of
 from ranker.writing import WRITING, leads_out, parts_of, writing_faults
 
@@ -29,7 +30,8 @@ def load_stored(path: Path) -> Any:
 
     Raises:
         ConfigError: The file is not plain YAML of a sensible size; or it has an unknown key, a value of another type, a `_target_` that its
-            group may not name, an interpolation (it would be resolved after the check), or a path that leads out of a run's folder.
+            group may not name, an interpolation (it would be resolved after the check), or a path that leads out of a run's folder; or it is
+            damaged, or was changed and not accepted (ranker/files.py).
     """
     cfg = _read(path)
     faults = stored_faults(cfg)
@@ -37,6 +39,7 @@ def load_stored(path: Path) -> Any:
         raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
     if OmegaConf.select(cfg, "encoder.trust_remote_code"):
         cfg.encoder.trust_remote_code = False
+    verify_folder(path.parent, path.name, ConfigError)
     return cfg
 
 

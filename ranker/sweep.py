@@ -1,6 +1,7 @@
 """A sweep's jobs: what each leaves in its folder, the table and the picture of all of them. Knows no Hydra and no torch.
 
-A job leaves `job.json`, as soon as it starts. `summary.csv` in the sweep's folder is made from these files: after each job, so that it is
+A job leaves `job.json`, as soon as it starts, and holds a lock beside it while it runs: one that calls itself running without the lock
+was killed. `summary.csv` in the sweep's folder is made from these files: after each job, so that it is
 there whatever happens to the process that started the sweep, and at the end.
 """
 
@@ -17,15 +18,20 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ranker.errors import ConfigError, Preempted, RankerError
+from filelock import FileLock, Timeout
+
+from ranker.errors import ConfigError, DataError, Preempted, RankerError
+from ranker.files import write_whole
 from ranker.run_folder import check_unused
 
 log = logging.getLogger(__name__)
 
-JOB_FILE, SUMMARY = "job.json", "summary.csv"
+JOB_FILE, LOCK_FILE, SUMMARY = "job.json", ".job.lock", "summary.csv"
+KILLED = "its process was killed"
 JOB_FOLDER = "RANKER_JOB_FOLDER"  # environment variable: the folder that a job in a process of its own has been given
 Row = dict[str, Any]
 
@@ -53,6 +59,8 @@ def run_job(sweep: Path, folder: Path, number: int, overrides: Sequence[str], ru
     own = [override for override in overrides if not override.startswith("++callbacks.prune=")]
     record: Row = {"job": number, "overrides": own, "status": "running", "objective": None, "seconds": None, "error": None}
     _claim(folder, record)
+    lock = FileLock(folder / LOCK_FILE)
+    lock.acquire()
     log.info("job %d: %s", number, " ".join(own))
     started = time.perf_counter()
     try:
@@ -69,6 +77,7 @@ def run_job(sweep: Path, folder: Path, number: int, overrides: Sequence[str], ru
     finally:
         record["seconds"] = time.perf_counter() - started
         _write(folder / JOB_FILE, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        lock.release()
         write_summary(sweep)
     return record["objective"]
 
@@ -101,10 +110,8 @@ def _log_failure(folder: Path, text: str) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    with write_whole(path) as file:
+        file.write(text)
 
 
 def run_apart(script: Path, folder: Path, config: str) -> float | None:
@@ -149,7 +156,21 @@ def run_apart(script: Path, folder: Path, config: str) -> float | None:
 
 def _result(folder: Path) -> Row:
     path = folder / "result.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: expected a job's result, got a file that can't be read ({error}); run the job again") from error
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a living process holds a lock file; the system frees the locks of one that is killed, on whatever machine."""
+    if not lock.is_file():
+        return False
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except (Timeout, OSError, NotImplementedError):  # where it can't be known, nothing is called dead
+        return True
 
 
 # the table --------------------------------------------------------------------------------------------------------------------------
@@ -166,12 +187,13 @@ def job_folders(sweep: Path) -> Iterator[Path]:
 
 
 def read_job(folder: Path) -> Row:
-    """What a job has left in its folder."""
-    try:
-        return json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not there, or being written at this moment
-        pass
-    return {"job": None, "overrides": [], "status": "running", "objective": None, "seconds": None, "error": None}
+    """What a job has left in its folder; its status is `killed` where it says `running` and no process holds its lock."""
+    row: Row = {"job": None, "overrides": [], "status": "running", "objective": None, "seconds": None, "error": None}
+    with suppress(OSError, ValueError, TypeError):  # killed before it wrote the file, or damaged
+        row |= json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+    if row["status"] == "running" and not is_held(folder / LOCK_FILE):
+        row |= {"status": "killed", "error": KILLED}
+    return row
 
 
 def read_jobs(sweep: Path) -> list[Row]:
@@ -182,8 +204,11 @@ def read_jobs(sweep: Path) -> list[Row]:
         measures: dict[str, float] = {}
         for file in sorted((folder / "evaluation").rglob("metrics.json")):
             name = file.parent.relative_to(folder / "evaluation").as_posix()
-            means = json.loads(file.read_text(encoding="utf-8"))["measures"]
-            measures |= {f"{name}/{measure}": value for measure, value in means.items()}
+            try:
+                means = json.loads(file.read_text(encoding="utf-8"))["measures"]
+                measures |= {f"{name}/{measure}": float(value) for measure, value in means.items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                log.warning("%s: expected an evaluation's measures, got a file that can't be read (%s); left out of the table", file, error)
         rows.append(row | {"folder": folder.relative_to(sweep).as_posix(), "measures": measures})
     return sorted(rows, key=lambda row: (row["job"] is None, row["job"], row["folder"]))
 
@@ -218,12 +243,13 @@ def write_summary(sweep: Path) -> list[Row]:
     return rows
 
 
-def close(sweep: Path, maximize: bool = True) -> bool:
+def close(sweep: Path, maximize: bool = True, enough: int | None = None) -> bool:
     """Write table and picture, print the table, name the jobs that failed; returns whether all went well.
 
     Args:
         sweep: The sweep's folder.
         maximize: Whether a higher objective is better.
+        enough: All went well where so many jobs have finished or were pruned, since the others were made up for; None: where all did.
     """
     rows = write_summary(sweep)
     print_table(rows, maximize)
@@ -233,10 +259,13 @@ def close(sweep: Path, maximize: bool = True) -> bool:
 
         save(draw_sweep(rows, swept(rows), maximize), sweep, "sweep")
     bad = [row for row in rows if row["status"] not in ("ok", "pruned")]
+    finished = sum(row["status"] == "pruned" or (row["status"] == "ok" and row["objective"] is not None) for row in rows)
+    well = not bad if enough is None else finished >= enough
     for row in bad:
-        what = (row["error"] or "its process ended without a word").split("\n")[0]
-        print(f"error: job {row['job']} {row['status']}: {what}; see {sweep / row['folder']}", file=sys.stderr)  # noqa: T201
-    return not bad
+        what = (row["error"] or KILLED).split("\n")[0]
+        level = "error" if not well else "warning"
+        print(f"{level}: job {row['job']} {row['status']}: {what}; see {sweep / row['folder']}", file=sys.stderr)  # noqa: T201
+    return well
 
 
 def best(rows: Sequence[Mapping[str, Any]], maximize: bool = True) -> Mapping[str, Any] | None:

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 __all__ = ["best_so_far", "draw_sweep", "places", "save"]
 
-MARKS = {"ok": ("o", BLUE, "finished"), "pruned": ("v", GREY, "pruned"), "failed": ("x", ORANGE, "failed")}
+MARKS = {
+    "ok": ("o", BLUE, "finished"),
+    "pruned": ("v", GREY, "pruned"),
+    "failed": ("x", ORANGE, "failed"),
+    "killed": ("+", ORANGE, "killed"),
+}
 
 
 def best_so_far(rows: Sequence[Mapping[str, Any]], maximize: bool = True) -> list[tuple[int, float]]:

@@ -11,7 +11,6 @@ import json
 import logging
 import re
 import shutil
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from filelock import FileLock, Timeout
 
+from ranker import files
 from ranker.data.token_writer import FORMAT, map_array, tokenizer_fingerprint, write_store
 from ranker.errors import DataError
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-READ_BYTES = 1 << 20
+DTYPES = ("<u2", "<i4")
+FILES = ("tokens.bin", "offsets.bin", "ids.bin", "order.bin")
 STORE_NAME = re.compile(r"[a-zA-Z0-9_-]+-[0-9a-f]{20}")  # of a cached store's folder
 
 
@@ -63,8 +64,13 @@ class TokenStore:
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
             if meta["format"] != FORMAT:
                 raise _damaged(folder, f"a token store of format {FORMAT}", repr(meta["format"]))
+            if meta["dtype"] not in DTYPES or meta["files"].keys() != set(FILES):
+                raise _damaged(folder, f"a token store's meta.json, dtype {' or '.join(DTYPES)}", f"{meta['dtype']!r}")
+            if verify:
+                files.verify(folder, meta["files"])
             for name, expected in meta["files"].items():
-                _check_file(folder / name, expected["bytes"], expected["crc32"] if verify else None)
+                if (folder / name).stat().st_size != expected["bytes"]:
+                    raise _damaged(folder / name, f"{expected['bytes']} bytes", str((folder / name).stat().st_size))
             store = cls(folder, meta)
             counts = {len(store), len(store._ids), len(store._order), meta["num_texts"]}
             fits = len(counts) == 1 and store.offsets[0] == 0 and store.offsets[-1] == len(store.tokens) == meta["num_tokens"]
@@ -100,6 +106,19 @@ class TokenStore:
         Raises:
             DataError: An id is not in the store; the message names the first such id.
         """
+        rows, ids = self._found(ids)
+        if (rows < 0).any():
+            unknown = ids[int(np.argmax(rows < 0))].decode(errors="replace")
+            raise DataError(
+                f"{self.folder.name}: expected ids of the store's {len(self)} texts, got {unknown!r}; take ids and texts from one collection"
+            )
+        return rows
+
+    def find(self, ids: Iterable[str] | np.ndarray) -> np.ndarray:
+        """The rows of text ids, int64 [ids]; -1 for an id that is not in the store."""
+        return self._found(ids)[0]
+
+    def _found(self, ids: Iterable[str] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not (isinstance(ids, np.ndarray) and ids.dtype.kind == "S"):
             ids = np.array([str(text_id).encode("utf-8", "surrogatepass") for text_id in ids], dtype=np.bytes_)
         wanted = ids.astype(self._ids.dtype)  # cut to the stored width: given two widths, NumPy would copy the whole index to the larger
@@ -112,12 +131,7 @@ class TokenStore:
             known &= self._ids[rows] == wanted
         else:
             known[:] = False
-        if not known.all():
-            unknown = ids[int(np.argmin(known))].decode(errors="replace")
-            raise DataError(
-                f"{self.folder.name}: expected ids of the store's {len(self)} texts, got {unknown!r}; take ids and texts from one collection"
-            )
-        return rows
+        return np.where(known, rows, -1), ids
 
 
 def token_store(
@@ -234,17 +248,5 @@ def _temp(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}.building")
 
 
-def _check_file(path: Path, size: int, checksum: int | None) -> None:
-    if path.stat().st_size != size:
-        raise _damaged(path, f"{size} bytes", str(path.stat().st_size))
-    if checksum is not None:
-        crc = 0
-        with path.open("rb") as file:  # read, not mapped: mapped pages would count as this process's memory
-            while data := file.read(READ_BYTES):
-                crc = zlib.crc32(data, crc)
-        if crc != checksum:
-            raise _damaged(path, f"checksum {checksum}", str(crc))
-
-
 def _damaged(path: Path, expected: str, got: str) -> DataError:
-    return DataError(f"{path}: expected {expected}, got {got}; delete the store's folder, it is built anew")
+    return DataError(f"{path}: expected {expected}, got {got}; delete {path if path.is_dir() else path.parent}, it is built anew")

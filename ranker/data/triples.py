@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
-import os
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
@@ -16,6 +16,7 @@ from ranker.data.collection import Collection
 from ranker.data.token_store import TokenStore
 from ranker.data.token_writer import map_array
 from ranker.errors import DataError
+from ranker.files import checksum, remove_partial, verify, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ def triple_rows(collection: Collection, queries: TokenStore, docs: TokenStore, c
         chunk: Triples looked up at a time.
 
     Raises:
-        DataError: No triples, or one names a query or doc that the stores lack.
+        DataError: No triples, one names a query or doc that the stores lack, or the file is damaged.
     """
     assert collection.triples is not None
     fingerprint = getattr(collection.triples, "fingerprint", None)
@@ -51,6 +52,7 @@ def triple_rows(collection: Collection, queries: TokenStore, docs: TokenStore, c
             if not path.exists():
                 log.info("%s: looking up the training triples, once", collection.name)
                 _write(path, _looked_up(collection.triples, queries, docs, chunk))
+        _check(path)
         rows = map_array(path, "<i4").reshape(-1, 3)
     if not len(rows):
         raise DataError(f"{collection.name}: expected training triples, got none")
@@ -65,11 +67,23 @@ def _looked_up(triples: Iterable[tuple[str, str, str]], queries: TokenStore, doc
 
 
 def _write(path: Path, parts: Iterable[np.ndarray]) -> None:
-    partial = path.with_suffix(".partial")  # the caller holds the lock, so a killed builder's is overwritten
-    with partial.open("wb") as file:
+    remove_partial(path)  # of a killed builder: the caller holds the lock
+    with write_whole(path, binary=True) as file:
         for part in parts:
             file.write(part.tobytes())
-        file.flush()
-        os.fsync(file.fileno())
-    assert partial.stat().st_size % _ROW == 0
-    partial.replace(path)
+    with write_whole(path.with_suffix(".json")) as file:
+        json.dump(checksum(path), file)
+
+
+def _check(path: Path) -> None:
+    """Compare the file with its checksum; one of an earlier version has none, and is a whole number of triples at least."""
+    fix = f"the file is damaged; delete {path}, it is made anew"
+    beside = path.with_suffix(".json")
+    if path.stat().st_size % _ROW:
+        raise DataError(f"{path}: expected a multiple of {_ROW} bytes, got {path.stat().st_size}; {fix}")
+    if beside.is_file():
+        try:
+            stored = json.loads(beside.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{beside}: expected a readable checksum, got {error}; {fix}") from error
+        verify(path.parent, {path.name: stored}, fix)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -40,6 +41,7 @@ from ranker.layers.attention import (
 )
 from ranker.layers.dropout import dropout_hashes, hashed_dropout
 from ranker.layers.execution import DEFAULT, Execution
+from ranker.layers.fit import check_config, check_tokens
 from ranker.layers.fused import (
     Parts,
     compile_missing,
@@ -58,6 +60,7 @@ from ranker.layers.lookup import FEW, embedded, position_embedding, segment_embe
 from ranker.layers.pooling import pool
 from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.model_folder import check_model_folder
+from ranker.network import unreachable
 from ranker.types import TokenBatch
 from ranker.writing import leads_out
 
@@ -397,22 +400,26 @@ def load_encoder(
 
     Raises:
         ConfigError: No such encoder, package or folder; more layers than there are.
-        CheckpointError: The checkpoint lacks the encoder's weights, so that it would silently be random.
+        CheckpointError: The checkpoint lacks the encoder's weights, so that it would silently be random; or model and tokenizer do not fit.
     """
+    cached = False  # whether the hub is out of reach, and its cache is all that there is
     if name == "tiny":
         config: Any = tiny_config()
         tokenizer: Any = tiny_tokenizer()
     else:
         name = str(_package_folder(package, name)) if package else name
         check_model_folder(name)
+        offline = _no_hub(name)
+        cached = offline is not None
         try:
-            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().split("\n", 1)[0]
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=cached)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=cached)
+        except Exception as error:  # the libraries raise classes of every sort for damaged files
+            reason = offline or " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"encoder.name: expected a hub id or a folder with config.json and a tokenizer, got {name!r} ({reason})"
             ) from error
+    check_config(config, name)
     if layers is not None:
         if not 1 <= layers <= config.num_hidden_layers:
             raise ConfigError(f"encoder.layers: expected 1 to {config.num_hidden_layers} for {name!r}, got {layers}")
@@ -425,9 +432,11 @@ def load_encoder(
             if not 0 <= rate < 1:
                 raise ConfigError(f"encoder.{key}: expected at least 0 and below 1, got {rate}")
             setattr(config, name_of, rate)
-    model = _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code)
+    model = _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code, cached)
     model.train()  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
-    return Encoder(model, tokenizer, Execution(ragged, compile, attention, fused, graphs))
+    encoder = Encoder(model, tokenizer, Execution(ragged, compile, attention, fused, graphs))
+    check_tokens(encoder)
+    return encoder
 
 
 def _package_folder(package: str, folder: str) -> Path:
@@ -458,19 +467,32 @@ def _build(config: PretrainedConfig) -> PreTrainedModel:
     return AutoModel.from_config(config, **without_pooler(config))
 
 
-def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool) -> PreTrainedModel:
+def _no_hub(name: str) -> str | None:
+    """Why the hub can't be asked for an encoder; None for a folder, or where it answers, or where the environment says to be offline."""
+    if Path(name).is_dir() or huggingface_hub.constants.HF_HUB_OFFLINE:
+        return None
+    endpoint = huggingface_hub.constants.ENDPOINT
+    reason = unreachable(endpoint)
+    if reason is None:
+        return None
+    log.warning(
+        "encoder %s: %s is out of reach (%s); looking for it in the cache only; HF_HUB_OFFLINE=1 does so at once", name, endpoint, reason
+    )
+    return (
+        f"no such folder, {endpoint} is out of reach: {reason}, and it is not in the hub's cache; without a network set encoder.name=FOLDER, or "
+        "fill the cache elsewhere and set HF_HUB_OFFLINE=1"
+    )
+
+
+def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, cached: bool) -> PreTrainedModel:
     try:
         model, info = AutoModel.from_pretrained(
-            name,
-            config=config,
-            output_loading_info=True,
-            trust_remote_code=trust_remote_code,
-            dtype=torch.float32,
-            **without_pooler(config),
-        )
-    except Exception as error:  # the library raises what it likes over damaged or foreign weights
-        said = " ".join(str(error).split())
-        raise CheckpointError(f"{name}: expected weights that load, got {type(error).__name__}: {said}") from error
+            name, config=config, output_loading_info=True, trust_remote_code=trust_remote_code, local_files_only=cached,
+            dtype=torch.float32, **without_pooler(config),
+        )  # fmt: skip
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{name}: expected weights that load, got {type(error).__name__}: {reason}") from error
     missing = sorted(info["missing_keys"])
     inner = [key for key in missing if "pooler" not in key]
     if missing:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import io
+import logging
 import sqlite3
-from collections.abc import Mapping, Sequence
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+
+from ranker.errors import DataError
+
+log = logging.getLogger(__name__)
+
+KEY = "key of the block"
 
 
 class BlockStore:
@@ -22,19 +31,41 @@ class BlockStore:
         self._connection: sqlite3.Connection | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, timeout=600)
-            self._connection.execute("CREATE TABLE IF NOT EXISTS blocks (key TEXT PRIMARY KEY, arrays BLOB NOT NULL)")
-            self._connection.commit()
+            with self._readable():
+                self._connection = sqlite3.connect(path, timeout=600)
+                self._connection.execute("CREATE TABLE IF NOT EXISTS blocks (key TEXT PRIMARY KEY, arrays BLOB NOT NULL)")
+                self._connection.commit()
 
     def get(self, key: str) -> dict[str, np.ndarray] | None:
         """The arrays of a key, or None."""
         if self._connection is None:
             return None
-        row = self._connection.execute("SELECT arrays FROM blocks WHERE key = ?", (key,)).fetchone()
+        with self._readable():
+            row = self._connection.execute("SELECT arrays FROM blocks WHERE key = ?", (key,)).fetchone()
         if row is None:
             return None
-        with np.load(io.BytesIO(row[0]), allow_pickle=False) as arrays:
-            return dict(arrays)
+        try:
+            with zipfile.ZipFile(io.BytesIO(row[0])) as archive:
+                damaged = archive.testzip()  # NumPy takes parts without comparing their checksums
+            if damaged is not None:
+                raise ValueError(f"a damaged part {damaged}")
+            with np.load(io.BytesIO(row[0]), allow_pickle=False) as arrays:
+                found = dict(arrays)
+            if str(found.pop(KEY, key)) != key:  # a damaged index of the database gives another row's
+                raise ValueError("those of another block")
+            return found
+        except Exception as error:  # zipfile raises many classes for damaged headers
+            log.warning("%s: expected whole arrays of block %s, got %s; it is computed anew", self.path, key, error)
+            return None
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise DataError(
+                f"{self.path}: expected a database of finished blocks, got {error}; delete it, its blocks are computed anew"
+            ) from error
 
     def put(self, blocks: Sequence[tuple[str, Mapping[str, np.ndarray]]]) -> None:
         """Keep several blocks, all or none."""
@@ -43,9 +74,9 @@ class BlockStore:
         rows = []
         for key, arrays in blocks:
             buffer = io.BytesIO()
-            np.savez(buffer, **arrays)  # type: ignore[arg-type]
+            np.savez(buffer, **{KEY: np.array(key)}, **arrays)  # type: ignore[arg-type]
             rows.append((key, buffer.getvalue()))
-        with self._connection:
+        with self._readable(), self._connection:
             self._connection.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?)", rows)
 
     def close(self) -> None:

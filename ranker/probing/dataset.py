@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from filelock import FileLock
 
 from ranker.data.collection import Collection
 from ranker.errors import DataError
+from ranker.files import REBUILD, verify_folder, write_folder
 from ranker.probing.binning import Bins, fit_bins
 from ranker.probing.controls import type_of
 from ranker.probing.examples import PARTS, PairSample, ProbeExample, ProbeTask, read_examples, to_record, write_examples
@@ -41,7 +40,7 @@ def labelled_examples(task: ProbeTask, sample: PairSample, cache_dir: Path) -> l
 
     Raises:
         TaskUnavailable: The labels can't be made here.
-        DataError: The task finds no example.
+        DataError: The task finds no example, or the kept ones are damaged.
     """
     candidates = sample.collection.candidates
     key = [FORMAT, task.name, task.labeller, collection_fingerprint(sample.collection), list(sample.pairs), sample.parts,
@@ -53,14 +52,9 @@ def labelled_examples(task: ProbeTask, sample: PairSample, cache_dir: Path) -> l
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
             log.info("%s: making labels (%s)", task.name, task.labeller)
-            partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
-            try:
+            with write_folder(folder) as partial:
                 write_examples(partial / "examples.jsonl", task.examples(sample), task.labeller)
-                partial.replace(folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+        verify_folder(folder, fix=REBUILD)
     examples = list(read_examples(folder / "examples.jsonl"))
     if not examples:
         raise DataError(f"probe.{task.name}: expected at least one example, got none among {len(sample.pairs)} pairs; take more pairs")

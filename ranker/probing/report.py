@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ranker.data.trec import atomic_write
+from ranker.files import write_whole
 from ranker.probing import pictures
 from ranker.probing.results import Results
 from ranker.probing.summary import Comparison, TaskSummary, compare, selectivity, summarise
@@ -45,7 +45,7 @@ def write_report(folder: Path, results: Results, warnings: Sequence[str], notes:
     lines += ["## Against the controls", ""]
     lines += _picture("compression by layer with control bands", "lines", shown)
     lines += [*_control_table(results), "", *_reading(results), ""]
-    with atomic_write(folder / "report.md") as file:
+    with write_whole(folder / "report.md") as file:
         file.write("\n".join(lines))
     return shown
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ranker.data.trec import atomic_write
 from ranker.errors import DataError
+from ranker.files import verify_folder, write_sums, write_whole
 from ranker.probing.code_length import CodeLength
 from ranker.probing.controls import MAIN
 
@@ -143,7 +144,7 @@ class Results:
     def write(self, folder: Path) -> None:
         """Write `probe_results.csv`, `codes/TASK.npz` and `data/TASK.json`."""
         for name, record in self.tasks.items():
-            with atomic_write(folder / "data" / f"{name}.json") as file:
+            with write_whole(folder / "data" / f"{name}.json") as file:
                 json.dump(record.description, file, ensure_ascii=False, indent=2)
             arrays: dict[str, np.ndarray] = {"queries": record.queries}
             notes = []
@@ -153,23 +154,26 @@ class Results:
                     [result.model, result.layer, result.seed, result.control, result.block_ends, result.block_bits, result.measures]
                 )
             arrays["notes"] = np.array(json.dumps(notes))
-            (folder / "codes").mkdir(parents=True, exist_ok=True)
-            np.savez_compressed(folder / "codes" / f"{name}.npz", **arrays)  # type: ignore[arg-type]
-        with atomic_write(folder / "probe_results.csv") as file:
+            with write_whole(folder / "codes" / f"{name}.npz", binary=True) as packed:
+                np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
+        with write_whole(folder / "probe_results.csv") as file:
             writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
             writer.writeheader()
             writer.writerows(result.row(self.units) for result in self.all)
+        written = [part for name in self.tasks for part in (f"data/{name}.json", f"codes/{name}.npz")]
+        write_sums(folder, ["probe_results.csv", *written])
 
     @classmethod
     def read(cls, folder: Path) -> Results:
         """Read what `write` wrote.
 
         Raises:
-            DataError: The folder is no finished probing run.
+            DataError: The folder is no finished probing run, or its files are damaged.
         """
         path = folder / "probe_results.csv"
         if not path.is_file():
             raise DataError(f"{folder}: expected a finished probing run with probe_results.csv, got none; give another folder")
+        verify_folder(folder)
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
         tasks: dict[str, TaskRecord] = {}
@@ -182,7 +186,7 @@ class Results:
                     own = [row for row in rows if row["task"] == name]
                     for place, (row, note) in enumerate(zip(own, json.loads(str(arrays["notes"])), strict=True)):
                         results.append(_result(row, note, arrays[f"bits{place}"]))
-        except (OSError, KeyError, ValueError) as error:
+        except (OSError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
             raise DataError(f"{folder}: expected a whole probing run, got one where {error}; run it again") from error
         return cls(results, tasks, rows[0]["units"] if rows else "bits")
 

@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from ranker.errors import ConfigError, DataError
+from ranker.files import checksum, verify
 from ranker.probing.sequences import Sequences
 from ranker.probing.states import SCALES, TensorStates, quantised
 from ranker.probing.subject import Subject
@@ -99,6 +101,8 @@ class StateCache:
     def _open(self, folder: Path, identity: dict[str, Any], shape: tuple[int, int, int]) -> TensorStates:
         try:
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+            if not isinstance(meta, dict) or not isinstance(meta.get("files", {}), dict):
+                raise ValueError("no JSON object")
         except (OSError, ValueError) as error:
             raise DataError(f"{folder}: expected a readable meta.json, got {error}; delete the folder, it is made anew") from error
         for key, expected in {**identity, "shape": list(shape), "complete": True}.items():
@@ -108,6 +112,7 @@ class StateCache:
             size = _size(folder / name)
             if size != expected:
                 raise DataError(f"{folder / name}: expected {expected} bytes, got {size}; delete the folder, it is made anew")
+        verify(folder, meta.get("files", {}))  # an earlier version wrote no checksums
         return TensorStates.mapped(folder / STATES, self.dtype, shape)
 
     def _sizes(self, shape: tuple[int, int, int]) -> dict[str, int]:
@@ -174,25 +179,33 @@ class StateCache:
         write_json(
             folder / "meta.json",
             {**identity, "shape": list(shape), "complete": True, "name": subject.name, "seconds": round(seconds, 3),
-             "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "numpy")}},
+             "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "numpy")},
+             "files": {name: checksum(folder / name) for name in sizes}},
         )  # fmt: skip
         (folder / "progress.json").unlink(missing_ok=True)
 
     def _sync(self, folder: Path, files: list[np.memmap], chunks: list[tuple[int, int]], done: int) -> None:
         for file in files:  # the states first: a note of chunks that a crash lost would be believed
             file.flush()
-        write_json(folder / "progress.json", {"chunks": len(chunks), "max_tokens": self.max_tokens, "done": done, "process": os.getpid()})
+        noted = {"chunks": len(chunks), "max_tokens": self.max_tokens, "done": done, "process": os.getpid()}
+        write_json(folder / "progress.json", {**noted, "crc32": _crc(noted)})
 
     def _progress(self, folder: Path, chunks: list[tuple[int, int]]) -> int:
         """Chunks that a killed run finished, cut the same way."""
         try:
             noted = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            if noted.pop("crc32") != _crc(noted):
+                raise ValueError
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
             return 0
         same = noted.get("chunks") == len(chunks) and noted.get("max_tokens") == self.max_tokens
         if same and noted["done"]:
             log.info("%s: going on after %d of %d chunks", folder, noted["done"], len(chunks))
         return int(noted["done"]) if same else 0
+
+
+def _crc(noted: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(noted, sort_keys=True).encode())
 
 
 def _size(path: Path) -> int:

@@ -6,12 +6,12 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from ranker.data.batching import Collator, fill
 from ranker.data.token_store import TokenStore
 from ranker.data.token_writer import map_array, tokenizer_fingerprint
 from ranker.errors import CheckpointError, DataError
+from ranker.files import REBUILD, THREADS, verify_folder, write_folder, write_whole
 from ranker.layers.interaction import TextVectors
 from ranker.run_folder import check_unused
 
@@ -111,10 +112,9 @@ def claim(folder: Path, description: Description) -> None:
     path = folder / "encoded.json"
     with FileLock(folder / ".lock"):
         if not path.is_file():
-            check_unused("encode.folder", folder, [".lock", *(begun.name for begun in folder.glob(f"{path.stem}.*.partial"))])
-            partial = path.with_suffix(f".{os.getpid()}.partial")
-            partial.write_text(json.dumps(asdict(description), indent=1) + "\n", encoding="utf-8")
-            partial.replace(path)
+            check_unused("encode.folder", folder, [".lock", *(begun.name for begun in folder.glob(f".*.{path.name}.partial"))])
+            with write_whole(path) as file:
+                file.write(json.dumps(asdict(description), indent=1) + "\n")
     there = read_description(folder)
     for key, reason in {
         "scorer": "was made by other weights, tokenizer or pooling", "similarity": "is for another similarity",
@@ -181,15 +181,13 @@ def encode_docs(scorer: Any, collator: Collator, folder: Path, description: Desc
     scorer.eval()
     done, started, told = 0, time.perf_counter(), time.perf_counter()
     for shard in range(where.rank, description.num_shards, where.world):
-        path, partial = _shard(folder, shard), _shard(folder, shard).with_suffix(".partial")
+        path = _shard(folder, shard)
         with FileLock(folder / f".{path.name}.lock"):  # against another run over the same folder
             if path.is_dir():
                 continue
-            shutil.rmtree(partial, ignore_errors=True)  # of a process that was stopped
-            partial.mkdir()
             rows = np.arange(shard * description.shard_docs, min((shard + 1) * description.shard_docs, description.num_docs))
-            _encode_shard(scorer, collator, rows, partial, description, where)
-            partial.replace(path)
+            with write_folder(path) as unfinished:
+                _encode_shard(scorer, collator, rows, unfinished, description, where)
         done += len(rows)
         if time.perf_counter() - told > LOG_SECONDS:
             told = time.perf_counter()
@@ -260,6 +258,22 @@ def encode_queries(scorer: Any, collator: Collator, rows: np.ndarray, where: Dev
     return vectors
 
 
+def _read_shard(folder: Path, number: int, description: Description) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Vectors [vectors, dim], mapped; ids, UTF-8 bytes [docs]; counts, int64 [docs]."""
+    docs = min(description.shard_docs, description.num_docs - number * description.shard_docs)
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        vectors = map_array(folder / "vectors.bin", description.dtype).reshape(-1, description.dim)
+        ids = np.fromfile(folder / "ids.bin", dtype=f"S{meta['id_bytes']}")
+        several = description.several
+        counts = np.fromfile(folder / "counts.bin", dtype="<i4").astype(np.int64) if several else np.ones(docs, dtype=np.int64)
+        if not len(ids) == len(counts) == meta["docs"] == docs or not len(vectors) == counts.sum() == meta["vectors"]:
+            raise ValueError(f"{len(ids)} ids, {len(counts)} counts and {len(vectors)} vectors for {docs} docs")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder}: expected a whole shard, got {error}; {REBUILD.format(folder=folder)}") from error
+    return vectors, ids, counts
+
+
 class Encoded:
     """Read side of a complete folder of vectors; nothing is held in memory but ids and counts.
 
@@ -281,20 +295,17 @@ class Encoded:
             raise DataError(
                 f"{folder}: expected {len(shards)} shards, {', '.join(missing)} missing; encode again, what is there is not done twice"
             )
-        metas = [json.loads((shard / "meta.json").read_text(encoding="utf-8")) for shard in shards]
         self._vectors, ids, counts = [], [], []
-        for shard, meta in zip(shards, metas, strict=True):
-            size = meta["vectors"] * self.description.dim * np.dtype(self.description.dtype).itemsize
-            if (shard / "vectors.bin").stat().st_size != size:
-                raise DataError(
-                    f"{shard}: expected {size} bytes of vectors, got {(shard / 'vectors.bin').stat().st_size}; delete the shard"
-                )
-            self._vectors.append(map_array(shard / "vectors.bin", self.description.dtype).reshape(-1, self.description.dim))
-            ids.append(np.fromfile(shard / "ids.bin", dtype=f"S{meta['id_bytes']}"))
-            several = self.description.several
-            counts.append(
-                np.fromfile(shard / "counts.bin", dtype="<i4").astype(np.int64) if several else np.ones(meta["docs"], dtype=np.int64)
-            )
+        started = time.monotonic()
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(partial(verify_folder, fix=REBUILD), shards))
+        if time.monotonic() - started > LOG_SECONDS:
+            log.info("%s: compared %d shards with their checksums in %.0f s", folder, len(shards), time.monotonic() - started)
+        for number, shard in enumerate(shards):
+            vectors, own_ids, own_counts = _read_shard(shard, number, self.description)
+            self._vectors.append(vectors)
+            ids.append(own_ids)
+            counts.append(own_counts)
         self.doc_ids = np.concatenate(ids) if ids else np.array([], dtype="S1")
         self.counts = np.concatenate(counts) if counts else np.zeros(0, dtype=np.int64)
         self.ends = np.cumsum(self.counts)

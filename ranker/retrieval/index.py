@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from ranker.errors import CheckpointError, ConfigError, DataError
+from ranker.files import checksum, verify, write_whole
 from ranker.retrieval.encode import Encoded
 
 log = logging.getLogger(__name__)
@@ -77,23 +78,15 @@ class VectorIndex:
         Raises:
             ConfigError: faiss is missing, or has no GPU where one was asked for.
             CheckpointError: The index that lies there is of other vectors.
-            DataError: A vector is not finite.
+            DataError: A vector is not finite, or the index that lies there is damaged.
         """
         faiss = _faiss()
         dim = encoded.description.dim
         path = encoded.folder / f"index-{type(kind).__name__.lower()}-{_digest(kind)}.faiss"
-        meta = {
-            "vectors": encoded.description.digest,
-            "num_vectors": encoded.num_vectors,
-            "metric": "inner product",
-            "kind": repr(_settings(kind)),
-        }
-        beside = path.with_suffix(".json")
-        if path.is_file() and beside.is_file():
-            there = json.loads(beside.read_text(encoding="utf-8"))
-            index = faiss.read_index(str(path))
-            if there != meta or index.ntotal != encoded.num_vectors or index.d != dim or index.metric_type != faiss.METRIC_INNER_PRODUCT:
-                raise CheckpointError(f"{path}: expected an index of {meta}, got one of {there}; delete it, it is built anew")
+        if path.is_file() and path.with_suffix(".json").is_file():
+            index = _read(faiss, path, _meta(kind, encoded))
+            if index.ntotal != encoded.num_vectors or index.d != dim or index.metric_type != faiss.METRIC_INNER_PRODUCT:
+                raise CheckpointError(f"{path}: expected an index of {encoded.num_vectors} vectors of {dim}; delete it, it is built anew")
             index_settings(kind, index, encoded.num_vectors)
             placed, in_memory = _placed(faiss, index, kind.gpu)
             return cls(placed, kind, path.stat().st_size, in_memory)
@@ -105,10 +98,7 @@ class VectorIndex:
         if kind.exact:  # nothing was learned: the vectors themselves are the index
             return cls(index, kind, encoded.num_vectors * dim * 4, in_memory)
         plain = in_memory() if in_memory else index
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        faiss.write_index(plain, str(partial))
-        partial.replace(path)
-        beside.write_text(json.dumps(meta) + "\n", encoding="utf-8")
+        _write(faiss, plain, path, _meta(kind, encoded))
         return cls(index, kind, path.stat().st_size, in_memory)
 
     @property
@@ -183,6 +173,40 @@ def _fill(index: Any, lists: int, kind: Kind, encoded: Encoded) -> None:
             )
         index.add(chunk)
         place += len(chunk)
+
+
+def _meta(kind: Kind, encoded: Encoded) -> dict[str, Any]:
+    """What an index on disk was built of."""
+    return {
+        "vectors": encoded.description.digest, "num_vectors": encoded.num_vectors, "metric": "inner product",
+        "kind": repr(_settings(kind)),
+    }  # fmt: skip
+
+
+def _write(faiss: Any, index: Any, path: Path, meta: dict[str, Any]) -> None:
+    """Write an index, and beside it what it was built of and its checksum."""
+    with write_whole(path, binary=True) as file:
+        faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
+    with write_whole(path.with_suffix(".json")) as file:
+        file.write(json.dumps({**meta, "file": checksum(path)}) + "\n")
+
+
+def _read(faiss: Any, path: Path, meta: dict[str, Any]) -> Any:
+    """Read an index that was built of what `meta` says; one of an earlier version has no checksum."""
+    fix = f"delete {path}, it is built anew"
+    try:
+        there = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        stored = there.pop("file", None)
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataError(f"{path.with_suffix('.json')}: expected a readable file, got {error}; {fix}") from error
+    if there != meta:
+        raise CheckpointError(f"{path}: expected an index of {meta}, got one of {there}; {fix}")
+    if stored is not None:
+        verify(path.parent, {path.name: stored}, f"the file is damaged; {fix}")
+    try:
+        return faiss.read_index(str(path))
+    except RuntimeError as error:
+        raise DataError(f"{path}: expected an index that faiss can read, got {' '.join(str(error).split())[:200]}; {fix}") from error
 
 
 def _faiss() -> Any:

@@ -13,6 +13,7 @@ import torch
 
 from ranker.data.batching import Collator
 from ranker.data.collection import Candidates, Collection
+from ranker.errors import DataError
 from ranker.layers.interaction import TextVectors, blocks, maxsim_all
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device, Encoded, encode_queries
@@ -112,6 +113,11 @@ class VectorEngine:
         offsets = np.concatenate([[0], np.cumsum([len(rows) for rows, _ in found])]).astype(np.int64)
         rows = np.concatenate([rows for rows, _ in found] or [np.zeros(0, dtype=np.int64)])
         scores = np.concatenate([scores for _, scores in found] or [np.zeros(0, dtype=np.float32)])
+        bad = np.flatnonzero(~np.isfinite(scores))
+        if len(bad):
+            query_id = query_ids[int(np.searchsorted(offsets, bad[0], side="right")) - 1]
+            doc_id = self.encoded.doc_ids[rows[bad[0]]].decode()
+            raise _not_finite(len(bad), len(scores), float(scores[bad[0]]), query_id, doc_id)
         return Candidates(list(query_ids), offsets, self.encoded.doc_ids[rows], scores)
 
     def score(self, query_id: str, doc_ids: Sequence[str]) -> dict[str, float]:
@@ -122,6 +128,9 @@ class VectorEngine:
         rows = self._by_id[places[known]]
         query = encode_queries(self.scorer, self.collator, self.collator.queries.rows([query_id]), self.where)
         scores = self._exact(query, rows)
+        bad = np.flatnonzero(~np.isfinite(scores))
+        if len(bad):
+            raise _not_finite(len(bad), len(scores), float(scores[bad[0]]), query_id, self.encoded.doc_ids[rows[bad[0]]].decode())
         return dict(zip((doc_id for doc_id, there in zip(doc_ids, known, strict=True) if there), scores.tolist(), strict=True))
 
     def _single(self, queries: np.ndarray, depth: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -198,6 +207,13 @@ class VectorEngine:
     def _best(self, rows: np.ndarray, scores: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
         order = np.lexsort((self.encoded.doc_ids[rows], scores))[::-1][:depth]
         return rows[order], scores[order]
+
+
+def _not_finite(count: int, total: int, score: float, query_id: str, doc_id: str) -> DataError:
+    return DataError(
+        f"search: expected finite scores, got {count} of {total} that are not, the first {score} for query {query_id!r} and doc {doc_id!r}; "
+        "look at the checkpoint's weights, and at the vectors"
+    )
 
 
 def latencies(engine: Engine, query_ids: Sequence[str], depth: int, count: int) -> np.ndarray:

@@ -6,9 +6,6 @@ import io
 import logging
 import os
 import shutil
-import zipfile
-import zlib
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +13,8 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
-from ranker.errors import CheckpointError
+from ranker.errors import CheckpointError, DataError
+from ranker.files import beside, write_whole, zip_fault
 
 log = logging.getLogger(__name__)
 
@@ -38,24 +36,17 @@ class WholeFiles(CheckpointIO):
             CheckpointError: There is no room, or no right to write; what was there before is still there.
         """
         path = Path(path)
-        partial = path.with_name(f".{path.name}.partial")
+        content = io.BytesIO()  # torch, writing into a full disk, hides the disk's error behind one of its own
+        torch.save(checkpoint, content)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            content = io.BytesIO()  # torch, writing into a full disk, hides the disk's error behind one of its own
-            torch.save(checkpoint, content)
-            with partial.open("wb") as file:
+            with write_whole(path, binary=True) as file:
                 file.write(content.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-            if storage_options is not None and path.is_file():
-                link(path, storage_options["previous"])
-            partial.replace(path)
-            _sync_folder(path.parent)
-        except OSError as error:
-            with suppress(OSError):
-                partial.unlink()
+                if storage_options is not None and path.is_file():
+                    link(path, storage_options["previous"])
+        except DataError as error:
+            reason = getattr(error.__cause__, "strerror", None)
             raise CheckpointError(
-                f"{path}: expected to write a checkpoint, got {error.strerror!r}; the one before is kept; make room, then go on with "
+                f"{path}: expected to write a checkpoint, got {reason!r}; the one before is kept; make room, then go on with "
                 f"python train.py checkpoint={path.parent.parent} resume=true"
             ) from error
 
@@ -63,26 +54,43 @@ class WholeFiles(CheckpointIO):
         """Read tensors and plain values, whatever Lightning asks for.
 
         Raises:
-            CheckpointError: The file is not a checkpoint, or holds anything else.
+            CheckpointError: The file is not a checkpoint, is damaged, or holds anything else.
         """
-        try:
-            return torch.load(path, map_location=map_location or "cpu", weights_only=True)
-        except Exception as error:
-            raise CheckpointError(f"{path}: expected a checkpoint of tensors and plain values, got {_first_line(error)}") from error
+        return read_checkpoint(Path(path), map_location or "cpu")
 
     def remove_checkpoint(self, path: str | Path) -> None:
         """Remove it."""
         Path(path).unlink(missing_ok=True)
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
+def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -> dict[str, Any]:
+    """Read a checkpoint whose parts equal their checksums: tensors and plain values.
+
+    Args:
+        path: The file.
+        map_location: Device of the tensors.
+        mmap: Whether tensors stay in the file until they are used.
+
+    Raises:
+        CheckpointError: It is missing, damaged, no checkpoint, or holds anything else.
+    """
+    damage = fault(path)
+    if damage is not None:
+        raise CheckpointError(f"{path}: expected a whole checkpoint, got {damage}; use another one: previous.ckpt is the last.ckpt before")
+    try:
+        content = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CheckpointError(f"{path}: expected a checkpoint of tensors and plain values, got {reason}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected a training checkpoint, got {type(content).__name__}")
+    return content
 
 
 def link(source: Path, target: Path) -> None:
     """Give a file a second name (where that can't be, a copy); files are replaced, never written into, so both stay what they are."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.partial")
+    partial = beside(target)
     partial.unlink(missing_ok=True)
     try:
         os.link(source, partial)
@@ -91,28 +99,9 @@ def link(source: Path, target: Path) -> None:
     partial.replace(target)
 
 
-def _sync_folder(folder: Path) -> None:
-    """A new name outlives a power cut only when its folder has reached the disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def fault(path: Path) -> str | None:
-    """Say what is wrong with a checkpoint file, None if it is whole.
-
-    It is a zip archive with a checksum for each part; torch reads parts without comparing it.
-    """
-    if not path.is_file():
-        return "no such file"
-    try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-        return f"a broken one of {path.stat().st_size} bytes ({_first_line(error)})"
-    return f"one whose part {damaged} is damaged" if damaged else None
+    """What is wrong with a checkpoint file, None if it is whole: a zip archive whose checksums torch itself does not compare."""
+    return zip_fault(path)
 
 
 def to_resume_from(folder: Path) -> Path:

@@ -6,6 +6,8 @@ Each function does what a logger can: Weights & Biases everything, TensorBoard a
 from __future__ import annotations
 
 import json
+import logging
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +17,9 @@ from typing import Any
 from lightning.pytorch.loggers import TensorBoardLogger, WandbLogger
 
 from ranker.errors import RankerError
+from ranker.network import unreachable
+
+log = logging.getLogger(__name__)
 
 COUNT = 25  # queries at either end of a table
 
@@ -27,8 +32,14 @@ def start(loggers: Iterable[Any], config: Mapping[str, Any], text: str) -> None:
     """
     for logger in loggers:
         if isinstance(logger, WandbLogger):
-            from wandb import errors
+            from wandb import Settings, errors
 
+            url = os.environ.get("WANDB_BASE_URL") or str(Settings().base_url)
+            if logger._wandb_init.get("mode") == "online":
+                log.info("logger: wandb at %s", url)
+                reason = unreachable(url)
+                if reason is not None:
+                    raise RankerError(f"logger: expected wandb at {url} to answer, got {reason}; logger.mode=offline needs no server")
             try:
                 logger.log_hyperparams(dict(config))
             except errors.Error as error:

@@ -12,11 +12,12 @@ from typing import Any
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities import rank_zero_only
 
+from ranker.errors import DataError
 from ranker.training.run_writer import write_json, write_text
 
 ID_FILE, ENTRIES_FILE = "wandb.json", "wandb.jsonl"
 SWEEP_FILE = "multirun.yaml"  # lies in a sweep's folder, above its jobs' folders
-CONNECT_SECONDS = 60.0  # how long online runs wait for the server before the first step
+CONNECT_SECONDS = 20.0  # how long online runs wait for the server before the first step
 FINISH_SECONDS = 300.0  # ... and for what is not uploaded at the end; the files stay
 
 
@@ -109,5 +110,13 @@ def _read(folder: Path) -> tuple[str, list[dict[str, Any]]]:
     path, entries = folder / ID_FILE, folder / ENTRIES_FILE
     if not path.is_file():
         return secrets.token_hex(4), []
-    lines = entries.read_text(encoding="utf-8").splitlines(keepends=True) if entries.is_file() else []
-    return json.loads(path.read_text(encoding="utf-8"))["id"], [json.loads(line) for line in lines if line.endswith("\n")]
+    try:
+        lines = entries.read_text(encoding="utf-8").splitlines(keepends=True) if entries.is_file() else []
+        logged = [json.loads(line) for line in lines if line.endswith("\n")]
+        if any("_step" not in entry or "trainer/global_step" not in entry for entry in logged):
+            raise ValueError("an entry without its step")
+        return str(json.loads(path.read_text(encoding="utf-8"))["id"]), logged
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder}: expected a readable {ID_FILE} and {ENTRIES_FILE}, got {error}; delete both: the training goes on as a new wandb run"
+        ) from error

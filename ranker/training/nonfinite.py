@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ranker.errors import CheckpointError
+from ranker.files import verify_folder, write_sums
 from ranker.training.run_writer import write_json
 from ranker.types import TrainStep, _Movable
 
@@ -87,6 +88,7 @@ def write_dump(module: Any, step: TrainStep, number: int, loss: float, norm: flo
     if not trainer.strategy.reduce_boolean_decision(fault is None):
         return None
     if trainer.is_global_zero:
+        write_sums(partial)
         partial.replace(folder)
     return folder
 
@@ -98,6 +100,7 @@ def read_dump(folder: Path) -> tuple[TrainStep, dict[str, Tensor], dict[str, Any
         CheckpointError: The folder is not a dump, or is damaged.
     """
     try:
+        verify_folder(folder, error=CheckpointError)
         about = json.loads((folder / "dump.json").read_text(encoding="utf-8"))
         parts = [_load_step(folder / f"device-{device}") for device in range(about["devices"])]
         weights = load_file(folder / "weights.safetensors")

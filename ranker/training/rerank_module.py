@@ -20,6 +20,7 @@ from ranker.data.sampling import mix
 from ranker.errors import DataError, NonFinite, RankerError
 from ranker.layers.encoder import Encoder
 from ranker.metrics import evaluate, parse_measures, with_relevance
+from ranker.ranking import require_finite
 from ranker.training.nonfinite import Unjudged, write_dump
 from ranker.types import Loss, RankBatch, Run, TrainStep
 
@@ -348,4 +349,6 @@ def _run_of(batches: ScoreBatches, scored: Scores) -> Run:
     # float64 scores of tests aside, a score is float32: what is written equals what is measured
     values = np.full(batches.num_slots, np.nan, dtype=np.float32)
     values[slots] = scores
-    return batches.run(values)
+    run = batches.run(values)
+    require_finite(run)
+    return run

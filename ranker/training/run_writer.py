@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from ranker.data.trec import atomic_write
+from ranker.files import write_whole
 
 PACKAGES = ("ranker", "torch", "lightning", "transformers", "tokenizers", "hydra-core", "ir_datasets", "ir-measures", "bm25s", "numpy")
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a file so that it is there whole or not at all."""
-    with atomic_write(path) as file:
+    with write_whole(path) as file:
         file.write(text)
 
 

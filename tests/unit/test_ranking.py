@@ -1,10 +1,13 @@
 """The order of docs, by the rules of trec_eval."""
 
+import re
 from itertools import pairwise
 
 import numpy as np
+import pytest
 
-from ranker.ranking import rank_docs, separate_ties
+from ranker.errors import DataError
+from ranker.ranking import LARGEST, rank_docs, require_finite, separate_ties
 
 
 def test_pc01_ties_by_doc_id_descending_as_strings():
@@ -23,3 +26,19 @@ def test_separated_ties_keep_the_order_and_all_other_scores():
         assert max(abs(separate[doc] - docs[doc]) for doc in docs) < 2e-5  # at most 12 steps of float32 at 12.25
     untied = {"d1": 0.1, "d2": 1e-300, "d3": -1e30}
     assert separate_ties({"q": untied})["q"] == untied
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 1e39, -1e39])
+@pytest.mark.parametrize("refuse", [separate_ties, require_finite])
+def test_scores_that_are_not_finite_in_float32_are_counted_and_the_first_is_named(refuse, bad):
+    run = {"q1": {"a": 1.0, "b": 0.5}, "q2": {"a": 1.0, "b": bad, "c": bad}, "q3": {"d": bad}}
+    with pytest.raises(DataError, match=re.escape(f"got 3 of 6 that are not, the first {bad} for query 'q2' and doc 'b'")):
+        refuse(run)
+
+
+def test_ties_at_both_ends_of_float32():
+    below = float(np.nextafter(np.float32(LARGEST), np.float32(0)))
+    assert separate_ties({"q": {"a": LARGEST, "b": LARGEST}}) == {"q": {"b": LARGEST, "a": below}}
+    assert separate_ties({"q": {"a": -LARGEST, "b": -below}}) == {"q": {"a": -LARGEST, "b": -below}}
+    with pytest.raises(DataError, match="where docs tie, got such a tie for query 'q' and doc 'a'"):
+        separate_ties({"q": {"a": -LARGEST, "b": -LARGEST}})

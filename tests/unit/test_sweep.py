@@ -66,8 +66,8 @@ def test_a_job_that_was_killed_is_named_and_a_sweep_without_faults_is_well(tmp_p
     sweep._claim(tmp_path / "2", {"job": 2, "overrides": ["a=3"], "status": "running", "objective": None, "seconds": None, "error": None})
     assert [row["status"] for row in rows_of(tmp_path / "summary.csv")] == ["ok", "stopped"]
     assert not sweep.close(tmp_path)
-    assert [row["status"] for row in rows_of(tmp_path / "summary.csv")] == ["ok", "stopped", "running"]
-    assert "error: job 2 running: its process ended without a word" in capsys.readouterr().err
+    assert [row["status"] for row in rows_of(tmp_path / "summary.csv")] == ["ok", "stopped", "killed"]
+    assert "error: job 2 killed: its process was killed" in capsys.readouterr().err
 
 
 def test_jobs_never_share_a_folder(tmp_path):

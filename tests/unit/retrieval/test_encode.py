@@ -73,8 +73,8 @@ def test_an_interrupted_encoding_resumes_and_gives_the_same_bytes(encode, scorer
     broken, _, _ = encode(scorers(kind), "broken")
     shutil.rmtree(broken / "shard-00001")
     shutil.rmtree(broken / "shard-00002")
-    (broken / "shard-00001.partial").mkdir()  # killed while it wrote this one
-    (broken / "shard-00001.partial" / "vectors.bin").write_bytes(b"half")
+    (broken / ".7.shard-00001.partial").mkdir()  # killed while it wrote this one
+    (broken / ".7.shard-00001.partial" / "vectors.bin").write_bytes(b"half")
     with pytest.raises(DataError, match="expected 3 shards, shard-00001, shard-00002 missing; encode again"):
         Encoded(broken)
     _, done, _ = encode(scorers(kind), "broken")
@@ -147,7 +147,10 @@ def test_a_damaged_shard_is_named(encode, scorers):
     folder, _, _ = encode(scorers(), "vectors")
     with (folder / "shard-00001" / "vectors.bin").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(DataError, match="shard-00001: expected 3200 bytes of vectors, got 3201; delete the shard"):
+    with pytest.raises(
+        DataError,
+        match=r"shard-00001/vectors.bin: expected 3200 bytes, got 3201; the file is damaged; delete .*shard-00001, it is built anew",
+    ):
         Encoded(folder)
     (folder / "encoded.json").write_text("{")
     with pytest.raises(DataError, match=r"expected a folder of vectors with a readable encoded.json"):

@@ -103,7 +103,7 @@ def test_what_was_learned_is_kept_and_other_vectors_are_refused(vectors, name):
     for one, other in zip(made.search(points.values[:5], 10), again.search(points.values[:5], 10), strict=True):
         np.testing.assert_array_equal(one, other)
     points.description.digest = "of another model"
-    with pytest.raises(CheckpointError, match=r"expected an index of .*of another model.*, got one of .*made here.*; delete it"):
+    with pytest.raises(CheckpointError, match=r"expected an index of .*of another model.*, got one of .*made here.*; delete"):
         VectorIndex.over(points, KINDS[name]())
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ranker.data.collection import Collection, Doc, MemoryDocs
+from ranker.errors import DataError
 from ranker.retrieval import engines, search
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device
@@ -227,3 +228,16 @@ def test_positives_are_added_after_the_candidates(small):
                             Candidates.from_run(candidates))  # fmt: skip
     made = engines.add_positives(collection, 1).candidates
     assert {query_id: made[query_id] for query_id in made} == {"q0": ["d5", "d0"], "q1": ["d7", "d1"], "q2": ["d2"]}
+
+
+@pytest.mark.parametrize("kind", ["dpr", "colbert"])
+def test_scores_that_are_not_finite_end_a_search(engine_of, scorers, kind):
+    engine = engine_of(scorers(kind))
+    encoded = engine.encoded.take
+    engine.encoded.take = lambda rows: replace(encoded(rows), values=encoded(rows).values * 3e38 * 3e38)
+    with pytest.raises(
+        DataError, match=r"search: expected finite scores, got \d+ of 10 that are not, the first -?(inf|nan) for query 'q1'"
+    ):
+        engine.search(["q1", "q2"], 5)
+    with pytest.raises(DataError, match=r"search: expected finite scores, got 1 of 1 that are not, .* for query 'q1' and doc 'd7'"):
+        engine.score("q1", ["d7"])

@@ -1,0 +1,283 @@
+"""Files that appear whole or not at all, and checksums that tell when stored bytes have changed.
+
+`python -m ranker.files FOLDER` accepts the files of a folder with `checksums.json` as they are now, after an edit by hand.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import logging
+import os
+import re
+import shutil
+import sys
+import time
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from ranker.errors import DataError, RankerError
+
+log = logging.getLogger(__name__)
+
+SUMS = "checksums.json"
+CHUNK = 1 << 20  # bytes read at a time
+THREADS = 8  # files read at a time; zlib releases the interpreter's lock
+LOG_SECONDS = 10.0
+REBUILD = "the file is damaged; delete {folder}, it is built anew"
+ACCEPT = "the file is damaged, or was changed on purpose: then run python -m ranker.files {folder} to accept it"
+Sum = Mapping[str, int]  # bytes, crc32
+
+_verified: set[tuple[int, ...]] = set()  # files that this process has compared
+
+
+# writing ----------------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def write_whole(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
+    """Open a file that takes its place, whole and on the disk, when the block ends; a block that fails changes nothing.
+
+    Args:
+        path: The file; a name that ends in `.gz` is compressed. Its folder is made if missing.
+        binary: Whether the block writes bytes; else it writes text, stored as UTF-8.
+
+    Raises:
+        DataError: The place can't be written to, or UTF-8 has no such text.
+    """
+    path = Path(path)
+    partial = beside(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as layers:
+            raw: Any = layers.enter_context(partial.open("wb"))
+            file = raw
+            if path.suffix == ".gz":
+                packed = file = layers.enter_context(gzip.GzipFile("", "wb", fileobj=raw, mtime=0))
+            if not binary:
+                file = layers.enter_context(io.TextIOWrapper(file, encoding="utf-8", newline="\n"))
+            yield file
+            file.flush()
+            if path.suffix == ".gz":
+                packed.close()  # writes the end of the archive
+            raw.flush()
+            os.fsync(raw.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise DataError(f"{path}: expected a place to write to, got {error.strerror!r}") from error
+    except UnicodeEncodeError as error:
+        raise DataError(f"{path}: expected text that UTF-8 can hold, got {error.object[error.start : error.end]!r}") from None
+    finally:
+        with suppress(OSError):  # no longer there where all went well
+            partial.unlink()
+
+
+@contextmanager
+def write_folder(folder: Path) -> Iterator[Path]:
+    """Give a new folder that takes the name `folder`, with the checksums of its files, when the block ends; a failed one is removed.
+
+    There is no such folder yet, or an empty one. The caller is the only writer: what killed writers of it left is removed first.
+    """
+    remove_partial(folder)
+    partial = beside(folder)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        write_sums(partial)
+        for path in partial.rglob("*"):
+            _sync(path)
+        partial.replace(folder)
+        sync_folder(folder.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def remove_partial(path: Path) -> None:
+    """Remove what killed writers of a file or folder left; only for a caller that holds the lock on it."""
+    if not path.parent.is_dir():
+        return
+    for left in path.parent.iterdir():
+        if re.fullmatch(rf"\.\d+\.{re.escape(path.name)}\.partial", left.name):
+            shutil.rmtree(left) if left.is_dir() else left.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Force a folder's names to the disk, where the file system can: a new name outlives a power cut only then."""
+    with suppress(OSError):
+        _sync(folder)
+
+
+def beside(path: Path) -> Path:
+    """Where this process writes a file or folder before it takes its place."""
+    return path.with_name(f".{os.getpid()}.{path.name}.partial")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# checksums --------------------------------------------------------------------------------------------------------------------------
+
+
+def checksum(path: Path) -> dict[str, int]:
+    """Size and CRC-32 of a file, which is read in pieces of 1 MiB."""
+    crc = size = 0
+    buffer = memoryview(bytearray(CHUNK))
+    with path.open("rb", buffering=0) as file:  # read, not mapped: mapped pages would count as this process's memory
+        while count := file.readinto(buffer):
+            crc, size = zlib.crc32(buffer[:count], crc), size + count
+    return {"bytes": size, "crc32": crc}
+
+
+def verify(folder: Path, sums: Mapping[str, Sum], fix: str = REBUILD, error: type[RankerError] = DataError) -> None:
+    """Compare files with their checksums, several at a time; each once in a process, and by the first process of a machine only.
+
+    Args:
+        folder: Where the files are.
+        sums: File name -> `bytes` and `crc32`, as `checksum` gives them.
+        fix: What to do about a difference; `{folder}` in it is the folder.
+        error: Class of the error.
+
+    Raises:
+        RankerError: Of class `error`: a file is missing, or has another size or other bytes. The message names it.
+    """
+    started = time.monotonic()
+
+    def compare(name: str) -> int:
+        path, expected = folder / name, sums[name]
+        try:
+            size, crc = int(expected["bytes"]), int(expected["crc32"])
+            state = path.stat()
+            key = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, crc)
+            if state.st_size != size:
+                raise error(f"{path}: expected {size} bytes, got {state.st_size}; {fix.format(folder=folder)}")
+            if key in _verified or not _is_first_of_machine():
+                return 0
+            got = checksum(path)["crc32"]
+        except (OSError, ValueError, TypeError, KeyError) as fault:
+            reason = fault.strerror if isinstance(fault, OSError) else f"an unreadable checksum ({fault!r})"
+            raise error(f"{path}: expected a readable file, got {reason}; {fix.format(folder=folder)}") from fault
+        if got != crc:
+            raise error(f"{path}: expected CRC-32 {crc:08x}, got {got:08x}; {fix.format(folder=folder)}")
+        _verified.add(key)
+        return size
+
+    with ThreadPoolExecutor(min(THREADS, max(1, len(sums)))) as pool:
+        size = sum(pool.map(compare, sums))
+    seconds = time.monotonic() - started
+    if seconds > LOG_SECONDS:
+        log.info("%s: compared %.1f GB with their checksums in %.0f s", folder, size / 1e9, seconds)
+
+
+def write_sums(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Write `checksums.json` into a folder.
+
+    Args:
+        folder: The folder.
+        names: Files to add to those that are listed; None: list all, those in folders below as well.
+    """
+    listed = read_sums(folder) if names is not None and (folder / SUMS).is_file() else {}
+    if names is None:
+        found = (path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+        names = [path.relative_to(folder).as_posix() for path in found]
+    with write_whole(folder / SUMS) as file:
+        json.dump({**listed, **{name: checksum(folder / name) for name in sorted(names)}}, file, indent=1, ensure_ascii=False)
+        file.write("\n")
+
+
+def verify_folder(folder: Path, name: str | None = None, error: type[RankerError] = DataError, fix: str = ACCEPT) -> None:
+    """Compare a folder with its `checksums.json`; a folder without one is of another program, and is accepted.
+
+    Args:
+        folder: The folder.
+        name: Compare this file only, if it is listed; None: all files that are.
+        error: Class of the error.
+        fix: As for `verify`.
+
+    Raises:
+        RankerError: Of class `error`: a listed file, or the list itself, is not what was written.
+    """
+    if (folder / SUMS).is_file():
+        sums = read_sums(folder, error)
+        verify(folder, sums if name is None else {key: value for key, value in sums.items() if key == name}, fix, error)
+
+
+def read_sums(folder: Path, error: type[RankerError] = DataError) -> dict[str, Sum]:
+    """The content of a folder's `checksums.json`.
+
+    Raises:
+        RankerError: Of class `error`: it can't be read, or names a file outside the folder.
+    """
+    path = folder / SUMS
+    try:
+        sums = json.loads(path.read_text(encoding="utf-8"))
+        for name in sums:
+            if Path(name).is_absolute() or ".." in Path(name).parts:
+                raise ValueError(f"a file outside the folder: {name!r}")
+            sums[name]["bytes"], sums[name]["crc32"]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as fault:
+        raise error(
+            f"{path}: expected the sizes and checksums of the folder's files, got {fault!r}; "
+            "if the files are right, delete this one: then nothing is compared"
+        ) from fault
+    return sums
+
+
+def zip_fault(path: Path) -> str | None:
+    """What is wrong with a zip archive (a checkpoint, an `.npz`), by the CRC-32 of each of its parts; None if it is whole.
+
+    Readers of arrays take the parts without comparing them. Compared once in a process, by all processes of a run: they decide alike.
+    """
+    if not path.is_file():
+        return "no such file"
+    state = path.stat()
+    key = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+    if key in _verified:
+        return None
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except Exception as error:  # zipfile raises many classes for damaged headers
+        return f"a broken one of {state.st_size} bytes ({str(error).strip().split(chr(10))[0] or type(error).__name__})"
+    if damaged is None:
+        _verified.add(key)
+    return f"one whose part {damaged} is damaged" if damaged else None
+
+
+def _is_first_of_machine() -> bool:
+    return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) or 0) == 0
+
+
+def main(arguments: list[str]) -> int:
+    """Accept the listed files of folders as they are now; returns the exit code."""
+    if not arguments or arguments[0].startswith("-"):
+        print(__doc__, file=sys.stderr)  # noqa: T201
+        return 1
+    try:
+        for folder in map(Path, arguments):
+            if not (folder / SUMS).is_file():
+                raise DataError(f"{folder}: expected a folder with {SUMS}, got none; nothing is compared there")
+            names = [name for name in read_sums(folder) if (folder / name).is_file()]
+            (folder / SUMS).unlink()
+            write_sums(folder, names)
+            print(f"{folder}: accepted {len(names)} files as they are")  # noqa: T201
+    except RankerError as error:
+        print(f"error: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
