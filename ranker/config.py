@@ -62,9 +62,10 @@ def check(cfg: DictConfig) -> None:
     Raises:
         ConfigError: One line per fault: dotted key, what was expected, what came, how to fix it.
     """
-    missing, groups = _missing(cfg), _groups(cfg)
-    if groups or any("." not in fault.split(":")[0] for fault in missing):  # what follows looks into the groups
-        raise ConfigError("\n".join(map(short, [*missing, *groups])))
+    groups = _groups(cfg)  # what follows looks into them
+    missing = [] if groups else _missing(cfg)
+    if groups or any("." not in fault.split(":")[0] for fault in missing):
+        raise ConfigError("\n".join(map(short, [*groups, *missing])))
     faults = [
         *missing,
         *_unknown(cfg),

@@ -290,6 +290,10 @@ def _complaint(error: BaseException) -> str:
         return f"{deleted.group(1)}: expected a key that can be left out, got ~{deleted.group(1)}"
     if "Config group override must be" in text:
         return "; ".join(f"{group}: expected the name of a file in conf/{group}/, got {got}" for group, got in _groups_without_name())
+    unknown = re.search(r"Interpolation key '([^']+)' not found", text)
+    if unknown:
+        full = re.search(r"full_key: (\S+)", text)
+        return f"{full.group(1) if full else 'interpolation'}: expected a key that exists in ${{{unknown.group(1)}}}, got no such key"
     wrong = re.search(r"Invalid type assigned: (\w+) is not a subclass of (\w+).*?full_key: (\S+)", text, re.S)
     if wrong:
         return f"{wrong.group(3)}: expected {wrong.group(2)}, got {'null' if wrong.group(1) == 'NoneType' else wrong.group(1)}"

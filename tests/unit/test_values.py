@@ -136,6 +136,12 @@ def test_a_value_is_refused_in_these_words(composed, root, key, value, message):
         ("probe", "layers", None), ("probe", "layers", [0]), ("probe", "seeds", [2**32 - 1]), ("probe", "controls", []),
     ],
 )  # fmt: skip
+def test_a_value_at_the_end_of_its_range_is_legal(composed, root, key, value):
+    cfg = composed[root, 0].copy()
+    OmegaConf.update(cfg, key, value, merge=False)
+    assert faults(cfg) == []
+
+
 @pytest.mark.parametrize(
     ("values", "key"),
     [({"max_epochs": 0}, "max_epochs"), ({"max_epochs": -1, "max_steps": 0}, "max_steps"), ({"limit_train_batches": 0}, "limit_train_batches"),
@@ -147,12 +153,6 @@ def test_pc2_05_a_training_of_no_step_is_refused_and_0_is_not_unset(composed, va
         cfg.trainer[name] = value
     (line,) = faults(cfg)
     assert line.startswith(f"trainer.{key}: expected ") and ("got neither" in line) == (values == {"max_epochs": None})
-
-
-def test_a_value_at_the_end_of_its_range_is_legal(composed, root, key, value):
-    cfg = composed[root, 0].copy()
-    OmegaConf.update(cfg, key, value, merge=False)
-    assert faults(cfg) == []
 
 
 def test_a_group_that_is_no_mapping_is_refused(composed):
