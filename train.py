@@ -6,7 +6,7 @@ from omegaconf import DictConfig
 from ranker.entry import job, register, user_errors
 from ranker.usage import answer_help
 
-register()
+register("train")
 
 
 @hydra.main(version_base="1.3", config_path="conf", config_name="train")

@@ -30,13 +30,14 @@ from ranker.checkpoint import load_scorer
 from ranker.config import constructor_keys
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.query_docs import apply_mode, warn_of_query_docs
 from ranker.data.task_steps import TaskData
 from ranker.entry import is_first_process
 from ranker.errors import ConfigError, RankerError
 from ranker.files import write_sums
 from ranker.layers.execution import Execution
 from ranker.models.multitask import Multitask, make_task
-from ranker.retrieval.bm25 import with_candidates
+from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.training import dashboards, loggers
 from ranker.training.checkpoint_files import WholeFiles
 from ranker.training.contrastive_module import ContrastiveModule
@@ -90,16 +91,23 @@ def _advertising(record: logging.LogRecord) -> bool:
 
 def load_source(node: Any) -> Splits:
     """Load the collections that a `data` node names."""
-    return instantiate(constructor_keys("data", node)).load()
+    splits = instantiate(constructor_keys("data", node)).load()
+    return apply_mode(splits, node.get("drop_query_docs", "auto"))
 
 
 def load_splits(cfg: DictConfig) -> Splits:
     """Load the training data with first-stage candidates, those of the validation cut to `val_depth`."""
-    splits = with_candidates(load_source(cfg.data), max(cfg.depth, cfg.batch.depth), Path(cfg.cache_dir))
+    loaded = load_source(cfg.data)
+    if loaded.train is None:
+        raise ConfigError("data: expected a training set, got a source without one; use evaluate.py, or name training data")
+    splits = with_candidates(loaded, max(cfg.depth, cfg.batch.depth), Path(cfg.cache_dir), FirstStage.of(cfg.data))
+    for part in (splits.train, splits.val, *splits.tests.values()):
+        if part is not None:
+            warn_of_query_docs(part, part.candidates)
     print_notice(splits)
     if splits.val is not None and cfg.val_depth is not None and splits.val.candidates is not None:
         candidates = splits.val.candidates
-        splits = replace(splits, val=replace(splits.val, candidates=type(candidates).from_run(candidates.to_run(cfg.val_depth))))
+        splits = replace(splits, val=replace(splits.val, candidates=candidates.top(cfg.val_depth)))
     return splits
 
 
@@ -202,13 +210,31 @@ def build_data(cfg: DictConfig, splits: Splits, scorer: Any) -> RankData:
 def build_fabric(cfg: DictConfig, folder: Path) -> Fabric:
     """Processes, devices and precision for work that is no training; starts the other processes."""
     _prepare_children(folder)
-    options = cfg.trainer
-    fabric = Fabric(
-        accelerator=options.accelerator, devices=options.devices, num_nodes=options.num_nodes, precision=_precision(options.precision),
-        strategy="auto" if options.strategy == "auto" else "ddp",
-    )  # fmt: skip
+    with refused_by_lightning("trainer"):
+        fabric = Fabric(**fabric_options(cfg))
     fabric.launch()
     return fabric
+
+
+def fabric_options(cfg: DictConfig) -> dict[str, Any]:
+    """Fabric's arguments."""
+    options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
+    taken = {key: options[key] for key in ("accelerator", "devices", "num_nodes")}
+    return {**taken, "precision": _precision(options["precision"]), "strategy": "auto" if options["strategy"] == "auto" else "ddp"}
+
+
+@contextlib.contextmanager
+def refused_by_lightning(key: str) -> Iterator[None]:
+    """What Lightning refuses to build, as one line that names a key.
+
+    Raises:
+        ConfigError: Instead of Lightning's own error.
+    """
+    try:
+        yield
+    except (MisconfigurationException, ValueError, TypeError, AssertionError, RuntimeError) as error:
+        got = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{key}: expected values that Lightning takes, got a refusal: {got}") from error
 
 
 def _precision(asked: Any) -> Any:
@@ -240,14 +266,20 @@ def mined_set(splits: Splits, split: str | None) -> dict[str, Collection]:
     return sets
 
 
-def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None = None) -> pl.Trainer:
-    """Lightning's Trainer; loggers write to the run folder."""
+def trainer_options(cfg: DictConfig) -> dict[str, Any]:
+    """The Trainer's arguments."""
     options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
     # a step is one item and clips by itself, so Lightning must not see these two
     for own in ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"):
         options.pop(own)
     options["precision"] = _precision(options["precision"])
     options["strategy"] = _strategy(options)
+    return options
+
+
+def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None = None) -> pl.Trainer:
+    """Lightning's Trainer; loggers write to the run folder."""
+    options = trainer_options(cfg)
     if options["enable_progress_bar"]:
         callbacks = [*callbacks, ProgressBar(leave=True, refresh_rate=10 if torch.cuda.is_available() else 1)]
     callbacks = [*callbacks, *(instantiate(inside(folder, node)) for node in (cfg.get("callbacks") or {}).values())]
@@ -261,11 +293,8 @@ def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], l
     _prepare_children(folder)
     # SLURM's requeue would start the training anew, in another folder; docs/resume.md has a job script that goes on
     plugins: list[Any] = [WholeFiles(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])]
-    try:
+    with refused_by_lightning("trainer"):
         return pl.Trainer(**options, callbacks=callbacks, logger=made or False, default_root_dir=folder, plugins=plugins)
-    except (MisconfigurationException, ValueError, TypeError, AssertionError, RuntimeError) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"trainer: expected values that Lightning's Trainer takes, got a refusal: {said}") from error
 
 
 def cfg_values(cfg: DictConfig) -> dict[str, Any]:
@@ -274,14 +303,19 @@ def cfg_values(cfg: DictConfig) -> dict[str, Any]:
     return values
 
 
+def epoch_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
+    """Optimizer steps of an epoch under `trainer.limit_train_batches`."""
+    limit = cfg.trainer.limit_train_batches
+    if limit is None:
+        return steps_per_epoch
+    return min(steps_per_epoch, limit) if isinstance(limit, int) else int(steps_per_epoch * limit)
+
+
 def total_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
     """Optimizer steps of the whole training: what comes first of `max_steps` and `max_epochs`."""
-    limit = cfg.trainer.limit_train_batches
-    if limit is not None:
-        steps_per_epoch = min(steps_per_epoch, limit) if isinstance(limit, int) else int(steps_per_epoch * limit)
     ends = []
     if cfg.trainer.max_epochs is not None and cfg.trainer.max_epochs >= 0:
-        ends.append(cfg.trainer.max_epochs * steps_per_epoch)
+        ends.append(cfg.trainer.max_epochs * epoch_steps(cfg, steps_per_epoch))
     if cfg.trainer.max_steps >= 0:
         ends.append(cfg.trainer.max_steps)
     return min(ends)

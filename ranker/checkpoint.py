@@ -43,8 +43,8 @@ def _write_model(partial: Path, scorer: Any, cfg: DictConfig) -> None:
     positions = scorer.encoder.max_tokens
     if scorer.reads == "texts":
         query, doc = scorer.layouts()
-        longest_query = min(positions, cfg.max_query_tokens + query.num_special)
-        scorer.save(partial, max_tokens=min(positions, cfg.max_doc_tokens + doc.num_special), max_query_tokens=longest_query)
+        longest_query = min(positions, cfg.max_query_tokens + query.num_added)
+        scorer.save(partial, max_tokens=min(positions, cfg.max_doc_tokens + doc.num_added), max_query_tokens=longest_query)
     else:
         scorer.save(partial, max_tokens=min(positions, cfg.max_pair_tokens or positions))
     described = OmegaConf.create({key: cfg[key] for key in DESCRIBED})

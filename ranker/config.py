@@ -14,8 +14,9 @@ from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf
 
+from ranker import trainer_checks, value_checks
 from ranker.errors import ConfigError
-from ranker.roots import ROOTS, root_of
+from ranker.roots import ROOTS, known_keys, root_of
 from ranker.signatures import Parameter, attribute_of, defines, parameters_of
 from ranker.writing import WRITING, leads_out, parts_of, writing_faults
 
@@ -36,9 +37,15 @@ TRUSTED = {
 PARTS = "torch.nn."  # may be named within any group
 # keys that the program reads out of a node itself, so that every source, encoder ... need not take them
 OWN_KEYS = {
-    "data": ("negatives", "teacher", "random_negatives", "suggested_pair_tokens"), "encoder": ("suggested_lr",),
+    "data": ("negatives", "teacher", "random_negatives", "suggested_pair_tokens", "drop_query_docs", "first_stage"), "encoder": ("suggested_lr",),
     "model": ("auto", "labels", "sampling", "weighting"),
 }  # fmt: skip
+# types of the plain ones among them, and of the keys that say how a `_target_` is built
+OWN_TYPES = {
+    "data.negatives": ("str", "None"), "data.teacher": ("str", "None"), "data.random_negatives": ("bool",),
+    "data.suggested_pair_tokens": ("int", "None"), "encoder.suggested_lr": ("int", "float", "None"),
+}  # fmt: skip
+BUILT_BY = {"_partial_": ("bool",), "_recursive_": ("bool",), "_convert_": ("str",)}
 # keys of a model that say how it is trained, not what it is
 TRAINING_KEYS = ("model.in_batch_negatives", "model.symmetric", "model.labels.", "model.sampling.", "model.weighting.")
 GROUPS = ("model", "encoder", "loss", "data", "optim", "schedule", "index", "probe")
@@ -55,14 +62,20 @@ def check(cfg: DictConfig) -> None:
     Raises:
         ConfigError: One line per fault: dotted key, what was expected, what came, how to fix it.
     """
+    missing, groups = _missing(cfg), _groups(cfg)
+    if groups or any("." not in fault.split(":")[0] for fault in missing):  # what follows looks into the groups
+        raise ConfigError("\n".join(map(short, [*missing, *groups])))
     faults = [
-        *_missing(cfg),
+        *missing,
         *_unknown(cfg),
         *untrusted(OmegaConf.to_container(cfg), ""),
         *target_faults(cfg),
         *_multitask(cfg),
-        *_trainer(cfg),
+        *trainer_checks.faults_of(cfg),
+        *value_checks.text_faults(cfg),
+        *value_checks.faults_of(cfg),
         *_numbers(cfg),
+        *_data(cfg),
         *_measures(cfg),
         *_evaluation(cfg),
         *_logger(cfg),
@@ -70,11 +83,55 @@ def check(cfg: DictConfig) -> None:
         *_files(cfg),
     ]
     if faults:
-        raise ConfigError("\n".join(dict.fromkeys(faults)))
+        raise ConfigError("\n".join(dict.fromkeys(map(short, faults))))
+
+
+def short(fault: str) -> str:
+    """A fault without the middle of a value of many thousand characters."""
+    return fault if len(fault) < 800 else f"{fault[:300]} ... {fault[-200:]}"
 
 
 def _missing(cfg: DictConfig) -> list[str]:
-    return [f"{key}: expected a value, got none; set {key}=..." for key in sorted(OmegaConf.missing_keys(cfg))]
+    keys = sorted(OmegaConf.missing_keys(cfg))
+    root: Any = OmegaConf.get_type(cfg)
+    if root in ROOTS.values():  # `~key` takes one away
+        keys += [key for key in known_keys(root) if not _has(cfg, key)]
+    return [f"{key}: expected a value, got none; set {key}=..." for key in dict.fromkeys(keys)]
+
+
+def _has(cfg: DictConfig, key: str) -> bool:
+    parent, _, name = key.rpartition(".")
+    node: Any = OmegaConf.select(cfg, parent) if parent else cfg
+    return node is None or name in node or OmegaConf.is_missing(node, name)
+
+
+def _groups(cfg: DictConfig) -> list[str]:
+    """Groups and typed nodes that are null or plain values where something has to be built of them."""
+    root: Any = OmegaConf.get_type(cfg)
+    needed = [entry.name for entry in fields(root) if entry.default is not None] if root in ROOTS.values() else []
+    faults = []
+    for group in (*GROUPS, "callbacks", "logger", "trainer", "batch"):
+        node = None if group not in cfg or OmegaConf.is_missing(cfg, group) else cfg.get(group)
+        what = "keys and values" if group in ("trainer", "batch") else f"the name of a file in conf/{group}/"
+        if group in cfg and not OmegaConf.is_missing(cfg, group) and node is None and group in needed:
+            faults.append(f"{group}: expected {what}, got null")
+        elif node is not None and not isinstance(node, DictConfig):
+            faults.append(f"{group}: expected {what}, got {node!r} as a plain value")
+        elif node is not None and (group in GROUPS or group == "callbacks"):
+            faults += _unbuildable(group, node)
+    return faults
+
+
+def _unbuildable(group: str, node: DictConfig) -> list[str]:
+    """Nodes without a `_target_`."""
+    several = group in ("probe", "callbacks")
+    entries = {f"{group}.{key!s}": part for key, part in node.items()} if several else {group: node}
+    faults = [
+        f"{name}._target_: expected the class or function to build, got none; choose a file of conf/{group}/"
+        for name, part in entries.items()
+        if not isinstance(part, DictConfig) or not isinstance(part.get("_target_"), str)
+    ]
+    return faults if entries or group == "callbacks" else [f"{group}: expected at least one of conf/{group}/, got none"]
 
 
 def _unknown(cfg: DictConfig) -> list[str]:
@@ -143,24 +200,25 @@ def target_faults(cfg: DictConfig) -> list[str]:
                 walk(node._get_node(key), f"{path}.{key}" if path else key)
 
     walk(cfg, "")
-    for group in GROUPS:
-        node = cfg.get(group) if group in cfg and not OmegaConf.is_missing(cfg, group) else None
-        if isinstance(node, str):
-            faults.append(f"{group}: expected the name of a file in conf/{group}/, got {node!r} as a plain value")
     return faults
 
 
 def _bind(node: DictConfig, path: str, target: str) -> list[str]:
     if not is_trusted(target, path):
         return []  # said by `untrusted`
+    types = {**BUILT_BY, **{key.removeprefix(f"{path}."): value for key, value in OWN_TYPES.items() if key.startswith(f"{path}.")}}
+    faults = []
+    for key, allowed in types.items():
+        if key in node and not OmegaConf.is_missing(node, key) and (fault := Parameter(key, allowed, required=False).fault(node.get(key))):
+            faults.append(f"{path}.{key}: {fault}")
     try:
         parameters = parameters_of(target)
     except LookupError as error:
-        return [f"{path}._target_: expected the dotted path of a class or function, got {target!r} ({error})"]
+        return [*faults, f"{path}._target_: expected the dotted path of a class or function, got {target!r} ({error})"]
     if parameters is None:  # an outside signature that can't be read without importing; Python will check it
-        return []
+        return faults
     given = {str(key) for key in node if not str(key).startswith("_")} - set(OWN_KEYS.get(path, ()))
-    faults = [f"{path}.{key}: unknown key for {target}{suggestion(key, list(parameters))}" for key in sorted(given - set(parameters))]
+    faults += [f"{path}.{key}: unknown key for {target}{suggestion(key, list(parameters))}" for key in sorted(given - set(parameters))]
     live = {"encoder", "params", "folder", "step", "total", "scorer", "docs"}  # filled in by the program
     for name, parameter in parameters.items():
         if name in given and not OmegaConf.is_missing(node, name):
@@ -199,66 +257,8 @@ def set_layers(cfg: DictConfig) -> None:
             head.layer = chosen.get(head.get("name") or head.task, head.layer)
 
 
-def _trainer(cfg: DictConfig) -> list[str]:
-    trainer = cfg.get("trainer")
-    if trainer is None:
-        return []
-    faults = []
-    number = Parameter("number", ("int", "float"), required=False)
-    for key in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches"):
-        value = trainer.get(key)
-        if value is not None and number.fault(value):
-            faults.append(f"trainer.{key}: {number.fault(value)}")
-    devices = trainer.get("devices")
-    if isinstance(devices, str) and devices != "auto" and not devices.lstrip("-").replace(",", "").isdigit():
-        faults.append(f"trainer.devices: expected a number, a list of indices or auto; got {devices!r}")
-    if isinstance(devices, int) and (devices == 0 or devices < -1):
-        faults.append(f"trainer.devices: expected a number above 0 (or -1 for all), got {devices}")
-    precisions = (None, "16-mixed", "bf16-mixed", "32-true", "64-true", "bf16-true", 32, 64, "32", "64", "bf16")
-    if trainer.get("precision") not in precisions:
-        faults.append(f"trainer.precision: expected one of bf16-mixed, 32-true, 64-true, bf16-true; got {trainer.get('precision')!r}")
-    if trainer.get("precision") == "16-mixed":
-        faults.append("trainer.precision: 16-mixed is refused, since gradients would be clipped before they are unscaled; use bf16-mixed")
-    strategies = ("auto", "ddp", "ddp_find_unused_parameters_true")
-    if trainer.get("strategy") not in strategies:
-        faults.append(f"trainer.strategy: expected one of {', '.join(strategies)}; got {trainer.get('strategy')!r}")
-        if "fsdp" in str(trainer.get("strategy")).lower():
-            faults[-1] += ", which would synchronise gradients at each micro-batch and clip each shard by its own norm"
-    if trainer.get("accelerator") not in ("auto", "cpu", "gpu", "cuda", "mps"):
-        faults.append(f"trainer.accelerator: expected one of auto, cpu, gpu, cuda, mps; got {trainer.get('accelerator')!r}")
-    interval = trainer.get("val_check_interval")
-    if interval is not None and number.fault(interval):
-        faults.append(f"trainer.val_check_interval: {number.fault(interval)}")
-    for key in ("fast_dev_run", "barebones", "use_distributed_sampler", "limit_val_batches", "limit_test_batches"):
-        if trainer.get(key):
-            faults.append(f"trainer.{key}: not supported, since an evaluation needs every query exactly once; leave it unset")
-    if trainer.get("enable_checkpointing") is False:
-        faults.append("trainer.enable_checkpointing: expected true, since the best state is what is tested and exported")
-    if trainer.get("overfit_batches"):
-        faults.append("trainer.overfit_batches: not supported with one item per optimizer step; use trainer.limit_train_batches")
-    if trainer.get("gradient_clip_algorithm") not in (None, "norm"):
-        faults.append(f"trainer.gradient_clip_algorithm: expected norm, got {trainer.get('gradient_clip_algorithm')!r}")
-    if trainer.get("accumulate_grad_batches", 1) < 1:
-        faults.append(f"trainer.accumulate_grad_batches: expected at least 1, got {trainer.accumulate_grad_batches}")
-    if "optim" in cfg and (trainer.get("max_epochs") or -1) < 0 and trainer.get("max_steps", -1) < 0:
-        faults.append("trainer.max_epochs: expected trainer.max_epochs or trainer.max_steps, got neither; the schedule needs an end")
-    return faults
-
-
 def _numbers(cfg: DictConfig) -> list[str]:
     faults = []
-    least = {"batch.queries": 1, "batch.docs": 1, "batch.positives": 1, "batch.depth": 1, "batch.max_tokens": 1, "batch.workers": 0,
-             "depth": 1, "val_depth": 1, "max_query_tokens": 1, "max_doc_tokens": 1, "max_pair_tokens": 5, "save_every_steps": 1, "seed": 0,
-             "latency_queries": 0, "encode.shard_docs": 1, "late.token_depth": 1, "late.candidates": 1,
-             "trainer.log_every_n_steps": 1, "max_pairs": 1}  # fmt: skip
-    for key, lowest in least.items():
-        value = OmegaConf.select(cfg, key)
-        if value is not None and value < lowest:
-            faults.append(f"{key}: expected at least {lowest}, got {value}")
-    for key in ("val_fraction", "test_fraction"):
-        value = cfg.get(key)
-        if value is not None and not 0 <= value <= 1:
-            faults.append(f"{key}: expected a share from 0 to 1, got {value}")
     batch = cfg.get("batch")
     if batch is not None and batch.positives > batch.docs >= 1:
         faults.append(f"batch.positives: expected at most batch.docs={batch.docs}, got {batch.positives}")
@@ -268,15 +268,16 @@ def _numbers(cfg: DictConfig) -> list[str]:
             faults.append(
                 f"batch.docs: expected more than batch.positives={batch.positives}, got {batch.docs}; without negatives nothing is learnt"
             )
-    if "name" in cfg and not OmegaConf.is_missing(cfg, "name") and str(cfg.name).split() != [str(cfg.name)]:
-        faults.append(f"name: expected a word without white space, since runs carry it as their tag, got {cfg.name!r}")
+    name = None if OmegaConf.is_missing(cfg, "name") else cfg.get("name")
+    if isinstance(name, str) and name.split() != [name]:
+        faults.append(f"name: expected a word without white space, since runs carry it as their tag, got {name!r}")
     if cfg.get("nonfinite", "stop") not in ("stop", "skip"):
         faults.append(f"nonfinite: expected stop or skip, got {cfg.nonfinite!r}")
     if OmegaConf.select(cfg, "data.teacher") and OmegaConf.select(cfg, "data.random_negatives"):
         faults.append("data.random_negatives: expected false beside data.teacher, since random docs have no teacher's score")
     for key in ("optim.lr", "optim.weight_decay", "schedule.warmup"):
         value = OmegaConf.select(cfg, key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             faults.append(f"{key}: expected a number of at least 0, got {value!r}")
     return faults
 
@@ -284,6 +285,29 @@ def _numbers(cfg: DictConfig) -> list[str]:
 def _needs_negatives(loss: str) -> bool:
     """Whether a loss learns nothing from relevant docs alone: so unless its class says `needs_negatives = False`."""
     return not is_trusted(loss, "loss") or attribute_of(loss, "needs_negatives", default=True) is not False
+
+
+def _data(cfg: DictConfig) -> list[str]:
+    """Keys that go with every source."""
+    data = cfg.get("data") if "data" in cfg and not OmegaConf.is_missing(cfg, "data") else None
+    if not isinstance(data, DictConfig):
+        return []
+    faults = []
+    drop = data.get("drop_query_docs", "auto")
+    if drop not in ("auto", True, False):
+        faults.append(f"data.drop_query_docs: expected auto, true or false; got {drop!r}")
+    options = data.get("first_stage")
+    if options is None:
+        return faults
+    if not isinstance(options, DictConfig):
+        return [*faults, f"data.first_stage: expected options of conf/model/bm25.yaml, as {{stemmer: german}}, or null; got {options!r}"]
+    known = {key: value for key, value in (parameters_of("ranker.retrieval.bm25.BM25") or {}).items() if key not in ("docs", "threads")}
+    for key in map(str, options):
+        if key not in known:
+            faults.append(f"data.first_stage.{key}: unknown key{suggestion(key, list(known))}")
+        elif (fault := known[key].fault(options[key])) is not None:
+            faults.append(f"data.first_stage.{key}: {fault}")
+    return faults
 
 
 def _measures(cfg: DictConfig) -> list[str]:
@@ -295,11 +319,20 @@ def _measures(cfg: DictConfig) -> list[str]:
         measures = parse_measures(list(cfg.measures))
     except ConfigError as error:
         return str(error).split("\n")
-    monitor = cfg.get("monitor")
     logged = [f"val/{measure}" for measure in measures]
-    if monitor is not None and monitor not in logged:
-        return [f"monitor: expected one of {', '.join(logged)} (from measures), got {monitor!r}"]
-    return []
+    watched = {"monitor": cfg.get("monitor")}
+    for name, node in (cfg.get("callbacks") or {}).items():
+        if (
+            isinstance(node, DictConfig)
+            and str(node.get("_target_")).endswith(".EarlyStopping")
+            and not OmegaConf.is_missing(node, "monitor")
+        ):
+            watched[f"callbacks.{name}.monitor"] = node.get("monitor") or cfg.get("monitor")  # null is refused as no text
+    return [
+        f"{key}: expected one of {', '.join(logged)} (from measures), got {value!r}"
+        for key, value in watched.items()
+        if value is not None and value not in logged and not (key != "monitor" and str(value).startswith(("train/", "optim/")))
+    ]
 
 
 def _evaluation(cfg: DictConfig) -> list[str]:
@@ -311,9 +344,6 @@ def _evaluation(cfg: DictConfig) -> list[str]:
         faults.append("run: expected either run=FILE qrels=FILE or checkpoint=RUN_FOLDER, got " + ("both" if cfg.run else "neither"))
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements of run=, got none; set qrels=FILE")
-    for key, known in (("split", ("test", "val", "train")), ("weights", ("best", "last"))):
-        if cfg[key] not in known:
-            faults.append(f"{key}: expected one of {', '.join(known)}; got {cfg[key]!r}")
     return faults
 
 
@@ -359,8 +389,32 @@ def _files(cfg: DictConfig) -> list[str]:
     faults = []
     for key in ("checkpoint", "compare", "run", "qrels", "baseline", "data.negatives", "data.teacher", "candidates", "mining.teacher"):
         value = OmegaConf.select(cfg, key) if key.split(".")[0] in cfg and not OmegaConf.is_missing(cfg, key.split(".")[0]) else None
-        if value is not None and not Path(str(value)).exists() and not (key == "baseline" and value == "bm25" and "index" in cfg):
+        if isinstance(value, str) and not _exists(value) and not (key == "baseline" and value == "bm25" and "index" in cfg):
             faults.append(f"{key}: expected a file or folder, got {value!r}, which does not exist")
     if cfg.get("resume") and not cfg.get("checkpoint"):
         faults.append("resume: expected checkpoint=RUN_FOLDER beside resume=true, got none")
+    for key in ("cache_dir", "encode.folder"):
+        value = OmegaConf.select(cfg, key)
+        if isinstance(value, str):
+            faults += [f"{key}: {fault}; set another {key}" for fault in _unwritable(Path(value))]
     return faults
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # a name that is too long, or holds a NUL
+        return False
+
+
+def _unwritable(path: Path) -> list[str]:
+    """Why nothing can be written into a folder, which need not exist yet."""
+    try:
+        there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists() or folder.is_symlink())
+        if not there.is_dir():
+            return [f"expected a folder, got {str(path)!r}, where {str(there)!r} is {'a broken link' if there.is_symlink() else 'a file'}"]
+        if not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+            return [f"expected a folder to write to, got {str(path)!r}, where {str(there)!r} is not writable for this user"]
+    except OSError as error:
+        return [f"expected a folder to write to, got {str(path)[:60]!r} ({error.strerror})"]
+    return []

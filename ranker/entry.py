@@ -10,33 +10,41 @@ import re
 import secrets
 import sys
 import tempfile
+import traceback
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from hydra.types import RunMode
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ranker import config, hydra_rules, roots, run_folder, sweep
+from ranker import config, hydra_rules, overrides, roots, run_folder, sweep
 from ranker.errors import ConfigError, Preempted, RankerError
 from ranker.paths import make_absolute
 from ranker.stored import load_stored
 from ranker.training.process_watch import watch_from_the_start
+from ranker.usage import CONF
 
 # what may be another in a training that goes on: how long, where and how it is computed, what is kept and shown; else it would be another one
 CHANGEABLE = (
     "trainer", "batch.max_tokens", "batch.eval_max_tokens", "batch.workers", "encoder.trust_remote_code", "callbacks", "logger", "name",
     "cache_dir", "save_every_steps", "nonfinite", "checkpoint", "resume",
 )  # fmt: skip
+HYDRA, HERE = Path(hydra.__file__).parent, Path(__file__).parent
 FIXED = ("trainer", "trainer.limit_train_batches", "trainer.gradient_clip_val")
 
 
-def register() -> None:
-    """Make typed roots, resolvers and rules known to Hydra; before `hydra.main`."""
+def register(command: str | None = None) -> None:
+    """Make typed roots, resolvers and rules known to Hydra, and let a script's text keys take what was typed; before `hydra.main`."""
     watch_from_the_start()
+    if command is not None:
+        sys.argv[1:] = overrides.quote_texts(command, sys.argv[1:])
     # Hydra would print its own traceback and exit; with this it hands every error to `user_errors`
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     roots.register()
@@ -46,7 +54,7 @@ def register() -> None:
 
 def _register_resolvers() -> None:
     OmegaConf.register_new_resolver("stamp", _stamp, use_cache=True, replace=True)
-    OmegaConf.register_new_resolver("module_of", lambda target: target.split(".")[-2], replace=True)
+    OmegaConf.register_new_resolver("module_of", lambda target: ("unnamed." + str(target)).split(".")[-2], replace=True)
     OmegaConf.register_new_resolver("root", _root, use_cache=True, replace=True)
     OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
 
@@ -122,6 +130,7 @@ def _run(command: str, cfg: DictConfig) -> float | None:
         cfg = _resumed(cfg) if cfg.get("resume") else _started_from(cfg)
     config.check(cfg)
     make_absolute(cfg)
+    _check_source(cfg)
     config.set_layers(cfg)
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN and "trainer" in cfg:
         build = importlib.import_module("ranker.build")
@@ -130,6 +139,14 @@ def _run(command: str, cfg: DictConfig) -> float | None:
             return sweep.run_apart(script, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_yaml(cfg, resolve=True))
     run = importlib.import_module("ranker.run")
     return getattr(run, command)(cfg)
+
+
+def _check_source(cfg: DictConfig) -> None:
+    """Let the data source say what it lacks before torch is imported, if it can."""
+    if cfg.get("data") is not None and str(cfg.data._target_).startswith("ranker."):
+        check = getattr(instantiate(config.constructor_keys("data", cfg.data)), "check", None)
+        if check is not None:
+            check()
 
 
 def _overridden(key: str) -> list[str]:
@@ -211,11 +228,37 @@ def user_errors() -> Iterator[None]:
         cause = _cause(error)
         _fail(in_one_line(error) if cause is None else str(cause))
     except OSError as error:  # after Hydra's, of which some are one
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if (message := _place_in_one_line(error, _is_hydras(error))) is None:
             raise
-        _fail(f"{error.filename or 'disk'}: expected room to write to, got {error.strerror!r}; checkpoints written so far are whole")
+        _fail(message)
     except KeyboardInterrupt:
         _fail("stopped by the keyboard")
+    except Exception as error:
+        if not _is_hydras(error):
+            raise
+        _fail(in_one_line(error))
+
+
+def _is_hydras(error: BaseException) -> bool:
+    """Whether Hydra raised an error while it read the command line and the files, and not what it was to run."""
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    programs = [HYDRA if HYDRA in file.parents else HERE for file in files if {HYDRA, HERE} & set(file.parents)]
+    return bool(programs) and programs[-1] == HYDRA and HERE / "run.py" not in files
+
+
+def _place_in_one_line(error: OSError, making_folders: bool) -> str | None:
+    """Say what is wrong with a file, folder or disk; None for an error that is no place's."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return (
+            f"{error.filename or 'disk'}: expected room to write to, got {error.strerror!r}; make room, and go on with checkpoint=RUN_FOLDER "
+            "resume=true where the run has a checkpoints/last.ckpt"
+        )
+    places = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+    if (error.errno in places or making_folders) and error.filename is not None:
+        name = str(error.filename)
+        shown = name if len(name) < 200 else f"{name[:200]}..."
+        return f"{shown}: expected a file or folder that this user can use, got {error.strerror!r}; check it, or set hydra.run.dir or cache_dir"
+    return None
 
 
 def _fail(message: str, exit_code: int = 1) -> None:
@@ -227,14 +270,32 @@ def _fail(message: str, exit_code: int = 1) -> None:
 
 def in_one_line(error: BaseException) -> str:
     """Say Hydra's or OmegaConf's complaint as: where, expected, got, fix."""
-    text = "\n".join(str(part) for part in (error, error.__cause__, error.__context__) if part is not None)
+    return config.short(" ".join(_complaint(error).split()))
+
+
+def _complaint(error: BaseException) -> str:
+    text = str(error)
+    for part in (error.__cause__, error.__context__):
+        text += f"\n{part}" if part is not None and str(part) not in text else ""
     missing = re.search(
-        r"Could not find '([^'/]+)/([^']+)'(?:\s+Available options in '[^']+':\s+(.*?)(?:\n\n|\nConfig search|$))?", text, re.S
+        r"Could not find '([^']+)/([^'/]*)'(?:\s+Available options in '[^']+':\s+(.*?)(?:\n\n|\nConfig search|$))?", text, re.S
     )
     if missing:
         group, got, options = missing.groups()
         known = re.findall(r"\S+", options or "")
+        known = known or sorted(path.stem for path in (CONF / group).glob("*.yaml"))
         return f"{group}: expected one of {', '.join(known)}; got {got!r}" if known else f"{group}: no such file conf/{group}/{got}.yaml"
+    deleted = re.search(r"Could not delete from config\. '?([\w.]+)'?", text)
+    if deleted:
+        return f"{deleted.group(1)}: expected a key that can be left out, got ~{deleted.group(1)}"
+    if "Config group override must be" in text:
+        return "; ".join(f"{group}: expected the name of a file in conf/{group}/, got {got}" for group, got in _groups_without_name())
+    wrong = re.search(r"Invalid type assigned: (\w+) is not a subclass of (\w+).*?full_key: (\S+)", text, re.S)
+    if wrong:
+        return f"{wrong.group(3)}: expected {wrong.group(2)}, got {'null' if wrong.group(1) == 'NoneType' else wrong.group(1)}"
+    not_null = re.search(r"field '[^']*' is not Optional\s+full_key: (\S+)", text)
+    if not_null:
+        return f"{not_null.group(1)}: expected a value, got null"
     key = re.search(
         r"(?:Could not override|Key|Could not append to config\. An item is already at|Error merging override) '?\+?([\w./@-]+)'?", text
     )
@@ -255,6 +316,12 @@ def in_one_line(error: BaseException) -> str:
             f"{_first(text)}; quote a value that holds '=' or ',' for Hydra as well as for the shell: 'key=\"a=b.ckpt\"' or key=a\\=b.ckpt"
         )
     return _first(text)
+
+
+def _groups_without_name() -> list[tuple[str | Any, ...]]:
+    """Groups of the command line whose value is no text, with it."""
+    given = [re.fullmatch(r"\+?([\w/]+)(?:@[\w.]+)?=(null|[\d.eE+-]+|true|false|)", argument) for argument in sys.argv[1:]]
+    return [match.groups() for match in given if match and (CONF / match.group(1)).is_dir()] or [("a group", "null")]
 
 
 def _first(text: str) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from ir_measures import Measure
 from ir_measures.providers import FallbackProvider
 
+from ranker.data.parsing import MAX_GRADE
 from ranker.errors import ConfigError, DataError
 from ranker.ranking import is_strict, rank_docs, scores_of
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 # Only what is exact: gdeval rounds to 5 digits, msmarco breaks ties its own way. cwl_eval serves RBP, BPM, ... where it is installed.
 _EXACT = FallbackProvider([ir_measures.pytrec_eval, ir_measures.judged, ir_measures.compat, ir_measures.accuracy, ir_measures.cwl_eval])
-_MAX_GRADE = 10_000  # trec_eval's nDCG takes time quadratic in the largest grade
 _QUERIES_AT_ONCE = 500
 _UNJUDGED = "<no doc>"  # no id: ids hold no blanks
 
@@ -149,8 +149,8 @@ def _parse(name: str | Measure) -> Measure:
     if "recall" in params and not (0 <= params["recall"] <= 1 and round(params["recall"], 2) == params["recall"]):
         raise ConfigError(f"measures: expected a recall from 0.0 to 1.0 with at most two decimals, got {name!r}")
     for grade, gain in params.get("gains", {}).items():
-        if not isinstance(grade, int) or not isinstance(gain, int) or gain > _MAX_GRADE:
-            raise ConfigError(f"measures: expected whole gains up to {_MAX_GRADE}, got {name!r}")
+        if not isinstance(grade, int) or not isinstance(gain, int) or gain > MAX_GRADE:
+            raise ConfigError(f"measures: expected whole gains up to {MAX_GRADE}, got {name!r}")
     if measure.NAME not in _FROM_QRELS and not _EXACT.supports(_computed(measure, set())):
         raise ConfigError(
             f"measures: expected a measure that can be computed exactly here, got {name!r}; no installed evaluator does, use another"
@@ -208,7 +208,7 @@ def _computed(measure: Measure, grades: set[int]) -> Measure:
         return type(measure)(**params)
     if measure.NAME == "nDCG" and params.get("dcg") == "exp-log2" and "gains" not in params:
         largest = max(grades, default=0)
-        if 2**largest - 1 > _MAX_GRADE:
+        if 2**largest - 1 > MAX_GRADE:
             raise DataError(f"qrels: expected grades up to 13 for {measure}, whose gain is 2^grade - 1, got {largest}; use nDCG")
         del params["dcg"]
         return type(measure)(gains={grade: 2**grade - 1 for grade in sorted(grades) if grade > 0}, **params)
@@ -239,8 +239,8 @@ def _aggregate(measure: Measure, values: Sequence[float]) -> float:
 
 def _checked_grades(query_id: str, docs: Mapping[str, int]) -> dict[str, int]:
     for doc_id, relevance in docs.items():
-        if int(relevance) != relevance or relevance > _MAX_GRADE:
-            raise DataError(f"qrels: expected whole grades up to {_MAX_GRADE}, got {relevance!r} for query {query_id!r} and doc {doc_id!r}")
+        if int(relevance) != relevance or abs(relevance) > MAX_GRADE:
+            raise DataError(f"qrels: expected whole grades up to {MAX_GRADE}, got {relevance!r} for query {query_id!r} and doc {doc_id!r}")
     return {doc_id: int(relevance) for doc_id, relevance in docs.items()}
 
 

@@ -9,6 +9,9 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+# a text that may look like a number: as `str`, OmegaConf would turn 007 of a yaml into "7"; the check sees what came and asks for quotes
+Text = Any
+
 
 @dataclass
 class BatchConfig:
@@ -70,7 +73,7 @@ class TrainerConfig:
 class TrainConfig:
     """Root of train.py."""
 
-    name: str = MISSING
+    name: Text = MISSING
     model: Any = MISSING
     encoder: Any = MISSING
     loss: Any = MISSING
@@ -85,45 +88,45 @@ class TrainConfig:
     max_doc_tokens: int = 256
     max_pair_tokens: int | None = None
     measures: list[str] = field(default_factory=list)
-    monitor: str | None = None
+    monitor: Text | None = None
     depth: int = 100
     val_depth: int | None = None
     seed: int = 0
-    checkpoint: str | None = None
+    checkpoint: Text | None = None
     resume: bool = False
     save_every_steps: int = 500
-    nonfinite: str = "stop"
-    cache_dir: str = ".cache"
+    nonfinite: Text = "stop"
+    cache_dir: Text = ".cache"
 
 
 @dataclass
 class EvaluateConfig:
     """Root of evaluate.py."""
 
-    name: str = "evaluate"
-    checkpoint: str | None = None
-    weights: str = "best"
+    name: Text = "evaluate"
+    checkpoint: Text | None = None
+    weights: Text = "best"
     data: Any = None
-    run: str | None = None
-    qrels: str | None = None
-    baseline: str | None = None
+    run: Text | None = None
+    qrels: Text | None = None
+    baseline: Text | None = None
     relevance: int = 1
-    split: str = "test"
+    split: Text = "test"
     measures: list[str] = field(default_factory=list)
     depth: int | None = None
-    candidates: str | None = None
+    candidates: Text | None = None
     add_positives: bool = False
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
-    cache_dir: str = ".cache"
+    cache_dir: Text = ".cache"
 
 
 @dataclass
 class EncodeConfig:
     """Vectors on disk; see conf/search.yaml for the meaning of each."""
 
-    folder: str | None = None
-    dtype: str = "float32"
+    folder: Text | None = None
+    dtype: Text = "float32"
     shard_docs: int = 10000
 
 
@@ -142,9 +145,9 @@ class MiningConfig:
     first: int = 1
     last: int = 100
     count: int = 30
-    order: str = "top"
+    order: Text = "top"
     margin: float | None = None
-    teacher: str | None = None
+    teacher: Text | None = None
     teacher_margin: float = 0.0
 
 
@@ -152,17 +155,17 @@ class MiningConfig:
 class SearchConfig:
     """Root of search.py."""
 
-    name: str = "search"
-    checkpoint: str | None = None
-    weights: str = "best"
+    name: Text = "search"
+    checkpoint: Text | None = None
+    weights: Text = "best"
     model: Any = None
     data: Any = None
     index: Any = MISSING
-    split: str | None = "test"
-    mine: str | None = None
+    split: Text | None = "test"
+    mine: Text | None = None
     measures: list[str] = field(default_factory=list)
     depth: int = 100
-    baseline: str | None = "bm25"
+    baseline: Text | None = "bm25"
     latency_queries: int = 100
     max_query_tokens: int | None = None
     max_doc_tokens: int | None = None
@@ -172,7 +175,7 @@ class SearchConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     seed: int = 0
-    cache_dir: str = ".cache"
+    cache_dir: Text = ".cache"
 
 
 @dataclass
@@ -189,15 +192,15 @@ class ProbeTrainingConfig:
     clip: float = 5.0
     hidden: int = 256
     dropout: float = 0.3
-    head: str = "edge"
+    head: Text = "edge"
 
 
 @dataclass
 class ProbeCacheConfig:
     """The encoder's states on disk; see conf/probe.yaml for the meaning of each."""
 
-    dtype: str = "float16"
-    tokens: str = "all"
+    dtype: Text = "float16"
+    tokens: Text = "all"
     max_bytes: float = 2e10
     max_tokens: int = 8192
 
@@ -206,20 +209,20 @@ class ProbeCacheConfig:
 class ProbeConfig:
     """Root of probe.py."""
 
-    name: str = "probe"
+    name: Text = "probe"
     encoder: Any = MISSING
-    checkpoint: str | None = None
-    weights: str = "best"
-    reads: str = "pairs"
-    compare: str | None = None
+    checkpoint: Text | None = None
+    weights: Text = "best"
+    reads: Text = "pairs"
+    compare: Text | None = None
     data: Any = MISSING
     probe: Any = MISSING
     logger: Any = None
-    split: str = "val"
+    split: Text = "val"
     max_pairs: int = 2000
     docs_per_query: int = 10
     depth: int = 100
-    group_by: str = "query"
+    group_by: Text = "query"
     val_fraction: float = 0.1667
     test_fraction: float = 0.1667
     max_query_tokens: int = 64
@@ -229,17 +232,17 @@ class ProbeConfig:
     controls: list[str] = field(default_factory=list)
     control_seeds: int = 1
     portions: list[float] = field(default_factory=list)
-    validation: str = "fixed"
-    units: str = "bits"
-    batching: str = "auto"
-    device: str = "auto"
+    validation: Text = "fixed"
+    units: Text = "bits"
+    batching: Text = "auto"
+    device: Text = "auto"
     workers: int | None = None
     seed: int = 0
     skip_unavailable: bool = False
     reuse: bool = True
     training: ProbeTrainingConfig = field(default_factory=ProbeTrainingConfig)
     cache: ProbeCacheConfig = field(default_factory=ProbeCacheConfig)
-    cache_dir: str = ".cache"
+    cache_dir: Text = ".cache"
 
 
 ROOTS: dict[str, type] = {"train": TrainConfig, "evaluate": EvaluateConfig, "search": SearchConfig, "probe": ProbeConfig}

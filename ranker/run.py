@@ -40,10 +40,13 @@ from ranker.checkpoint import load_checkpoint, load_scorer, read_description, sa
 from ranker.config import constructor_keys
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
+from ranker.data.pair_cuts import warn_of_other_cuts
+from ranker.data.query_docs import allowed_run, warn_of_query_docs, with_allowed
 from ranker.data.splits import check_candidates
 from ranker.data.trec import read_candidates, read_qrels, read_run, write_run
 from ranker.errors import ConfigError
-from ranker.retrieval.bm25 import with_candidates
+from ranker.rehearsal import check_length, refused_in_fit, rehearse_fabric, rehearse_trainer, rehearse_training
+from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.retrieval.encode import Device
 from ranker.retrieval.engines import (
     EncodeOptions,
@@ -77,11 +80,13 @@ def train(cfg: DictConfig) -> float | None:
     """
     started = time.perf_counter()
     folder = open_run(cfg)
+    rehearse_training(cfg)
     pl.seed_everything(cfg.seed, verbose=False)
     splits = load_splits(cfg)
     scorer = build_scorer(cfg)
     data = build_data(cfg, splits, scorer)
     steps_per_epoch = len(data.train_steps().plan)
+    check_length(cfg, splits, steps_per_epoch)
     module = training_module(cfg)(
         scorer,
         list(cfg.measures),
@@ -103,11 +108,14 @@ def train(cfg: DictConfig) -> float | None:
     if cfg.monitor is not None and splits.val is not None:
         callbacks.insert(1, best)
     trainer = build_trainer(cfg, folder, callbacks, cfg.get("logger"))
-    trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
+    with refused_in_fit():
+        trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
     if best.best_model_path:
         load_checkpoint(module, Path(best.best_model_path))
     if trainer.is_global_zero:
         save_model(folder / "model", scorer, cfg)  # before the test, so that nothing that goes wrong there loses it
+        if scorer.reads == "pairs":
+            warn_of_other_cuts(data.train_steps())
     pruned = any(getattr(callback, "pruned", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     if not pruned:  # what a sweep has given up is not worth a test
         trainer.test(module, datamodule=data, verbose=False)
@@ -151,7 +159,7 @@ def _evaluate_file(cfg: DictConfig) -> None:
     run, qrels = read_run(Path(cfg.run)), read_qrels(Path(cfg.qrels))
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
     folder = open_run(cfg)
-    name = Path(cfg.run).name.removesuffix(".gz").removesuffix(".run").removesuffix(".trec")
+    name = run_name(Path(cfg.run))
     written = evaluation.write_evaluation(folder / "evaluation" / name, run, qrels, list(cfg.measures), cfg.relevance, baseline, tag=name)
     if baseline and written["measures"]:  # without judgements there are none
         pictures.write_comparison(folder, name, next(iter(written["measures"])), run, baseline, qrels, cfg.relevance)
@@ -159,11 +167,23 @@ def _evaluate_file(cfg: DictConfig) -> None:
     log.info("evaluation: %s", folder / "evaluation" / name)
 
 
+def run_name(path: Path) -> str:
+    """A run file's name without its endings, as a tag and folder: blanks become `_`, and leading dots go, which would hide the folder.
+
+    >>> run_name(Path("my run.trec.gz")), run_name(Path(".run")), run_name(Path(".hidden.run"))
+    ('my_run', 'run', 'hidden')
+    """
+    name = path.name.lstrip(".").removesuffix(".gz").removesuffix(".run").removesuffix(".trec")
+    return "_".join(name.split()) or "run"
+
+
 def _evaluate_checkpoint(cfg: DictConfig) -> None:
     description = read_description(Path(cfg.checkpoint))
     trained = OmegaConf.create(description)
     if cfg.data is None and "data" not in trained:
         raise ConfigError(f"data: expected data=..., since {cfg.checkpoint} does not say what it was trained on")
+    rehearse_trainer(cfg)
+    baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights)
     source = cfg.data if cfg.data is not None else trained.data
     splits = load_source(source)
@@ -172,10 +192,12 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
     depth = cfg.depth or trained.get("depth", 100)
     if cfg.candidates is not None:
         given = read_candidates(Path(cfg.candidates))
-        chosen = {name: replace(collection, candidates=given) for name, collection in chosen.items()}
+        chosen = {name: with_allowed(collection, given) for name, collection in chosen.items()}
         for collection in chosen.values():
             check_candidates(collection, cfg.candidates)
-    splits = with_candidates(Splits(None, None, chosen), depth, Path(cfg.cache_dir))
+    splits = with_candidates(Splits(None, None, chosen), depth, Path(cfg.cache_dir), FirstStage.of(source))
+    for part in splits.tests.values():
+        warn_of_query_docs(part, part.candidates)
     if cfg.add_positives:  # labelled in the output: such measures say nothing about a first stage
         splits = replace(splits, tests={f"{name}+positives": add_positives(part, depth) for name, part in splits.tests.items()})
     print_notice(splits)
@@ -185,7 +207,6 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
         text_limits(scorer, trained), depth=None if cfg.add_positives else depth, cache_dir=cfg.cache_dir,
         layouts=scorer.layouts() if scorer.reads == "texts" else None,
     )  # fmt: skip
-    baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
     module = RerankModule(scorer, list(cfg.measures), on_evaluated=_writer(folder, splits, cfg, depth, baseline))
     trainer = build_trainer(cfg, folder, [])
     trainer.test(module, datamodule=data, verbose=False)
@@ -205,12 +226,18 @@ def search(cfg: DictConfig) -> None:
     trained = OmegaConf.create(read_description(Path(cfg.checkpoint)) if cfg.checkpoint is not None else {})
     if cfg.data is None and "data" not in trained:
         raise ConfigError("data: expected data=..., since nothing says what the model was trained on")
-    loaded = load_source(cfg.data if cfg.data is not None else trained.data)
+    baseline = read_run(Path(cfg.baseline)) if cfg.baseline not in (None, "bm25") else None
+    teacher = read_run(Path(cfg.mining.teacher), single=True) if cfg.mining.teacher else None
+    options = Mining(**{key: value for key, value in cfg.mining.items() if key != "teacher"}, seed=cfg.seed)
+    if cfg.model is None:
+        rehearse_fabric(cfg)
+        instantiate(cfg.index)  # and drop it: what it refuses shows before the docs are encoded
+    source = cfg.data if cfg.data is not None else trained.data
+    loaded = load_source(source)
     sets = chosen_sets(loaded, cfg.split) if cfg.split is not None else {}
     mined = mined_set(loaded, cfg.mine)
-    options = Mining(**{key: value for key, value in cfg.mining.items() if key != "teacher"}, seed=cfg.seed)
     if cfg.baseline == "bm25" and cfg.model is None:
-        sets = with_candidates(Splits(None, None, sets), cfg.depth, Path(cfg.cache_dir)).tests
+        sets = with_candidates(Splits(None, None, sets), cfg.depth, Path(cfg.cache_dir), FirstStage.of(source)).tests
     folder = open_run(cfg)
     print_notice(loaded)
     everything = {**{f"{name} (mined)": part for name, part in mined.items()}, **sets}
@@ -220,10 +247,10 @@ def search(cfg: DictConfig) -> None:
         engines = _vector_engines(cfg, trained, everything, folder)
     if engines is None:  # another process than the first: it has done its part of the encoding
         return
-    baseline = read_run(Path(cfg.baseline)) if cfg.baseline not in (None, "bm25") else None
     report = {}
     for name, collection in sets.items():
-        compared = baseline or (evaluation.first_stage_run(collection, cfg.depth) if cfg.baseline else None)
+        given = baseline and allowed_run(collection, baseline)
+        compared = given or (evaluation.first_stage_run(collection, cfg.depth) if cfg.baseline else None)
         found, report[name] = search_set(engines[name], collection, cfg.depth, cfg.latency_queries)
         written = evaluation.write_evaluation(
             folder / "evaluation" / name, found, collection.qrels, list(cfg.measures), collection.relevance, compared, cfg.name
@@ -231,7 +258,6 @@ def search(cfg: DictConfig) -> None:
         evaluation.print_table(name, written)
         log.info("%s: %s", name, in_words(report[name]))
     for name, collection in mined.items():
-        teacher = read_run(Path(cfg.mining.teacher)) if cfg.mining.teacher else None
         run = mine_set(engines[f"{name} (mined)"], collection, options, teacher)
         write_run(folder / "negatives.trec", run, cfg.name)
         report["mined"] = {"queries": len(run), "negatives": sum(map(len, run.values()))}
@@ -272,6 +298,7 @@ def probe(cfg: DictConfig) -> None:
 
     folder = open_run(cfg)
     pl.seed_everything(cfg.seed, verbose=False)  # an encoder may be random
+    tasks = [instantiate(node) for node in cfg.probe.values()]
     splits = load_source(cfg.data)
     print_notice(splits)
     if cfg.checkpoint is not None:
@@ -280,7 +307,6 @@ def probe(cfg: DictConfig) -> None:
         encoder = instantiate(constructor_keys("encoder", cfg.encoder))
         choices: Any = HydraConfig.get().runtime.choices
         subject = Subject(str(choices.encoder), encoder, cfg.reads)
-    tasks = [instantiate(node) for node in cfg.probe.values()]
     logger = instantiate(cfg.logger)(folder) if cfg.logger is not None and "_target_" in cfg.logger else None
     options = cfg_values(cfg)
     dashboards.start([logger], options, OmegaConf.to_yaml(cfg, resolve=True))
@@ -295,7 +321,8 @@ def _writer(folder: Path, splits: Splits, cfg: DictConfig, depth: int | None = N
 
     def write(name: str, run: Run) -> dict[str, float]:
         collection = splits.tests[name]
-        compared = baseline or evaluation.first_stage_run(collection, depth or cfg.depth)
+        given = baseline and allowed_run(collection, baseline)
+        compared = given or evaluation.first_stage_run(collection, depth or cfg.depth)
         where = folder / "evaluation" / name
         means = evaluation.write_evaluation(
             where, run, collection.qrels, list(cfg.measures), collection.relevance, compared, tag=cfg.name

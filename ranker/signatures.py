@@ -36,7 +36,10 @@ class Parameter:
             fits = "bool" in self.types
         else:
             fits = any(isinstance(value, _SCALARS[name]) for name in self.types if name in _SCALARS and name != "bool")
-        return "" if fits else f"expected {self._expected()}, got {value!r}"
+        if fits:
+            return ""
+        quotes = "; put it in quotes" if "str" in self.types and isinstance(value, (bool, int, float)) else ""
+        return f"expected {self._expected()}, got {value!r}{quotes}"
 
     def _expected(self) -> str:
         return " or ".join(name for name in self.types if name != "None") + (" or null" if "None" in self.types else "")

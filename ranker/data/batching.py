@@ -144,6 +144,9 @@ class Template:
         fill_token: What they are filled with.
         attend_fill: Whether tokens attend to the filling.
         max_tokens: Longest row; None: what the encoder takes.
+        prefix: Put before each text before it is tokenized, where the tokenizer would cut prompt and text otherwise than together; the
+            token store holds both then.
+        prefix_tokens: Tokens that `prefix` begins each text of the store with.
     """
 
     specials: tuple[tuple[int, ...], ...]
@@ -152,6 +155,8 @@ class Template:
     fill_token: int = 0
     attend_fill: bool = True
     max_tokens: int | None = None
+    prefix: str = ""
+    prefix_tokens: int = 0
 
     @classmethod
     def of(cls, tokenizer: Any, texts: int) -> Template:
@@ -173,9 +178,15 @@ class Template:
         """Special tokens of a whole sequence."""
         return sum(map(len, self.specials))
 
-    def with_prompt(self, tokens: Sequence[int]) -> Template:
-        """The same layout with tokens of a prompt before the first text."""
-        return replace(self, specials=((*self.specials[0], *tokens), *self.specials[1:]))
+    def with_prompt(self, tokens: Sequence[int], prefix: str = "", prefix_tokens: int = 0) -> Template:
+        """The same layout with tokens of a prompt before the first text, and text that is tokenized together with it."""
+        specials = ((*self.specials[0], *tokens), *self.specials[1:])
+        return replace(self, specials=specials, prefix=prefix, prefix_tokens=prefix_tokens)
+
+    @property
+    def num_added(self) -> int:
+        """Tokens of a row beside those of its texts: special ones and the prompt's."""
+        return self.num_special + self.prefix_tokens
 
     def row_lengths(self, text_lengths: np.ndarray) -> np.ndarray:
         """Tokens of rows whose texts have so many, special tokens and filling included."""
@@ -231,8 +242,8 @@ class Collator:
         query: Layout of a query by itself.
         doc: Layout of a doc by itself.
         max_pair_tokens: Longest pair, special tokens included; the doc is cut, never the query.
-        max_query_tokens: Longest query in a pair or by itself, special tokens not counted.
-        max_doc_tokens: Longest doc, special tokens not counted.
+        max_query_tokens: Longest query in a pair or by itself, special tokens not counted, a prefix counted.
+        max_doc_tokens: Longest doc, special tokens not counted, a prefix counted.
     """
 
     queries: TokenStore
@@ -280,8 +291,8 @@ class Collator:
         return cls(
             queries, docs, reads, pair, query, doc, longest,
             # one token at least is left for the doc, so that no query, however long, can crash a pair
-            min(max_query_tokens, longest - pair.num_special - 1 if reads == "pairs" else _room(query, positions)),
-            min(max_doc_tokens, positions - pair.num_special if reads == "pairs" else _room(doc, positions)),
+            min(max_query_tokens, longest - pair.num_special - 1) if reads == "pairs" else _longest(query, max_query_tokens, positions),
+            min(max_doc_tokens, positions - pair.num_special) if reads == "pairs" else _longest(doc, max_doc_tokens, positions),
         )  # fmt: skip
 
     def query_lengths(self, rows: np.ndarray) -> np.ndarray:
@@ -338,6 +349,6 @@ class Collator:
         )
 
 
-def _room(layout: Template, positions: int) -> int:
-    """Tokens of a text that fit into a row of its own."""
-    return min(positions, layout.max_tokens or positions) - layout.num_special
+def _longest(layout: Template, max_tokens: int, positions: int) -> int:
+    """Stored tokens kept of a text in a row of its own: `max_tokens` of the text and its prefix, as far as they fit."""
+    return min(max_tokens + layout.prefix_tokens, min(positions, layout.max_tokens or positions) - layout.num_special)

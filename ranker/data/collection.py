@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from ranker.errors import DataError
-from ranker.types import Qrels, Run
+
+if TYPE_CHECKING:  # it imports torch, which reading data does not need
+    from ranker.types import Qrels, Run
 
 
 @dataclass(frozen=True)
@@ -89,13 +91,14 @@ class MemoryDocs:
 
 @dataclass(frozen=True, eq=False)  # Mapping's own equality: the generated one would compare arrays
 class Candidates(Mapping[str, list[str]]):
-    """First-stage docs per query, best first, in flat arrays: 7,000 queries x 1,000 docs take 80 MB, not 1 GB of dicts.
+    """First-stage docs per query, best first, in flat arrays: 7,000 queries x 1,000 docs take 110 MB, not 1 GB of dicts.
 
     Args:
         query_ids: The queries, in order.
         offsets: Query i's docs are `doc_ids[offsets[i]:offsets[i + 1]]`, int64 [queries + 1].
         doc_ids: Doc ids, UTF-8 in a fixed-width bytes array [docs].
-        scores: The first stage's scores, float32 [docs].
+        scores: The first stage's scores, float32 or float64 [docs]. What a file holds stays in double precision, since scores that
+            are rounded to equal ones would be ordered anew by the tie rule.
     """
 
     query_ids: list[str]
@@ -116,10 +119,10 @@ class Candidates(Mapping[str, list[str]]):
             query_ids.append(query_id)
             offsets.append(offsets[-1] + len(doc_ids))
             ids.append(np.array([doc_id.encode() for doc_id in doc_ids], dtype=np.bytes_))
-            scores.append(np.asarray(doc_scores, dtype=np.float32))
+            scores.append(np.asarray(doc_scores, dtype=np.float64))
         doc_ids_flat = np.concatenate(ids) if ids else np.array([], dtype="S1")
         return cls(query_ids, np.array(offsets, dtype=np.int64), doc_ids_flat,
-                   np.concatenate(scores) if scores else np.array([], dtype=np.float32))  # fmt: skip
+                   np.concatenate(scores) if scores else np.array([], dtype=np.float64))  # fmt: skip
 
     @classmethod
     def from_run(cls, run: Run) -> Candidates:
@@ -150,9 +153,22 @@ class Candidates(Mapping[str, list[str]]):
         return self.doc_ids[:0] if place is None else self.doc_ids[self.offsets[place] : self.offsets[place + 1]]
 
     def scores_of(self, query_id: str) -> np.ndarray:
-        """The query's first-stage scores, float32 [docs]; empty for an unknown query."""
+        """The query's first-stage scores [docs]; empty for an unknown query."""
         place = self._places.get(query_id)
         return self.scores[:0] if place is None else self.scores[self.offsets[place] : self.offsets[place + 1]]
+
+    def top(self, depth: int) -> Candidates:
+        """The first `depth` docs of each query, in their order and with their scores.
+
+        >>> Candidates.from_lists([("q1", ["d2", "d1"], [0.5, 0.4]), ("q2", [], []), ("q3", ["d3"], [1.0])]).top(1).to_run()
+        {'q1': {'d2': 0.5}, 'q2': {}, 'q3': {'d3': 1.0}}
+        """
+        return self.where(np.arange(len(self.doc_ids)) - np.repeat(self.offsets[:-1], np.diff(self.offsets)) < depth)
+
+    def where(self, kept: np.ndarray) -> Candidates:
+        """The docs with True in `kept`, bool [docs], in their order and with their scores; every query stays."""
+        offsets = np.concatenate([[0], np.cumsum(kept)])[self.offsets].astype(np.int64)
+        return Candidates(self.query_ids, offsets, self.doc_ids[kept], self.scores[kept])
 
     def to_run(self, depth: int | None = None) -> Run:
         """The first `depth` docs of each query with their scores."""
@@ -175,6 +191,7 @@ class Collection:
         triples: Training triples (query_id, more relevant doc_id, less relevant doc_id), or None. Re-iterable; where they have a
             `fingerprint` that says which they are, what is looked up of them is kept.
         relevance: Smallest grade that counts as relevant: for training's positives and for binary measures.
+        drop_query_docs: Whether a doc with the query's own id is left out of candidates and search results (`ranker.data.query_docs`).
     """
 
     name: str
@@ -184,6 +201,7 @@ class Collection:
     candidates: Candidates | None = None
     triples: Iterable[tuple[str, str, str]] | None = None
     relevance: int = 1
+    drop_query_docs: bool = False
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import torch
 
 from ranker.data.batching import Collator
 from ranker.data.collection import Collection
+from ranker.data.query_docs import same_text
 from ranker.data.sampling import mix
 from ranker.data.token_store import TokenStore
 from ranker.types import Contrast
@@ -22,11 +23,13 @@ class KnownPositives:
         offsets: int64 [queries + 1].
         docs: Doc rows, int32 [relevant docs].
         least_label: A drawn doc is a positive from this label on.
+        own: The doc with the query's id, -1 where there is none, int64 [queries]; None: no query has one.
     """
 
     offsets: np.ndarray
     docs: np.ndarray
     least_label: float = 1.0
+    own: np.ndarray | None = None
 
     @classmethod
     def of(cls, collection: Collection, queries: TokenStore, docs: TokenStore) -> KnownPositives:
@@ -48,7 +51,10 @@ class KnownPositives:
         doc_rows = docs.rows([doc_id for doc_ids in relevant.values() for doc_id in doc_ids])
         order = np.argsort(np.repeat(query_rows, counts[query_rows]), kind="stable")
         least_label = 1.0 if collection.triples is not None else float(max(1, collection.relevance))
-        return cls(np.concatenate([[0], np.cumsum(counts)]), doc_rows[order].astype(np.int32), least_label)
+        own = docs.find(queries.ids())
+        return cls(
+            np.concatenate([[0], np.cumsum(counts)]), doc_rows[order].astype(np.int32), least_label, own if (own >= 0).any() else None
+        )
 
     def __getitem__(self, query_row: int) -> np.ndarray:
         return self.docs[self.offsets[query_row] : self.offsets[query_row + 1]]
@@ -60,8 +66,8 @@ def contrast(
     """Say who stands against whom in a step.
 
     A query's positives are its known ones and those that any of its groups in the step drew. Left out of its ranking are docs that the
-    model can't tell from a positive (the same doc, or the same text under another id), unless it is a positive that its own group drew;
-    and docs of other groups that equal a doc of its own, whose label they would contradict.
+    model can't tell from a positive (the same doc, or the same text under another id) or that are the query itself by id or text, unless it
+    is a positive that its own group drew; and docs of other groups that equal a doc of its own, whose label they would contradict.
 
     Args:
         collator: Says what the model sees of a doc.
@@ -86,11 +92,36 @@ def contrast(
     groups, which = np.nonzero(query_rows[:, None] == query_rows[owners[drawn]])
     relevant[groups, place_of[drawn[which]]] = True
 
+    _add_own(relevant, collator, query_rows, doc_rows[real][np.unique(place_of, return_index=True)[1]], distinct, positives.own)
+
     barred = relevant.copy()
     barred[owners, place_of] = True
     mask = ~barred[:, place_of]
     mask[owners, np.arange(len(owners))] = positive | ~relevant[owners, place_of]
     return Contrast(*map(torch.from_numpy, (own_labels, owners.astype(np.int64), mask, positive)))
+
+
+def _add_own(
+    out: np.ndarray, collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarray, distinct: np.ndarray, own: np.ndarray | None
+) -> None:  # fmt: skip
+    """Mark in `out`, bool [groups, distinct docs], the docs that are the group's query: by its id, or by its text.
+
+    Args:
+        out: Set to True there.
+        collator: Holds the stores.
+        query_rows: [groups].
+        doc_rows: A doc of each key [distinct docs].
+        distinct: The keys, ascending [distinct docs].
+        own: As in `KnownPositives`.
+    """
+    groups, docs = np.meshgrid(np.arange(len(query_rows)), np.arange(len(doc_rows)), indexing="ij")
+    starts = (collator.query.prefix_tokens, collator.doc.prefix_tokens)
+    out |= same_text(collator.queries, collator.docs, query_rows[groups.ravel()], doc_rows[docs.ravel()], starts).reshape(out.shape)
+    if own is not None and len(there := np.flatnonzero(own[query_rows] >= 0)):
+        keys = doc_keys(collator, own[query_rows[there]])
+        places = np.minimum(np.searchsorted(distinct, keys), len(distinct) - 1)
+        found = distinct[places] == keys
+        out[there[found], places[found]] = True
 
 
 def doc_keys(collator: Collator, rows: np.ndarray) -> np.ndarray:

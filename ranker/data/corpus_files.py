@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ranker.data.collection import Doc, add_to_digest
+from ranker.data.parsing import check_id, parse_json, shown
 from ranker.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -64,10 +65,10 @@ def read_queries(path: Path) -> dict[str, str]:
         query_id, tab, text = line.partition("\t")
         where = f"{path}:{number}"
         if not tab:
-            raise DataError(f"{where}: expected a query id, a tab and the query text, got {_short(line)}; put a tab after the id")
-        _check_id(query_id, where)
+            raise DataError(f"{where}: expected a query id, a tab and the query text, got {shown(line)}; put a tab after the id")
+        check_id(query_id, where)
         if not text.strip():
-            raise DataError(f"{where}: expected a text for query {query_id!r}, got {text!r}; write one or remove the line")
+            raise DataError(f"{where}: expected a text for query {query_id!r}, got {shown(text)}; write one or remove the line")
         if query_id in queries:
             raise DataError(f"{where}: expected each query id once, got {query_id!r} again; remove one of the lines")
         queries[query_id] = text
@@ -161,7 +162,19 @@ def _is_packed(path: Path) -> bool:
         return file.read(2) == b"\x1f\x8b"
 
 
+def check_regular(path: Path) -> None:
+    """Refuse folders, pipes and devices: files of a collection are read twice, and a second read of a pipe would wait for ever.
+
+    Raises:
+        DataError: The path is there and is no file.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: expected a file, got {'a folder' if path.is_dir() else 'a pipe or device'}; check the path")
+
+
 def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
+    if path.exists():
+        check_regular(path)
     try:
         return gzip.open(path, "rb") if _is_packed(path) else path.open("rb")
     except OSError as error:
@@ -192,33 +205,20 @@ def _decode(raw: bytes, path: Path, number: int) -> str:
         raise DataError(f"{path}:{number}: expected UTF-8, got byte {raw[error.start]:#04x}; convert the file, as with iconv") from None
 
 
-def _short(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")
-
-
-def _check_id(value: str, where: str) -> None:
-    # TREC qrels and runs are split at white space: such an id could be neither judged nor written.
-    if value.split() != [value] or "\0" in value:
-        raise DataError(f"{where}: expected an id without white space, got {value!r}; rename it")
-
-
 def _parse_doc(line: str, where: str) -> Doc:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: expected a JSON object, got {_short(line.strip())} ({error}); mend the line") from None
+    record = parse_json(line, where)
     if not isinstance(record, dict) or "id" not in record or "text" not in record:
-        raise DataError(f'{where}: expected a JSON object with "id" and "text", got {_short(line.strip())}; add what is missing')
+        raise DataError(f'{where}: expected a JSON object with "id" and "text", got {shown(line.strip())}; add what is missing')
     doc_id, text, title = record["id"], record["text"], record.get("title")
     if isinstance(doc_id, int) and not isinstance(doc_id, bool):
         doc_id = str(doc_id)
     title = "" if title is None else title
     for key, value in (("id", doc_id), ("text", text), ("title", title)):
         if not isinstance(value, str):
-            raise DataError(f'{where}: expected a string as "{key}", got {_short(json.dumps(value))}; put it in quotes')
+            raise DataError(f'{where}: expected a string as "{key}", got {shown(json.dumps(value))}; put it in quotes')
         try:
             value.encode()
         except UnicodeEncodeError as error:
             raise DataError(f'{where}: expected characters in "{key}", got the lone surrogate {value[error.start]!r}; remove it') from None
-    _check_id(doc_id, where)
+    check_id(doc_id, where)
     return Doc(doc_id, text, title)

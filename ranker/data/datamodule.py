@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -111,19 +112,26 @@ class RankData(pl.LightningDataModule):
 
     def _doc_store(self, collection: Collection) -> TokenStore:
         docs = collection.docs
-        if docs.fingerprint not in self._stores:
-            self._stores[docs.fingerprint] = token_store(
-                self.cache_dir, "docs", lambda: ((doc.doc_id, doc.full_text) for doc in docs), docs.fingerprint, self.tokenizer, self.limits.doc
-            )  # fmt: skip
-        return self._stores[docs.fingerprint]
+        layout = self.layouts[1] if self.layouts is not None else None
+        return self._store("docs", lambda: ((doc.doc_id, doc.full_text) for doc in docs), docs.fingerprint, self.limits.doc, layout)
 
     def _query_store(self, collection: Collection) -> TokenStore:
-        fingerprint = _queries_fingerprint(collection)
-        if fingerprint not in self._stores:
-            self._stores[fingerprint] = token_store(
-                self.cache_dir, "queries", lambda: iter(collection.queries.items()), fingerprint, self.tokenizer, self.limits.query
-            )
-        return self._stores[fingerprint]
+        layout = self.layouts[0] if self.layouts is not None else None
+        return self._store("queries", lambda: iter(collection.queries.items()), _queries_fingerprint(collection), self.limits.query, layout)
+
+    def _store(
+        self, name: str, texts: Callable[[], Iterable[tuple[str, str]]], fingerprint: str, max_tokens: int, layout: Template | None
+    ) -> TokenStore:
+        """The store of some texts; where the layout has a prefix it stands before each text, and the store is another one."""
+        prefix = layout.prefix if layout is not None else ""
+        if layout is not None and prefix:
+            fingerprint, max_tokens = f"{fingerprint} after {prefix!r}", max_tokens + layout.prefix_tokens
+        key = f"{name} {fingerprint}"
+        if key not in self._stores:
+            self._stores[key] = token_store(
+                self.cache_dir, name, lambda: ((text_id, prefix + text) for text_id, text in texts()), fingerprint, self.tokenizer, max_tokens
+            )  # fmt: skip
+        return self._stores[key]
 
     def collator(self, collection: Collection) -> Collator:
         """The collator over a collection's token stores; builds or opens them."""
@@ -143,7 +151,7 @@ class RankData(pl.LightningDataModule):
         negatives = read_candidates(Path(self.negatives)) if self.negatives else None
         if negatives is not None:
             check_candidates(replace(collection, candidates=negatives), str(self.negatives))
-        teacher = read_run(Path(self.teacher)) if self.teacher else None
+        teacher = read_run(Path(self.teacher), single=True) if self.teacher else None
         if teacher is not None and not any(query_id in teacher for query_id in collection.qrels):
             raise DataError(
                 f"{self.teacher}: expected a teacher's scores for the training queries (ids as {next(iter(collection.qrels), None)!r}), "
@@ -151,7 +159,7 @@ class RankData(pl.LightningDataModule):
             )
         return JudgedGroups(
             collection, collator.queries, collator.docs, self.batch.docs, self.batch.positives, self.batch.depth, self.seed,
-            negatives, teacher, self.random_negatives,
+            negatives, teacher, self.random_negatives, (collator.query.prefix_tokens, collator.doc.prefix_tokens),
         )  # fmt: skip
 
     def train_steps(self, rank: int = 0, world: int = 1) -> TrainSteps:

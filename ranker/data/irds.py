@@ -13,16 +13,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from filelock import FileLock
 
 from ranker.data.collection import Candidates, Doc, fingerprint_of
+from ranker.data.parsing import check_grade, check_id
 from ranker.errors import ConfigError, DataError
 from ranker.files import write_whole
 from ranker.network import unreachable
-from ranker.types import Qrels
+
+if TYPE_CHECKING:  # it imports torch, which reading data does not need
+    from ranker.types import Qrels
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +203,7 @@ def qrels_of(dataset: Any, dataset_id: str) -> Qrels:
     repeats = 0
     by_subtopic = "subtopic_id" in dataset.qrels_cls()._fields
     for judgement in dataset.qrels_iter():
+        check_grade(judgement.relevance, f"ir_datasets {dataset_id}: query {judgement.query_id!r}, doc {judgement.doc_id!r}")
         judged = qrels.setdefault(judgement.query_id, {})
         grade = judged.setdefault(judgement.doc_id, int(judgement.relevance))
         if by_subtopic:
@@ -228,18 +232,20 @@ def scoreddocs_of(dataset: Any, dataset_id: str, wanted: Mapping[str, str]) -> C
     Docs are numbers until the end: MS MARCO's training set has 478 million candidates.
     """
     numbers: dict[str, int] = {}
-    found = {query_id: (array("i"), array("f")) for query_id in wanted}
+    found = {query_id: (array("i"), array("d")) for query_id in wanted}  # doubles: rounded scores may tie
     for scored in dataset.scoreddocs_iter():
         if scored.query_id in found:
             docs, scores = found[scored.query_id]
             docs.append(numbers.setdefault(scored.doc_id, len(numbers)))
             scores.append(scored.score)
+    for doc_id in numbers:
+        check_id(doc_id, f"ir_datasets {dataset_id}", "a doc id in its scoreddocs")
     doc_ids = np.array([doc_id.encode() for doc_id in numbers], dtype=np.bytes_)
     id_places = np.empty(len(doc_ids), dtype=np.int32)
     id_places[np.argsort(doc_ids, kind="stable")] = np.arange(len(doc_ids), dtype=np.int32)
     ranked_docs, ranked_scores, unscored = [], [], True
     for query_docs, query_scores in found.values():
-        rows, scores_of = np.array(query_docs, dtype=np.int32), np.array(query_scores, dtype=np.float32)
+        rows, scores_of = np.array(query_docs, dtype=np.int32), np.array(query_scores, dtype=np.float64)
         once = np.unique(rows, return_index=True)[1]
         order = once[np.lexsort((id_places[rows[once]], scores_of[once]))[::-1]]
         ranked_docs.append(rows[order])
@@ -256,5 +262,5 @@ def scoreddocs_of(dataset: Any, dataset_id: str, wanted: Mapping[str, str]) -> C
         list(found),
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         doc_ids[np.concatenate(ranked_docs)] if ranked_docs else doc_ids,
-        np.concatenate(ranked_scores) if ranked_scores else np.empty(0, dtype=np.float32),
+        np.concatenate(ranked_scores) if ranked_scores else np.empty(0, dtype=np.float64),
     )

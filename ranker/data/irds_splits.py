@@ -10,6 +10,8 @@ from pathlib import Path
 
 from ranker.data.collection import Collection, Splits
 from ranker.data.irds import DocPairs, IrDatasetsDocs, alone, load_dataset, qrels_of, readable, scoreddocs_of
+from ranker.data.parsing import check_id
+from ranker.data.query_docs import queries_are_docs
 from ranker.data.splits import check_candidates, check_disjoint, check_judged_docs, cut_validation, hash_order, take_queries
 from ranker.data.trec import read_candidates
 from ranker.errors import ConfigError, DataError
@@ -38,6 +40,15 @@ def set_names(dataset_ids: Iterable[str]) -> dict[str, str]:
         if len(set(names.values())) == len(names):
             return names
     return {dataset_id: dataset_id.replace("/", "-") for dataset_id in short}
+
+
+def _run_file(where: str, dataset_id: str) -> Path:
+    path = Path(where).expanduser()
+    if not path.is_file():
+        raise DataError(
+            f"{where}: expected docpairs, scoreddocs, bm25 or a run file as candidates of {dataset_id}, got no such file; check the path"
+        )
+    return path
 
 
 @dataclass
@@ -87,6 +98,21 @@ class SplitReader:
         for key, number in (("val_queries", self.val_queries), ("max_triples", self.max_triples)):
             if number is not None and number < 1:
                 raise ConfigError(f"data.{key}: expected a number above 0 or null, got {number!r}; set another")
+
+    def check(self) -> None:
+        """Look up the ids and run files, without reading them.
+
+        Raises:
+            DataError: An unknown id, or no such run file.
+        """
+        assert isinstance(self.test, list)
+        for dataset_id in (self.train, self.val, *self.test):
+            if dataset_id is not None:
+                load_dataset(dataset_id)
+        by_id = self.candidates if isinstance(self.candidates, dict) else {}
+        for dataset_id, where in ((self.train, self.train_candidates), *by_id.items()):
+            if dataset_id is not None and where not in (None, "docpairs", "scoreddocs", "bm25"):
+                _run_file(where, dataset_id)
 
     def read(self) -> Splits:
         """Read all sets; of several processes, one at a time, so that one builds what the others find.
@@ -150,11 +176,7 @@ class SplitReader:
                 raise DataError(f"ir_datasets {dataset_id}: expected scoreddocs, got a set without; use bm25 or a run file")
             with readable(dataset_id):
                 return replace(collection, candidates=scoreddocs_of(dataset, dataset_id, collection.queries))
-        path = Path(where).expanduser()
-        if not path.is_file():
-            raise DataError(
-                f"{where}: expected docpairs, scoreddocs, bm25 or a run file as candidates of {dataset_id}, got no such file; check the path"
-            )
+        path = _run_file(where, dataset_id)
         collection = replace(collection, candidates=read_candidates(path))
         check_candidates(collection, str(path))
         return collection
@@ -168,11 +190,13 @@ class SplitReader:
             docs = self._docs_of(dataset_id)
             queries = {query.query_id: query.default_text() for query in dataset.queries_iter()}
             qrels = qrels_of(dataset, dataset_id) if dataset.has_qrels() else {}
+        for query_id in queries:
+            check_id(query_id, f"ir_datasets {dataset_id}", "a query id")
         lacking = sorted(query_id for query_id in qrels if query_id not in queries)
         if lacking:
             log.warning("ir_datasets %s: %d judged queries have no text, as %r, and are left out", dataset_id, len(lacking), lacking[0])
         qrels = {query_id: judged for query_id, judged in qrels.items() if query_id in queries}
-        return Collection(name, docs, queries, qrels, relevance=self._relevance(dataset_id))
+        return Collection(name, docs, queries, qrels, relevance=self._relevance(dataset_id), drop_query_docs=queries_are_docs(dataset_id))
 
     def _docs_of(self, dataset_id: str) -> IrDatasetsDocs:
         import ir_datasets

@@ -6,11 +6,13 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
 from ranker.data.collection import Candidates, Collection
+from ranker.data.query_docs import same_text
 from ranker.data.token_store import TokenStore
 from ranker.errors import DataError
 from ranker.types import Run
@@ -95,7 +97,8 @@ class JudgedGroups:
     """One group per training query: relevant docs from the qrels, the others from the candidates.
 
     A doc whose grade reaches `collection.relevance` is never drawn as a negative; other judged docs may be, with their grade (if it
-    is positive) as label. A group with fewer negatives than asked for stays smaller and is masked, nothing is repeated.
+    is positive) as label. A doc with the query's own id or text is never a negative either. A group with fewer negatives than asked for
+    stays smaller and is masked, nothing is repeated.
 
     Args:
         collection: Queries, qrels and candidates.
@@ -108,6 +111,7 @@ class JudgedGroups:
         negatives: Mined negatives to draw from in place of the candidates.
         teacher: A teacher's run; only docs with a teacher's score are drawn, and the scores are the labels.
         random_negatives: Fill groups whose pool is too small with random docs of the corpus.
+        starts: Tokens of a prompt before each query and each doc of the stores.
 
     Raises:
         DataError: No query has a relevant doc; or `random_negatives` is off and a query has no candidate that is not relevant, or no query
@@ -126,6 +130,7 @@ class JudgedGroups:
         negatives: Candidates | None = None,
         teacher: Run | None = None,
         random_negatives: bool = False,
+        starts: tuple[int, int] = (0, 0),
     ) -> None:
         self.num_docs, self.positives, self.seed, self.random_negatives = num_docs, positives, seed, random_negatives
         self.corpus_size = len(docs)
@@ -143,7 +148,11 @@ class JudgedGroups:
             others = pool[query_id][:depth] if pool is not None and query_id in pool else []
             if taught is not None and pool is None:
                 others = sorted(taught, key=lambda doc_id: (taught[doc_id], doc_id), reverse=True)[:depth]
-            others = [doc_id for doc_id in others if judged.get(doc_id, 0) < collection.relevance and (taught is None or doc_id in taught)]
+            others = [
+                doc_id
+                for doc_id in others
+                if judged.get(doc_id, 0) < collection.relevance and (taught is None or doc_id in taught) and doc_id != query_id
+            ]
             if not others and not random_negatives:
                 if negatives is not None or taught is not None:  # mining finds none for some, and no random doc has a teacher's score
                     bare += 1
@@ -158,6 +167,13 @@ class JudgedGroups:
             label = taught.__getitem__ if taught is not None else lambda doc_id, judged=judged: max(float(judged.get(doc_id, 0)), 0.0)
             positive_labels.append(np.array([label(doc_id) for doc_id in relevant], dtype=np.float32))
             negative_labels.append(np.array([label(doc_id) for doc_id in others], dtype=np.float32))
+        query_rows, negative_rows = queries.rows(kept), _rows(docs, negative_ids)
+        unlike = _not_own_text(queries, docs, query_rows, negative_rows, starts) if kept else []
+        left = [group for group, part in enumerate(unlike) if part.any() or random_negatives]
+        bare += len(kept) - len(left)
+        kept, query_rows = [kept[group] for group in left], query_rows[left]
+        positive_ids, positive_labels = [positive_ids[group] for group in left], [positive_labels[group] for group in left]
+        negative_rows, negative_labels = ([part[group][unlike[group]] for group in left] for part in (negative_rows, negative_labels))
         if not kept and bare:
             raise DataError(
                 f"{collection.name}: expected a negative for at least one training query, got none for all {bare} that have a relevant doc; "
@@ -172,9 +188,11 @@ class JudgedGroups:
             log.warning("%s: %d of %d judged queries have no negative among the given ones and are left out", collection.name, bare,
                         len(collection.qrels))  # fmt: skip
         self.query_ids = kept
-        self.query_rows = queries.rows(kept)
+        self.query_rows = query_rows
+        self._own = partial(same_text, queries, docs, starts=starts)
+        self._own_rows = docs.find(kept) if random_negatives else None  # docs with the queries' ids
         self._positives = _Pool.of(_rows(docs, positive_ids), positive_labels)
-        self._negatives = _Pool.of(_rows(docs, negative_ids), negative_labels)
+        self._negatives = _Pool.of(negative_rows, negative_labels)
 
     def __len__(self) -> int:
         return len(self.query_rows)
@@ -195,15 +213,17 @@ class JudgedGroups:
         return digest(self.query_rows, *(part for pool in pools for part in (pool.offsets, pool.rows, pool.labels)))
 
     def _fill(self, rows: np.ndarray, epoch: int, groups: np.ndarray) -> None:
-        """Put random docs of the corpus, not relevant and not there yet, into the empty places of `rows`."""
+        """Put random docs of the corpus, not relevant, not the query itself and not there yet, into the empty places of `rows`."""
+        assert self._own_rows is not None
         for i, place in zip(*np.nonzero(rows < 0), strict=True):
             group = int(groups[i])
             taken = set(rows[i].tolist()) | set(
                 self._positives.rows[self._positives.offsets[group] : self._positives.offsets[group + 1]].tolist()
             )
+            taken.add(int(self._own_rows[group]))
             for attempt in range(100):
                 row = int(mix(self.seed, epoch, 3, group, int(place), attempt)) % self.corpus_size
-                if row not in taken:
+                if row not in taken and not self._own(self.query_rows[group : group + 1], np.array([row]))[0]:
                     rows[i, place] = row
                     break
 
@@ -212,6 +232,15 @@ def _rows(store: TokenStore, ids: list[list[str]]) -> list[np.ndarray]:
     """Rows of ragged ids, looked up in one go."""
     flat = store.rows([doc_id for part in ids for doc_id in part])
     return np.split(flat, np.cumsum([len(part) for part in ids])[:-1])
+
+
+def _not_own_text(
+    queries: TokenStore, docs: TokenStore, query_rows: np.ndarray, doc_rows: list[np.ndarray], starts: tuple[int, int]
+) -> list[np.ndarray]:  # fmt: skip
+    """Which of each group's docs have another text than its query, bool [docs] each."""
+    counts = [len(rows) for rows in doc_rows]
+    own = same_text(queries, docs, np.repeat(query_rows, counts), np.concatenate(doc_rows), starts)
+    return np.split(~own, np.cumsum(counts)[:-1])
 
 
 class TripleGroups:

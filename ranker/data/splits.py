@@ -6,12 +6,17 @@ import hashlib
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranker.data.collection import Collection, Splits
+from ranker.data.trec import line_with
 from ranker.errors import DataError
-from ranker.types import Qrels
+
+if TYPE_CHECKING:  # it imports torch, which reading data does not need
+    from ranker.types import Qrels
 
 log = logging.getLogger(__name__)
 
@@ -105,11 +110,17 @@ def check_judged_docs(qrels: Qrels, collection: Collection, where: str) -> None:
     lacking = sorted(doc_id for doc_id in judged if doc_id not in collection.docs)
     if judged and len(lacking) == len(judged):
         raise DataError(
-            f"{where}: expected judgements of docs in the collection, got {len(judged)} unknown ids as {lacking[0]!r} "
+            f"{_located(where, lacking[0])}: expected judgements of docs in the collection, got {len(judged)} unknown ids as {lacking[0]!r} "
             f"(the collection has ids as {next(iter(collection.docs)).doc_id!r}); use the qrels that belong to these docs"
         )
     if lacking:
         log.warning("%s: %d of %d judged docs are not in the collection, as %r; they count as not found", where, len(lacking), len(judged), lacking[0])  # fmt: skip
+
+
+def _located(where: str, word: str) -> str:
+    """With the line that names an id, where `where` is a file."""
+    path = Path(where)
+    return line_with(path, word) if path.is_file() else where
 
 
 def check_candidates(collection: Collection, where: str) -> None:
@@ -125,7 +136,7 @@ def check_candidates(collection: Collection, where: str) -> None:
     if len(without) == len(collection.queries):
         example = next(iter(candidates), None)
         raise DataError(
-            f"{where}: expected candidates for the queries of {collection.name} (ids as {without[0]!r}), got none "
+            f"{_located(where, example or '')}: expected candidates for the queries of {collection.name} (ids as {without[0]!r}), got none "
             f"(the run has ids as {example!r}); use the run that belongs to these queries"
         )
     if without:
@@ -135,7 +146,7 @@ def check_candidates(collection: Collection, where: str) -> None:
     for doc_id in np.unique(np.concatenate(wanted)):
         if doc_id.decode() not in collection.docs:
             raise DataError(
-                f"{where}: expected candidates from the collection, got the unknown doc id {doc_id.decode()!r}; "
+                f"{_located(where, doc_id.decode())}: expected candidates from the collection, got the unknown doc id {doc_id.decode()!r}; "
                 "use the run that belongs to these docs, or candidates=bm25"
             )
 

@@ -106,6 +106,19 @@ class TokenStore:
         Raises:
             DataError: An id is not in the store; the message names the first such id.
         """
+        rows, ids = self._found(ids)
+        if (rows < 0).any():
+            unknown = ids[int(np.argmax(rows < 0))].decode(errors="replace")
+            raise DataError(
+                f"{self.folder.name}: expected ids of the store's {len(self)} texts, got {unknown!r}; take ids and texts from one collection"
+            )
+        return rows
+
+    def find(self, ids: Iterable[str] | np.ndarray) -> np.ndarray:
+        """The rows of text ids, int64 [ids]; -1 for an id that is not in the store."""
+        return self._found(ids)[0]
+
+    def _found(self, ids: Iterable[str] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not (isinstance(ids, np.ndarray) and ids.dtype.kind == "S"):
             ids = np.array([str(text_id).encode("utf-8", "surrogatepass") for text_id in ids], dtype=np.bytes_)
         wanted = ids.astype(self._ids.dtype)  # cut to the stored width: given two widths, NumPy would copy the whole index to the larger
@@ -118,12 +131,7 @@ class TokenStore:
             known &= self._ids[rows] == wanted
         else:
             known[:] = False
-        if not known.all():
-            unknown = ids[int(np.argmin(known))].decode(errors="replace")
-            raise DataError(
-                f"{self.folder.name}: expected ids of the store's {len(self)} texts, got {unknown!r}; take ids and texts from one collection"
-            )
-        return rows
+        return np.where(known, rows, -1), ids
 
 
 def token_store(

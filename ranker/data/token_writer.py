@@ -34,6 +34,11 @@ MAX_CHUNK_CHARS = 1_000_000  # a chunk of long texts ends early: a token in flig
 MAX_THREADS = 32  # beyond this the interpreter lock bounds the speed, and every thread holds a chunk
 BLOCK = 1 << 20  # ids handled at a time where all of them would take too much memory
 LOG_SECONDS = 30
+MANY_UNKNOWN, MOST_UNKNOWN, FEW_TOKENS = (
+    0.1,
+    0.5,
+    1000,
+)  # shares of unknown tokens that are warned of and refused; in how few they may be chance
 BAD_ID = re.compile("[\0\ud800-\udfff]")  # NumPy's bytes end at a NUL; UTF-8 has no surrogates
 Encoded = tuple[np.ndarray, np.ndarray]  # lengths [texts], token ids [tokens]
 
@@ -76,6 +81,7 @@ class TextEncoder:
         self._is_control = np.zeros(num_ids, dtype=bool)
         self._is_control[list(special)] = True
         self._literal = re.compile("|".join(re.escape(token) for token in special.values() if token) or "(?!)")
+        self.unknown = -1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id
         self.dtype = np.dtype("<u2" if num_ids <= 1 << 16 else "<i4")
 
     def __call__(self, texts: list[str]) -> Encoded:
@@ -110,13 +116,13 @@ def write_store(
 
     Raises:
         ConfigError: As `TextEncoder` says.
-        DataError: An id is a duplicate, not a string, too long or holds a NUL, or a text is not a string.
+        DataError: An id is a duplicate, not a string, too long or holds a NUL, a text is not a string, or most tokens are unknown.
     """
     encoder = TextEncoder(tokenizer, max_tokens)
     started = time.monotonic()
     next_log = started + LOG_SECONDS
     widths: list[tuple[int, int]] = []  # number and bytes of the ids of each chunk
-    rows = ends = 0
+    rows = ends = unknown = 0
     with _Writer(folder / "tokens.bin") as tokens, _Writer(folder / "offsets.bin") as offsets, _Writer(folder / "ids.raw") as raw_ids:
         offsets.write(np.zeros(1, dtype="<i8"))
         with closing(_encoded(_chunks(texts, chunk), encoder)) as chunks:
@@ -126,11 +132,13 @@ def write_store(
                 tokens.write(chunk_tokens)
                 offsets.write((ends + np.cumsum(lengths)).astype("<i8"))
                 rows, ends = rows + len(ids), ends + len(chunk_tokens)
+                unknown += int((chunk_tokens == encoder.unknown).sum())
                 if time.monotonic() >= next_log:
                     next_log += LOG_SECONDS
                     log.info("%s: %d texts tokenized, %.0f a second", folder.stem, rows, rows / (time.monotonic() - started))
         files = {"tokens.bin": tokens.finish(), "offsets.bin": offsets.finish()}
         raw_ids.finish()
+    _check_known(folder, tokenizer, unknown, ends)
     id_bytes = max((width for _, width in widths), default=1)
     files |= _index_ids(folder, widths, id_bytes)
     meta = {
@@ -142,6 +150,18 @@ def write_store(
     with _Writer(folder / "meta.json") as last:
         last.write(np.frombuffer(json.dumps(meta, indent=1).encode(), dtype=np.uint8))
         last.finish()
+
+
+def _check_known(folder: Path, tokenizer: PreTrainedTokenizerFast, unknown: int, total: int) -> None:
+    """Warn of, or refuse, a tokenizer that turns a large share of the texts into unknown tokens."""
+    if total < FEW_TOKENS or unknown <= MANY_UNKNOWN * total:
+        return
+    what = f"{unknown / total:.0%} of {total} tokens are {tokenizer.unk_token}"
+    if unknown > MOST_UNKNOWN * total:
+        raise DataError(
+            f"{folder.stem}: expected a tokenizer that knows the words of these texts, but {what}; take an encoder of their language and script"
+        )
+    log.warning("%s: %s, so the model can't tell these words apart", folder.stem, what)
 
 
 def map_array(path: Path, dtype: str) -> np.ndarray:

@@ -15,6 +15,7 @@ from typing import IO, TYPE_CHECKING, cast
 
 import numpy as np
 
+from ranker.data.parsing import MAX_ID_BYTES, check_grade, check_id, read_grade, read_score, shown
 from ranker.errors import DataError
 from ranker.files import write_whole
 from ranker.ranking import rank_docs
@@ -50,7 +51,7 @@ def read_qrels(path: str | Path) -> Qrels:
     qrels: Qrels = {}
     repeats: list[int] = []
     for line, (query, _, doc, grade) in _rows(path, QRELS_COLUMNS):
-        query_id, doc_id, relevance = _text(path, line, query), _text(path, line, doc), _whole_number(path, line, grade)
+        query_id, doc_id, relevance = _text(path, line, query), _text(path, line, doc), read_grade(grade, f"{path}:{line}")
         judged = qrels.setdefault(query_id, {})
         if doc_id not in judged:
             judged[doc_id] = relevance
@@ -58,7 +59,7 @@ def read_qrels(path: str | Path) -> Qrels:
             repeats.append(line)
         else:
             raise DataError(
-                f"{path}:{line}: expected one relevance for query {query_id!r} and doc {doc_id!r}, "
+                f"{path}:{line}: expected one relevance for query {shown(query_id)} and doc {shown(doc_id)}, "
                 f"got {relevance} after {judged[doc_id]} on an earlier line; remove the wrong one"
             )
     if repeats:
@@ -66,19 +67,23 @@ def read_qrels(path: str | Path) -> Qrels:
     return qrels
 
 
-def read_run(path: str | Path) -> Run:
+def read_run(path: str | Path, single: bool = False) -> Run:
     """Read a run: 6 columns, plain or gzip, lines in any order; the rank column is not used.
+
+    Args:
+        path: The file.
+        single: Whether scores have to be finite in single precision too, as a teacher's.
 
     Raises:
         DataError: A missing, empty or broken file, a score that is not a finite number, or a doc twice for one query.
     """
     run: Run = {}
-    for query_id, doc_id, score in iter_run(path):
+    for query_id, doc_id, score in iter_run(path, single):
         run.setdefault(query_id, {})[doc_id] = score
     return run
 
 
-def iter_run(path: str | Path) -> Iterator[tuple[str, str, float]]:
+def iter_run(path: str | Path, single: bool = False) -> Iterator[tuple[str, str, float]]:
     """Yield (query_id, doc_id, score) line by line, with the checks of `read_run`.
 
     Memory is 8 bytes a line as long as each query's lines stand together.
@@ -86,19 +91,23 @@ def iter_run(path: str | Path) -> Iterator[tuple[str, str, float]]:
     path = Path(path)
     seen = _SeenDocs()
     for line, (query, _, doc, _, number, _) in _rows(path, RUN_COLUMNS):
-        query_id, doc_id, score = _text(path, line, query), _text(path, line, doc), _score(path, line, number)
+        query_id, doc_id, score = _text(path, line, query), _text(path, line, doc), _score(path, line, number, single)
         if not seen.is_new(query_id, doc_id):
-            raise DataError(f"{path}:{line}: expected each doc once per query, got doc {doc_id!r} again for query {query_id!r}; remove one")
+            raise DataError(
+                f"{path}:{line}: expected each doc once per query, got doc {shown(doc_id)} again for query {shown(query_id)}; remove one"
+            )
         yield query_id, doc_id, score
 
 
 def read_candidates(path: str | Path) -> Candidates:
-    """Read a run as a first stage to re-rank: 7 million lines take some 200 MB. Docs are put in trec_eval's order.
+    """Read a run as a first stage to re-rank: 7 million lines take some 230 MB. Docs are put in trec_eval's order.
+
+    Scores keep double precision: in single precision two of them may become equal, and the tie rule would order them anew.
 
     A doc that stands twice in a query's list is kept once, with its best score, and a warning is logged.
 
     Raises:
-        DataError: A missing, empty or broken file, or a score that is not a finite number.
+        DataError: A missing, empty or broken file, or a score that is not finite in single precision.
     """
     from ranker.data.collection import Candidates
 
@@ -114,7 +123,7 @@ def read_candidates(path: str | Path) -> Candidates:
         if not doc.isascii():
             _text(path, line, doc)
         row_queries.append(numbers[query])
-        row_scores.append(_score(path, line, number))
+        row_scores.append(_score(path, line, number, single=True))
         pending.append(doc)
         if len(pending) == _CHUNK_DOCS:
             packed.append(np.array(pending, dtype=np.bytes_))
@@ -139,7 +148,7 @@ def read_candidates(path: str | Path) -> Candidates:
         log.warning(
             "%s: %d repeated candidates dropped, as for query %r; each doc is kept with its best score", path, repeats, repeated_query
         )
-    return Candidates(query_ids, np.array(offsets, np.int64), doc_ids[: offsets[-1]], scores[: offsets[-1]].astype(np.float32))
+    return Candidates(query_ids, np.array(offsets, np.int64), doc_ids[: offsets[-1]], scores[: offsets[-1]])
 
 
 def _best_first(doc_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
@@ -176,12 +185,15 @@ class _SeenDocs:
 def _rows(path: Path, layout: str) -> Iterator[tuple[int, list[bytes]]]:
     """Line numbers and columns, split as trec_eval splits them: at ASCII white space only, since ids may hold U+00A0 or U+2028."""
     num_columns = len(layout.split())
+    doc_column = layout.split().index("doc_id")
     line = 0
     for line, text in _lines(path):
         columns = text.split()
         if len(columns) != num_columns:
-            shown = text.decode(errors="replace").strip()
-            raise DataError(f"{path}:{line}: expected {num_columns} columns ({layout}), got {len(columns)}: {shown[:100]!r}")
+            raise DataError(f"{path}:{line}: expected {num_columns} columns ({layout}), got {len(columns)}: {shown(text.strip())}")
+        if len(text) > MAX_ID_BYTES or b"\0" in text:
+            for column in (columns[0], columns[doc_column]):
+                check_id(_text(path, line, column), f"{path}:{line}")
         yield line, columns
     if line == 0:
         raise DataError(f"{path}: expected lines of {num_columns} columns ({layout}), got an empty file; write it again")
@@ -216,26 +228,25 @@ def _text(path: Path, line: int, column: bytes) -> str:
     try:
         return column.decode()
     except UnicodeDecodeError:
-        raise DataError(f"{path}:{line}: expected UTF-8 text, got {column!r}; save the file as UTF-8") from None
+        raise DataError(f"{path}:{line}: expected UTF-8 text, got {column[:60]!r}; save the file as UTF-8") from None
 
 
-def _whole_number(path: Path, line: int, column: bytes) -> int:
+def _score(path: Path, line: int, column: bytes, single: bool) -> float:
     try:
-        if b"_" not in column:  # Python would read 1_0 as 10
-            return int(column)
-    except ValueError:
-        pass
-    raise DataError(f"{path}:{line}: expected a whole number as relevance, got {column.decode(errors='replace')!r}; mend the line")
-
-
-def _score(path: Path, line: int, column: bytes) -> float:
-    try:
-        score = float(column) if b"_" not in column else math.nan
+        score = float(column)
     except ValueError:
         score = math.nan
-    if not math.isfinite(score):
-        raise DataError(f"{path}:{line}: expected a finite number as score, got {column.decode(errors='replace')!r}; mend the line")
-    return score
+    return score if abs(score) < 3e38 and b"_" not in column else read_score(column, f"{path}:{line}", single)
+
+
+def line_with(path: Path, word: str) -> str:
+    """`FILE:LINE` of the first line of qrels or of a run whose query or doc is `word`; the file alone where there is none."""
+    columns = {len(QRELS_COLUMNS.split()), len(RUN_COLUMNS.split())}
+    for line, text in _lines(path):
+        parts = text.split()
+        if len(parts) in columns and word.encode() in (parts[0], parts[2]):
+            return f"{path}:{line}"
+    return str(path)
 
 
 # writing ----------------------------------------------------------------------------------------------------------------------------
@@ -247,14 +258,14 @@ def write_run(path: str | Path, run: Run, tag: str = "ranker") -> None:
     Raises:
         DataError: No docs at all, an id or tag that is empty or holds white space, or a score that is not a finite number.
     """
-    _check_word("tag", tag)
+    check_id(tag, "tag", "text")
     if not any(run.values()):
         raise DataError(f"{path}: expected a run with at least one doc, got none; check the candidates")
     with write_whole(path) as file:
         for query_id, docs in run.items():
-            _check_word("query id", query_id)
+            check_id(query_id, "query id", "text")
             for rank, doc_id in enumerate(rank_docs(docs), 1):
-                _check_word("doc id", doc_id)
+                check_id(doc_id, "doc id", "text")
                 score = float(docs[doc_id])
                 if not math.isfinite(score):
                     raise DataError(f"run: expected a finite score for query {query_id!r} and doc {doc_id!r}, got {score}")
@@ -269,13 +280,8 @@ def write_qrels(path: str | Path, qrels: Qrels) -> None:
     """
     with write_whole(path) as file:
         for query_id, judged in qrels.items():
-            _check_word("query id", query_id)
+            check_id(query_id, "query id", "text")
             for doc_id, relevance in judged.items():
-                _check_word("doc id", doc_id)
+                check_id(doc_id, "doc id", "text")
+                check_grade(relevance, f"qrels: query {shown(query_id)}, doc {shown(doc_id)}")
                 file.write(f"{query_id} 0 {doc_id} {int(relevance)}\n")
-
-
-def _check_word(what: str, word: str) -> None:
-    # readers differ in what white space is, so all of Unicode's is refused
-    if word.split() != [word]:
-        raise DataError(f"{what}: expected text without white space, got {word!r}; TREC files cannot hold it")

@@ -41,6 +41,7 @@ from ranker.layers.attention import (
 )
 from ranker.layers.dropout import dropout_hashes, hashed_dropout
 from ranker.layers.execution import DEFAULT, Execution
+from ranker.layers.fit import check_config, check_tokens
 from ranker.layers.fused import (
     Parts,
     compile_missing,
@@ -399,7 +400,7 @@ def load_encoder(
 
     Raises:
         ConfigError: No such encoder, package or folder; more layers than there are.
-        CheckpointError: The checkpoint lacks the encoder's weights, so that it would silently be random.
+        CheckpointError: The checkpoint lacks the encoder's weights, so that it would silently be random; or model and tokenizer do not fit.
     """
     cached = False  # whether the hub is out of reach, and its cache is all that there is
     if name == "tiny":
@@ -418,6 +419,7 @@ def load_encoder(
             raise ConfigError(
                 f"encoder.name: expected a hub id or a folder with config.json and a tokenizer, got {name!r} ({reason})"
             ) from error
+    check_config(config, name)
     if layers is not None:
         if not 1 <= layers <= config.num_hidden_layers:
             raise ConfigError(f"encoder.layers: expected 1 to {config.num_hidden_layers} for {name!r}, got {layers}")
@@ -432,7 +434,9 @@ def load_encoder(
             setattr(config, name_of, rate)
     model = _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code, cached)
     model.train()  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
-    return Encoder(model, tokenizer, Execution(ragged, compile, attention, fused, graphs))
+    encoder = Encoder(model, tokenizer, Execution(ragged, compile, attention, fused, graphs))
+    check_tokens(encoder)
+    return encoder
 
 
 def _package_folder(package: str, folder: str) -> Path:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +20,57 @@ from ranker.data.batching import Template
 from ranker.errors import CheckpointError
 from ranker.layers.encoder import Encoder, without_pooler
 from ranker.layers.execution import Execution
+from ranker.layers.fit import check_config, check_tokens
 from ranker.model_folder import check_model_folder, read_json, read_object
 from ranker.writing import leads_out
 
+log = logging.getLogger(__name__)
+
+# Texts that show whether a tokenizer looks across the seam of prompt and text.
+SEAMS = ("", "apple river", "a", "The", "7", "é", "水", "(x)", "'s", "-", ":", "//", "##a", " a", "  a", "\na", "\ta")
 ACTIVATIONS: dict[str, type[nn.Module]] = {"identity": nn.Identity, "tanh": nn.Tanh}
 
 
-def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
-    """Token ids of a prompt: the one token where the vocabulary has it as a whole (`[unused0]`), its pieces else."""
-    if not prompt.strip():
-        return []
-    vocabulary = tokenizer.get_vocab()
-    if prompt.strip() in vocabulary:
-        return [vocabulary[prompt.strip()]]
-    return tokenizer(prompt, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
+def with_prompt(tokenizer: PreTrainedTokenizerFast, single: Template, prompt: str) -> Template:
+    """The layout of texts with a prompt, tokenized as sentence-transformers does: prompt and text are one string.
+
+    Where a tokenizer treats both alike apart and together (WordPiece after a blank), the prompt's tokens are special tokens of the layout
+    and token stores hold texts alone. Others look across the seam: byte-level BPE and SentencePiece join the blank to the next word. Then
+    what follows the prompt's last special token is the layout's prefix, and token stores hold prefix and text.
+
+    Args:
+        tokenizer: The encoder's.
+        single: The layout of a text without a prompt.
+        prompt: May be empty.
+    """
+    if not prompt:
+        return single
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
+
+    together = [ids(prompt + text) for text in SEAMS]
+    if together == [ids(prompt) + ids(text) for text in SEAMS] and _splits_at_end(tokenizer, prompt):
+        return single.with_prompt(ids(prompt))
+    specials = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    end = max((prompt.rfind(token) + len(token) for token in specials if token in prompt), default=0)
+    special, prefix = prompt[:end], prompt[end:]
+    if together != [ids(special) + ids(prefix + text) for text in SEAMS]:
+        log.warning("prompt %r: the tokenizer treats texts after it in another way than by themselves; scores may differ from those of "
+                    "sentence-transformers", prompt)  # fmt: skip
+    columns = zip(*(ids(prefix + text) for text in SEAMS), strict=False)  # as long as the shortest
+    return single.with_prompt(ids(special), prefix, sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns)))
+
+
+def _splits_at_end(tokenizer: PreTrainedTokenizerFast, prompt: str) -> bool:
+    """Whether a piece of text that the model of the tokenizer sees ends with the prompt, whatever the vocabulary makes of it."""
+    backend: Any = tokenizer.backend_tokenizer
+
+    def pieces(text: str) -> list[str]:
+        normal = backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
+        return [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normal)]
+
+    return backend.pre_tokenizer is not None and all(pieces(prompt + text) == pieces(prompt) + pieces(text) for text in SEAMS)
 
 
 def is_layout(folder: Path) -> bool:
@@ -99,6 +138,7 @@ def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str,
     """The transformer of a folder, without a pooler, and its sentence-transformers configuration."""
     check_model_folder(folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    check_config(config, str(folder))
     model, info = AutoModel.from_pretrained(
         folder, config=config, output_loading_info=True, dtype=torch.float32, trust_remote_code=False, **without_pooler(config)
     )
@@ -108,7 +148,9 @@ def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str,
     settings = read_object(folder / "sentence_bert_config.json")
     if settings.get("do_lower_case"):
         _lower_case(tokenizer)
-    return Encoder(model, tokenizer, execution), settings
+    encoder = Encoder(model, tokenizer, execution)
+    check_tokens(encoder)
+    return encoder, settings
 
 
 def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
@@ -122,7 +164,7 @@ def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
 def text_limit(encoder: Encoder, config: dict[str, Any], key: str, template: Template) -> int:
     """Longest text of a side without special tokens: the side's own length, else `max_seq_length`, else the tokenizer's."""
     longest = template.max_tokens or config.get(key) or config.get("max_seq_length") or encoder.tokenizer.model_max_length
-    return max(1, min(int(longest), encoder.max_tokens) - template.num_special)
+    return max(1, min(int(longest), encoder.max_tokens) - template.num_added)
 
 
 def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import string
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ranker.data.batching import Template
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder
 from ranker.layers.execution import DEFAULT, Execution
+from ranker.layers.fit import check_layout
 from ranker.layers.grid import to_grid
 from ranker.layers.interaction import TextVectors, full_precision, maxsim_all, maxsim_pairs
 from ranker.model_folder import read_object
@@ -72,8 +74,15 @@ class ColBERT(nn.Module):
             )
         if query_length and encoder.tokenizer.mask_token_id is None:
             raise ConfigError("model.query_length: expected 0, since the encoder's tokenizer has no mask token")
+        mask, rows = encoder.tokenizer.mask_token_id, len(encoder.model.get_input_embeddings().weight)
+        if query_length and mask >= rows:
+            raise ConfigError(
+                f"model.query_length: expected 0, since the mask token's id {mask} is outside the encoder's {rows} embeddings"
+            )
+        check_layout(encoder, 1)
         self.encoder, self.similarity = encoder, similarity
-        self.query_prompt, self.doc_prompt = query_prompt, doc_prompt
+        # with the blank that other programs put between marker and text
+        self.query_prompt, self.doc_prompt = (f"{prompt.strip()} " if prompt.strip() else "" for prompt in (query_prompt, doc_prompt))
         self.query_length, self.attend_to_expansion, self.cut_queries = query_length, attend_to_expansion, cut_queries
         self.in_batch_negatives, self.symmetric = in_batch_negatives, symmetric
         self.projection = _projection(encoder, projection) if projection is not None else None
@@ -99,10 +108,10 @@ class ColBERT(nn.Module):
         """How a query and a doc are laid out."""
         tokenizer = self.encoder.tokenizer
         single = Template.of(tokenizer, 1)
-        query, doc = (single.with_prompt(layout.prompt_tokens(tokenizer, prompt)) for prompt in (self.query_prompt, self.doc_prompt))
-        expanded = Template(
-            query.specials, query.segments, self.query_length, tokenizer.mask_token_id or 0, self.attend_to_expansion,
-            self.query_length if self.cut_queries else None,
+        query, doc = (layout.with_prompt(tokenizer, single, prompt) for prompt in (self.query_prompt, self.doc_prompt))
+        expanded = replace(
+            query, fill_to=self.query_length, fill_token=tokenizer.mask_token_id or 0, attend_fill=self.attend_to_expansion,
+            max_tokens=self.query_length if self.cut_queries else None,
         )  # fmt: skip
         return expanded, doc
 
@@ -179,11 +188,7 @@ class ColBERT(nn.Module):
             path = f"{len(modules)}_Normalize"
             layout.write_json(folder / path / "config.json", {"module_input_name": "token_embeddings"})
             modules.append((path, "sentence_transformers.base.modules.normalize.Normalize"))
-        prompts = {
-            name: f"{prompt.strip()} " if prompt.strip() else ""
-            for name, prompt in (("query", self.query_prompt), ("document", self.doc_prompt))
-        }
-        layout.write_modules(folder, modules, prompts, "MultiVectorEncoder", "maxsim")
+        layout.write_modules(folder, modules, {"query": self.query_prompt, "document": self.doc_prompt}, "MultiVectorEncoder", "maxsim")
 
     @classmethod
     def load(cls, folder: Path, execution: Execution = DEFAULT) -> ColBERT:
@@ -220,10 +225,12 @@ class ColBERT(nn.Module):
         prompts = settings.get("prompts") or {}
         scorer = cls(
             encoder, projection=None, similarity="cosine" if "Normalize" in by_kind else "dot",
-            query_prompt=prompts.get("query") or "", doc_prompt=prompts.get("document") or "",
+            query_prompt="", doc_prompt="",
             query_length=expansion["length"] if expansion else 0, attend_to_expansion=bool(expansion and expansion.get("attend")),
             cut_queries=bool(expansion and expansion["strategy"] == "fixed"), mask_punctuation=False,
         )  # fmt: skip
+        # as they are: a marker that the folder's tokenizer cuts is cut by that program, too
+        scorer.query_prompt, scorer.doc_prompt = prompts.get("query") or "", prompts.get("document") or ""
         return scorer._complete(projection, mask.get("skiplist_words") or [], config)
 
     @classmethod

@@ -16,6 +16,7 @@ from ranker.data.token_store import tokenizer_fingerprint
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder
 from ranker.layers.execution import DEFAULT, Execution
+from ranker.layers.fit import check_layout
 from ranker.layers.grid import to_grid
 from ranker.layers.interaction import TextVectors, full_precision
 from ranker.layers.pooling import POOLINGS
@@ -41,7 +42,7 @@ class DPR(nn.Module):
         learn_temperature: Whether it is trained (never below 0.01).
         projection: Size of a linear layer after pooling; None: no such layer.
         activation: After the projection: `identity` or `tanh`.
-        query_prompt: Text (or one special token) before each query.
+        query_prompt: Text before each query, tokenized together with it; a special token of the tokenizer stays one.
         doc_prompt: The same before each doc.
         in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: unless labels are a teacher's scores.
         symmetric: Whether each positive doc is also set against the step's other queries.
@@ -70,6 +71,7 @@ class DPR(nn.Module):
                 raise ConfigError(f"model.{key}: expected one of {', '.join(known)}; got {value!r}")
         if not (math.isfinite(temperature) and temperature > 0):
             raise ConfigError(f"model.temperature: expected a finite number above 0, got {temperature}")
+        check_layout(encoder, 1, pooling)
         self.encoder, self.pooling, self.similarity, self.activation = encoder, pooling, similarity, activation
         self.query_prompt, self.doc_prompt = query_prompt, doc_prompt
         self.in_batch_negatives, self.symmetric = in_batch_negatives, symmetric
@@ -93,8 +95,8 @@ class DPR(nn.Module):
     def layouts(self) -> tuple[Template, Template]:
         """How a query and a doc are laid out."""
         single = Template.of(self.encoder.tokenizer, 1)
-        query, doc = (layout.prompt_tokens(self.encoder.tokenizer, prompt) for prompt in (self.query_prompt, self.doc_prompt))
-        return single.with_prompt(query), single.with_prompt(doc)
+        tokenizer = self.encoder.tokenizer
+        return layout.with_prompt(tokenizer, single, self.query_prompt), layout.with_prompt(tokenizer, single, self.doc_prompt)
 
     def settings(self) -> dict[str, Any]:
         """What decides the vectors beside weights and tokenizer; an index remembers its hash."""

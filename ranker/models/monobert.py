@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from ranker.errors import CheckpointError, ConfigError
 from ranker.layers.encoder import Encoder, load_encoder
 from ranker.layers.execution import DEFAULT, Execution
+from ranker.layers.fit import check_config, check_layout, check_tokens
 from ranker.layers.grid import to_grid
 from ranker.layers.pooling import POOLINGS
 from ranker.model_folder import check_model_folder
@@ -49,6 +50,7 @@ class MonoBERT(nn.Module):
             raise ConfigError(f"model.pooling: expected one of {', '.join(POOLINGS)}; got {pooling!r}")
         if num_labels not in (1, 2):
             raise ConfigError(f"model.num_labels: expected 1 or 2, got {num_labels}")
+        check_layout(encoder, 2, pooling)
         self.encoder, self.pooling = encoder, pooling
         self.pooler = nn.Sequential(nn.Linear(encoder.dim, encoder.dim), nn.Tanh()) if pooler else nn.Identity()
         self.dropout = nn.Dropout(dropout)
@@ -86,6 +88,9 @@ class MonoBERT(nn.Module):
         a pooler is written with the dense layer `2^-12 I` and the head times `2^12`: tanh is the identity there up to 1e-7, and powers
         of two scale without rounding, so other programs give the same scores and `load` gives the same weights back. For other families
         and poolings the encoder is written by itself, with the head beside it in `head.safetensors`, which only `load` reads.
+
+        A tokenizer's files hold the pair's length alone, not the limits of query and doc. Other programs shorten the longer text first, so
+        they give the same scores for the pairs of which `ranker.data.pair_cuts` says that they are cut alike.
 
         Args:
             folder: Where to.
@@ -142,6 +147,7 @@ class MonoBERT(nn.Module):
             return cls._load_apart(Path(folder), execution)
         check_model_folder(folder)
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        check_config(config, str(folder))
         if not any("ForSequenceClassification" in name for name in config.architectures or []):
             raise CheckpointError(
                 f"{folder}: expected a trained reranker (a sequence classification model), got {config.architectures}; "
@@ -168,7 +174,9 @@ class MonoBERT(nn.Module):
             base.pooler = None
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         dropout = getattr(config, "classifier_dropout", None) or 0.0
-        scorer = cls(Encoder(base, tokenizer, execution), pooler=not plain, num_labels=config.num_labels, dropout=dropout)
+        encoder = Encoder(base, tokenizer, execution)
+        check_tokens(encoder)
+        scorer = cls(encoder, pooler=not plain, num_labels=config.num_labels, dropout=dropout)
         with torch.no_grad():
             pooler: Any = scorer.pooler
             if not plain:

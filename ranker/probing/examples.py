@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 
 from ranker.data.collection import Collection
 from ranker.data.corpus_files import read_lines
+from ranker.data.parsing import parse_json, shown
 from ranker.errors import DataError
 
 SIDES = ("query", "doc")
@@ -175,10 +177,10 @@ def from_record(record: Any, where: str) -> ProbeExample:
             str(info["qid"]), str(info["pid"]), str(texts.get("query") or ""), str(texts["passage"]),
             tuple(_target(entry) for entry in record["targets"]), info.get("part"),
         )  # fmt: skip
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise DataError(
             f"{where}: expected info (qid, pid), input (query, passage) and targets (span1, span2, label or value), "
-            f"got a record without {error}; see docs/add_a_probe.md"
+            f"got a record without {shown(str(error))}; see docs/add_a_probe.md"
         ) from error
     check_example(example, where)
     return example
@@ -194,6 +196,8 @@ def _target(entry: dict[str, Any]) -> Target:
         raise KeyError("span1")
     if (label is None) == (value is None):
         raise ValueError("exactly one of label and value")
+    if value is not None and not math.isfinite(float(value)):
+        raise ValueError("a finite value")
     return Target(spans, None if label is None else str(label), None if value is None else float(value))
 
 
@@ -206,14 +210,14 @@ def check_example(example: ProbeExample, where: str) -> None:
     for span in (span for target in example.targets for span in target.spans):
         text = example.query if span.side == "query" else example.doc
         if span.side not in SIDES:
-            raise DataError(f"{where}: expected a span's side to be query or doc, got {span.side!r}; mend the span")
+            raise DataError(f"{where}: expected a span's side to be query or doc, got {shown(span.side)}; mend the span")
         whole = span.start is None and span.end is None
-        if not whole and (span.start is None or span.end is None or not 0 <= span.start < span.end <= len(text)):
+        if not whole and not (type(span.start) is int and type(span.end) is int and 0 <= span.start < span.end <= len(text)):
             raise DataError(
-                f"{where}: expected a span inside the {span.side}'s {len(text)} characters, got {span.start} to {span.end}; mend the span"
+                f"{where}: expected a span inside the {span.side}'s {len(text)} characters, got {shown(span.start)} to {shown(span.end)}; mend the span"
             )
     if example.part not in (None, *PARTS):
-        raise DataError(f"{where}: expected part to be train, val or test, got {example.part!r}; mend it or leave it out")
+        raise DataError(f"{where}: expected part to be train, val or test, got {shown(example.part)}; mend it or leave it out")
 
 
 def write_examples(path: Path, examples: Iterable[ProbeExample], source: str) -> None:
@@ -239,7 +243,10 @@ def parse_line(line: str, where: str) -> Any:
     Raises:
         DataError: It is none.
     """
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: expected one JSON object a line, got {line[:60]!r}; mend the line") from error
+    record = parse_json(line, where)
+    if "\\u" in line:
+        try:
+            json.dumps(record, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise DataError(f"{where}: expected characters, got the lone surrogate {error.object[error.start]!r}; remove it") from None
+    return record

@@ -25,7 +25,7 @@ from ranker.probing.study import Study, StudyOptions
 from ranker.probing.subject import Subject
 from ranker.probing.summary import summarise
 from ranker.probing.training import TrainingOptions
-from ranker.retrieval.bm25 import with_candidates
+from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.training.run_writer import write_json
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def run_probe(
     collection = {"train": splits.train, "val": splits.val, "test": next(iter(splits.tests.values()), None)}.get(cfg["split"])
     if collection is None:
         raise ConfigError(f"split: expected one of train, val, test that the data has, got {cfg['split']!r}")
-    collection = with_candidates(Splits(None, collection, {}), cfg["depth"], cache_dir).val
+    collection = with_candidates(Splits(None, collection, {}), cfg["depth"], cache_dir, FirstStage.of(cfg["data"])).val
     assert collection is not None
     sample = sample_pairs(
         collection, cfg["max_pairs"], cfg["docs_per_query"], cfg["depth"], cfg["seed"], cfg["val_fraction"], cfg["test_fraction"]

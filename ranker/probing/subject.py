@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from ranker.data.token_writer import tokenizer_fingerprint
 from ranker.errors import CheckpointError
 from ranker.layers.encoder import Encoder
 from ranker.types import TokenBatch
+
+log = logging.getLogger(__name__)
 
 
 class FrozenEncoder(nn.Module):
@@ -95,13 +98,22 @@ class Subject:
         name = f"{type(scorer).__name__} {path.resolve().name}"
         if scorer.reads == "pairs":
             return cls(name, encoder)
-        return cls(name, encoder, "texts", getattr(scorer, "doc_encoder", None), scorer.layouts())
+        layouts = tuple(_apart(layout, encoder.tokenizer) for layout in scorer.layouts())
+        return cls(name, encoder, "texts", getattr(scorer, "doc_encoder", None), layouts)  # type: ignore[arg-type]
 
     def randomised(self, seed: int) -> Subject:
         """The same architecture with random weights, drawn as BERT's are: N(0, 0.02) or the model's own range, biases 0, norms 1."""
         own_docs = self.frozen_docs is not self.frozen
         docs = _random_weights(self.frozen_docs.encoder, seed) if own_docs else None
         return Subject(f"{self.name} (random weights)", _random_weights(self.encoder, seed), self.reads, docs, self.layouts)
+
+
+def _apart(layout: Template, tokenizer: Any) -> Template:
+    """The layout with the prompt's tokens, so that a text's tokens are those of its words: spans of examples say where they are."""
+    if not layout.prefix:
+        return layout
+    log.warning("probing: the prompt %r is tokenized by itself, where the ranker reads it together with the text", layout.prefix)
+    return layout.with_prompt(tokenizer(layout.prefix, add_special_tokens=False)["input_ids"])
 
 
 def _random_weights(encoder: Encoder, seed: int) -> Encoder:

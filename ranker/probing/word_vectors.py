@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ranker.data.corpus_files import read_lines
+from ranker.data.parsing import shown
 from ranker.errors import DataError
 from ranker.probing.examples import TaskUnavailable
 
@@ -88,9 +89,12 @@ def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
         if number == 1 and len(numbers) == 1:  # word2vec's header: words and dim
             continue
         try:
-            row = np.array(numbers, dtype=np.float32)
+            with np.errstate(over="ignore"):
+                row = np.array(numbers, dtype=np.float32)
         except ValueError as error:
-            raise DataError(f"{path}:{number}: expected a word and numbers, got {line[:60]!r}; mend the line") from error
+            raise DataError(f"{path}:{number}: expected a word and numbers, got {shown(line)}; mend the line") from error
+        if not len(row) or not np.isfinite(row).all():
+            raise DataError(f"{path}:{number}: expected a word and finite numbers, got {shown(line)}; mend the line")
         if total is not None and (len(row) != len(total) or _is_number(word.rpartition(" ")[2] if " " in word else "")):
             got = len(line.split()) - 1
             raise DataError(f"{path}:{number}: expected {len(total)} numbers as in the first line, got {got}; mend the line")

@@ -7,25 +7,29 @@ import json
 import logging
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
 from ranker.data.collection import Candidates, Collection, Docs, Splits
-from ranker.errors import ConfigError, DataError
+from ranker.data.query_docs import has_own_id
+from ranker.errors import DataError
 from ranker.files import remove_partial, write_whole, zip_fault
+from ranker.retrieval.words import Words
 
 log = logging.getLogger(__name__)
 
 
 _CHUNK_DOCS = 10_000
+WORDS = 1  # raise it when other words come out of the same text and options: what is cached is made anew then
 
 
 class _TokenIds:
@@ -52,10 +56,12 @@ class BM25:
         b: How strongly long docs are held back, 0 to 1.
         stemmer: Snowball stemmer by language, or None for whole words.
         stopwords: Stop word list of bm25s by language, or None.
+        min_word_chars: Shorter words are left out, of queries and docs.
+        bigrams: Whether Chinese, Japanese, Korean, Thai ... are searched by pairs of characters and single ones (`ranker.retrieval.words`).
         threads: Queries searched at a time.
 
     Raises:
-        ConfigError: An unknown stemmer or stop word list.
+        ConfigError: An unknown stemmer or stop word list, or `min_word_chars` below 1.
     """
 
     def __init__(
@@ -65,25 +71,17 @@ class BM25:
         b: float = 0.4,
         stemmer: str | None = "english",
         stopwords: str | None = "english",
+        min_word_chars: int = 1,
+        bigrams: bool = True,
         threads: int = 1,
     ) -> None:
         # bm25s and its progress bars are wanted here alone; a source that brings its candidates does not pay for the import.
         import bm25s
-        import Stemmer
 
         logging.getLogger("bm25s").setLevel(logging.INFO)  # it sets itself to DEBUG
-        if stemmer is not None and stemmer not in Stemmer.algorithms():
-            raise ConfigError(f"bm25.stemmer: expected one of {', '.join(Stemmer.algorithms())} or null, got {stemmer!r}; set one of these")
-        self._tokenize = partial(
-            bm25s.tokenize, stopwords=stopwords, stemmer=None if stemmer is None else Stemmer.Stemmer(stemmer), show_progress=False
-        )
-        try:
-            self._tokenize([""])
-        except ValueError as error:
-            raise ConfigError(
-                f"bm25.stopwords: expected a language that bm25s has stop words for or null, got {stopwords!r}; set another"
-            ) from error
+        self._words = Words(stemmer, stopwords, min_word_chars, bigrams)
         self._threads = threads
+        self._reported: set[str] = set()  # queries without a word that a warning was about
         ids: list[bytes] = []
         tokens, vocabulary = self._token_ids(docs, ids)
         self._doc_ids = np.array(ids, dtype=np.bytes_)
@@ -118,12 +116,10 @@ class BM25:
         remaining = iter(docs)
         while chunk := list(islice(remaining, _CHUNK_DOCS)):
             ids.extend(doc.doc_id.encode() for doc in chunk)
-            tokens = self._tokenize([doc.full_text for doc in chunk])
-            place = np.empty(len(tokens.vocab), dtype=np.int32)
-            for word, number in tokens.vocab.items():
-                place[number] = vocabulary.setdefault(word, len(vocabulary))
-            lengths.extend(map(len, tokens.ids))
-            parts.append(place[np.fromiter(chain.from_iterable(tokens.ids), dtype=np.int32)])
+            words = self._words([doc.full_text for doc in chunk])
+            lengths.extend(map(len, words))
+            numbers = (vocabulary.setdefault(word, len(vocabulary)) for word in chain.from_iterable(words))
+            parts.append(np.fromiter(numbers, dtype=np.int32))
         offsets = np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))])
         return _TokenIds(offsets, np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)), vocabulary
 
@@ -132,7 +128,11 @@ class BM25:
 
         Equal scores are ordered as trec_eval orders them, by doc id descending, also where `depth` cuts through them.
         """
-        words = self._tokenize(list(queries.values()), return_ids=False)  # all at once: a Snowball stemmer is not thread-safe
+        words = self._words(list(queries.values()))
+        empty = {query_id: queries[query_id] for query_id, found in zip(queries, words, strict=True) if not found}
+        if empty.keys() - self._reported:
+            warn_of_no_words(empty, len(queries))
+            self._reported.update(empty)
         with ThreadPoolExecutor(self._threads) as pool:
             best = list(pool.map(partial(self._best, depth=depth), words))
         offsets = np.concatenate([[0], np.cumsum([len(rows) for rows, _ in best])]).astype(np.int64)
@@ -153,12 +153,37 @@ class BM25:
         return rows, scores[rows]
 
 
+def warn_of_no_words(queries: dict[str, str], total: int) -> None:
+    """Warn of queries that nothing can be searched by."""
+    query_id, text = next(iter(queries.items()))
+    log.warning(
+        "BM25: %d of %d queries have no words but stop words, as %r (%r), and find nothing; see the options in conf/model/bm25.yaml",
+        len(queries), total, query_id, text[:100],
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FirstStage:
+    """How BM25 makes candidates (`data.first_stage`); for the meaning of each see `BM25`."""
+
+    k1: float = 0.9
+    b: float = 0.4
+    stemmer: str | None = "english"
+    stopwords: str | None = "english"
+    min_word_chars: int = 1
+    bigrams: bool = True
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> FirstStage:
+        """The options of a `data` node."""
+        return cls(**(data.get("first_stage") or {}))
+
+
 def first_stage(
     collection: Collection,
     depth: int,
     cache_dir: str | Path,
-    k1: float = 0.9,
-    b: float = 0.4,
+    options: FirstStage = FirstStage(),
     threads: int | None = None,
     indexes: dict[str, BM25] | None = None,
 ) -> Candidates:
@@ -171,29 +196,42 @@ def first_stage(
         collection: Docs and queries; its candidates, if any, are not looked at.
         depth: Docs per query.
         cache_dir: Folder of cached files; made if missing.
-        k1: See BM25.
-        b: See BM25.
+        options: Of the index and of the words.
         threads: Queries searched at a time; None: one per processor.
         indexes: Indexes made so far with these settings, by docs fingerprint; a new one is added.
     """
-    path = Path(cache_dir) / "bm25" / f"{_key(collection, depth, k1, b)}.npz"
+    path = Path(cache_dir) / "bm25" / f"{_key(collection, depth, options)}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
         found = _read(path, list(collection.queries))
         if found is not None:
+            _warn_again(collection, found, options)
             return found
         indexes = {} if indexes is None else indexes
         fingerprint = collection.docs.fingerprint
         if fingerprint not in indexes:
             log.info("BM25: indexing %d docs for %s", len(collection.docs), collection.name)
-            indexes[fingerprint] = BM25(collection.docs, k1=k1, b=b, threads=threads or os.cpu_count() or 1)
+            indexes[fingerprint] = BM25(collection.docs, **asdict(options), threads=threads or os.cpu_count() or 1)
         log.info("BM25: searching the best %d docs for %d queries of %s", depth, len(collection.queries), collection.name)
-        made = indexes[fingerprint].search(collection.queries, depth)
+        made = indexes[fingerprint].search(collection.queries, depth + collection.drop_query_docs)
+        if collection.drop_query_docs:
+            made = made.where(~has_own_id(made)).top(depth)
         _write(path, made)
         return made
 
 
-def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, k1: float = 0.9, b: float = 0.4) -> Splits:
+def _warn_again(collection: Collection, found: Candidates, options: FirstStage) -> None:
+    """What the search warned of when the cached candidates were made."""
+    without = [query_id for query_id, count in zip(found.query_ids, np.diff(found.offsets), strict=True) if not count]
+    if without:
+        split = Words(options.stemmer, options.stopwords, options.min_word_chars, options.bigrams)
+        words = split([collection.queries[query_id] for query_id in without])
+        empty = {query_id: collection.queries[query_id] for query_id, there in zip(without, words, strict=True) if not there}
+        if empty:
+            warn_of_no_words(empty, len(collection.queries))
+
+
+def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, options: FirstStage = FirstStage()) -> Splits:
     """Fill in BM25 candidates where a split has none; a training set with triples needs none. A corpus is indexed once at most.
 
     Raises:
@@ -204,7 +242,7 @@ def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, k1: float
     def fill(collection: Collection) -> Collection:
         if collection.candidates is not None or collection.triples is not None:
             return collection
-        candidates = first_stage(collection, depth, cache_dir, k1, b, indexes=indexes)
+        candidates = first_stage(collection, depth, cache_dir, options, indexes=indexes)
         if collection.queries and not len(candidates.doc_ids):
             raise DataError(
                 f"{collection.name}: expected queries that share words with the docs, got none of {len(collection.queries)} for which BM25 "
@@ -220,14 +258,14 @@ def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, k1: float
     )
 
 
-def _key(collection: Collection, depth: int, k1: float, b: float) -> str:
+def _key(collection: Collection, depth: int, options: FirstStage) -> str:
     settings = {
         "docs": collection.docs.fingerprint,
         "depth": depth,
-        "k1": k1,
-        "b": b,
-        "bm25s": version("bm25s"),
-        "stemmer": version("PyStemmer"),
+        "without query docs": collection.drop_query_docs,
+        "options": asdict(options),
+        "words": WORDS,
+        **{package: version(package) for package in ("bm25s", "PyStemmer", "regex")},
     }
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=16)
     for item in collection.queries.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 
 from ranker.data.collection import Candidates, Collection
 from ranker.data.datamodule import RankData
+from ranker.data.query_docs import has_own_id, warn_of_query_docs
 from ranker.errors import DataError
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device, Encoded, claim, describe, encode_docs
@@ -110,8 +111,9 @@ def search_set(engine: Engine, collection: Collection, depth: int, latency_queri
     if blank:
         log.warning("%s: %d queries have no text, the first is %r", collection.name, len(blank), blank[0])
     started = time.perf_counter()
-    found = engine.search(queries, depth)
+    found = _search(engine, collection, queries, depth)
     seconds = time.perf_counter() - started
+    warn_of_query_docs(collection, found)
     spent = latencies(engine, queries, depth, latency_queries)
     report = {
         "queries": len(queries),
@@ -141,7 +143,15 @@ def mine_set(engine: Engine, collection: Collection, options: Mining, teacher: R
         for query_id, judged in collection.qrels.items()
         if query_id in collection.queries and any(grade >= collection.relevance for grade in judged.values())
     ]
-    return mine(engine.search(relevant, options.last), collection, options, engine.score, teacher)
+    return mine(_search(engine, collection, relevant, options.last), collection, options, engine.score, teacher)
+
+
+def _search(engine: Engine, collection: Collection, queries: Sequence[str], depth: int) -> Candidates:
+    """The best docs of queries, without the docs that are the queries where `collection.drop_query_docs`."""
+    if not collection.drop_query_docs:
+        return engine.search(queries, depth)
+    found = engine.search(queries, depth + 1)
+    return found.where(~has_own_id(found)).top(depth)
 
 
 def add_positives(collection: Collection, depth: int) -> Collection:
@@ -154,7 +164,10 @@ def add_positives(collection: Collection, depth: int) -> Collection:
         lacking = [
             doc_id
             for doc_id, grade in collection.qrels[query_id].items()
-            if grade >= collection.relevance and doc_id in collection.docs and doc_id not in set(ids)
+            if grade >= collection.relevance
+            and doc_id in collection.docs
+            and doc_id not in set(ids)
+            and not (collection.drop_query_docs and doc_id == query_id)
         ]
         lowest = min(scores, default=0.0)
         ranked.append((query_id, [*ids, *lacking], [*scores, *(lowest - 1 - place for place in range(len(lacking)))]))

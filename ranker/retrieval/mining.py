@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ranker.data.collection import Candidates, Collection
+from ranker.data.collection import Candidates, Collection, Doc
 from ranker.data.sampling import mix
 from ranker.errors import ConfigError
 from ranker.types import Run
@@ -59,8 +59,8 @@ def mine(
 ) -> Run:
     """Choose hard negatives from a search over the training queries.
 
-    A doc that is judged with `collection.relevance` or more for a query is never one of its negatives, nor is one with the same text,
-    whatever the options.
+    A doc that is judged with `collection.relevance` or more for a query is never one of its negatives, nor is one with the same text, nor
+    one with the query's own id or text, whatever the options.
 
     Args:
         found: The search's ranking, best first.
@@ -77,11 +77,12 @@ def mine(
     for number, query_id in enumerate(found.query_ids):
         positives = {doc_id for doc_id, grade in collection.qrels.get(query_id, {}).items() if grade >= collection.relevance}
         ids, scores = found[query_id][: options.last], found.scores_of(query_id)[: options.last].tolist()
-        texts = {collection.docs[doc_id].full_text for doc_id in positives if doc_id in collection.docs}
+        texts = {_plain(collection.docs[doc_id].full_text) for doc_id in positives if doc_id in collection.docs}
+        texts.add(_plain(collection.queries[query_id]))
         window = [
             (doc_id, value)
             for doc_id, value in list(zip(ids, scores, strict=True))[options.first - 1 :]
-            if doc_id not in positives and collection.docs[doc_id].full_text not in texts
+            if doc_id not in positives and doc_id != query_id and texts.isdisjoint(_texts_of(collection.docs[doc_id]))
         ]
         if options.margin is not None:
             assert score is not None
@@ -104,3 +105,13 @@ def mine(
             without, len(found.query_ids),
         )  # fmt: skip
     return run
+
+
+def _plain(text: str) -> str:
+    """A text for comparison: case and white space do not count."""
+    return " ".join(text.casefold().split())
+
+
+def _texts_of(doc: Doc) -> set[str]:
+    """A doc's text with its title and without."""
+    return {_plain(doc.text), _plain(doc.full_text)}

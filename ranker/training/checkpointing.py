@@ -62,7 +62,8 @@ class SaveLast(Checkpoint):
     """Write `last.ckpt` every n optimizer steps, at each validation, at the end, and when SIGTERM asks the training to stop.
 
     The one before stays as `previous.ckpt`. Where a validation is due at a step, the checkpoint waits for it: Lightning would skip that
-    validation after a resume. A training that ends at `max_steps` in the middle of an epoch is validated once more.
+    validation after a resume. A training whose last step no scheduled validation follows is validated once more: one that ends at `max_steps`
+    in the middle of an epoch, and one whose last epoch is none of every `check_val_every_n_epoch`.
 
     Lightning calls `Checkpoint`s after all other callbacks, in the order given: this one comes last, so that it saves what the others know.
 
@@ -98,6 +99,10 @@ class SaveLast(Checkpoint):
         for logger in trainer.loggers if self._row else ():
             logger.log_metrics(self._row, step=trainer.global_step - 1)
         self._row = {}
+        loop = trainer.fit_loop.epoch_loop
+        done = loop.batch_progress.current.completed
+        if loop.restarting and done and _validate_last(trainer, done - 1) and not _validation_is_due(trainer, done - 1):
+            trainer.should_stop = True  # its last state was validated out of turn: Lightning would take another step instead
         # a training that stopped early and was killed before its end: it has no validation that would tell it again
         stopped = (callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping))  # type: ignore[attr-defined]
         if any(callback.wait_count >= max(callback.patience, 1) for callback in stopped):  # patience 0 stops at the first, too
@@ -105,12 +110,15 @@ class SaveLast(Checkpoint):
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
         """Save when it is time, or when a device was asked to stop, and no validation is due."""
-        if 0 < trainer.max_steps <= trainer.global_step:
-            trainer.should_stop = True
+        last = _validate_last(trainer, batch_idx)
         stop = bool(module.stop_asked if trainer.world_size == 1 else module.stop_agreed)
         due = _validation_is_due(trainer, batch_idx)
+        if last and not due:
+            trainer.should_stop = True  # at which Lightning validates
         # `should_stop` alone does not end a training that has steps or epochs to do at least
         ends = trainer.should_stop and trainer.fit_loop._can_stop_early
+        if ends and trainer.check_val_every_n_epoch is not None:  # as `max_time` has it
+            trainer.check_val_every_n_epoch = 1
         self._once_more = ends and not due
         if due or (ends and _validates_in_this_epoch(trainer)):
             return
@@ -163,6 +171,17 @@ class SaveLast(Checkpoint):
 def _on_sigterm(handler: Callable[..., None]) -> None:
     if threading.current_thread() is threading.main_thread():  # Python takes handlers from no other; Lightning puts the old one back
         signal.signal(signal.SIGTERM, handler)
+
+
+def _validate_last(trainer: pl.Trainer, batch_idx: int) -> bool:
+    """Whether this was the training's last step, by `max_steps` or by `max_epochs`; its epoch is then one with validations."""
+    epochs, batches = trainer.max_epochs, trainer.num_training_batches
+    last = 0 < trainer.max_steps <= trainer.global_step or (
+        epochs is not None and 0 < epochs <= trainer.current_epoch + 1 and batch_idx + 1 >= batches
+    )
+    if last and trainer.check_val_every_n_epoch is not None:
+        trainer.check_val_every_n_epoch = 1
+    return last
 
 
 def _validates_in_this_epoch(trainer: pl.Trainer) -> bool:

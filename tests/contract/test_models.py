@@ -64,12 +64,11 @@ def test_a_score_is_the_same_in_any_batch(cfg, splits):
 def test_ragged_and_padded_batches_give_the_same_scores(cfg, splits):
     torch.manual_seed(1)
     ragged = build_scorer(cfg)
-    assert ragged.encoder.ragged
     values, _ = scores(cfg, splits, ragged)
     cfg.encoder.ragged = False
     torch.manual_seed(1)
     padded = build_scorer(cfg)
-    assert not padded.encoder.ragged
+    assert not padded.encoder.execution.ragged
     padded.load_state_dict(ragged.state_dict())
     np.testing.assert_allclose(scores(cfg, splits, padded)[0], values, rtol=0, atol=1e-5 * max(1, np.abs(values).max()))
 

@@ -69,6 +69,9 @@ def test_pc88_an_offline_run_holds_all_that_the_run_folder_holds(done, small_fil
         assert expected
         assert board.curve(name) == [(step, pytest.approx(value)) for step, value in expected], name
     assert board.summary["objective"] == json.loads((folder / "result.json").read_text())["objective"]
+    # the default schedule over the epoch's three steps: 0.3 of a step of warm-up is none
+    rates = [float(row["optim/lr"]) for row in logged if row.get("optim/lr")]
+    assert rates == pytest.approx([3e-3, 2e-3, 1e-3], rel=1e-6)
     name = small_files.name
     assert board.artifacts[f"{board.id}-{name}"] == ("run", ["metrics.json", "per_query.jsonl", "run.trec"])
     pictures = {f"pictures/{path.stem}" for path in (folder / "pictures").glob("*.png")}

@@ -179,6 +179,7 @@ def test_more_steps_than_the_first_run_had(forks, choices, tmp_path):
     assert json.loads((short / "result.json").read_text())["best_step"] == 4  # validated though its epoch has 6 steps
     done = forks.run("train.py", f"checkpoint={short}", "resume=true", "trainer.max_steps=10", cwd=tmp_path / "short")
     assert done.code == 0, done.out
+    assert "the learning rate of step" not in done.out
     # beside the run that it goes on from, not under the default name
     (resumed,) = set((tmp_path / "short/outputs/killed").iterdir()) - {short}
     assert losses(short, resumed) == losses(long)
@@ -194,6 +195,8 @@ def test_the_rate_of_a_longer_schedule_is_its_own(forks, choices, tmp_path):
     short = run_folder(tmp_path / "short")
     done = forks.run("train.py", f"checkpoint={short}", "resume=true", "trainer.max_steps=8", "name=longer", cwd=tmp_path / "short")
     assert done.code == 0, done.out
+    # after 4 of 8 steps; the schedule of 4 had come to its end
+    assert "the learning rate of step 5 is 0.0015, where the checkpoint has 0: the schedule or the number of steps is another" in done.out
     for name, folder in (("long", run_folder(tmp_path / "long")), ("resumed", next((tmp_path / "short/outputs/longer").iterdir()))):
         with (folder / "metrics.csv").open() as lines:
             rates[name] = {int(row["step"]): row["optim/lr"] for row in csv.DictReader(lines) if row.get("optim/lr")}

@@ -145,6 +145,12 @@ def test_pc64_pc68_two_processes_leave_one_run_with_the_same_numbers(forks, trai
     assert two["steps"] == one["steps"]
     runs = [(path / "evaluation" / small_files.name / "run.trec").read_text().splitlines() for path in (folder, both)]
     assert len(runs[0]) == len(runs[1])
+    for name in ("train/loss", "train/grad_norm", "optim/lr"):
+        logged = []
+        for path in (folder, both):
+            with (path / "metrics.csv").open() as lines:
+                logged.append([float(row[name]) for row in csv.DictReader(lines) if row.get(name)])
+        assert logged[1] == pytest.approx(logged[0], rel=1e-4), name
     assert [line.split()[:4] for line in runs[0]] == [line.split()[:4] for line in runs[1]]
     # AdamW walks on rounding noise where the true gradient is 0, as that of the head's bias, which shifts all scores alike
     one, two = (np.array([float(line.split()[4]) for line in run]) for run in runs)

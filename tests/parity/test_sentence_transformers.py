@@ -54,12 +54,19 @@ def bert(tmp_path_factory):
 
 def vectors(scorer, queries, docs, folder, max_query_tokens=1000, max_doc_tokens=1000):
     """What a scorer makes of texts that go through the token store and the collator, as they do in a search."""
+    layouts = scorer.layouts()
     stores = [
-        build_token_store(((str(i), text) for i, text in enumerate(texts)), folder / name, scorer.encoder.tokenizer, 2000, fingerprint=name)
-        for name, texts in (("queries", queries), ("docs", docs))
+        build_token_store(
+            ((str(i), layout.prefix + text) for i, text in enumerate(texts)),
+            folder / name,
+            scorer.encoder.tokenizer,
+            2000,
+            fingerprint=name,
+        )
+        for name, texts, layout in (("queries", queries, layouts[0]), ("docs", docs, layouts[1]))
     ]
     collator = Collator.of(
-        scorer.encoder.tokenizer, "texts", *stores, scorer.encoder.max_tokens, max_query_tokens, max_doc_tokens, layouts=scorer.layouts()
+        scorer.encoder.tokenizer, "texts", *stores, scorer.encoder.max_tokens, max_query_tokens, max_doc_tokens, layouts=layouts
     )
     rows = np.arange(len(queries))
     grid = np.tile(np.arange(len(docs)), (len(queries), 1))

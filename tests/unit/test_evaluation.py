@@ -225,3 +225,13 @@ def test_table_without_baseline():
     assert "1.0000" in text
     assert "baseline" not in text
     assert "wins" not in text
+
+
+@pytest.mark.parametrize(("baseline", "outcome"), [({"d1": 2.0, "d2": 1.0}, [0, 0, 1]), ({"d1": 1.0, "d2": 2.0}, [1, 0, 0])])
+def test_pc2_21_no_difference_and_one_query_show_nothing(tmp_path, baseline, outcome):
+    """Without a difference both signs give the same sum, 0; with one query both signs are as extreme: p is 1 either way, never 0 or NaN."""
+    run, qrels = {"q1": {"d1": 2.0, "d2": 1.0}}, {"q1": {"d1": 1, "d2": 0}}
+    written = write_evaluation(tmp_path, run, qrels, ["RR@10", "AP@100"], baseline={"q1": baseline})
+    for entry in written["comparison"].values():
+        assert entry["p_value"] == entry["p_value_holm"] == 1.0
+        assert [entry["wins"], entry["losses"], entry["ties"]] == outcome

@@ -2,17 +2,23 @@
 
 import ast
 import json
+import math
 import os
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
 from ranker.checkpoint import load_scorer, read_description
 from ranker.config import check, is_trusted
 from ranker.errors import CheckpointError, ConfigError, DataError
 from ranker.replay import replay
+from ranker.training.nonfinite import write_dump
+from ranker.training.rerank_module import RerankModule
+from ranker.types import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,17 +95,21 @@ def test_a_folder_s_configuration_resolves_nothing(tmp_path, content):
 
 
 def test_replay_trusts_no_code_beside_weights(tmp_path, monkeypatch):
-    seen = []
-    monkeypatch.setattr("ranker.replay.read_dump", lambda dump: (None, {}, {}))
-    monkeypatch.setattr("ranker.replay.instantiate", lambda node, **_: seen.append(node) or 1 / 0)
-    (tmp_path / "config.yaml").write_text(
-        "encoder: {_target_: ranker.layers.encoder.load_encoder, name: x, trust_remote_code: true}\n"
-        "model: {_target_: ranker.models.monobert.MonoBERT}\nloss: {_target_: ranker.losses.lce.LCE}\n"
-        "optim: {_target_: torch.optim.AdamW}\nschedule: {_target_: ranker.training.schedules.constant}\ntrainer: {max_epochs: 1}\n"
-    )
-    with pytest.raises(ZeroDivisionError):
-        replay(tmp_path)
-    assert seen == [{"_target_": "ranker.layers.encoder.load_encoder", "name": "x", "trust_remote_code": False}]
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    evil, marker = remote_code(tmp_path / "model", tmp_path / "ran"), tmp_path / "ran"
+    cfg = {
+        "encoder": {"_target_": "ranker.layers.encoder.load_encoder", "name": str(evil), "trust_remote_code": True},
+        "model": {"_target_": "ranker.models.monobert.MonoBERT"}, "loss": {"_target_": "ranker.losses.lce.LCE"},
+        "optim": {"_target_": "torch.optim.AdamW"}, "schedule": {"_target_": "ranker.training.schedules.constant"},
+        "trainer": {"max_epochs": 1},
+    }  # fmt: skip
+    (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(cfg)))
+    module = RerankModule(torch.nn.Linear(1, 1), [], dumps=tmp_path / "nonfinite")
+    module.trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    write_dump(module, TrainStep(0, 0, (), 1, 1), 1, math.nan, math.nan, ["q"])
+    with pytest.raises((InstantiationException, ConfigError), match="custom code"):
+        replay(tmp_path / "nonfinite/step-1")
+    assert not marker.exists()
 
 
 def test_a_folder_can_not_ask_for_its_own_code(tmp_path):
@@ -128,12 +138,12 @@ def test_code_beside_weights_does_not_run(tmp_path, monkeypatch):
     folder, marker = remote_code(tmp_path / "model", tmp_path / "ran"), tmp_path / "ran"
     with pytest.raises((ConfigError, CheckpointError, DataError)):
         load_encoder(str(folder))
-    with pytest.raises(Exception):  # noqa: B017 - whatever the library says; what counts is that nothing ran
+    with pytest.raises((ValueError, CheckpointError, ConfigError), match="custom code"):
         load_scorer(folder)
     (folder / "modules.json").write_text(
         json.dumps([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}])
     )
-    with pytest.raises(Exception):  # noqa: B017
+    with pytest.raises((ValueError, CheckpointError, ConfigError), match="custom code"):
         load_scorer(folder)
     assert not marker.exists()
 

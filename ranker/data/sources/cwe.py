@@ -8,11 +8,14 @@ import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.splits import take_queries
 from ranker.errors import DataError
-from ranker.types import Qrels
+
+if TYPE_CHECKING:  # it imports torch, which reading data does not need
+    from ranker.types import Qrels
 
 _VERSION = "3.0.0"
 _EXAMPLE = re.compile(r"::REFERENCE:.*?:DESCRIPTION:(.*?)(?=:LINK:|::REFERENCE:|::$)", re.DOTALL)

@@ -6,13 +6,16 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ranker.data.collection import Collection, Splits
-from ranker.data.corpus_files import JsonlDocs, read_lines, read_queries
+from ranker.data.corpus_files import JsonlDocs, check_regular, read_queries
 from ranker.data.splits import check_candidates, check_disjoint, check_judged_docs, cut_validation, split_queries, take_queries
-from ranker.data.trec import read_candidates, read_qrels
+from ranker.data.trec import line_with, read_candidates, read_qrels
 from ranker.errors import ConfigError, DataError
-from ranker.types import Qrels
+
+if TYPE_CHECKING:  # it imports torch, which reading data does not need
+    from ranker.types import Qrels
 
 log = logging.getLogger(__name__)
 
@@ -57,16 +60,28 @@ class Files:
         self.relevance = relevance
         self.val_fraction, self.test_fraction, self.split_seed = val_fraction, test_fraction, split_seed
 
+    def check(self) -> None:
+        """Look for all files, without reading them.
+
+        Raises:
+            DataError: The folder or a file is missing, or there are several of one kind.
+        """
+        if not self.folder.is_dir():
+            raise DataError(
+                f"data.path: expected a folder with docs.jsonl, queries.tsv and qrels.txt, got {str(self.folder)!r}; check the path"
+            )
+        for name in ("queries.tsv", "docs.jsonl"):
+            self._file(name, needed=True)
+        self._qrels_paths()
+        self._run_path()
+
     def load(self) -> Splits:
         """Read all files.
 
         Raises:
             DataError: A file is missing, empty or malformed, or two files contradict each other.
         """
-        if not self.folder.is_dir():
-            raise DataError(
-                f"data.path: expected a folder with docs.jsonl, queries.tsv and qrels.txt, got {str(self.folder)!r}; check the path"
-            )
+        self.check()
         run_path = self._run_path()
         qrels_paths = self._qrels_paths()
         queries_path = self._file("queries.tsv", needed=True)
@@ -95,6 +110,11 @@ class Files:
     def _file(self, name: str, needed: bool = False) -> Path:
         """The file, or its gzipped form where there is none; a path that does not exist where neither is there and none is needed."""
         plain, packed = self.folder / name, self.folder / f"{name}.gz"
+        for path in (plain, packed):
+            if path.is_symlink() and not path.exists():
+                raise DataError(f"{path}: expected a file, got a link to {str(path.readlink())!r}, which does not exist; mend or remove it")
+            if path.exists():
+                check_regular(path)
         if plain.exists() and packed.exists():
             raise DataError(f"{plain}: expected one of {name} and {name}.gz, got both; remove one")
         if needed and not plain.exists() and not packed.exists():
@@ -114,6 +134,8 @@ class Files:
             if len(runs) > 1:
                 names = ", ".join(path.name for path in runs)
                 raise DataError(f"{self.folder}: expected one run, got {names}; choose with data.candidates=NAME, or data.candidates=bm25")
+            if runs and runs[0].exists():
+                check_regular(runs[0])
             return runs[0] if runs else None
         path = Path(self.candidates).expanduser()
         if not path.is_absolute():
@@ -130,9 +152,9 @@ class Files:
         qrels = read_qrels(path)
         for query_id in qrels:
             if query_id not in queries:
-                line = next(number for number, text in read_lines(path) if text.split()[0] == query_id)
                 raise DataError(
-                    f"{path}:{line}: expected judgements of queries in {queries_path.name}, got {query_id!r}; add its text there"
+                    f"{line_with(path, query_id)}: expected judgements of queries in {queries_path.name}, got {query_id!r}; "
+                    "add its text there"
                 )
         return qrels
 

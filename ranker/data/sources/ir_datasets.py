@@ -40,6 +40,14 @@ class IrDatasets:
     ) -> None:
         self._reader = SplitReader(train, val, test, train_candidates, candidates, relevance, val_queries, max_triples, split_seed)
 
+    def check(self) -> None:
+        """Look up the ids and run files, without reading them.
+
+        Raises:
+            DataError: An unknown id, or no such run file.
+        """
+        self._reader.check()
+
     def load(self) -> Splits:
         """Read all sets; what is not on this machine yet is downloaded.
 

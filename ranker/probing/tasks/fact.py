@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from ranker.data.corpus_files import JsonlDocs, read_lines, read_queries
+from ranker.data.parsing import read_grade, shown
 from ranker.errors import DataError
-from ranker.probing.examples import PairSample, ProbeExample, TaskUnavailable, file_fingerprint, whole_text_example
+from ranker.probing.examples import PairSample, ProbeExample, TaskUnavailable, file_fingerprint, parse_line, whole_text_example
 
 PART_OF = {"train": "train", "dev": "val", "val": "val", "validation": "val", "test": "test", "": None}
+_GRADE = re.compile(r"[-+]?[0-9]+")
 Row = tuple[str, str, str, str | None]  # query_id, doc_id, label, part
 
 
@@ -90,7 +92,9 @@ class FactChecking:
         lines = read_lines(path)
         columns = next(lines, (0, ""))[1].split("\t")
         if not {"query_id", "doc_id", "label"} <= set(columns):
-            raise DataError(f"{path}:1: expected columns query_id, doc_id, label (and split), got {columns}; write them in the first line")
+            raise DataError(
+                f"{path}:1: expected columns query_id, doc_id, label (and split), got {shown(columns)}; write them in the first line"
+            )
         rows: list[Row] = []
         for number, line in lines:
             cells = line.split("\t")
@@ -108,43 +112,42 @@ class FactChecking:
     def _read_beir(self) -> tuple[dict[str, str], dict[str, str], list[Row]]:
         queries, metadata = {}, {}
         for entry in _objects(self._need("queries.jsonl")):
-            queries[str(entry["_id"])], metadata[str(entry["_id"])] = entry["text"], entry.get("metadata") or {}
+            queries[entry["_id"]], metadata[entry["_id"]] = entry["text"], entry.get("metadata")
         rows: list[Row] = []
         for path in self._qrels():
             part = _part(path.stem, str(path))
             for number, line in read_lines(path):
                 cells = line.split("\t")
-                if number == 1 and not cells[-1].strip().lstrip("-").isdigit():  # header
+                if number == 1 and not _GRADE.fullmatch(cells[-1].strip()):  # header
                     continue
-                if len(cells) < 3 or not cells[2].strip().lstrip("-").isdigit():
+                if len(cells) < 3:
                     raise DataError(
-                        f"{path}:{number}: expected query-id, corpus-id and a whole number between tabs, got {line!r}; mend the line"
+                        f"{path}:{number}: expected query-id, corpus-id and a whole number between tabs, got {shown(line)}; mend the line"
                     )
-                label = _beir_label(metadata.get(cells[0], {}), cells[1])
-                if label is not None and int(cells[2]) > 0:
+                label = _beir_label(metadata.get(cells[0]), cells[1])
+                if read_grade(cells[2].strip(), f"{path}:{number}") > 0 and label is not None:
                     rows.append((cells[0], cells[1], label, part))
         wanted = {row[1] for row in rows}
         docs = {
-            str(entry["_id"]): f"{entry['title']} {entry['text']}" if entry.get("title") else entry["text"]
+            entry["_id"]: f"{entry['title']} {entry['text']}" if entry.get("title") else entry["text"]
             for entry in _objects(self._need("corpus.jsonl"))
-            if str(entry["_id"]) in wanted
+            if entry["_id"] in wanted
         }
         return queries, docs, rows
 
 
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in read_lines(path):
-        try:
-            entry = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{path}:{number}: expected one JSON object a line, got {line[:60]!r}; mend the line") from error
-        if not isinstance(entry, dict) or "_id" not in entry or "text" not in entry:
-            raise DataError(f"{path}:{number}: expected an object with _id and text, got {line[:60]!r}; mend the line")
-        yield entry
+        entry = parse_line(line, f"{path}:{number}")
+        if not isinstance(entry, dict) or not isinstance(entry.get("_id"), (str, int)) or not isinstance(entry.get("text"), str):
+            raise DataError(f"{path}:{number}: expected an object with _id and text, got {shown(line)}; mend the line")
+        yield entry | {"_id": str(entry["_id"])}
 
 
-def _beir_label(metadata: dict[str, Any], doc_id: str) -> str | None:
+def _beir_label(metadata: Any, doc_id: str) -> str | None:
     """The claim's label, or the one it has for this doc (a list of annotated sentences, as in SciFact)."""
+    if not isinstance(metadata, dict):
+        return None
     found = metadata.get("label", metadata.get(doc_id))
     if isinstance(found, list):
         found = next((entry.get("label") for entry in found if isinstance(entry, dict)), None)
@@ -159,5 +162,5 @@ def _verdict(label: str) -> str | None:
 
 def _part(name: str, where: str) -> str | None:
     if name not in PART_OF:
-        raise DataError(f"{where}: expected the split to be train, dev or test, got {name!r}; mend it")
+        raise DataError(f"{where}: expected the split to be train, dev or test, got {shown(name)}; mend it")
     return PART_OF[name]

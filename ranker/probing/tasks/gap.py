@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from ranker.data.corpus_files import read_lines
+from ranker.data.parsing import shown
 from ranker.errors import DataError
 from ranker.probing.examples import PairSample, ProbeExample, Span, Target, TaskUnavailable, check_example, file_fingerprint
 
@@ -70,7 +71,7 @@ def _example(row: dict[str, str], part: str, where: str) -> ProbeExample:
         example = ProbeExample(row["ID"], row["ID"], "", text, targets, part)
     except (KeyError, ValueError) as error:
         raise DataError(
-            f"{where}: expected GAP's columns and offsets, got a line where {error} fails; take the file as published"
+            f"{where}: expected GAP's columns and offsets, got a line where {shown(str(error))} fails; take the file as published"
         ) from error
     check_example(example, where)
     return example

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -10,8 +11,19 @@ from typing import Any
 import numpy as np
 
 from ranker.data.corpus_files import read_lines
+from ranker.data.parsing import shown
 from ranker.errors import ConfigError, DataError
-from ranker.probing.examples import PairSample, ProbeExample, Span, Target, TaskUnavailable, file_fingerprint, from_record, parse_line
+from ranker.probing.examples import (
+    PairSample,
+    ProbeExample,
+    Span,
+    Target,
+    TaskUnavailable,
+    check_example,
+    file_fingerprint,
+    from_record,
+    parse_line,
+)
 
 SPANS = ("chars", "spacy_tokens")
 
@@ -59,7 +71,9 @@ class JsonLines:
     def classes(self) -> tuple[str, ...] | None:  # type: ignore[override]
         """The labels that occur, or bins where the first record has values."""
         first = next(self._records((0,)), None)
-        return () if first is not None and any("value" in target for target in first[1].get("targets", [])) else None
+        targets = first[1].get("targets") if first is not None and isinstance(first[1], dict) else None
+        entries = targets if isinstance(targets, list) else []  # what is no such record is refused by `examples`
+        return () if any(isinstance(target, dict) and "value" in target for target in entries) else None
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
         """The file's records in their order; of more than `max_pairs`, so many drawn by seed.
@@ -110,13 +124,18 @@ def _from_words(record: Any, where: str, words: Any) -> ProbeExample:
             given = [entry[key] for key in ("span1", "span2") if entry.get(key) is not None]
             spans = [_side_span(joined[first:end], border, where) for first, end in given] or [Span("query"), Span("doc")]
             label, value = entry.get("label"), entry.get("value")
+            if (label is None) == (value is None) or not math.isfinite(float(value or 0)):
+                raise ValueError("exactly one of label and finite value")
             targets.append(Target(tuple(spans), None if label is None else str(label), None if value is None else float(value)))
         info = record["info"]
-        return ProbeExample(str(info["qid"]), str(info["pid"]), query, doc, tuple(targets), info.get("part"))
-    except (KeyError, TypeError, ValueError) as error:
+        example = ProbeExample(str(info["qid"]), str(info["pid"]), query, doc, tuple(targets), info.get("part"))
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
         raise DataError(
-            f"{where}: expected info (qid, pid), input (query, passage) and targets with spans [first, end], got a record where {error} fails"
+            f"{where}: expected info (qid, pid), input (query, passage) and targets with spans [first, end], "
+            f"got a record where {shown(str(error))} fails"
         ) from error
+    check_example(example, where)
+    return example
 
 
 def _side_span(words: Any, border: int, where: str) -> Span:

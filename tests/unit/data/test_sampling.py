@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ranker.data.batching import Collator, HashedOrder, StepPlan
-from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
+from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
+from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
 from ranker.data.sampling import JudgedGroups, TripleGroups, mix
 from ranker.data.token_store import build_token_store
@@ -267,3 +268,20 @@ def test_pc17_pc64_pc67_every_candidate_is_scored_once(stores, reads, max_tokens
     run = batches.run(scores[: batches.num_slots])
     assert {query: list(docs) for query, docs in run.items()} == {"q1": ["a", "b"], "q3": ["c"], "q4": ["b", "a"]}
     assert not any(np.isnan(score) for docs in run.values() for score in docs.values())
+
+
+def test_pc2_24_a_mined_negative_that_the_collection_lacks_is_named_before_the_training(tmp_path):
+    collection = collection_of({"q1": {"p": 1}}, {"q1": ["n1", "n2"]})
+    path = tmp_path / "negatives.trec"
+    path.write_text("q1 Q0 n1 1 3 t\nq1 Q0 d99 2 2 t\n")
+
+    def steps(**options):
+        splits = Splits(collection, None, {})
+        return RankData(
+            splits, tiny_tokenizer(), "pairs", 512, BatchOptions(docs=2), TextLimits(), cache_dir=tmp_path / "c", **options
+        ).train_steps()
+
+    with pytest.raises(DataError, match=r"negatives.trec: expected candidates from the collection, got the unknown doc id 'd99'"):
+        steps(negatives=path)
+    path.write_text(path.read_text() + "q1 Q0 p 3 1 t\n")
+    assert len(steps(teacher=path).sampler) == 1  # a teacher may have scored other docs

@@ -147,11 +147,11 @@ def test_a_relative_run_path_cannot_leave_the_folder(folder, tmp_path, name):
 def test_a_run_that_does_not_belong_is_refused(folder, caplog):
     run_file(folder, "a.run", [(f"q{i}", "d0" if i else "doc-of-another-collection", 1.0) for i in range(10)])
     with pytest.raises(
-        DataError, match=r"a.run: expected candidates from the collection, got the unknown doc id 'doc-of-another-collection'"
+        DataError, match=r"a.run:1: expected candidates from the collection, got the unknown doc id 'doc-of-another-collection'"
     ):
         Files(str(folder)).load()
     run_file(folder, "a.run", [(f"query-{i}", "d0", 1.0) for i in range(10)])
-    with pytest.raises(DataError, match=r"a.run: expected candidates for the queries of train"):
+    with pytest.raises(DataError, match=r"a.run:1: expected candidates for the queries of train"):
         Files(str(folder)).load()
     with pytest.raises(DataError, match=r"data.candidates: expected a run file, got '.*b.run', which is none"):
         Files(str(folder), candidates="b.run").load()
@@ -196,7 +196,7 @@ def test_judged_docs_that_the_collection_lacks_warn_and_still_count(folder, capl
     assert test.qrels["q0"] == {"d0": 1, "gone": 1}
     assert "qrels.txt: 1 of 3 judged docs are not in the collection, as 'gone'" in caplog.text
     (folder / "qrels.txt").write_text("q0 0 gone 1\n")
-    with pytest.raises(DataError, match=r"qrels.txt: expected judgements of docs in the collection"):
+    with pytest.raises(DataError, match=r"qrels.txt:1: expected judgements of docs in the collection"):
         Files(str(folder)).load()
 
 

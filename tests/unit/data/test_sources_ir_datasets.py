@@ -83,7 +83,7 @@ def test_candidates_from_a_run_file(home, tmp_path):
     test = IrDatasets(test=["vaswani"], candidates={"vaswani": str(tmp_path / "a.run")}).load().tests["vaswani"]
     assert test.candidates["7"] == ["2", "1"]
     write_run(tmp_path / "b.run", {"1": {"1": 1.0, "no-such-doc": 2.0}})
-    with pytest.raises(DataError, match=r"b.run: expected candidates from the collection, got the unknown doc id 'no-such-doc'"):
+    with pytest.raises(DataError, match=r"b.run:1: expected candidates from the collection, got the unknown doc id 'no-such-doc'"):
         IrDatasets(test=["vaswani"], candidates={"vaswani": str(tmp_path / "b.run")}).load()
 
 

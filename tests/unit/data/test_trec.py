@@ -245,7 +245,7 @@ def test_written_qrels_read_back(tmp_path):
     ("run", "complaint"),
     [
         ({"q 1": {"d": 1.0}}, "query id: expected text without white space, got 'q 1'"),
-        ({"q1": {"d\u00a01": 1.0}}, "doc id: expected text without white space"),
+        ({"q1": {"d\t1": 1.0}}, "doc id: expected text without white space"),
         ({"q1": {"": 1.0}}, "doc id: expected text without white space, got ''"),
         ({"q1": {"d1": 1.0, "d2": float("nan")}}, "run: expected a finite score for query 'q1' and doc 'd2', got nan"),
         ({"q1": {"d1": float("inf")}}, "run: expected a finite score for query 'q1' and doc 'd1', got inf"),

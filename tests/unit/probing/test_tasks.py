@@ -319,7 +319,7 @@ def test_published_spans_in_words_become_characters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("{", "expected one JSON object a line"),
+        ("{", "expected a JSON object"),
         ('{"info": {"qid": 1}}', "a record without"),
         ('{"info": {"qid": 1, "pid": 2}, "input": {"passage": "ab"}, "targets": [{"span1": {"side": "doc", "start": 0, "end": 3}, "label": "x"}]}',
          "inside the doc's 2 characters"),

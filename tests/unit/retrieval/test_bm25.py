@@ -9,7 +9,7 @@ import pytest
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.errors import ConfigError
 from ranker.retrieval import bm25
-from ranker.retrieval.bm25 import BM25, first_stage, with_candidates
+from ranker.retrieval.bm25 import BM25, FirstStage, first_stage, with_candidates
 
 DOCS = MemoryDocs([
     Doc("d1", "a cat sat on the mat"),
@@ -98,6 +98,15 @@ def test_a_corpus_without_words():
     assert BM25(MemoryDocs([Doc("a", "")])).search({"q": "cat"}, 3)["q"] == []
 
 
+def test_pc2_25_docs_of_equal_length_tie_and_empty_docs_are_found_by_nothing():
+    """One word in two docs of two words; N = 7, mean length 7 / 7 = 1 after stop words."""
+    texts = {"e1": "", "e2": "the of", "foo": "foo", "dog": "dog", "baz": "baz", "d4": "quick god", "d5": "quick fox"}
+    found = BM25(MemoryDocs(Doc(*item) for item in texts.items())).search({"a": "quick", "b": "the", "c": ""}, 10)
+    expected = math.log(1 + (7 - 2 + 0.5) / (2 + 0.5)) / (1 + 0.9 * (0.6 + 0.4 * 2))
+    assert found["a"] == ["d5", "d4"] and found.scores_of("a").tolist() == pytest.approx([expected] * 2, rel=1e-6)
+    assert len(set(found.scores_of("a").tolist())) == 1 and found["b"] == found["c"] == []
+
+
 # first stage
 
 QUERIES = {"q1": "cats", "q2": "sea birds"}
@@ -132,8 +141,11 @@ def test_first_stage_is_made_once_and_read_back_the_same(tmp_path, built):
         lambda c, o: (replace(c, queries=QUERIES | {"q1": "dogs"}), o),
         lambda c, o: (replace(c, queries={"q2": "sea birds", "q1": "cats"}), o),
         lambda c, o: (c, o | {"depth": 1}),
-        lambda c, o: (c, o | {"k1": 1.2}),
-        lambda c, o: (c, o | {"b": 0.75}),
+        lambda c, o: (c, o | {"options": FirstStage(k1=1.2)}),
+        lambda c, o: (c, o | {"options": FirstStage(b=0.75)}),
+        lambda c, o: (c, o | {"options": FirstStage(stemmer=None)}),
+        lambda c, o: (c, o | {"options": FirstStage(min_word_chars=2)}),
+        lambda c, o: (c, o | {"options": FirstStage(bigrams=False)}),
     ],
 )
 def test_whatever_changes_is_noticed(tmp_path, built, change):

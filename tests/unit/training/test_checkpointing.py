@@ -186,3 +186,47 @@ def test_sigterm_in_a_validation_waits_for_its_end(tmp_path):
     with pytest.raises(Preempted, match="stopped by SIGTERM after step 3, which is saved"):
         fit(tmp_path, module, max_epochs=9)
     assert module.validated == [0, 1, 2]
+
+
+class Counted(Stagnant):
+    """Notes after which steps it was validated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[int] = []
+
+    def on_validation_start(self):
+        self.steps.append(self.global_step)
+
+
+def validated(folder, start=None, **options):
+    """The steps that a training of three steps an epoch is validated after, and its last step."""
+    module = Counted()
+    trainer = pl.Trainer(
+        accelerator="cpu", callbacks=[SaveLast(folder / "last.ckpt", 100)], logger=False, enable_progress_bar=False, enable_model_summary=False,
+        num_sanity_val_steps=0, default_root_dir=folder, plugins=[WholeFiles()], **options,
+    )  # fmt: skip
+    loader = DataLoader(torch.ones(3, 1))
+    trainer.fit(module, loader, loader, ckpt_path=start, weights_only=True)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return module.steps, trainer.global_step
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"max_epochs": 1, "check_val_every_n_epoch": 5}, [3]),
+        ({"max_epochs": 4, "check_val_every_n_epoch": 3}, [9, 12]),
+        ({"max_epochs": 4, "check_val_every_n_epoch": 2}, [6, 12]),
+        ({"max_epochs": 2, "val_check_interval": 2}, [2, 5, 6]),
+        ({"max_epochs": 2, "val_check_interval": 4, "check_val_every_n_epoch": None}, [4, 6]),
+        ({"max_epochs": -1, "max_steps": 4, "check_val_every_n_epoch": 5}, [4]),
+        ({"max_epochs": 9, "max_steps": 7, "check_val_every_n_epoch": 2}, [6, 7]),
+        ({"max_epochs": 2, "limit_train_batches": 2, "check_val_every_n_epoch": 9}, [4]),
+        ({"max_epochs": 2}, [3, 6]),
+    ],
+)
+def test_pc2_26_the_last_state_is_always_validated_and_only_once(tmp_path, options, steps):
+    assert validated(tmp_path, **options) == (steps, steps[-1])
+    again = validated(tmp_path / "again", tmp_path / "last.ckpt", **options)  # killed after its last checkpoint
+    assert again == ([], steps[-1])

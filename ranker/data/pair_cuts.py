@@ -1,0 +1,70 @@
+"""Which pairs an exported cross-encoder gets cut otherwise in other programs, which shorten the longer text of a pair first."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from ranker.data.batching import Collator
+from ranker.data.dataset import TrainSteps
+
+log = logging.getLogger(__name__)
+
+CHECKED_GROUPS = 100_000
+
+
+def cut_otherwise(collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
+    """Which pairs are not cut as `longest_first` of the exported tokenizer cuts them, bool [pairs].
+
+    Here the doc alone gives way to the pair's limit, and each text has a limit of its own. Surely alike are pairs where
+
+    - the query has fewer than `max_query_tokens` tokens,
+    - the pair fits whole, or the query takes at most half of the room for texts, and
+    - the doc has fewer than `max_doc_tokens`, or the pair's limit leaves it no more.
+
+    A text of as many tokens as its store keeps counts as a longer one, since the store can't show it.
+
+    Args:
+        collator: Of a scorer that reads pairs.
+        query_rows: [pairs].
+        doc_rows: [pairs].
+    """
+    queries, docs = collator.queries.lengths[query_rows].astype(np.int64), collator.docs.lengths[doc_rows].astype(np.int64)
+    longer = np.where(docs >= collator.docs.meta["max_tokens"], np.int64(1 << 30), docs)
+    other = _other_lengths(collator, queries, docs) | _other_lengths(collator, queries, longer)
+    return other | (queries >= collator.queries.meta["max_tokens"])
+
+
+def _other_lengths(collator: Collator, queries: np.ndarray, docs: np.ndarray) -> np.ndarray:
+    """Whether texts of these lengths [pairs] are cut to other lengths by `longest_first`, bool [pairs]."""
+    room = collator.max_pair_tokens - collator.pair.num_special
+    kept_queries = np.minimum(queries, collator.max_query_tokens)
+    kept_docs = np.minimum(np.minimum(docs, collator.max_doc_tokens), room - kept_queries)
+    short, long = np.minimum(queries, docs), np.maximum(queries, docs)
+    fits = short + long <= room
+    their_short = np.where(fits, short, np.minimum(short, room // 2))
+    their_long = np.where(fits, long, room - their_short)
+    their_queries, their_docs = np.where(queries > docs, (their_long, their_short), (their_short, their_long))
+    return (kept_queries != their_queries) | (kept_docs != their_docs)
+
+
+def warn_of_other_cuts(steps: TrainSteps) -> None:
+    """Warn where pairs of the training's first epoch are cut otherwise, with their number.
+
+    Args:
+        steps: The training steps of a scorer that reads pairs; at most `CHECKED_GROUPS` groups are looked at.
+    """
+    groups = np.arange(min(len(steps.sampler), CHECKED_GROUPS))
+    doc_rows, _ = steps.sampler.draw(0, groups)
+    real = doc_rows >= 0
+    cut = cut_otherwise(steps.collator, np.repeat(steps.sampler.query_rows[groups], real.sum(axis=1)), doc_rows[real])
+    if cut.any():
+        collator = steps.collator
+        log.warning(
+            "model/: %d of %d training pairs are cut otherwise by sentence-transformers' CrossEncoder, which shortens the longer text of a pair "
+            "first, and so get other scores there; it cuts alike where a query has fewer than max_query_tokens=%d tokens, and at most %d where "
+            "the pair is longer than max_pair_tokens=%d, and a doc has fewer than max_doc_tokens=%d",
+            int(cut.sum()), len(cut), collator.max_query_tokens, (collator.max_pair_tokens - collator.pair.num_special) // 2,
+            collator.max_pair_tokens, collator.max_doc_tokens,
+        )  # fmt: skip
