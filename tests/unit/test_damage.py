@@ -3,6 +3,7 @@
 import hashlib
 import random
 import shutil
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -400,3 +401,22 @@ def test_a_model_whose_scores_are_not_finite_has_no_evaluation(tmp_path, value, 
     with pytest.raises(DataError, match=r"got 6 of 6 that are not, the first (nan|-?inf) for query 'q0' and doc 'd0'"):
         getattr(trainer, phase)(module, datamodule=data, verbose=False)
     assert not handed
+
+
+def test_a_token_store_in_the_other_byte_order_is_refused(tmp_path):
+    stored = Tokens(tmp_path / "cache")
+    (meta,) = (tmp_path / "cache").glob("*/meta.json")
+    assert '"dtype": "<u2"' in meta.read_text()  # one bit away
+    meta.write_text(meta.read_text().replace('"dtype": "<u2"', '"dtype": ">u2"'))
+    with pytest.raises(DataError, match=r"expected a token store's meta.json, dtype <u2 or <i4, got '>u2'"):
+        stored.read(tmp_path / "cache")
+
+
+def test_a_block_of_another_key_is_not_taken(tmp_path, caplog):
+    Blocks(tmp_path)
+    with sqlite3.connect(tmp_path / "blocks.sqlite") as connection:
+        connection.execute("UPDATE blocks SET arrays = (SELECT arrays FROM blocks WHERE key = 'key1') WHERE key = 'key0'")
+    store = BlockStore(tmp_path / "blocks.sqlite")
+    assert store.get("key0") is None and "those of another block" in caplog.text
+    assert store.get("key1")["bits"].tolist() == [1.0 + i for i in range(50)]
+    store.close()
