@@ -96,6 +96,13 @@ def test_pc2_16_mining_and_its_window(folder):
     assert not {"a1", "a2", "b1", "b2"} & mine_set(engine, collection, Mining(), None).get("a1", {}).keys()
 
 
+def test_pc2_16_mining_leaves_out_the_querys_own_id_also_with_another_text(folder):
+    collection = Collection("c", loaded(folder).docs, {"a1": "animals in cages"}, {"a1": {"a2": 1}})
+    (engine,) = bm25_engines({"x": collection}, BM25).values()
+    assert set(engine.search(["a1"], 9)["a1"]) == {"a1", "a2"}
+    assert mine_set(engine, collection, Mining(), None) == {}
+
+
 def test_pc2_16_collections_that_need_it_have_it_by_default():
     known = ("beir/arguana", "beir/quora/test", "beir/quora/dev", "nano-beir/arguana")
     assert all(map(queries_are_docs, known))

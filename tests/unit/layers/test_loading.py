@@ -51,7 +51,7 @@ def test_an_encoder_without_one_matrix_is_refused(folder):
 
 def test_no_family_keeps_a_pooler_that_nothing_reads(tmp_path):
     config = AlbertConfig(
-        vocab_size=100, embedding_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        vocab_size=len(tiny_tokenizer()), embedding_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )
     AlbertModel(config).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
