@@ -75,7 +75,8 @@ def test_a_model_is_written_to_an_unused_folder_and_comes_back_as_it_was(tmp_pat
     save_model(tmp_path / "model", scorer, cfg)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     encoder = load_scorer(tmp_path / "model").encoder
-    assert (encoder.fused, encoder.graphs, encoder.compiled, encoder.attention) == (False, False, False, "library")
+    execution = encoder.execution
+    assert (execution.fused, execution.graphs, execution.compile, execution.attention) == (False, False, False, "library")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").touch()
     with pytest.raises(CheckpointError, match="expected a new or an empty folder to write the model to"):
