@@ -65,7 +65,7 @@ def check(cfg: DictConfig) -> None:
     groups = _groups(cfg)  # what follows looks into them
     missing = [] if groups else _missing(cfg)
     if groups or any("." not in fault.split(":")[0] for fault in missing):
-        raise ConfigError("\n".join(map(short, [*groups, *missing])))
+        raise ConfigError("\n".join(map(short, [*_untrusted(OmegaConf.to_container(cfg), ""), *groups, *missing])))
     faults = [
         *missing,
         *_unknown(cfg),

@@ -55,7 +55,7 @@ SEED, GRADE, ANY = Range(0, 2**32 - 1), Range(1, MAX_GRADE), Range(-math.inf)
 RANGES = {
     **dict.fromkeys((
         "batch.queries", "batch.docs", "batch.positives", "batch.depth", "batch.max_tokens", "batch.eval_max_tokens", "depth", "val_depth",
-        "max_query_tokens", "max_doc_tokens", "save_every_steps", "encode.shard_docs", "late.token_depth", "late.candidates", "mining.first",
+        "max_query_tokens", "max_doc_tokens", "save_every_steps", "encode.shard_docs", "late.token_depth", "late.candidates",
         "mining.last", "mining.count", "max_pairs", "docs_per_query", "control_seeds", "workers", "training.batch_pairs",
         "training.max_rounds", "training.round_steps", "training.patience", "training.small_val_pairs", "training.hidden", "cache.max_tokens",
         "trainer.log_every_n_steps", "trainer.num_nodes", "trainer.accumulate_grad_batches", "trainer.check_val_every_n_epoch",
