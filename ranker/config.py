@@ -65,7 +65,7 @@ def check(cfg: DictConfig) -> None:
     groups = _groups(cfg)  # what follows looks into them
     missing = [] if groups else _missing(cfg)
     if groups or any("." not in fault.split(":")[0] for fault in missing):
-        raise ConfigError("\n".join(map(short, [*_untrusted(OmegaConf.to_container(cfg), ""), *groups, *missing])))
+        raise ConfigError("\n".join(map(short, [*untrusted(OmegaConf.to_container(cfg), ""), *groups, *missing])))
     faults = [
         *missing,
         *_unknown(cfg),
@@ -306,7 +306,7 @@ def _data(cfg: DictConfig) -> list[str]:
     for key in map(str, options):
         if key not in known:
             faults.append(f"data.first_stage.{key}: unknown key{suggestion(key, list(known))}")
-        elif (fault := known[key].fault(options[key])) is not None:
+        elif fault := known[key].fault(options[key]):
             faults.append(f"data.first_stage.{key}: {fault}")
     return faults
 

@@ -14,6 +14,7 @@ from ranker.config import GROUPS, target_faults, unknown_keys, untrusted
 from ranker.errors import ConfigError
 from ranker.files import verify_folder
 from ranker.roots import root_of
+from ranker.value_checks import text_faults
 from ranker.writing import WRITING, leads_out, parts_of, writing_faults
 
 MAX_BYTES = 1_000_000  # the largest that this program writes have some thousands
@@ -78,7 +79,7 @@ def stored_faults(cfg: DictConfig) -> list[str]:
     faults = _types(cfg)
     if faults:
         return faults
-    faults = [*target_faults(cfg), *writing_faults(content)]
+    faults = [*text_faults(cfg), *target_faults(cfg), *writing_faults(content)]
     name = str(content.get("name") or "")
     if leads_out(name):
         faults.append(f"name: expected a name of a folder, got {name!r}")

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.data.parsing import MAX_GRADE, shown
-from ranker.roots import ROOTS
+from ranker.roots import ROOTS, root_of
 
 LARGEST = 2**31 - 1  # of a count; numpy and torch hold many in 32 bits
 
@@ -173,12 +173,12 @@ def text_keys(root: type, prefix: str = "") -> dict[str, bool]:
 
 def text_faults(cfg: DictConfig) -> list[str]:
     """Text keys that hold something else: a number in a yaml has lost how it was written, 007 or 1e3."""
-    root: Any = OmegaConf.get_type(cfg)
-    keys: Mapping[str, bool] = text_keys(root) if root in ROOTS.values() else {}
+    typed: Any = OmegaConf.get_type(cfg) in ROOTS.values()
+    keys: Mapping[str, bool] = text_keys(OmegaConf.get_type(cfg) if typed else root_of(cfg))  # type: ignore[arg-type]
     faults = []
     for key, may_be_null in keys.items():
         value = None if _is_missing(cfg, key) else OmegaConf.select(cfg, key)
-        if _is_missing(cfg, key) or isinstance(value, str) or (value is None and may_be_null):
+        if _is_missing(cfg, key) or isinstance(value, str) or (value is None and (may_be_null or not typed)):
             continue
         got = "null" if value is None else shown(value)
         faults.append(f"{key}: expected text, got {got}" + ("; put it in quotes" if isinstance(value, (bool, int, float)) else ""))

@@ -174,6 +174,9 @@ def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]
     except ConfigError as error:
         found += str(error).split("\n")
     for key, kind in (("sampling", TaskSampling), ("weighting", TaskWeighting), ("labels", TaskLabels), ("auto", AutoLayers)):
+        if not isinstance(model.get(key) or {}, Mapping):
+            found.append(f"model.{key}: expected keys and values, got {model[key]!r}")
+            continue
         try:
             made[key] = kind(**{name: value for name, value in (model.get(key) or {}).items() if not name.startswith("_")})
         except ConfigError as error:
