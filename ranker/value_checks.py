@@ -188,4 +188,4 @@ def text_faults(cfg: DictConfig) -> list[str]:
 def _is_missing(cfg: DictConfig, key: str) -> bool:
     parent, _, name = key.rpartition(".")
     node: Any = OmegaConf.select(cfg, parent) if parent else cfg
-    return OmegaConf.is_missing(node, name)
+    return node is not None and OmegaConf.is_missing(node, name)
