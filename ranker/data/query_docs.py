@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import re
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.token_store import TokenStore
 from ranker.errors import ConfigError
-from ranker.types import Run
+
+if TYPE_CHECKING:  # it imports torch, which a source does not need
+    from ranker.types import Run
 
 log = logging.getLogger(__name__)
 

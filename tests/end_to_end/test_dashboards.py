@@ -175,7 +175,9 @@ def test_pc88_a_server_that_does_not_answer_ends_the_wait_with_one_line(tmp_path
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
     started = time.monotonic()
-    with pytest.raises(RankerError, match=r"^logger: expected wandb to start, got .*; logger.mode=offline needs no server$"):
+    with pytest.raises(
+        RankerError, match=r"^logger: expected wandb at http://127.0.0.1:9 to answer, got .*; logger.mode=offline needs no server$"
+    ):
         dashboards.start([loggers.wandb(tmp_path, mode="online")], {}, "")
     assert time.monotonic() - started < 30
     wandb.teardown()

@@ -11,6 +11,7 @@ import torch
 from commands import run_folder
 from safetensors.torch import load_file
 
+from ranker.files import write_sums
 from ranker.training.checkpoint_files import fault
 
 CHOICES = [
@@ -240,6 +241,7 @@ def test_what_a_resumed_run_can_not_change(forks, whole, tmp_path, override, mes
 def test_files_that_were_edited_are_another_training(forks, whole, small_files, tmp_path):
     run, files = shutil.copytree(whole[0], tmp_path / "run"), shutil.copytree(small_files, tmp_path / "files")
     (run / "config.yaml").write_text((run / "config.yaml").read_text().replace(str(small_files), str(files)))
+    write_sums(run, ["config.yaml"])
     with (files / "qrels.train.txt").open("a") as lines:
         lines.write("q0 0 d1 1\n")
     done = forks.run("train.py", f"checkpoint={run}", "resume=true", "trainer.max_epochs=7", cwd=tmp_path)

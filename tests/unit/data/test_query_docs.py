@@ -122,7 +122,7 @@ def test_pc2_16_modes():
     with pytest.raises(ConfigError, match=r"data.drop_query_docs: expected auto, true or false; got 'yes'"):
         apply_mode(splits, "yes")
     with pytest.raises(ConfigError, match=r"data.drop_query_docs: expected auto, true or false; got 'perhaps'"):
-        check(OmegaConf.create({"data": {"drop_query_docs": "perhaps"}}))
+        check(OmegaConf.create({"data": {"_target_": "ranker.data.sources.cwe.CWE", "drop_query_docs": "perhaps"}}))
 
 
 def test_pc2_16_equal_numbers_as_ids_are_no_reason_to_warn_and_equal_texts_are(caplog):

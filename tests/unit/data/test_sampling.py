@@ -283,7 +283,7 @@ def test_pc2_24_a_mined_negative_that_the_collection_lacks_is_named_before_the_t
             splits, tiny_tokenizer(), "pairs", 512, BatchOptions(docs=2), TextLimits(), cache_dir=tmp_path / "c", **options
         ).train_steps()
 
-    with pytest.raises(DataError, match=r"negatives.trec: expected candidates from the collection, got the unknown doc id 'd99'"):
+    with pytest.raises(DataError, match=r"negatives.trec:2: expected candidates from the collection, got the unknown doc id 'd99'"):
         steps(negatives=path)
     path.write_text(path.read_text() + "q1 Q0 p 3 1 t\n")
     assert len(steps(teacher=path).sampler) == 1  # a teacher may have scored other docs
