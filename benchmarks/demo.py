@@ -53,7 +53,7 @@ def top_20(folder: Path) -> float:
     """NDCG@10 of the run restricted to BM25's top 20."""
     from ranker.data.sources.cwe import CWE
     from ranker.data.trec import read_run
-    from ranker.metrics import evaluate
+    from ranker.evaluation.metrics import evaluate
     from ranker.retrieval.bm25 import with_candidates
 
     tests = with_candidates(CWE().load(), 100, ROOT / ".cache").tests["cwe"]

@@ -32,8 +32,8 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
 
     from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
     from ranker.data.datamodule import BatchOptions, RankData, TextLimits
-    from ranker.layers.encoder import Encoder
-    from ranker.layers.tiny import tiny_config, tiny_tokenizer
+    from ranker.encoders.encoder import Encoder
+    from ranker.encoders.tiny import tiny_config, tiny_tokenizer
     from ranker.losses.lce import LCE
     from ranker.models.colbert import ColBERT
     from ranker.training.contrastive_module import ContrastiveModule

@@ -18,7 +18,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ranker.significance import holm, randomisation_test, wins_losses_ties  # noqa: E402
+from ranker.evaluation.significance import holm, randomisation_test, wins_losses_ties  # noqa: E402
 
 BASELINE = "ranking only"
 

@@ -34,8 +34,8 @@ from transformers import BertModel
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ranker.layers.encoder import Encoder  # noqa: E402
-from ranker.layers.tiny import tiny_config, tiny_tokenizer  # noqa: E402
+from ranker.encoders.encoder import Encoder  # noqa: E402
+from ranker.encoders.tiny import tiny_config, tiny_tokenizer  # noqa: E402
 from ranker.probing.batches import Inputs, SpanStates, make_batches, read_spans  # noqa: E402
 from ranker.probing.code_length import portion_ends  # noqa: E402
 from ranker.probing.examples import Span  # noqa: E402

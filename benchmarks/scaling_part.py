@@ -36,12 +36,12 @@ from train_throughput import DOCS, collection, config_of, tokenizer  # noqa: E40
 from ranker.data.collection import Collection, Splits  # noqa: E402
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E402
 from ranker.data.trec import write_run  # noqa: E402
-from ranker.layers.encoder import Encoder  # noqa: E402
+from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.dpr import DPR  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
 from ranker.retrieval.encode import Device, encode_queries  # noqa: E402
-from ranker.retrieval.engines import EncodeOptions, encode_sets  # noqa: E402
+from ranker.retrieval.searchers import EncodeOptions, encode_sets  # noqa: E402
 from ranker.training.checkpoint_files import WholeFiles  # noqa: E402
 from ranker.training.checkpointing import SaveLast  # noqa: E402
 from ranker.training.contrastive_module import ContrastiveModule  # noqa: E402

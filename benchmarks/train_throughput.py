@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits  # noqa: E402
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E402
-from ranker.layers.encoder import Encoder  # noqa: E402
+from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
 from ranker.training.rerank_module import RerankModule  # noqa: E402

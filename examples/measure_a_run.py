@@ -1,7 +1,7 @@
 """Measure two runs and compare them query by query, as `evaluate.py run=... qrels=... baseline=...` does."""
 
-from ranker.evaluation import compare
-from ranker.metrics import evaluate
+from ranker.evaluation.metrics import evaluate
+from ranker.evaluation.report import compare
 
 QRELS = {"q1": {"d1": 1}, "q2": {"d4": 2, "d5": 1}, "q3": {"d7": 1}}
 BASELINE = {"q1": {"d2": 3.0, "d1": 2.0}, "q2": {"d5": 2.0, "d6": 1.5, "d4": 1.0}, "q3": {"d8": 1.0, "d7": 0.5}}

@@ -9,8 +9,8 @@ import torch
 
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
-from ranker.evaluation import write_evaluation
-from ranker.layers.encoder import load_encoder
+from ranker.encoders.encoder import load_encoder
+from ranker.evaluation.report import write_evaluation
 from ranker.losses.lce import LCE
 from ranker.models.monobert import MonoBERT
 from ranker.retrieval.bm25 import with_candidates

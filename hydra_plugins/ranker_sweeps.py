@@ -25,10 +25,10 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from ranker import run_folder
+from ranker.assembly import run_folder
+from ranker.cli.sweep import close, is_held, job_folders, read_job, read_jobs
 from ranker.errors import ConfigError
 from ranker.files import write_whole
-from ranker.sweep import close, is_held, job_folders, read_job, read_jobs
 
 
 def quoted(text: str) -> str:
@@ -125,7 +125,7 @@ class DryRun(Launcher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """Print the jobs; all their faults come in one error."""
-        from ranker import config
+        from ranker.config import check as config
 
         setup_globals()
         folder = Path(self.config.hydra.sweep.dir)

@@ -10,12 +10,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from ranker.config import constructor_keys
+from ranker.config.check import constructor_keys
+from ranker.config.stored import load_stored
+from ranker.encoders.execution import Execution
+from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError, RankerError
 from ranker.files import verify_folder, write_folder
-from ranker.layers.execution import Execution
-from ranker.model_folder import read_object
-from ranker.stored import load_stored
 from ranker.training.checkpoint_files import read_checkpoint
 
 # what a model folder says of its own: how the texts were cut and what the scorer is

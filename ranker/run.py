@@ -16,8 +16,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from omegaconf import DictConfig, OmegaConf
 
-from ranker import evaluation, pictures
-from ranker.build import (
+from ranker.assembly.objects import (
     batch_options,
     build_data,
     build_fabric,
@@ -36,8 +35,9 @@ from ranker.build import (
     total_steps,
     training_module,
 )
+from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_fabric, rehearse_trainer, rehearse_training
 from ranker.checkpoint import load_checkpoint, load_scorer, read_description, save_model
-from ranker.config import constructor_keys
+from ranker.config.check import constructor_keys
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.pair_cuts import warn_of_other_cuts
@@ -45,10 +45,13 @@ from ranker.data.query_docs import allowed_run, warn_of_query_docs, with_allowed
 from ranker.data.splits import check_candidates
 from ranker.data.trec import read_candidates, read_qrels, read_run, write_run
 from ranker.errors import ConfigError
-from ranker.rehearsal import check_length, refused_in_fit, rehearse_fabric, rehearse_trainer, rehearse_training
+from ranker.evaluation import pictures
+from ranker.evaluation import report as evaluation
 from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.retrieval.encode import Device
-from ranker.retrieval.engines import (
+from ranker.retrieval.mining import Mining
+from ranker.retrieval.search import LateOptions, VectorEngine
+from ranker.retrieval.searchers import (
     EncodeOptions,
     add_positives,
     bm25_engines,
@@ -58,8 +61,6 @@ from ranker.retrieval.engines import (
     search_set,
     vector_engines,
 )
-from ranker.retrieval.mining import Mining
-from ranker.retrieval.search import LateOptions, VectorEngine
 from ranker.training import dashboards
 from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_from
 from ranker.training.checkpointing import SaveBest, SaveLast
@@ -293,7 +294,7 @@ def _vector_engines(cfg: DictConfig, trained: DictConfig, sets: dict[str, Collec
 @one_run()
 def probe(cfg: DictConfig) -> None:
     """Probe each layer of an encoder or of a trained ranker, with controls; leave tables, pictures and a report."""
-    from ranker.probing.probe_run import run_probe
+    from ranker.commands.probe import run_probe
     from ranker.probing.subject import Subject
 
     folder = open_run(cfg)

@@ -16,9 +16,9 @@ from typing import IO, TYPE_CHECKING, cast
 import numpy as np
 
 from ranker.data.parsing import MAX_ID_BYTES, check_grade, check_id, read_grade, read_score, shown
+from ranker.data.ranking import rank_docs
 from ranker.errors import DataError
 from ranker.files import write_whole
-from ranker.ranking import rank_docs
 
 if TYPE_CHECKING:  # both modules import torch, which reading a run does not need
     from ranker.data.collection import Candidates

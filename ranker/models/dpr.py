@@ -13,15 +13,15 @@ from torch.nn import functional
 
 from ranker.data.batching import Template
 from ranker.data.token_store import tokenizer_fingerprint
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import DEFAULT, Execution
+from ranker.encoders.fit import check_layout
+from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError, ConfigError
-from ranker.layers.encoder import Encoder
-from ranker.layers.execution import DEFAULT, Execution
-from ranker.layers.fit import check_layout
-from ranker.layers.grid import to_grid
-from ranker.layers.interaction import TextVectors, full_precision
-from ranker.layers.pooling import POOLINGS
-from ranker.model_folder import read_object
-from ranker.models import _sentence_transformers as layout
+from ranker.export import sentence_transformers as layout
+from ranker.interactions.grid import to_grid
+from ranker.interactions.maxsim import TextVectors, full_precision
+from ranker.interactions.pooling import POOLINGS
 from ranker.types import RankBatch, TokenBatch
 
 SIMILARITIES = ("cosine", "dot")

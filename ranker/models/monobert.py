@@ -13,13 +13,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
+from ranker.encoders.encoder import Encoder, load_encoder
+from ranker.encoders.execution import DEFAULT, Execution
+from ranker.encoders.fit import check_config, check_layout, check_tokens
+from ranker.encoders.model_folder import check_model_folder
 from ranker.errors import CheckpointError, ConfigError
-from ranker.layers.encoder import Encoder, load_encoder
-from ranker.layers.execution import DEFAULT, Execution
-from ranker.layers.fit import check_config, check_layout, check_tokens
-from ranker.layers.grid import to_grid
-from ranker.layers.pooling import POOLINGS
-from ranker.model_folder import check_model_folder
+from ranker.interactions.grid import to_grid
+from ranker.interactions.pooling import POOLINGS
 from ranker.types import RankBatch
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import torch
 
 from ranker.probing.batches import Inputs
 from ranker.probing.controls import MAIN, control_labels, shuffled_labels, standardised, surface_features
-from ranker.probing.dataset import ProbeData
+from ranker.probing.label_store import ProbeData
 from ranker.probing.online_code import Column, Job
 from ranker.probing.states import States, TensorStates
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ranker.data.collection import Collection
-from ranker.metrics import evaluate
+from ranker.evaluation.metrics import evaluate
 from ranker.probing.code_length import CodeLength, accuracy, counting_code, macro_f1, portion_ends
-from ranker.probing.dataset import ProbeData
+from ranker.probing.label_store import ProbeData
 from ranker.probing.online_code import Outcome, permutation
 from ranker.probing.results import LENIENT, RANKING, Result
 from ranker.probing.subject import Subject

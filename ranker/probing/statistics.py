@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from ranker.significance import holm, randomisation_test
+from ranker.evaluation.significance import holm, randomisation_test
 
 POWER, LEVEL = 0.8, 0.05
 

@@ -21,9 +21,9 @@ from ranker.probing.controls import (
     MAIN,
     check_controls,
 )
-from ranker.probing.dataset import ProbeData, build_data, labelled_examples, span_array, span_tokens
 from ranker.probing.examples import PairSample, ProbeExample, ProbeTask, TaskUnavailable
 from ranker.probing.jobs import KeyedStates, make_jobs
+from ranker.probing.label_store import ProbeData, build_data, labelled_examples, span_array, span_tokens
 from ranker.probing.measuring import prior_result, result_of
 from ranker.probing.online_code import Job, OnlineCoder
 from ranker.probing.pairs import assign_parts, says_parts

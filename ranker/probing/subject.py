@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from ranker.data.batching import Template
 from ranker.data.token_writer import tokenizer_fingerprint
+from ranker.encoders.encoder import Encoder
 from ranker.errors import CheckpointError
-from ranker.layers.encoder import Encoder
 from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)

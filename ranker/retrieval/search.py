@@ -14,7 +14,7 @@ import torch
 from ranker.data.batching import Collator
 from ranker.data.collection import Candidates, Collection
 from ranker.errors import DataError
-from ranker.layers.interaction import TextVectors, blocks, maxsim_all
+from ranker.interactions.maxsim import TextVectors, blocks, maxsim_all
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device, Encoded, encode_queries
 from ranker.retrieval.index import VectorIndex

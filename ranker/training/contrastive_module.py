@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from ranker.layers.interaction import TextVectors, blocks
+from ranker.interactions.maxsim import TextVectors, blocks
 from ranker.training.rerank_module import RerankModule
 from ranker.types import Contrast, RankBatch, TrainStep
 

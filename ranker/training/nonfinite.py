@@ -145,7 +145,7 @@ def _put_together(node: Any, tensors: dict[str, Tensor]) -> Any:
     if "tensor" in node:
         return tensors[node["tensor"]]
     module, _, name = str(node["type"]).rpartition(".")
-    kind = getattr(importlib.import_module(module), name, None) if module in ("ranker.types", "ranker.data.task_steps") else None
+    kind = getattr(importlib.import_module(module), name, None) if module in ("ranker.types", "ranker.multitask.steps") else None
     if not (isinstance(kind, type) and issubclass(kind, _Movable)):
         raise ValueError(f"no batch type: {node['type']}")
     return kind(**{key: _put_together(value, tensors) for key, value in node["fields"].items()})

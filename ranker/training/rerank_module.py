@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ranker.data.dataset import ScoreBatch, ScoreBatches
+from ranker.data.ranking import require_finite
 from ranker.data.sampling import mix
+from ranker.encoders.encoder import Encoder
 from ranker.errors import DataError, NonFinite, RankerError
-from ranker.layers.encoder import Encoder
-from ranker.metrics import evaluate, parse_measures, with_relevance
-from ranker.ranking import require_finite
+from ranker.evaluation.metrics import evaluate, parse_measures, with_relevance
 from ranker.training.nonfinite import Unjudged, write_dump
 from ranker.types import Loss, RankBatch, Run, TrainStep
 
@@ -49,7 +49,7 @@ class RerankModule(pl.LightningModule):
         seed: Seeds each step's dropout, so that a resumed run repeats it.
         nonfinite: What to do with a step whose loss or gradient is not finite: `stop`, or `skip` (no weight and no moment changes, the
             step counts).
-        dumps: Where such steps are written, so that ranker/replay.py can repeat them; None writes none.
+        dumps: Where such steps are written, so that ranker/commands/replay.py can repeat them; None writes none.
         on_evaluated: Called on the first device with a test set's name and run; gives the measures to log.
     """
 
@@ -246,7 +246,7 @@ class RerankModule(pl.LightningModule):
         text = (
             f"training: expected a finite loss and gradient, got loss {loss} and gradient norm {norm} at step {number} "
             f"(epoch {step.epoch}, its step {step.index}) of queries {', '.join(ids[:8])}{' ...' if len(ids) > 8 else ''}"
-            + (f"; python -m ranker.replay {where} repeats it" if where is not None else "")
+            + (f"; python -m ranker.commands.replay {where} repeats it" if where is not None else "")
         )
         if self.nonfinite != "skip":
             said = f"{text}; lower optim.lr, look at these queries, or set nonfinite=skip"

@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from ranker.layers.encoder import Encoder, Work
+from ranker.encoders.encoder import Encoder, Work
 from ranker.types import TrainStep
 
 WARM_UP = 3  # first steps, which compile and fill caches; they are reported apart where more follow

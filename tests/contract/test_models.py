@@ -9,9 +9,9 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from ranker import entry
-from ranker.build import build_data, build_scorer
+from ranker.assembly.objects import build_data, build_scorer
 from ranker.checkpoint import load_scorer, save_model
+from ranker.cli import entry
 from ranker.data.collection import Splits
 from ranker.data.sources.files import Files
 from ranker.losses.lce import LCE

@@ -12,12 +12,12 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from ranker import entry
-from ranker.config import check
+from ranker.cli import entry
+from ranker.config.check import check
+from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import DataError
-from ranker.layers.tiny import tiny_tokenizer
-from ranker.probing.dataset import build_data, span_tokens
 from ranker.probing.examples import PARTS, ProbeExample, ProbeTask, TaskUnavailable, check_example, from_record, to_record
+from ranker.probing.label_store import build_data, span_tokens
 from ranker.probing.pairs import assign_parts
 from ranker.probing.sequences import Sequences
 from ranker.probing.spacy_model import missing

@@ -14,7 +14,7 @@ import pytest
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
-from ranker.config import OWN_KEYS
+from ranker.config.check import OWN_KEYS
 from ranker.data.collection import Splits
 from ranker.retrieval.bm25 import with_candidates
 

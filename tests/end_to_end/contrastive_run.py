@@ -12,8 +12,8 @@ from transformers import BertModel
 
 from ranker.data.collection import Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
-from ranker.layers.encoder import Encoder
-from ranker.layers.tiny import tiny_config, tiny_tokenizer
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.lce import LCE
 from ranker.losses.ranknet import RankNet
 from ranker.models.colbert import ColBERT

@@ -15,9 +15,9 @@ from transformers import BertModel
 
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
-from ranker.layers.attention import with_tail
-from ranker.layers.encoder import Encoder
-from ranker.layers.tiny import tiny_config, tiny_tokenizer
+from ranker.encoders.attention import with_tail
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
 from ranker.models.monobert import MonoBERT
 from ranker.training.rerank_module import RerankModule

@@ -13,14 +13,14 @@ from transformers import BertModel
 
 from ranker.data.collection import Splits
 from ranker.data.datamodule import BatchOptions, TextLimits
-from ranker.data.multitask import TaskLabels, TaskSampling, TaskWeighting
-from ranker.data.task_steps import TaskData
-from ranker.layers.encoder import Encoder
-from ranker.layers.tiny import tiny_config, tiny_tokenizer
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
-from ranker.models.multitask import Multitask, make_task
-from ranker.training import multitask_module
-from ranker.training.multitask_module import MultitaskModule
+from ranker.multitask import module as multitask_module
+from ranker.multitask.module import MultitaskModule
+from ranker.multitask.multitask import Multitask, make_task
+from ranker.multitask.options import TaskLabels, TaskSampling, TaskWeighting
+from ranker.multitask.steps import TaskData
 from ranker.training.schedules import linear
 
 spec = importlib.util.spec_from_file_location("invariance_run", Path(__file__).with_name("invariance_run.py"))

@@ -148,9 +148,9 @@ def test_pc53_a_loss_that_is_not_finite_stops_with_step_and_queries_and_can_be_r
     about = json.loads((dump / "dump.json").read_text())
     assert "q5" in about["query_ids"] and len(about["query_ids"]) == 4
     assert f"at step {about['step']} (epoch 0, its step {about['step']}) of queries {', '.join(about['query_ids'])}" in line
-    assert f"python -m ranker.replay {dump}" in line
+    assert f"python -m ranker.commands.replay {dump}" in line
     assert not {path.suffix for path in dump.iterdir()} - {".json", ".safetensors", ".yaml"}
-    again = forks.run("ranker/replay.py", str(dump), cwd=tmp_path)
+    again = forks.run("ranker/commands/replay.py", str(dump), cwd=tmp_path)
     assert again.code == 0, again.out
     assert f"loss {about['loss']}, gradient norm {about['grad_norm']}; the training had loss {about['loss']}" in again.out
     assert about["loss"] in ("inf", "nan")
@@ -180,7 +180,7 @@ def test_a_step_is_skipped_on_all_devices_and_nothing_is_touched(forks, taught, 
     assert about["devices"] == 2
     counts = [len(json.loads((dump / f"device-{device}.json").read_text())["fields"]["micro_batches"]) for device in (0, 1)]
     assert list(step.seeds) == [int(mix(0, 0, about["step"], i, device)) % 2**63 for device in (0, 1) for i in range(counts[device])]
-    again = forks.run("ranker/replay.py", str(dump), cwd=tmp_path)
+    again = forks.run("ranker/commands/replay.py", str(dump), cwd=tmp_path)
     assert again.code == 0, again.out
     assert f"loss {about['loss']}, gradient norm {about['grad_norm']}; the training had loss {about['loss']}" in again.out
     # up to the skipped step: the checkpoint after it differs from the one before in what counts steps alone

@@ -11,7 +11,7 @@ import torch
 
 from ranker.data.collection import Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
-from ranker.layers.tiny import tiny_tokenizer
+from ranker.encoders.tiny import tiny_tokenizer
 
 SCRIPT = Path(__file__).with_name("invariance_run.py")
 spec = importlib.util.spec_from_file_location("invariance_run", SCRIPT)

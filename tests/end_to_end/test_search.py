@@ -9,7 +9,7 @@ import pytest
 from commands import ROOT, run_all
 
 from ranker.data.trec import read_qrels, read_run
-from ranker.metrics import evaluate
+from ranker.evaluation.metrics import evaluate
 
 ROUND = ["data=files", "data.path={data}", "batch.queries=8", "batch.docs=4", "optim.lr=3e-3", "depth=20",
          "trainer.enable_progress_bar=false", "logger=none"]  # fmt: skip

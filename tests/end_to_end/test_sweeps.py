@@ -9,8 +9,8 @@ import pytest
 from commands import ROOT, run, run_folder
 from hydra import compose, initialize_config_dir
 
-from ranker import entry
-from ranker.config import check
+from ranker.cli import entry
+from ranker.config.check import check
 
 SMALL = [
     "encoder=tiny", "data=files", "data.path=small", "batch.queries=8", "batch.docs=4", "trainer.max_epochs=1", "optim.lr=3e-3", "depth=5",

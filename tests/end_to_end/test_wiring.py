@@ -11,7 +11,7 @@ from commands import run_folder
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from ranker.build import build_data, build_optimizer, build_scorer, load_splits
+from ranker.assembly.objects import build_data, build_optimizer, build_scorer, load_splits
 from ranker.checkpoint import load_scorer
 from ranker.training.rerank_module import RerankModule
 

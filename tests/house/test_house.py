@@ -7,10 +7,10 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from ranker import entry
-from ranker.config import OWN_KEYS, check
-from ranker.roots import ROOTS
-from ranker.signatures import parameters_of
+from ranker.cli import entry
+from ranker.config.check import OWN_KEYS, check
+from ranker.config.roots import ROOTS
+from ranker.config.signatures import parameters_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "ranker").rglob("*.py"))

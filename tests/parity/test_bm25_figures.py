@@ -7,7 +7,7 @@ import pytest
 
 from ranker.data.corpus_files import JsonlDocs, read_queries
 from ranker.data.trec import read_candidates, read_qrels
-from ranker.metrics import evaluate
+from ranker.evaluation.metrics import evaluate
 from ranker.retrieval.bm25 import BM25
 
 SHARED = Path(os.environ.get("RANKER_SHARED_DATA") or Path(__file__).resolve().parents[2] / ".." / "shared" / "data")

@@ -12,10 +12,10 @@ from transformers import BertModel
 from ranker.checkpoint import load_scorer
 from ranker.data.batching import Collator
 from ranker.data.token_store import build_token_store, tokenizer_fingerprint
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import DEFAULT
+from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.errors import CheckpointError
-from ranker.layers.encoder import Encoder
-from ranker.layers.execution import DEFAULT
-from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 
@@ -224,7 +224,7 @@ def test_a_multi_vector_encoder_loads_as_colbert_with_the_same_scores(tmp_path, 
     {"attend_to_expansion": True}, {"query_prompt": "[Q]", "doc_prompt": "[D]"}, {"similarity": "dot"},
 ])  # fmt: skip
 def test_what_colbert_saves_loads_in_sentence_transformers_and_back_with_the_same_scores(tmp_path, bert, options):
-    from ranker.models import _sentence_transformers as layout
+    from ranker.export import sentence_transformers as layout
 
     scorer = ColBERT(layout.read_encoder(bert, DEFAULT)[0], **{"projection": 12, **options})
     query, doc = scorer.layouts()

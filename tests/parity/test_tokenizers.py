@@ -20,8 +20,8 @@ from ranker.checkpoint import load_scorer
 from ranker.data.batching import Template
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
-from ranker.layers.encoder import Encoder
-from ranker.models import _sentence_transformers as layout
+from ranker.encoders.encoder import Encoder
+from ranker.export import sentence_transformers as layout
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 

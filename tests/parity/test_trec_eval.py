@@ -8,7 +8,7 @@ import pytest
 import pytrec_eval
 
 from ranker.data.trec import read_candidates, read_qrels, read_run
-from ranker.metrics import evaluate
+from ranker.evaluation.metrics import evaluate
 
 SHARED = Path(os.environ.get("RANKER_SHARED_DATA", Path(__file__).resolve().parents[2] / "../shared/data"))
 MEASURES = {

@@ -17,21 +17,21 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from hydra_plugins.ranker_sweeps import OptunaSweeper
-from ranker import entry, sweep
-from ranker.build import build_scorer
+from ranker.assembly.objects import build_scorer
 from ranker.checkpoint import load_scorer, read_description, save_model
+from ranker.cli import entry, sweep
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.data.token_store import token_store
 from ranker.data.triples import triple_rows
+from ranker.encoders.encoder import load_encoder
+from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import DataError, RankerError
 from ranker.files import write_sums
-from ranker.layers.encoder import load_encoder
-from ranker.layers.tiny import tiny_tokenizer
 from ranker.models.colbert import ColBERT
 from ranker.models.monobert import MonoBERT
 from ranker.probing.blocks import BlockStore
-from ranker.probing.dataset import labelled_examples
+from ranker.probing.label_store import labelled_examples
 from ranker.probing.results import Results
 from ranker.probing.sequences import Sequences
 from ranker.probing.state_cache import StateCache

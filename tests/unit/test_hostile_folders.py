@@ -9,15 +9,15 @@ import torch
 from omegaconf import OmegaConf
 
 from ranker.checkpoint import load_scorer, read_description
-from ranker.config import check
+from ranker.commands.replay import replay
+from ranker.config.check import check
+from ranker.config.stored import load_stored
+from ranker.encoders.encoder import load_encoder
 from ranker.errors import RankerError
-from ranker.layers.encoder import load_encoder
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
-from ranker.models.multitask import Multitask
-from ranker.replay import replay
-from ranker.stored import load_stored
+from ranker.multitask.multitask import Multitask
 from ranker.training.checkpoint_files import WholeFiles, to_resume_from
 from tests.assets import hostile_folders as hostile
 
@@ -101,7 +101,7 @@ def test_a_model_folder(site, trait):
         unharmed(site, before)
         return
     if hostile.MODELS[trait][0] == "multitask":
-        (folder / "ranker.yaml").write_text("model: {_target_: ranker.models.multitask.Multitask}\n")
+        (folder / "ranker.yaml").write_text("model: {_target_: ranker.multitask.multitask.Multitask}\n")
     refused(site, load_scorer, folder)
     if hostile.MODELS[trait][0] == "monobert" and trait not in ("no trusted scorer", "no scorer at all"):
         refused(site, load_encoder, str(folder))  # as encoder.name

@@ -10,9 +10,9 @@ import huggingface_hub
 import pytest
 
 from ranker import network
-from ranker.data import irds
+from ranker.data import ir_datasets_reader as irds
+from ranker.encoders import encoder
 from ranker.errors import ConfigError, DataError, RankerError
-from ranker.layers import encoder
 from ranker.network import unreachable
 from ranker.training import dashboards, loggers
 

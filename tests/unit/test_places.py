@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from ranker import entry
-from ranker.config import check
+from ranker.cli import entry
+from ranker.config.check import check
 from ranker.data.trec import write_run
 from ranker.errors import ConfigError, DataError
 
@@ -70,7 +70,7 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path):
 import resource, signal
 from pathlib import Path
 from ranker.data.trec import write_run
-from ranker.entry import user_errors
+from ranker.cli.entry import user_errors
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 with user_errors():

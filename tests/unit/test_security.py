@@ -13,9 +13,9 @@ from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
 from ranker.checkpoint import load_scorer, read_description
-from ranker.config import check, is_trusted
+from ranker.commands.replay import replay
+from ranker.config.check import check, is_trusted
 from ranker.errors import CheckpointError, ConfigError, DataError
-from ranker.replay import replay
 from ranker.training.nonfinite import write_dump
 from ranker.training.rerank_module import RerankModule
 from ranker.types import TrainStep
@@ -28,9 +28,9 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         ("model", "ranker.models.monobert.MonoBERT", True),
         ("model", "ranker.retrieval.bm25.BM25", True),
-        ("model.sampling", "ranker.data.multitask.TaskSampling", True),
+        ("model.sampling", "ranker.multitask.options.TaskSampling", True),
         ("model.head", "torch.nn.Identity", True),
-        ("encoder", "ranker.layers.encoder.load_encoder", True),
+        ("encoder", "ranker.encoders.encoder.load_encoder", True),
         ("optim", "torch.optim.AdamW", True),
         ("callbacks.early_stopping", "lightning.pytorch.callbacks.EarlyStopping", True),
         ("callbacks.prune", "ranker.training.pruning.Prune", True),
@@ -43,13 +43,13 @@ ROOT = Path(__file__).resolve().parents[2]
         ("data", "ranker.training.run_writer.write_text", False),  # writes any file
         ("data", "ranker.data.sources.files.read_qrels", False),  # what a trusted module imports, from the same package or another
         ("model", "ranker.models.dpr.layout.write_dense", False),
-        ("model", "ranker.models._sentence_transformers.write_json", False),
+        ("model", "ranker.export.sentence_transformers.write_json", False),
         ("loss", "ranker.losses.lce.nn.Module", False),
         ("optim", "torch.optim.optimizer.torch.hub.load", False),
         ("optim", "torch.nn.modules.module.torch.hub.load", False),
         ("loss", "ranker.models.monobert.MonoBERT", False),  # another group's
         ("data", "lightning.pytorch.loggers.WandbLogger", False),
-        ("encoder", "ranker.layers.encoder.load_encoder_too", False),
+        ("encoder", "ranker.encoders.encoder.load_encoder_too", False),
         ("model", "rankerx.models.Anything", False),
         ("", "ranker.models.monobert.MonoBERT", False),
         ("model", "ranker", False),
@@ -63,8 +63,8 @@ def test_what_a_target_may_name(path, target, trusted):
     "content",
     [
         {"model": {"_target_": "os.system", "command": "touch ran"}},
-        {"encoder": {"_target_": "ranker.layers.encoder.load_encoder", "inner": [{"_target_": "builtins.exec"}]}},
-        {"callbacks": [{"_target_": "ranker.entry.os.system"}]},
+        {"encoder": {"_target_": "ranker.encoders.encoder.load_encoder", "inner": [{"_target_": "builtins.exec"}]}},
+        {"callbacks": [{"_target_": "ranker.cli.entry.os.system"}]},
         {"data": {"_target_": "ranker.training.run_writer.write_text", "path": "ran", "text": ""}},
     ],
 )
@@ -98,7 +98,7 @@ def test_replay_trusts_no_code_beside_weights(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     evil, marker = remote_code(tmp_path / "model", tmp_path / "ran"), tmp_path / "ran"
     cfg = {
-        "encoder": {"_target_": "ranker.layers.encoder.load_encoder", "name": str(evil), "trust_remote_code": True},
+        "encoder": {"_target_": "ranker.encoders.encoder.load_encoder", "name": str(evil), "trust_remote_code": True},
         "model": {"_target_": "ranker.models.monobert.MonoBERT"}, "loss": {"_target_": "ranker.losses.lce.LCE"},
         "optim": {"_target_": "torch.optim.AdamW"}, "schedule": {"_target_": "ranker.training.schedules.constant"},
         "trainer": {"max_epochs": 1},
@@ -113,13 +113,13 @@ def test_replay_trusts_no_code_beside_weights(tmp_path, monkeypatch):
 
 
 def test_a_folder_can_not_ask_for_its_own_code(tmp_path):
-    (tmp_path / "ranker.yaml").write_text("encoder: {_target_: ranker.layers.encoder.load_encoder, name: x, trust_remote_code: true}")
+    (tmp_path / "ranker.yaml").write_text("encoder: {_target_: ranker.encoders.encoder.load_encoder, name: x, trust_remote_code: true}")
     assert read_description(tmp_path)["encoder"]["trust_remote_code"] is False
 
 
 def remote_code(folder: Path, marker: Path) -> Path:
     """A model folder that brings code along, as the hub allows."""
-    from ranker.layers.encoder import load_encoder
+    from ranker.encoders.encoder import load_encoder
 
     encoder = load_encoder("tiny")
     encoder.model.save_pretrained(folder)
@@ -132,7 +132,7 @@ def remote_code(folder: Path, marker: Path) -> Path:
 
 
 def test_code_beside_weights_does_not_run(tmp_path, monkeypatch):
-    from ranker.layers.encoder import load_encoder
+    from ranker.encoders.encoder import load_encoder
 
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder, marker = remote_code(tmp_path / "model", tmp_path / "ran"), tmp_path / "ran"
@@ -150,7 +150,7 @@ def test_code_beside_weights_does_not_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ["../outside", "/etc", "1_Pooling/../../outside"])
 def test_a_model_folder_s_files_stay_inside(tmp_path, path):
-    from ranker.models._sentence_transformers import read_modules
+    from ranker.export.sentence_transformers import read_modules
 
     kinds = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Dense"]
     entries = [{"idx": i, "name": str(i), "path": ["", path][i], "type": kind} for i, kind in enumerate(kinds)]
@@ -160,7 +160,7 @@ def test_a_model_folder_s_files_stay_inside(tmp_path, path):
 
 
 def test_a_pickle_in_a_model_folder_does_not_run(tmp_path):
-    from ranker.models._sentence_transformers import Module, read_dense
+    from ranker.export.sentence_transformers import Module, read_dense
 
     class Evil:
         def __reduce__(self):

@@ -7,18 +7,18 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from ranker import entry
-from ranker.build import build_data, build_scorer, load_splits
+from ranker.assembly.objects import build_data, build_scorer, load_splits
+from ranker.cli import entry
 from ranker.data.batching import HashedOrder, StepPlan
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
-from ranker.data.multitask import TaskSampling
 from ranker.data.sampling import JudgedGroups
 from ranker.data.splits import hash_order
-from ranker.data.task_sampling import TaskPlan
 from ranker.data.token_store import build_token_store
-from ranker.layers.encoder import load_encoder
-from ranker.layers.tiny import tiny_tokenizer
+from ranker.encoders.encoder import load_encoder
+from ranker.encoders.tiny import tiny_tokenizer
 from ranker.models.monobert import MonoBERT
+from ranker.multitask.options import TaskSampling
+from ranker.multitask.sampling import TaskPlan
 from ranker.probing.controls import control_labels, shuffled_labels
 from ranker.probing.online_code import permutation
 from ranker.probing.optimizer import Dropout

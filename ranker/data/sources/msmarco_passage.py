@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ranker.data.collection import Splits
-from ranker.data.irds_splits import SplitReader
+from ranker.data.ir_datasets_splits import SplitReader
 
 _NAME = "msmarco-passage"
 

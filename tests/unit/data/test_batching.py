@@ -8,8 +8,8 @@ from transformers import AutoTokenizer
 
 from ranker.data.batching import Collator, StepPlan, Template, deal, fill
 from ranker.data.token_store import build_token_store
+from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError, DataError
-from ranker.layers.tiny import tiny_tokenizer
 
 
 @pytest.fixture

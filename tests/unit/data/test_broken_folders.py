@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ranker.build import load_splits
+from ranker.assembly.objects import load_splits
 from ranker.data.sources.files import Files
 from ranker.errors import ConfigError, DataError
 
@@ -171,7 +171,7 @@ def test_ids_with_a_no_break_space_are_legal_in_every_file(folder, tmp_path):
     import ir_measures
 
     from ranker.data.trec import read_qrels, read_run, write_qrels, write_run
-    from ranker.evaluation import write_evaluation
+    from ranker.evaluation.report import write_evaluation
 
     odd, query = "d\u00a01", "q\u20281"
     changed("docs.jsonl", 2, json.dumps({"id": odd, "text": "number1"}))(folder)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, fingerprint_of
-from ranker.data.irds import scoreddocs_of
+from ranker.data.ir_datasets_reader import scoreddocs_of
 from ranker.data.trec import read_candidates
 from ranker.errors import DataError
-from ranker.evaluation import first_stage_run, write_evaluation
-from ranker.metrics import evaluate
+from ranker.evaluation.metrics import evaluate
+from ranker.evaluation.report import first_stage_run, write_evaluation
 
 
 def test_full_text_joins_title_and_text():

@@ -7,7 +7,7 @@ from ranker.data.batching import Collator
 from ranker.data.collection import Collection, Doc, MemoryDocs
 from ranker.data.contrast import KnownPositives, contrast, doc_keys
 from ranker.data.token_store import build_token_store
-from ranker.layers.tiny import tiny_tokenizer
+from ranker.encoders.tiny import tiny_tokenizer
 
 DOCS = {"p1": "alpha one", "p2": "beta two", "n1": "gamma", "n2": "delta", "twin": "alpha one", "other": "epsilon", "empty": ""}
 ROW = {name: row for row, name in enumerate(DOCS)}

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from ranker import config, roots
+from ranker.config import check as config
+from ranker.config import roots
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from ranker import config, entry
+from ranker.cli import entry
+from ranker.config import check as config
 from ranker.data.batching import StepPlan
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
-from ranker.data.multitask import AutoLayers, Head, TaskLabels, TaskSampling
-from ranker.data.multitask_check import auto_layers
-from ranker.data.task_rows import _labels, label_tasks, refuse_held_out
-from ranker.data.task_sampling import TaskPlan
 from ranker.errors import ConfigError, DataError
+from ranker.multitask.check import auto_layers
+from ranker.multitask.options import AutoLayers, Head, TaskLabels, TaskSampling
+from ranker.multitask.rows import _labels, label_tasks, refuse_held_out
+from ranker.multitask.sampling import TaskPlan
 from ranker.probing.examples import whole_text_example
 from ranker.probing.tasks.jsonl import JsonLines
 from ranker.probing.tasks.tf import TermFrequency
@@ -99,7 +100,7 @@ def test_no_other_model_takes_them():
 
 
 def test_options_are_read_without_torch():
-    code = "import sys; import ranker.data.multitask_check; assert 'torch' not in sys.modules"
+    code = "import sys; import ranker.multitask.check; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 

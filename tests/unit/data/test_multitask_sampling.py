@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 from ranker.data.batching import StepPlan
-from ranker.data.multitask import TaskSampling
-from ranker.data.task_sampling import TaskPlan, draw_tasks, probabilities
+from ranker.multitask.options import TaskSampling
+from ranker.multitask.sampling import TaskPlan, draw_tasks, probabilities
 
 SIZES = (10**6, 10**6, 10**4)
 

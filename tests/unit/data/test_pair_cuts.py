@@ -12,8 +12,8 @@ from ranker.data.dataset import TrainSteps
 from ranker.data.pair_cuts import cut_otherwise, warn_of_other_cuts
 from ranker.data.sampling import JudgedGroups
 from ranker.data.token_store import build_token_store
-from ranker.layers.encoder import load_encoder
-from ranker.layers.tiny import tiny_tokenizer
+from ranker.encoders.encoder import load_encoder
+from ranker.encoders.tiny import tiny_tokenizer
 from ranker.models.monobert import MonoBERT
 
 LENGTHS = [1, 2, 6, 7, 8, 9, 10, 13, 14, 15, 20, 29, 40]

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from ranker.build import load_source
-from ranker.config import check
+from ranker.assembly.objects import load_source
+from ranker.config.check import check
 from ranker.data.batching import Collator
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.contrast import KnownPositives, contrast
 from ranker.data.query_docs import allowed_run, apply_mode, queries_are_docs, same_text, warn_of_query_docs
 from ranker.data.sampling import JudgedGroups
 from ranker.data.token_store import build_token_store
+from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError
-from ranker.evaluation import first_stage_run, write_evaluation
-from ranker.layers.tiny import tiny_tokenizer
+from ranker.evaluation.report import first_stage_run, write_evaluation
 from ranker.retrieval.bm25 import BM25, first_stage, with_candidates
-from ranker.retrieval.engines import add_positives, bm25_engines, mine_set, search_set
 from ranker.retrieval.mining import Mining
+from ranker.retrieval.searchers import add_positives, bm25_engines, mine_set, search_set
 
 TEXTS = {
     "a1": "Zoos should close because animals suffer in cages", "a2": "Zoos should stay because animals are saved in cages",

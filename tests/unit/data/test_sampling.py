@@ -13,8 +13,8 @@ from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
 from ranker.data.sampling import JudgedGroups, TripleGroups, mix
 from ranker.data.token_store import build_token_store
 from ranker.data.triples import triple_rows
+from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import CheckpointError, DataError
-from ranker.layers.tiny import tiny_tokenizer
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from ranker.data import trec
+from ranker.data.ranking import rank_docs
 from ranker.data.trec import (
     iter_run,
     read_candidates,
@@ -22,7 +23,6 @@ from ranker.data.trec import (
 )
 from ranker.errors import DataError
 from ranker.files import write_whole
-from ranker.ranking import rank_docs
 
 RUN_READERS = [read_run, lambda path: list(iter_run(path)), read_candidates]
 
@@ -285,6 +285,6 @@ def test_no_place_to_write(tmp_path):
 
 
 def test_reading_a_run_does_not_import_torch():
-    code = "import sys, ranker.data.trec, ranker.metrics, ranker.evaluation; print('torch' in sys.modules)"
+    code = "import sys, ranker.data.trec, ranker.evaluation.metrics, ranker.evaluation.report; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     assert done.stdout == "False\n"

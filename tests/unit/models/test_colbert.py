@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from ranker.encoders.encoder import load_encoder
 from ranker.errors import ConfigError
-from ranker.layers.encoder import load_encoder
-from ranker.layers.interaction import TextVectors, maxsim_all, maxsim_pairs
+from ranker.interactions.maxsim import TextVectors, maxsim_all, maxsim_pairs
 from ranker.models.colbert import ColBERT
 
 ROWS = [[0, 1, 2, 3], [1, -1, 3, -1], [2, 2, -1, 0]]

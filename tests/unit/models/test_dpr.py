@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
+from ranker.encoders.encoder import load_encoder
 from ranker.errors import ConfigError
-from ranker.layers.encoder import load_encoder
-from ranker.layers.interaction import TextVectors
-from ranker.layers.pooling import pool
+from ranker.interactions.maxsim import TextVectors
+from ranker.interactions.pooling import pool
 from ranker.models.dpr import DPR
 
 ROWS = [[0, 1, 2, 3], [1, -1, 3, -1], [2, 2, -1, 0]]

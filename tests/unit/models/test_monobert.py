@@ -6,12 +6,12 @@ import torch
 from omegaconf import OmegaConf
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification, RobertaConfig
 
-from ranker.build import build_scorer
+from ranker.assembly.objects import build_scorer
 from ranker.data.batching import Collator
 from ranker.data.token_store import build_token_store
+from ranker.encoders.encoder import Encoder, load_encoder
+from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import CheckpointError, ConfigError
-from ranker.layers.encoder import Encoder, load_encoder
-from ranker.layers.tiny import tiny_tokenizer
 from ranker.losses.lce import LCE
 from ranker.models.monobert import MonoBERT
 

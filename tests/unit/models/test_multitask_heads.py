@@ -9,14 +9,14 @@ import torch
 from torch.nn import functional
 
 from ranker.data.batching import Collator, StepPlan
-from ranker.data.multitask import Head
-from ranker.data.task_rows import TaskRows, to_rows
-from ranker.data.task_steps import TaskSteps
 from ranker.data.token_store import build_token_store
+from ranker.encoders.encoder import Encoder, load_encoder
 from ranker.errors import CheckpointError, ConfigError
-from ranker.layers.encoder import Encoder, load_encoder
 from ranker.models.monobert import MonoBERT
-from ranker.models.multitask import Multitask, make_task
+from ranker.multitask.multitask import Multitask, make_task
+from ranker.multitask.options import Head
+from ranker.multitask.rows import TaskRows, to_rows
+from ranker.multitask.steps import TaskSteps
 from ranker.probing.examples import ProbeExample, Span, Target
 
 QUERIES = ["red apple", "blue sky over a lake", "g"]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
+from ranker.commands.probe import check_earlier, seen_in_training, with_earlier
 from ranker.errors import ConfigError, DataError
 from ranker.probing.code_length import CodeLength
 from ranker.probing.pictures import heat_map
-from ranker.probing.probe_run import check_earlier, seen_in_training, with_earlier
 from ranker.probing.report import write_report
 from ranker.probing.results import COLUMNS, Result, Results, TaskRecord
 from ranker.probing.study import StudyOptions

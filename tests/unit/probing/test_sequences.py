@@ -6,8 +6,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from ranker.data.token_store import build_token_store
+from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError
-from ranker.layers.tiny import tiny_tokenizer
 from ranker.probing.examples import ProbeExample, Span
 from ranker.probing.sequences import Sequences
 

@@ -12,9 +12,9 @@ import torch
 from torch.testing import assert_close
 from transformers import BertModel
 
+from ranker.encoders.encoder import Encoder, load_encoder
+from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.errors import ConfigError, DataError
-from ranker.layers.encoder import Encoder, load_encoder
-from ranker.layers.tiny import tiny_config, tiny_tokenizer
 from ranker.probing import state_cache
 from ranker.probing.sequences import Sequences
 from ranker.probing.state_cache import StateCache

@@ -9,15 +9,16 @@ import torch
 
 from ranker.data.collection import Collection, Doc, MemoryDocs
 from ranker.errors import DataError
-from ranker.retrieval import engines, search
+from ranker.retrieval import search
+from ranker.retrieval import searchers as engines
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device
-from ranker.retrieval.engines import EncodeOptions
 from ranker.retrieval.indexes.flat import Flat
 from ranker.retrieval.indexes.hnsw import HNSW
 from ranker.retrieval.indexes.ivf_flat import IVFFlat
 from ranker.retrieval.indexes.ivf_pq import IVFPQ
 from ranker.retrieval.search import LateOptions, latencies
+from ranker.retrieval.searchers import EncodeOptions
 
 pytest.importorskip("faiss")
 QUERIES = [f"q{i}" for i in range(12)]

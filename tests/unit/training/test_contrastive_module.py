@@ -9,7 +9,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from ranker.layers.interaction import TextVectors
+from ranker.interactions.maxsim import TextVectors
 from ranker.losses.lce import LCE
 from ranker.losses.pointwise_cross_entropy import PointwiseCrossEntropy
 from ranker.training import contrastive_module

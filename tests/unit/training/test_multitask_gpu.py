@@ -4,14 +4,14 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from ranker.data.multitask import TaskWeighting
-from ranker.data.task_steps import HeadBatch, TaskBatch, TaskStep
-from ranker.layers.encoder import Encoder
-from ranker.layers.execution import Execution
-from ranker.layers.tiny import tiny_tokenizer
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import Execution
+from ranker.encoders.tiny import tiny_tokenizer
 from ranker.losses.ranknet import RankNet
-from ranker.models.multitask import Multitask
-from ranker.training.multitask_module import Gradients, MultitaskModule
+from ranker.multitask.module import Gradients, MultitaskModule
+from ranker.multitask.multitask import Multitask
+from ranker.multitask.options import TaskWeighting
+from ranker.multitask.steps import HeadBatch, TaskBatch, TaskStep
 from ranker.types import TokenBatch
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0")]

@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from ranker.data.multitask import TaskWeighting
-from ranker.training.gradient_surgery import combine, cosine
-from ranker.training.multitask_module import Gradients
-from ranker.training.task_weights import TaskWeights, gradnorm_slopes
+from ranker.multitask.gradient_surgery import combine, cosine
+from ranker.multitask.module import Gradients
+from ranker.multitask.options import TaskWeighting
+from ranker.multitask.task_weights import TaskWeights, gradnorm_slopes
 
 
 def weights(mode: str, classes=(2, 10, 2), regression=(False, False, True), given=(1.0, 1.0, 3.0), **options) -> TaskWeights:

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 from torch.utils.data import DataLoader
 
-from ranker.data.multitask import TaskWeighting
-from ranker.data.task_steps import HeadBatch, TaskBatch, TaskStep
-from ranker.layers.encoder import load_encoder
+from ranker.encoders.encoder import load_encoder
 from ranker.losses.lce import LCE
 from ranker.losses.ranknet import RankNet
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
-from ranker.models.multitask import Multitask
+from ranker.multitask.module import MultitaskModule
+from ranker.multitask.multitask import Multitask
+from ranker.multitask.options import TaskWeighting
+from ranker.multitask.steps import HeadBatch, TaskBatch, TaskStep
 from ranker.training.contrastive_module import ContrastiveModule
-from ranker.training.multitask_module import MultitaskModule
 from ranker.training.rerank_module import RerankModule
 from ranker.training.schedules import cosine, linear
 from ranker.types import Contrast, RankBatch, TokenBatch, TrainStep

@@ -20,7 +20,7 @@ SECOND = """
 import time
 print("started", flush=True)
 time.sleep({before})
-from ranker import entry
+from ranker.cli import entry
 entry.register()
 print("registered", flush=True)
 time.sleep(60)

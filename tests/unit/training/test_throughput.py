@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from ranker.layers.encoder import load_encoder
-from ranker.layers.tiny import tiny_config
+from ranker.encoders.encoder import load_encoder
+from ranker.encoders.tiny import tiny_config
 from ranker.training import throughput
 from ranker.training.throughput import WARM_UP, Throughput, matmul_flops
 from ranker.types import RankBatch, TokenBatch, TrainStep

@@ -8,12 +8,12 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import nn
 
-from ranker import entry
-from ranker.build import build_data, build_scorer, load_splits
+from ranker.assembly.objects import build_data, build_scorer, load_splits
+from ranker.cli import entry
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
-from ranker.layers.grid import to_grid
-from ranker.layers.tiny import tiny_tokenizer
+from ranker.encoders.tiny import tiny_tokenizer
+from ranker.interactions.grid import to_grid
 from ranker.training.rerank_module import RerankModule
 from ranker.types import RankBatch
 

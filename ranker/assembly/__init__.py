@@ -1,0 +1,1 @@
+"""From configuration to objects: run folder, data, scorer, trainer."""

@@ -1,0 +1,128 @@
+"""What needs no data is built once before the data is loaded, so that a refusal costs no work; and the length of a training is checked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from hydra.errors import HydraException
+from hydra.utils import instantiate
+from lightning.fabric import Fabric
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from ranker.assembly.objects import build_optimizer, epoch_steps, fabric_options, refused_by_lightning, trainer_options
+from ranker.data.collection import Splits
+from ranker.errors import ConfigError, RankerError
+
+log = logging.getLogger(__name__)
+
+
+def rehearse_trainer(cfg: DictConfig) -> None:
+    """Build Lightning's Trainer with the run's options and callbacks, and drop it.
+
+    Raises:
+        ConfigError: A device, option or callback that Lightning refuses.
+    """
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
+    with refused_by_lightning("trainer"):
+        pl.Trainer(**{**trainer_options(cfg), **quiet}, callbacks=[instantiate(node) for node in (cfg.get("callbacks") or {}).values()])
+
+
+def rehearse_fabric(cfg: DictConfig) -> None:
+    """Choose devices and precision for work that is no training.
+
+    Raises:
+        ConfigError: Lightning refuses them.
+    """
+    with refused_by_lightning("trainer"):
+        Fabric(**fabric_options(cfg))
+
+
+def rehearse_training(cfg: DictConfig) -> None:
+    """Build the Trainer, the optimizer over one weight and the loss, and ask the schedule for a factor.
+
+    Raises:
+        ConfigError: A value that one of them refuses.
+    """
+    rehearse_trainer(cfg)
+    with _refused("optim"):
+        build_optimizer(cfg)([torch.nn.Parameter(torch.zeros(1))])
+    with _refused("schedule"):
+        float(instantiate(cfg.schedule)(step=1, total=2))
+    with _refused("loss"):
+        instantiate(cfg.loss)
+
+
+@contextmanager
+def _refused(group: str) -> Iterator[None]:
+    try:
+        yield
+    except RankerError:
+        raise
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError, LookupError, OverflowError, RuntimeError) as error:
+        if isinstance(error.__cause__, RankerError):
+            raise
+        got = " ".join(str(error.__cause__ or error).split())
+        raise ConfigError(f"{group}: expected values that its class takes, got a refusal: {got}") from error
+
+
+def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
+    """Refuse a training without any step, and validations that never take place.
+
+    Args:
+        cfg: The configuration.
+        splits: The data.
+        steps_per_epoch: Optimizer steps of a whole epoch, `trainer.limit_train_batches` left aside.
+
+    Raises:
+        ConfigError: The training would end without effect, or Lightning would refuse it.
+    """
+    steps = epoch_steps(cfg, steps_per_epoch)
+    if steps == 0:
+        raise ConfigError(
+            f"trainer.limit_train_batches: expected at least one of the {steps_per_epoch} steps of an epoch, "
+            f"got {cfg.trainer.limit_train_batches}, which is none; raise it"
+        )
+    interval = cfg.trainer.val_check_interval
+    if isinstance(interval, int) and interval > steps and cfg.trainer.check_val_every_n_epoch is not None and splits.val is not None:
+        raise ConfigError(
+            f"trainer.val_check_interval: expected at most {steps}, the steps of an epoch, got {interval}; lower it, or set "
+            "trainer.check_val_every_n_epoch=null to count steps over epochs"
+        )
+    if splits.val is None:
+        _check_without_validation(cfg)
+
+
+def _check_without_validation(cfg: DictConfig) -> None:
+    for name, node in (cfg.get("callbacks") or {}).items():
+        monitor: Any = node.get("monitor") if isinstance(node, DictConfig) else None
+        if str(monitor).startswith("val/"):
+            raise ConfigError(
+                f"callbacks.{name}.monitor: expected a validation set for {monitor}, got data without one; leave the callback out, or name "
+                "validation data"
+            )
+    if cfg.monitor is not None:
+        log.warning("monitor: the data has no validation set, so that no state is the best one: the last one is tested and exported")
+
+
+@contextmanager
+def refused_in_fit() -> Iterator[None]:
+    """What Lightning and its callbacks refuse only once a training runs, as one line.
+
+    Raises:
+        ConfigError: Instead of Lightning's own error.
+    """
+    try:
+        yield
+    except MisconfigurationException as error:
+        raise ConfigError(f"trainer: expected what Lightning takes, got a refusal: {' '.join(str(error).split())}") from error
+    except RuntimeError as error:
+        if not str(error).startswith("Early stopping conditioned on metric"):
+            raise
+        raise ConfigError(f"callbacks: expected a monitor that is logged, got a refusal: {' '.join(str(error).split())}") from error

@@ -1,0 +1,149 @@
+"""What `hydra.*` may name: Hydra imports and calls what it finds there before this program's own check of the configuration begins.
+
+Every composed configuration passes here, whichever file or override it comes from: that of a run, of a sweep, and of each of its jobs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import hydra._internal.hydra as hydra_start
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import DictConfig, OmegaConf
+
+from ranker.config.signatures import defines
+from ranker.config.writing import leads_out, parts_of
+from ranker.errors import ConfigError
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+LOGGING = ("job_logging", "hydra_logging")
+# what `class` and `()` of Python's logging configuration may name
+LOGGING_CLASSES = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.Formatter", "colorlog.ColoredFormatter")
+STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
+LOG_FILE = re.compile(r"\$\{hydra\.(runtime\.output_dir|run\.dir|sweep\.dir)\}/(\$\{hydra\.job\.name\}|[\w-]+)\.log")
+CALLBACKS = ("hydra_plugins.ranker_sweeps.SweepFolder", "hydra.experimental.callbacks.LogJobReturnCallback")
+# Hydra itself takes registered plugins only, which these packages hold
+PLUGINS = ("hydra_plugins.", "hydra._internal.core_plugins.")
+SAMPLERS = "optuna.samplers."
+# interpolations of texts: of a node of the configuration they could bring in another `_target_`
+TEXTS = re.compile(r"\$\{hydra\.(sweep\.(dir|subdir)|run\.dir|runtime\.output_dir|job\.(name|num|id))\}")
+# keys that hold commands, variables of the jobs' processes or places to write to, and their values in conf/: a file outside of conf/ may
+# change them only where the command line repeats it
+COMMANDS = {
+    "launcher.setup": None, "launcher.python": None, "launcher.srun_args": None, "launcher.additional_parameters": None,
+    "launcher.ray.init.runtime_env": None, "launcher.ray.remote.runtime_env": None, "job.env_set": None,
+    "launcher.submitit_folder": "${hydra.sweep.dir}/.submitit/%j", "sweeper.storage": "sqlite:///${hydra.sweep.dir}/study.db",
+}  # fmt: skip
+
+
+class CheckedLoader(ConfigLoaderImpl):
+    """Hydra's loader, which hands out only what keeps the rules."""
+
+    def load_configuration(self, *args: Any, **kwargs: Any) -> DictConfig:
+        """Compose a configuration.
+
+        Raises:
+            ConfigError: Its `hydra` node breaks a rule.
+        """
+        cfg = super().load_configuration(*args, **kwargs)
+        content: Any = OmegaConf.to_container(cfg.hydra, resolve=False)
+        faults = hydra_faults(content)
+        if faults:
+            raise ConfigError("\n".join(faults))
+        return cfg
+
+
+def install() -> None:
+    """Let Hydra start with this loader. Launchers carry it to the processes of their jobs."""
+    hydra_start.ConfigLoaderImpl = CheckedLoader  # type: ignore[misc, attr-defined]
+
+
+def hydra_faults(content: Mapping[str, Any]) -> list[str]:
+    """Say what a `hydra` node holds that it may not.
+
+    Args:
+        content: The node as plain values, interpolations not resolved.
+    """
+    faults = [fault for key in LOGGING for fault in _logging_faults(content.get(key), f"hydra.{key}")]
+    callbacks = content.get("callbacks") or {}
+    if not isinstance(callbacks, dict):
+        faults.append(f"hydra.callbacks: expected names and callbacks, got {callbacks!r}")
+    else:
+        for name, node in callbacks.items():
+            if not isinstance(node, dict) or list(node) != ["_target_"] or node["_target_"] not in CALLBACKS:
+                faults.append(f"hydra.callbacks.{name}: expected _target_ to be one of {', '.join(CALLBACKS)}, got {node!r}")
+    for key in ("launcher", "sweeper"):
+        faults += _plugin_faults(content.get(key), f"hydra.{key}")
+    for path in ("output_subdir", "job.name"):
+        value = _select(content, path)
+        if value is not None and (leads_out(str(value)) or "/" in str(value) or "${" in str(value)):
+            faults.append(f"hydra.{path}: expected a name, got {value!r}")
+    return faults + _foreign_commands(content)
+
+
+def _logging_faults(node: Any, path: str) -> list[str]:
+    """Keys and values by which Python's logging configuration would import, call or open something."""
+    if isinstance(node, dict):
+        faults = [f"{path}.{key}: unknown key" for key in (".", "queue", "listener") if key in node]
+        for key in ("class", "()"):
+            if key in node and node[key] not in LOGGING_CLASSES:
+                faults.append(f"{path}.{key}: expected one of {', '.join(LOGGING_CLASSES)}; got {node[key]!r}")
+        if "filename" in node and not LOG_FILE.fullmatch(str(node["filename"])):
+            faults.append(f"{path}.filename: expected ${{hydra.runtime.output_dir}}/NAME.log, got {node['filename']!r}")
+        return faults + [
+            fault for part, name in parts_of(node, path) if not name.endswith(".filename") for fault in _logging_faults(part, name)
+        ]
+    if isinstance(node, str) and node not in STREAMS and ("://" in node or "${" in node):
+        return [f"{path}: expected plain text, {STREAMS[0]} or {STREAMS[1]}; got {node!r}"]
+    return [fault for part, name in parts_of(node, path) for fault in _logging_faults(part, name)]
+
+
+def _plugin_faults(node: Any, path: str) -> list[str]:
+    """A launcher or sweeper: a plugin of Hydra's, whose arguments name nothing but one of Optuna's samplers."""
+    if not isinstance(node, dict) or not str(node.get("_target_")).startswith(PLUGINS):
+        got = node.get("_target_") if isinstance(node, dict) else node
+        return [f"{path}: expected a plugin of Hydra's as _target_, got {got!r}"]
+    faults: list[str] = []
+
+    def walk(part: Any, name: str) -> None:
+        if isinstance(part, dict) and "_target_" in part and part is not node and not _is_sampler(str(part["_target_"]), name):
+            faults.append(f"{name}._target_: expected one of {SAMPLERS}*, got {part['_target_']!r}")
+        if isinstance(part, str) and "${" in TEXTS.sub("", part):
+            faults.append(f"{name}: expected a value without interpolations of other keys than hydra's, got {part!r}")
+        for inner, inner_name in parts_of(part, name):
+            walk(inner, inner_name)
+
+    walk(node, path)
+    return faults
+
+
+def _is_sampler(target: str, path: str) -> bool:
+    try:
+        return path.startswith("hydra.sweeper.") and target.startswith(SAMPLERS) and defines(target, SAMPLERS)
+    except LookupError:
+        return False
+
+
+def _foreign_commands(content: Mapping[str, Any]) -> list[str]:
+    """Commands that a file outside of conf/ may have set; the command line may."""
+    sources = [source for source in _select(content, "runtime.config_sources") or () if source.get("schema") == "file"]
+    if all(Path(source["path"]).resolve().is_relative_to(CONF) for source in sources):
+        return []
+    overrides: Sequence[str] = _select(content, "overrides.hydra") or ()
+    return [
+        f"hydra.{key}: expected it on the command line as well, since {', '.join(source['path'] for source in sources)} may be someone else's"
+        for key, usual in COMMANDS.items()
+        if _select(content, key)
+        and _select(content, key) != usual
+        and not any(override.lstrip("+").startswith(f"hydra.{key}") for override in overrides)
+    ]
+
+
+def _select(content: Mapping[str, Any], path: str) -> Any:
+    node: Any = content
+    for part in path.split("."):
+        node = node.get(part) if isinstance(node, Mapping) else None
+    return node

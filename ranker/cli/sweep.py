@@ -1,0 +1,292 @@
+"""A sweep's jobs: what each leaves in its folder, the table and the picture of all of them. Knows no Hydra and no torch.
+
+A job leaves `job.json`, as soon as it starts, and holds a lock beside it while it runs: one that calls itself running without the lock
+was killed. `summary.csv` in the sweep's folder is made from these files: after each job, so that it is
+there whatever happens to the process that started the sweep, and at the end.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ranker.assembly.run_folder import check_unused
+from ranker.errors import ConfigError, DataError, Preempted, RankerError
+from ranker.files import write_whole
+
+log = logging.getLogger(__name__)
+
+JOB_FILE, LOCK_FILE, SUMMARY = "job.json", ".job.lock", "summary.csv"
+KILLED = "its process was killed"
+JOB_FOLDER = "RANKER_JOB_FOLDER"  # environment variable: the folder that a job in a process of its own has been given
+Row = dict[str, Any]
+
+
+class Failed(RankerError):
+    """A job whose process ended with an error, which it has said itself."""
+
+
+def run_job(sweep: Path, folder: Path, number: int, overrides: Sequence[str], run: Callable[[], float | None]) -> float | None:
+    """Run one job; its failure is written down and said, and is no reason for the others to stop.
+
+    Args:
+        sweep: The sweep's folder.
+        folder: The job's folder, its alone.
+        number: The job's number.
+        overrides: What the job sets.
+        run: Does the work and returns the objective.
+
+    Returns:
+        The objective; None for a job that failed or has none.
+
+    Raises:
+        ConfigError: The folder is another job's.
+    """
+    own = [override for override in overrides if not override.startswith("++callbacks.prune=")]
+    record: Row = {"job": number, "overrides": own, "status": "running", "objective": None, "seconds": None, "error": None}
+    _claim(folder, record)
+    lock = FileLock(folder / LOCK_FILE)
+    lock.acquire()
+    log.info("job %d: %s", number, " ".join(own))
+    started = time.perf_counter()
+    try:
+        record["objective"] = run()
+        record["status"] = "pruned" if _result(folder).get("pruned") else "ok"
+    except Exception as error:  # `Preempted` comes as SystemExit
+        record["status"], record["error"] = "failed", said(error)
+        _log_failure(folder, "".join(traceback.format_exception(error)))
+        for line in record["error"].split("\n"):
+            print(f"error: job {number}: {line}", file=sys.stderr, flush=True)  # noqa: T201 - as `entry.user_errors` says it
+    except BaseException as stop:
+        record["status"], record["error"] = "stopped", type(stop).__name__
+        raise
+    finally:
+        record["seconds"] = time.perf_counter() - started
+        _write(folder / JOB_FILE, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        lock.release()
+        write_summary(sweep)
+    return record["objective"]
+
+
+def said(error: BaseException) -> str:
+    """An error in words; one that is no user's mistake with its type."""
+    cause = error.__cause__
+    if isinstance(error, RankerError) or isinstance(cause, RankerError):
+        return str(error if isinstance(error, RankerError) else cause)
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _claim(folder: Path, record: Row) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / JOB_FILE).exists():
+        check_unused("hydra.sweep.subdir", folder, [".hydra"])
+    try:
+        with (folder / JOB_FILE).open("x", encoding="utf-8") as file:
+            json.dump(record, file)
+    except FileExistsError:
+        raise ConfigError(
+            f"hydra.sweep.subdir: expected a folder for each job, got {folder} for job {record['job']} and for an earlier one; "
+            "put ${hydra.job.num} into it"
+        ) from None
+
+
+def _log_failure(folder: Path, text: str) -> None:
+    with (folder / "train.log").open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _write(path: Path, text: str) -> None:
+    with write_whole(path) as file:
+        file.write(text)
+
+
+def run_apart(script: Path, folder: Path, config: str) -> float | None:
+    """Run a job in a process of its own and return its objective.
+
+    Lightning kills the first process of a training on several devices when another one fails, which would end the whole sweep.
+
+    Args:
+        script: The entry script.
+        folder: The job's folder.
+        config: Its resolved configuration.
+
+    Raises:
+        Failed: The process ended with an error.
+    """
+    _write(folder / "config.yaml", config)
+    command = [sys.executable, *(f"-W{option}" for option in sys.warnoptions), str(script), "--config-path", str(folder.resolve()),
+               "--config-name", "config", "--config-dir", str(script.resolve().parent / "conf"), f"hydra.run.dir='{folder.resolve()}'",
+               "hydra/job_logging=ranker", "hydra/hydra_logging=none", "hydra.output_subdir=null"]  # fmt: skip
+    variables = {**os.environ, JOB_FOLDER: str(folder.resolve())}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", env=variables) as process:
+        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # it saves, and ends with code 75
+        try:
+            assert process.stderr is not None
+            last: list[str] = []
+            for line in process.stderr:
+                sys.stderr.write(line)
+                last = [*last[-19:], line.rstrip("\n")]
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    if code == Preempted.exit_code:
+        raise Preempted("", code)  # it has said so itself
+    if code != 0:
+        errors = [line.removeprefix("error: ") for line in last if line.startswith("error: ")] or last[-1:]
+        raise Failed("\n".join(dict.fromkeys(errors)) or f"its process ended with code {code}")
+    return _result(folder).get("objective")
+
+
+def _result(folder: Path) -> Row:
+    path = folder / "result.json"
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{path}: expected a job's result, got a file that can't be read ({error}); run the job again") from error
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a living process holds a lock file; the system frees the locks of one that is killed, on whatever machine."""
+    if not lock.is_file():
+        return False
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except (Timeout, OSError, NotImplementedError):  # where it can't be known, nothing is called dead
+        return True
+
+
+# the table --------------------------------------------------------------------------------------------------------------------------
+
+
+def job_folders(sweep: Path) -> Iterator[Path]:
+    """The folders of jobs that have started, at any depth below the sweep's."""
+    for path in sorted(sweep.iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            if (path / JOB_FILE).is_file() or (path / ".hydra").is_dir():
+                yield path
+            else:
+                yield from job_folders(path)
+
+
+def read_job(folder: Path) -> Row:
+    """What a job has left in its folder; its status is `killed` where it says `running` and no process holds its lock."""
+    row: Row = {"job": None, "overrides": [], "status": "running", "objective": None, "seconds": None, "error": None}
+    with suppress(OSError, ValueError, TypeError):  # killed before it wrote the file, or damaged
+        row |= json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
+    if row["status"] == "running" and not is_held(folder / LOCK_FILE):
+        row |= {"status": "killed", "error": KILLED}
+    return row
+
+
+def read_jobs(sweep: Path) -> list[Row]:
+    """What each job left, by number, with its folder and its measures."""
+    rows = []
+    for folder in job_folders(sweep):
+        row = read_job(folder)
+        measures: dict[str, float] = {}
+        for file in sorted((folder / "evaluation").rglob("metrics.json")):
+            name = file.parent.relative_to(folder / "evaluation").as_posix()
+            try:
+                means = json.loads(file.read_text(encoding="utf-8"))["measures"]
+                measures |= {f"{name}/{measure}": float(value) for measure, value in means.items()}
+            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                log.warning("%s: expected an evaluation's measures, got a file that can't be read (%s); left out of the table", file, error)
+        rows.append(row | {"folder": folder.relative_to(sweep).as_posix(), "measures": measures})
+    return sorted(rows, key=lambda row: (row["job"] is None, row["job"], row["folder"]))
+
+
+def swept(rows: Sequence[Row]) -> dict[str, list[str | None]]:
+    """The keys that not all jobs set to the same, with each job's value.
+
+    >>> swept([{"overrides": ["loss=lce", "seed=1"]}, {"overrides": ["loss=kl", "seed=1"]}])
+    {'loss': ['lce', 'kl']}
+    """
+    values = [dict(override.split("=", 1) for override in row["overrides"] if "=" in override) for row in rows]
+    keys = dict.fromkeys(key for own in values for key in own)
+    columns = {key.lstrip("+"): [own.get(key) for own in values] for key in keys}
+    return {key: column for key, column in columns.items() if len(set(column)) > 1}
+
+
+def write_summary(sweep: Path) -> list[Row]:
+    """Write `summary.csv`, one row a job; returns what `read_jobs` does."""
+    rows = read_jobs(sweep)
+    columns = swept(rows)
+    measures = list(dict.fromkeys(name for row in rows for name in row["measures"]))
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["job", "status", "objective", *columns, *measures, "seconds", "folder", "overrides", "error"])
+    for i, row in enumerate(rows):
+        seconds = None if row["seconds"] is None else round(row["seconds"], 1)
+        table.writerow(
+            [row["job"], row["status"], row["objective"], *(column[i] for column in columns.values()),
+             *(row["measures"].get(name) for name in measures), seconds, row["folder"], " ".join(row["overrides"]), row["error"]]
+        )  # fmt: skip
+    _write(sweep / SUMMARY, text.getvalue())
+    return rows
+
+
+def close(sweep: Path, maximize: bool = True, enough: int | None = None) -> bool:
+    """Write table and picture, print the table, name the jobs that failed; returns whether all went well.
+
+    Args:
+        sweep: The sweep's folder.
+        maximize: Whether a higher objective is better.
+        enough: All went well where so many jobs have finished or were pruned, since the others were made up for; None: where all did.
+    """
+    rows = write_summary(sweep)
+    print_table(rows, maximize)
+    print(f"sweep: {sweep / SUMMARY}", file=sys.stderr)  # noqa: T201
+    if any(row["objective"] is not None for row in rows):
+        from ranker.cli.sweep_picture import draw_sweep, save
+
+        save(draw_sweep(rows, swept(rows), maximize), sweep, "sweep")
+    bad = [row for row in rows if row["status"] not in ("ok", "pruned")]
+    finished = sum(row["status"] == "pruned" or (row["status"] == "ok" and row["objective"] is not None) for row in rows)
+    well = not bad if enough is None else finished >= enough
+    for row in bad:
+        what = (row["error"] or KILLED).split("\n")[0]
+        level = "error" if not well else "warning"
+        print(f"{level}: job {row['job']} {row['status']}: {what}; see {sweep / row['folder']}", file=sys.stderr)  # noqa: T201
+    return well
+
+
+def best(rows: Sequence[Mapping[str, Any]], maximize: bool = True) -> Mapping[str, Any] | None:
+    """The finished job with the best objective; None where none has one."""
+    done = [row for row in rows if row["status"] == "ok" and row["objective"] is not None]
+    return max(done, key=lambda row: row["objective"] if maximize else -row["objective"], default=None)
+
+
+def print_table(rows: Sequence[Row], maximize: bool = True) -> None:
+    """Print a line a job; the best is marked."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    columns, first = swept(rows), best(rows, maximize)
+    table = Table(title=f"sweep ({len(rows)} jobs)", title_justify="left")
+    for heading in ("job", "status", "objective", *columns, "seconds"):
+        table.add_column(heading, justify="right" if heading in ("job", "objective", "seconds") else "left")
+    for i, row in enumerate(rows):
+        objective = "" if row["objective"] is None else f"{row['objective']:.4f}" + (" *" if row is first else "  ")
+        values = [str(column[i] if column[i] is not None else "") for column in columns.values()]
+        seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
+        table.add_row(*map(Text, [str(row["job"]), row["status"], objective, *values, seconds]))
+    Console().print(table)

@@ -1,0 +1,110 @@
+"""The picture of a sweep: the objective job by job, and against each key that was swept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ranker.evaluation.pictures import BLUE, GREEN, GREY, ORANGE, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["best_so_far", "draw_sweep", "places", "save"]
+
+MARKS = {
+    "ok": ("o", BLUE, "finished"),
+    "pruned": ("v", GREY, "pruned"),
+    "failed": ("x", ORANGE, "failed"),
+    "killed": ("+", ORANGE, "killed"),
+}
+
+
+def best_so_far(rows: Sequence[Mapping[str, Any]], maximize: bool = True) -> list[tuple[int, float]]:
+    """(job, best objective of the finished jobs up to it).
+
+    >>> done = [{"job": j, "status": s, "objective": o} for j, s, o in [(0, "ok", 0.5), (1, "failed", None), (2, "pruned", 0.9), (3, "ok", 0.4)]]
+    >>> best_so_far(done)
+    [(0, 0.5), (1, 0.5), (2, 0.5), (3, 0.5)]
+    """
+    found, line = None, []
+    for row in rows:
+        value = row["objective"]
+        if row["status"] == "ok" and value is not None and (found is None or (value > found if maximize else value < found)):
+            found = value
+        if found is not None:
+            line.append((row["job"], found))
+    return line
+
+
+def places(values: Sequence[str | None]) -> tuple[list[float], list[str] | None, bool]:
+    """Where a key's values stand on an axis: the places, their names if they are no numbers, and whether the scale is logarithmic.
+
+    >>> places(["1e-4", "1e-2", "1e-3"])
+    ([0.0001, 0.01, 0.001], None, True)
+    >>> places(["lce", "kl", "lce"])
+    ([1.0, 0.0, 1.0], ['kl', 'lce'], False)
+    """
+    try:
+        numbers = [float(str(value)) for value in values]
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError
+    except ValueError:
+        names = sorted({"default" if value is None else value for value in values})
+        return [float(names.index("default" if value is None else value)) for value in values], names, False
+    return numbers, None, min(numbers) > 0 and max(numbers) / min(numbers) >= 10
+
+
+def draw_sweep(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[str | None]], maximize: bool = True) -> Figure:
+    """A panel with the objective job by job and the best so far, then a panel a swept key.
+
+    Args:
+        rows: The jobs.
+        columns: Swept key -> its value in each job.
+        maximize: Whether a higher objective is better.
+    """
+    across = min(3, 1 + len(columns))
+    down = -(-(1 + len(columns)) // across)
+    figure, panels = new_figure(3.6 * across, 3.0 * down, rows=down, columns=across)
+    _marks(panels[0], rows, [row["job"] for row in rows])
+    line = best_so_far(rows, maximize)
+    if line:
+        jobs, values = zip(*line, strict=True)
+        panels[0].step(jobs, values, where="post", color=GREEN, linewidth=1.2, label="best so far")
+    panels[0].set_xlabel("job")
+    panels[0].xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
+    for (key, column), axes in zip(columns.items(), panels[1:], strict=False):
+        where, names, logarithmic = places(column)
+        _marks(axes, rows, where)
+        low, high = min(where), max(where)  # marks on the lower edge do not count for matplotlib
+        if names is not None:
+            axes.set_xticks(range(len(names)), names, rotation=0 if max(map(len, names)) < 9 else 30, ha="center")
+            axes.set_xlim(-0.5, len(names) - 0.5)
+        elif logarithmic:
+            axes.set_xscale("log")
+            axes.set_xlim(low / 1.5, high * 1.5)
+        elif high > low:
+            axes.set_xlim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+        axes.set_xlabel(key)
+    for axes in panels[: 1 + len(columns) : across]:
+        axes.set_ylabel("objective")
+    for unused in panels[1 + len(columns) :]:
+        unused.set_visible(False)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", bbox_to_anchor=(0.5, 0.90), ncols=4, fontsize=8, frameon=False)
+    return figure
+
+
+def _marks(axes: Axes, rows: Sequence[Mapping[str, Any]], where: Sequence[float]) -> None:
+    """A mark a job; those without an objective lie on the lower edge."""
+    for status, (marker, colour, name) in MARKS.items():
+        own = [(x, row["objective"]) for x, row in zip(where, rows, strict=True) if row["status"] == status]
+        valued = [(x, value) for x, value in own if value is not None]
+        if valued:
+            axes.scatter([x for x, _ in valued], [value for _, value in valued], marker=marker, color=colour, s=28, label=name, zorder=3)
+        without = [x for x, value in own if value is None]
+        if without:
+            axes.scatter(without, [0.02] * len(without), marker=marker, color=colour, s=28, transform=axes.get_xaxis_transform(),
+                         label=None if valued else name, zorder=3)  # fmt: skip

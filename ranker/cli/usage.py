@@ -1,0 +1,62 @@
+"""What `--help` prints: the choices, and the keys with their meanings, as they stand in the configuration files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+CONF = Path(__file__).resolve().parents[2] / "conf"
+
+
+def answer_help(command: str) -> None:
+    """Print the help of an entry script and end, if the command line asks for it.
+
+    Hydra's own help takes seconds with this many groups, and drops the comments that say what a key means.
+    """
+    arguments = sys.argv[1:]
+    if not {"--help", "-h"} & set(arguments):
+        return
+    try:
+        sys.stdout.write(usage(command, arguments))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        sys.stderr.close()
+    raise SystemExit(0)
+
+
+def usage(command: str, arguments: list[str]) -> str:
+    """The help text of `python COMMAND.py`; a group that is chosen on the command line is shown with its keys."""
+    root = CONF / f"{command}.yaml"
+    defaults = {key.removeprefix("override ").removeprefix("optional "): value
+                for entry in OmegaConf.load(root).defaults if not isinstance(entry, str) for key, value in entry.items()}  # fmt: skip
+    groups = {path.name: sorted(part.stem for part in path.glob("*.yaml")) for path in sorted(CONF.iterdir())
+              if path.is_dir() and path.name in defaults and any(path.glob("*.yaml"))}  # fmt: skip
+    chosen = dict(part.split("=", 1) for part in arguments if "=" in part)
+    lines = [
+        f"python {command}.py [GROUP=CHOICE ...] [KEY=VALUE ...] [-m]",
+        "",
+        "-m: run every combination of comma-separated values; --cfg job: print the configuration and end; --hydra-help: Hydra's options.",
+        f"python {command}.py GROUP=CHOICE --help shows a choice's keys. docs/ explains them.",
+        "",
+        "Groups and their choices (* is the default):",
+    ]
+    for group, names in groups.items():
+        lines.append(f"  {group}: " + ", ".join(f"{name}*" if name == defaults[group] else name for name in names))
+    lines += ["", f"Keys, conf/{command}.yaml:", ""]
+    text = root.read_text(encoding="utf-8")
+    lines += [line for line in _below_defaults(text) if line]
+    for group in groups:
+        if group in chosen and (path := CONF / group / f"{chosen[group]}.yaml").is_file():
+            lines += ["", f"{group}={chosen[group]}, conf/{group}/{path.name}:", "", *path.read_text(encoding="utf-8").splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def _below_defaults(text: str) -> list[str]:
+    """The lines of a root after its list of defaults and before Hydra's own settings."""
+    lines = text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line == "defaults:") + 1
+    start = next(i for i in range(start, len(lines)) if not lines[i].startswith("  "))
+    end = next((i for i, line in enumerate(lines) if line == "hydra:"), len(lines))
+    return lines[start:end]

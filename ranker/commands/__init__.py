@@ -1,0 +1,1 @@
+"""One command a module: train, evaluate, search, probe, replay."""

@@ -1,0 +1,216 @@
+"""One run of probe.py: from options to a study, its files and its report."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ranker.assembly.objects import load_source
+from ranker.checkpoint import read_description
+from ranker.config.check import constructor_keys
+from ranker.data.collection import Splits
+from ranker.errors import ConfigError, DataError
+from ranker.probing.examples import ProbeTask
+from ranker.probing.pairs import sample_pairs
+from ranker.probing.report import log_to_wandb, write_report
+from ranker.probing.results import Results, TaskRecord
+from ranker.probing.state_cache import StateCache
+from ranker.probing.study import Study, StudyOptions
+from ranker.probing.subject import Subject
+from ranker.probing.summary import summarise
+from ranker.probing.training import TrainingOptions
+from ranker.retrieval.bm25 import FirstStage, with_candidates
+from ranker.training.run_writer import write_json
+
+log = logging.getLogger(__name__)
+
+STUDIED = (
+    "seeds", "controls", "control_seeds", "layers", "portions", "validation", "units", "batching", "group_by", "val_fraction", "test_fraction",
+    "max_query_tokens", "max_doc_tokens", "skip_unavailable", "seed", "workers",
+)  # fmt: skip
+
+DOWNLOADING = ("ir_datasets", "msmarco_passage")  # sources that are not loaded only to look at what a ranker was trained on
+
+
+def run_probe(
+    folder: Path, cfg: Mapping[str, Any], splits: Splits, tasks: Sequence[ProbeTask], subject: Subject, logger: Any | None = None
+) -> Results:
+    """Probe, compare, and leave `probe_results.csv`, `codes/`, `data/`, `pictures/`, `report.md` and `result.json`.
+
+    Args:
+        folder: The run folder.
+        cfg: The configuration as plain values.
+        splits: Collections to take the pairs from.
+        tasks: Probing tasks.
+        subject: What is probed.
+        logger: Lightning's WandbLogger, or another logger, which gets nothing.
+
+    Raises:
+        RankerError: An option, a file or a label is at fault.
+    """
+    started = time.perf_counter()
+    options = StudyOptions(**{key: cfg[key] for key in STUDIED})
+    training = TrainingOptions(**cfg["training"])
+    cache_dir = Path(cfg["cache_dir"])
+    cache = StateCache(cache_dir / "probe_states", **cfg["cache"])
+    device = _device(cfg["device"])
+    other, earlier = _second(cfg["compare"], cfg["weights"])
+    collection = {"train": splits.train, "val": splits.val, "test": next(iter(splits.tests.values()), None)}.get(cfg["split"])
+    if collection is None:
+        raise ConfigError(f"split: expected one of train, val, test that the data has, got {cfg['split']!r}")
+    collection = with_candidates(Splits(None, collection, {}), cfg["depth"], cache_dir, FirstStage.of(cfg["data"])).val
+    assert collection is not None
+    sample = sample_pairs(
+        collection, cfg["max_pairs"], cfg["docs_per_query"], cfg["depth"], cfg["seed"], cfg["val_fraction"], cfg["test_fraction"]
+    )
+    subjects = [subject] if other is None else [subject, other]
+    study = Study(subjects, tasks, sample, options, training, cache, cache_dir, device, cfg["reuse"])
+    if earlier is not None:
+        check_earlier(earlier, study.prepare(), options.seeds, study.layers_of(subject))
+    results = study.run()
+    warnings = [*study.warnings]
+    for path in (cfg["checkpoint"], cfg["compare"] if other is not None else None):
+        if path is not None:
+            warnings += seen_in_training(Path(path), cfg["data"], splits, study.queries)
+    if earlier is not None:
+        results, added = with_earlier(results, earlier)
+        warnings += added
+    results.write(folder)
+    seconds = time.perf_counter() - started
+    notes = [
+        f"{len(sample.pairs)} shared pairs of {_data_name(cfg['data'])}, split {cfg['split']}; parts by {options.group_by}",
+        f"seeds {list(options.seeds)}, controls with the first {options.control_seeds}; validation {options.validation}",
+        f"training: {', '.join(f'{key}={value}' for key, value in cfg['training'].items())}; states in {cache.dtype}",
+        f"{seconds:.0f} s on {device}",
+    ]
+    shown = write_report(folder, results, warnings, notes)
+    write_json(folder / "result.json", _objective(results) | {"seconds": seconds, "warnings": warnings})
+    if logger is not None and hasattr(logger, "log_image"):
+        log_to_wandb(logger, results, shown)
+    for warning in warnings:
+        log.warning("%s", warning)
+    log.info("report: %s", folder / "report.md")
+    return results
+
+
+def _data_name(data: Mapping[str, Any]) -> str:
+    name = _source(data)
+    return f"{name} {Path(data['path']).name}" if data.get("path") else name
+
+
+def _source(data: Mapping[str, Any]) -> str:
+    """Module of a data source."""
+    return str(data["_target_"]).split(".")[-2]
+
+
+def _device(name: str) -> torch.device:
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device: expected one of auto, cpu, cuda; got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: expected a GPU for cuda, got none; set device=cpu")
+    return torch.device("cuda" if name == "cuda" or (name == "auto" and torch.cuda.is_available()) else "cpu")
+
+
+def _second(compare: str | None, weights: str) -> tuple[Subject | None, Results | None]:
+    """A second ranker to probe, or the results of an earlier probing run."""
+    if compare is None:
+        return None, None
+    if (Path(compare) / "probe_results.csv").is_file():
+        return None, Results.read(Path(compare))
+    return Subject.of_checkpoint(Path(compare), weights), None
+
+
+def check_earlier(earlier: Results, records: Mapping[str, TaskRecord], seeds: Sequence[int], layers: Sequence[int]) -> None:
+    """Refuse an earlier run whose codes can't be set beside those of this one, before any is made.
+
+    Args:
+        earlier: Its results; the first subject counts.
+        records: The tasks of this run.
+        seeds: Its seeds.
+        layers: The layers that it probes.
+
+    Raises:
+        ConfigError: The earlier run has none of the tasks, or other data, seeds or layers, or its codes were made in another way.
+    """
+    model = earlier.models[0]
+    shared = [task for task in records if earlier.of(model, task)]
+    if not shared:
+        raise ConfigError(f"compare: expected an earlier run of one of {', '.join(records)}, got {', '.join(earlier.tasks)}")
+    for task in shared:
+        ours, theirs = records[task].description, earlier.tasks[task].description
+        coded, as_coded = (own.get("coding", {}) for own in (ours, theirs))
+        other = next((name for name in coded if coded[name] != as_coded.get(name)), None)
+        if other is not None:
+            raise ConfigError(
+                f"compare: {task}: expected an earlier run with {other}={coded[other]}, got {as_coded.get(other, 'one that does not say')}; "
+                "set it as it was there, or probe again"
+            )
+        if ours["data_hash"] != theirs["data_hash"]:
+            raise ConfigError(
+                f"compare: {task}: expected an earlier run on the same pairs, spans and labels (data hash {ours['data_hash']}), got "
+                f"{theirs['data_hash']}; set data, split, max_pairs, docs_per_query, depth, seed and parts as they were there, or probe both "
+                "in one run with compare=FOLDER of the ranker"
+            )
+        probed = earlier.by_layer(model, task)
+        known = sorted({result.seed for own in probed.values() for result in own})
+        if known != sorted(seeds):
+            raise ConfigError(f"compare: {task}: expected an earlier run with seeds={sorted(seeds)}, got {known}; set the same seeds")
+        if not probed.keys() & set(layers):
+            raise ConfigError(
+                f"compare: {task}: expected an earlier run of one of the layers {list(layers)}, got {list(probed)}; set layers"
+            )
+
+
+def with_earlier(results: Results, earlier: Results) -> tuple[Results, list[str]]:
+    """Add the first subject of an earlier run as the second one of this; tasks that it lacks are left out, and named."""
+    model = earlier.models[0]
+    name = f"{model} (earlier run)" if model in results.models else model
+    shared = [task for task in results.tasks if earlier.of(model, task)]
+    lacking = [task for task in results.tasks if task not in shared]
+    kept = [result for result in results.all if result.task in shared]
+    kept += [replace(result, model=name) for result in earlier.all if result.model == model and result.task in shared]
+    warnings = [f"{task} is not in the earlier run and is left out" for task in lacking]
+    return Results(kept, {task: results.tasks[task] for task in shared}, results.units), warnings
+
+
+def seen_in_training(path: Path, data: Any, splits: Splits, queries: Mapping[str, set[str]]) -> list[str]:
+    """Say which probing queries a ranker was trained on, by their texts, as far as its folder tells and its data can be loaded.
+
+    Args:
+        path: The ranker's folder.
+        data: The `data` node of this run.
+        splits: Its collections.
+        queries: Texts of each task's queries.
+    """
+    trained = read_description(path).get("data")
+    if trained is None:
+        return [f"{path.name}: it is not known what it was trained on, so it may have seen the probing queries"]
+    if constructor_keys("data", data) != constructor_keys("data", trained):
+        try:
+            if _source(trained) in DOWNLOADING:
+                raise DataError(f"{_source(trained)} may download it")
+            splits = load_source(trained)
+        except Exception as error:  # whatever it is, it costs a warning and not the run
+            reason = (str(error) or repr(error)).splitlines()[0]
+            return [f"{path.name}: its training data was not looked at ({reason}), so it may have seen the probing queries"]
+    known = set(splits.train.queries.values()) if splits.train is not None else set()
+    found = []
+    for task, texts in queries.items():
+        seen = len(texts & known)
+        if seen:
+            found.append(f"{path.name} was trained on {seen} of the {len(texts)} queries of {task}: read that task's numbers with care")
+    return found
+
+
+def _objective(results: Results) -> dict[str, Any]:
+    best = {
+        model: {task: {"layer": own.best, "compression": own.compression} for task in results.tasks for own in [summarise(results, model, task)]}
+        for model in results.models
+    }  # fmt: skip
+    return {"best": best}

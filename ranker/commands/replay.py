@@ -1,0 +1,76 @@
+"""Repeat a step that was not finite: `python -m ranker.commands.replay RUN/nonfinite/step-N`; the same loss on the same hardware."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+import lightning.pytorch as pl
+from hydra.utils import instantiate
+from torch.utils.data import DataLoader
+
+from ranker.assembly.objects import training_module
+from ranker.cli.entry import user_errors
+from ranker.config.check import constructor_keys
+from ranker.config.stored import load_stored
+from ranker.errors import CheckpointError, NonFinite
+from ranker.training.nonfinite import read_dump
+
+NEEDED = ("model", "encoder", "loss", "optim", "schedule", "trainer")
+
+
+def replay(dump: Path) -> tuple[float, float]:
+    """Do the step once more, on one device, from the weights before it.
+
+    Returns:
+        Its loss and the norm of its gradient.
+
+    Raises:
+        CheckpointError: The folder is not such a step.
+        ConfigError: Its configuration asks for what a file may not; it may be someone else's.
+    """
+    step, weights, about = read_dump(dump)
+    cfg = load_stored(dump / "config.yaml")
+    lacking = [key for key in NEEDED if not cfg.get(key)]
+    if lacking:
+        raise CheckpointError(f"{dump / 'config.yaml'}: expected the configuration of a training, got one without {', '.join(lacking)}")
+    scorer = instantiate(constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder)))
+    module = training_module(cfg)(
+        scorer, [], loss=instantiate(cfg.loss), optimizer=instantiate(cfg.optim), schedule=instantiate(cfg.schedule), total_steps=1,
+        max_norm=cfg.trainer.gradient_clip_val, seed=cfg.seed,
+    )  # fmt: skip
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"{dump}: expected weights of the configured model, got {' '.join(str(error).split())}") from error
+    module.train()
+    trainer = pl.Trainer(
+        accelerator=cfg.trainer.accelerator, devices=1, precision=about["precision"], max_steps=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+    )  # fmt: skip
+    try:
+        trainer.fit(module, train_dataloaders=DataLoader([step], batch_size=None))  # type: ignore[arg-type]
+    except NonFinite as error:
+        return error.loss, error.grad_norm
+    return float(trainer.callback_metrics["train/loss"]), float(trainer.callback_metrics["train/grad_norm"])
+
+
+def main() -> None:
+    """Replay the folder that the command line names, and say whether the step is as it was."""
+    if len(sys.argv) != 2:
+        raise CheckpointError(
+            "python -m ranker.commands.replay: expected one folder RUN/nonfinite/step-N, got " + (" ".join(sys.argv[1:]) or "none")
+        )
+    dump = Path(sys.argv[1])
+    about = read_dump(dump)[2]
+    loss, norm = replay(dump)
+    print(f"step {about['step']}, queries {', '.join(about['query_ids'])}")  # noqa: T201
+    print(f"loss {loss}, gradient norm {norm}; the training had loss {about['loss']}, gradient norm {about['grad_norm']}")  # noqa: T201
+    if math.isfinite(loss) and math.isfinite(norm):
+        raise CheckpointError(f"{dump}: expected a loss or gradient that is not finite, got a step that is; other hardware or software?")
+
+
+if __name__ == "__main__":
+    with user_errors():
+        main()

@@ -1,0 +1,1 @@
+"""Configuration: typed roots, checks, what stored files may name."""

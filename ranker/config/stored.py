@@ -1,0 +1,119 @@
+"""Read the configuration in a run folder or model folder, which may be someone else's: plain values of known keys, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ranker.config.check import GROUPS, target_faults, unknown_keys, untrusted
+from ranker.config.roots import root_of
+from ranker.config.values import text_faults
+from ranker.config.writing import WRITING, leads_out, parts_of, writing_faults
+from ranker.errors import ConfigError
+from ranker.files import verify_folder
+
+MAX_BYTES = 1_000_000  # the largest that this program writes have some thousands
+MAX_DEPTH = 40
+# keys of Hydra's `instantiate`; `_args_` is not among them: it would give a target what no signature names
+SPECIAL = ("_target_", "_partial_", "_convert_", "_recursive_")
+NODES = (*GROUPS, *WRITING)
+
+
+def load_stored(path: Path) -> Any:
+    """Read a stored configuration.
+
+    Code that lies beside an encoder's weights is not trusted, whatever the file says.
+
+    Raises:
+        ConfigError: The file is not plain YAML of a sensible size; or it has an unknown key, a value of another type, a `_target_` that its
+            group may not name, an interpolation (it would be resolved after the check), or a path that leads out of a run's folder; or it is
+            damaged, or was changed and not accepted (ranker/files.py).
+    """
+    cfg = _read(path)
+    faults = stored_faults(cfg)
+    if faults:
+        raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
+    if OmegaConf.select(cfg, "encoder.trust_remote_code"):
+        cfg.encoder.trust_remote_code = False
+    verify_folder(path.parent, path.name, ConfigError)
+    return cfg
+
+
+def _read(path: Path) -> Any:
+    """A file's YAML, checked before anything is built of it: a few lines with anchors would fill the memory."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_BYTES:
+            raise ConfigError(f"{path}: expected a configuration of at most {MAX_BYTES} bytes, got {size}")
+        depth = 0
+        for event in yaml.parse(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+                raise ConfigError(
+                    f"{path}: expected a configuration without anchors and aliases, got one in line {event.start_mark.line + 1}"
+                )
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                raise ConfigError(f"{path}: expected at most {MAX_DEPTH} levels, got more in line {event.start_mark.line + 1}")
+        cfg = OmegaConf.load(path)
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path}: expected a configuration in YAML, got {' '.join(str(error).split())}") from error
+    if not isinstance(cfg, DictConfig):
+        raise ConfigError(f"{path}: expected keys and values, got a list or a single value")
+    return cfg
+
+
+def stored_faults(cfg: DictConfig) -> list[str]:
+    """Say what a stored configuration holds that it may not."""
+    content: Any = OmegaConf.to_container(cfg)
+    unresolved = _unresolved(content, "")
+    if unresolved:
+        return unresolved
+    faults = [*unknown_keys(content, root_of(content)), *untrusted(content, ""), *_nodes(content)]
+    if faults:  # what comes next relies on them
+        return faults
+    faults = _types(cfg)
+    if faults:
+        return faults
+    faults = [*text_faults(cfg), *target_faults(cfg), *writing_faults(content)]
+    name = str(content.get("name") or "")
+    if leads_out(name):
+        faults.append(f"name: expected a name of a folder, got {name!r}")
+    if (content.get("trainer") or {}).get("model_registry"):
+        faults.append("trainer.model_registry: expected null, since a stored configuration uploads nothing")
+    return faults
+
+
+def _unresolved(node: Any, path: str) -> list[str]:
+    if isinstance(node, str) and "${" in node:
+        return [f"{path}: expected a plain value, as they are written there, got {node!r}; write the value"]
+    return [fault for part, name in parts_of(node, path) for fault in _unresolved(part, name)]
+
+
+def _nodes(content: Mapping[str, Any]) -> list[str]:
+    """Groups that are no mappings, and keys that `instantiate` would take for its own."""
+    faults = [f"{key}: expected keys and values, got {content[key]!r}" for key in NODES if not isinstance(content.get(key) or {}, dict)]
+
+    def walk(node: Any, path: str) -> None:
+        for key in node if isinstance(node, dict) else ():
+            if not isinstance(key, str) or (key.startswith("_") and key not in SPECIAL):
+                faults.append(f"{path}.{key}: unknown key")
+        for part, name in parts_of(node, path):
+            walk(part, name)
+
+    for key in NODES:
+        walk(content.get(key), key)
+    return faults
+
+
+def _types(cfg: DictConfig) -> list[str]:
+    """Values of other types than the typed root's."""
+    try:
+        OmegaConf.merge(OmegaConf.structured(root_of(cfg)), cfg)
+    except OmegaConfBaseException as error:
+        return [f"{error.full_key or '?'}: {str(error).splitlines()[0]}"]
+    return []

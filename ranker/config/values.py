@@ -1,0 +1,191 @@
+"""Which numbers, words and lists the keys of the configuration take; knows no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ranker.config.roots import ROOTS, root_of
+from ranker.data.parsing import MAX_GRADE, shown
+
+LARGEST = 2**31 - 1  # of a count; numpy and torch hold many in 32 bits
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`; with `above` or `below`, without that end itself."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def fault(self, value: Any) -> str:
+        """Say in words why a value is outside; empty when it is inside, or no number at all, which other checks refuse.
+
+        >>> Range(1).fault(0), Range(0, 1).fault(0.5), Range(0, above=True).fault(math.inf)
+        ('expected at least 1, got 0', '', 'expected a finite number above 0, got inf')
+        """
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            return ""
+        if isinstance(value, int) and self.high == math.inf and value > LARGEST:
+            return f"expected at most {LARGEST}, got {shown(value)}"
+        low = value > self.low if self.above else value >= self.low
+        high = value < self.high if self.below else value <= self.high
+        infinite = isinstance(value, float) and not math.isfinite(value)
+        return "" if low and high and not infinite else f"expected {self._words()}, got {shown(value)}"
+
+    def _words(self) -> str:
+        if self.low == -math.inf:
+            return "a finite number"
+        if self.high == math.inf:
+            return f"a finite number above {self.low:g}" if self.above else f"at least {self.low:.17g}"
+        if (self.low, self.high, self.above, self.below) == (0, 1, False, False):
+            return "a share from 0 to 1"
+        return f"{'a number above' if self.above else 'at least'} {self.low:g} and {'below' if self.below else 'at most'} {self.high:.17g}"
+
+
+COUNT, FROM_0, POSITIVE, SHARE, RATE = Range(1), Range(0), Range(0, above=True), Range(0, 1), Range(0, 1, below=True)
+SEED, GRADE, ANY = Range(0, 2**32 - 1), Range(1, MAX_GRADE), Range(-math.inf)
+# by dotted key, or by class and key where the key belongs to a class of a group, so that another class may take other values
+RANGES = {
+    **dict.fromkeys((
+        "batch.queries", "batch.docs", "batch.positives", "batch.depth", "batch.max_tokens", "batch.eval_max_tokens", "depth", "val_depth",
+        "max_query_tokens", "max_doc_tokens", "save_every_steps", "encode.shard_docs", "late.token_depth", "late.candidates",
+        "mining.last", "mining.count", "max_pairs", "docs_per_query", "control_seeds", "workers", "training.batch_pairs",
+        "training.max_rounds", "training.round_steps", "training.patience", "training.small_val_pairs", "training.hidden", "cache.max_tokens",
+        "trainer.log_every_n_steps", "trainer.num_nodes", "trainer.accumulate_grad_batches", "trainer.check_val_every_n_epoch",
+        "load_encoder.layers", "DPR.projection", "ColBERT.projection", "Multitask.head_hidden", "BM25.threads", "IrDatasets.val_queries",
+        "IrDatasets.max_triples", "MsMarcoPassage.val_queries", "MsMarcoPassage.max_triples", "Relevance.pool",
+        "Relevance.negatives", "SemanticSimilarity.dim", "SemanticSimilarity.window", "SemanticSimilarity.min_count",
+        "Coreference.max_positives", "Coreference.docs_per_query", "NamedEntities.max_targets", "RuleEntities.max_targets", "Gap.max_pairs",
+        "SyntheticFacts.max_words",
+    ), COUNT),
+    **dict.fromkeys((
+        "batch.workers", "latency_queries", "layers", "trainer.min_epochs", "trainer.min_steps", "trainer.gradient_clip_val", "optim.lr",
+        "optim.weight_decay", "optim.eps", "optim.momentum", "schedule.warmup", "schedule.end", "encoder.suggested_lr",
+        "ColBERT.query_length", "BM25.k1", "BM25Score.k1", "EarlyStopping.patience", "EarlyStopping.min_delta",
+    ), FROM_0),
+    **dict.fromkeys(("DPR.temperature", "training.lr", "training.clip", "cache.max_bytes"), POSITIVE),
+    **dict.fromkeys(("val_fraction", "test_fraction", "Files.val_fraction", "Files.test_fraction", "BM25.b", "BM25Score.b"), SHARE),
+    **dict.fromkeys((
+        "training.dropout", "load_encoder.dropout", "load_encoder.attention_dropout", "MonoBERT.dropout", "Multitask.dropout",
+        "Multitask.head_dropout", "optim.betas",
+    ), RATE),
+    **dict.fromkeys(("seed", "seeds", "data.split_seed"), SEED),
+    **dict.fromkeys(("relevance", "Files.relevance", "IrDatasets.relevance"), GRADE),
+    **dict.fromkeys(("trainer.max_epochs", "trainer.max_steps", "trainer.num_sanity_val_steps"), Range(-1)),
+    **dict.fromkeys(("BM25Score.bins", "TermFrequency.bins", "SemanticSimilarity.bins", "JsonLines.bins"), Range(2)),
+    "max_pair_tokens": Range(5), "data.suggested_pair_tokens": Range(5), "training.lr_factor": Range(0, 1, above=True),
+    "MonoBERT.num_labels": Range(1, 2), "Multitask.num_labels": Range(1, 2), "portions": Range(0, 1, above=True),
+}  # fmt: skip
+SPLITS, POOLINGS, SIMILARITIES = ("test", "val", "train"), ("cls", "mean", "max"), ("cosine", "dot")
+WORDS = {
+    "weights": ("best", "last"), "split": SPLITS, "mine": SPLITS, "encode.dtype": ("float32", "float16"), "mining.order": ("top", "random"),
+    "reads": ("pairs", "texts"), "group_by": ("query", "doc", "pair"), "validation": ("fixed", "within"), "units": ("bits", "legacy_mixed"),
+    "batching": ("auto", "stacked", "separate"), "device": ("auto", "cpu", "cuda"), "training.head": ("edge", "mlp2", "linear"),
+    "cache.dtype": ("float16", "float32", "int8"), "cache.tokens": ("all", "spans"),
+    "controls": ("label_prior", "random_embeddings", "random_encoder", "control_task", "shuffled", "surface"),
+    "MonoBERT.pooling": POOLINGS, "Multitask.pooling": POOLINGS, "DPR.pooling": POOLINGS, "DPR.similarity": SIMILARITIES,
+    "DPR.activation": ("identity", "tanh"), "ColBERT.similarity": SIMILARITIES, "load_encoder.attention": ("auto", "short", "library"),
+    **dict.fromkeys(
+        ("BM25Score.binning", "TermFrequency.binning", "SemanticSimilarity.binning", "JsonLines.binning"), ("mean2std", "minmax", "quantile")
+    ),
+}  # fmt: skip
+FILLED = ("seeds", "layers", "portions")  # lists of at least one entry
+OWN_CHECKS = ("model.heads", "model.sampling", "model.weighting", "model.labels", "model.auto")  # ranker/multitask/check.py
+
+
+def faults_of(cfg: DictConfig) -> list[str]:
+    """What is wrong with the values of a composed configuration, each by itself; one line a fault."""
+    faults = []
+    for key, rules, value in _leaves(cfg, ""):
+        if key.startswith(OWN_CHECKS):
+            continue
+        entries = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
+        found = [fault for entry in entries if (fault := _fault(rules, entry))]
+        if isinstance(value, list):
+            found += _list_faults(key, value)
+        faults += [f"{key}: {fault}" for fault in dict.fromkeys(found)]
+    return faults
+
+
+def _fault(rules: tuple[str, ...], value: Any) -> str:
+    if isinstance(value, str):
+        known = next((WORDS[rule] for rule in rules if rule in WORDS), (value,))
+        return _text_fault(value) if value in known else f"expected one of {', '.join(known)}; got {shown(value)}"
+    return next((RANGES[rule] for rule in rules if rule in RANGES), ANY).fault(value)
+
+
+def _text_fault(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return f"expected text that UTF-8 can hold, got {value[:60]!r}"
+    return f"expected text without NUL characters, got {shown(value)}" if "\0" in value else ""
+
+
+def _list_faults(key: str, value: list[Any]) -> Iterator[str]:
+    if key in FILLED and not value:
+        yield "expected at least one entry, got none; leave it out or name some"
+    if any(entry is None for entry in value):
+        yield f"expected entries without null, got {shown(value)}"
+    plain = [entry for entry in value if isinstance(entry, (str, int, float))]
+    if key in (*FILLED, "controls") and len(set(plain)) < len(plain):
+        yield f"expected each entry once, got {shown(value)}"
+    numbers = [entry for entry in value if isinstance(entry, (int, float))]
+    if key == "portions" and numbers and (numbers != sorted(numbers) or numbers[-1] != 1):
+        yield f"expected rising shares above 0 that end in 1.0, got {shown(value)}; set portions=[0.1,0.5,1.0]"
+
+
+def _leaves(node: DictConfig, path: str) -> Iterator[tuple[str, tuple[str, ...], Any]]:
+    """Dotted keys, what the tables call them, and plain values; lists, and mappings of data options by id, are leaves."""
+    target = "" if OmegaConf.is_missing(node, "_target_") else str(node.get("_target_") or "").rpartition(".")[2]
+    for key in map(str, node):
+        name = f"{path}.{key}" if path else key
+        if OmegaConf.is_missing(node, key) or key.startswith("_"):
+            continue
+        value = node[key]
+        if isinstance(value, DictConfig) and name not in ("data.relevance", "data.candidates", "trainer.max_time"):
+            yield from _leaves(value, name)
+        elif value is not None:
+            plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            yield name, (f"{target}.{key}", name), plain
+
+
+# texts of the roots -------------------------------------------------------------------------------------------------------------------
+
+
+def text_keys(root: type, prefix: str = "") -> dict[str, bool]:
+    """Dotted keys of a typed root that take text, and whether null is a value of theirs."""
+    found: dict[str, bool] = {}
+    for entry in fields(root):
+        if str(entry.type) in ("Text", "Text | None"):
+            found[prefix + entry.name] = str(entry.type).endswith("None")
+        elif is_dataclass(entry.default_factory):
+            found |= text_keys(entry.default_factory, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
+    return found
+
+
+def text_faults(cfg: DictConfig) -> list[str]:
+    """Text keys that hold something else: a number in a yaml has lost how it was written, 007 or 1e3."""
+    typed: Any = OmegaConf.get_type(cfg) in ROOTS.values()
+    keys: Mapping[str, bool] = text_keys(OmegaConf.get_type(cfg) if typed else root_of(cfg))  # type: ignore[arg-type]
+    faults = []
+    for key, may_be_null in keys.items():
+        value = None if _is_missing(cfg, key) else OmegaConf.select(cfg, key)
+        if _is_missing(cfg, key) or isinstance(value, str) or (value is None and (may_be_null or not typed)):
+            continue
+        got = "null" if value is None else shown(value)
+        faults.append(f"{key}: expected text, got {got}" + ("; put it in quotes" if isinstance(value, (bool, int, float)) else ""))
+    return faults
+
+
+def _is_missing(cfg: DictConfig, key: str) -> bool:
+    parent, _, name = key.rpartition(".")
+    node: Any = OmegaConf.select(cfg, parent) if parent else cfg
+    return node is not None and OmegaConf.is_missing(node, name)

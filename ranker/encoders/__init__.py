@@ -1,0 +1,1 @@
+"""Token batches to hidden states: loading, ragged and padded execution, kernels."""

@@ -1,0 +1,149 @@
+"""Bias, dropout, residual sum and layer norm in one Triton kernel, forward and backward.
+
+A post-norm layer does this twice. What the forward pass reads is all that it keeps: the backward pass computes sums, norms and masks again
+from two tensors of the layer's size, and in the same pass sums the gradients of bias, gain and shift over its rows, which would otherwise
+read everything again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ranker.encoders.dropout import COLUMN, FIRST, SECOND, threshold
+from ranker.encoders.kernels.hashed import PROGRAMS, kept
+from ranker.encoders.kernels.sums import column_sums
+
+# the launches, for rows of up to 1,024 numbers: measured on an H200, see docs/performance.md
+FORWARD = {"ROWS": 1, "num_warps": 1}
+BACKWARD = {"ROWS": 1, "num_warps": 1}
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _forward(
+    x, bias, residual, hashes, gain, shift, out, tokens, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, EPSILON: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+):  # fmt: skip
+    """ROWS tokens."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH)
+    here, real = columns < DIM, rows < tokens
+    mask = real[:, None] & here[None, :]
+    places = rows[:, None].to(tl.int64) * DIM + columns[None, :]
+    summed = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
+    summed += tl.load(bias + columns, mask=here, other=0.0).to(tl.float32)[None, :]
+    if DROP:
+        drawn = tl.load(hashes + rows, mask=real, other=0)
+        summed = tl.where(kept(drawn, columns, THRESHOLD, COLUMN, FIRST, SECOND), summed * SCALE, 0.0)
+    summed += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
+    centred = tl.where(here[None, :], summed - (tl.sum(summed, 1) / DIM)[:, None], 0.0)
+    spread = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + EPSILON)
+    gains = tl.load(gain + columns, mask=here, other=0.0).to(tl.float32)
+    shifts = tl.load(shift + columns, mask=here, other=0.0).to(tl.float32)
+    normed = centred * spread[:, None] * gains[None, :] + shifts[None, :]
+    tl.store(out + places, normed.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["tokens", "blocks"])
+def _backward(
+    above, x, bias, residual, hashes, gain, grad_x, grad_residual, sums, tokens, blocks, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+    EPSILON: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr,
+):  # fmt: skip
+    """`blocks` times ROWS tokens, and this program's part of the sums over tokens, [3, DIM]: of bias, gain and shift."""
+    columns = tl.arange(0, WIDTH)
+    here = columns < DIM
+    biases = tl.load(bias + columns, mask=here, other=0.0).to(tl.float32)[None, :]
+    gains = tl.load(gain + columns, mask=here, other=0.0).to(tl.float32)[None, :]
+    bias_sum = tl.zeros([WIDTH], tl.float32)
+    gain_sum = tl.zeros([WIDTH], tl.float32)
+    shift_sum = tl.zeros([WIDTH], tl.float32)
+    for block in range(blocks):
+        rows = (tl.program_id(0) * blocks + block) * ROWS + tl.arange(0, ROWS)
+        real = rows < tokens
+        mask = real[:, None] & here[None, :]
+        places = rows[:, None].to(tl.int64) * DIM + columns[None, :]
+        summed = tl.load(x + places, mask=mask, other=0.0).to(tl.float32) + biases
+        if DROP:
+            stays = kept(tl.load(hashes + rows, mask=real, other=0), columns, THRESHOLD, COLUMN, FIRST, SECOND)
+            summed = tl.where(stays, summed * SCALE, 0.0)
+        summed += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
+        grad = tl.load(above + places, mask=mask, other=0.0).to(tl.float32)
+        centred = tl.where(here[None, :], summed - (tl.sum(summed, 1) / DIM)[:, None], 0.0)
+        spread = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + EPSILON)
+        normed = centred * spread[:, None]
+        shift_sum += tl.sum(grad, 0)
+        gain_sum += tl.sum(grad * normed, 0)
+        grad *= gains
+        along = tl.sum(grad * normed, 1) / DIM
+        grad = (grad - (tl.sum(grad, 1) / DIM)[:, None] - normed * along[:, None]) * spread[:, None]
+        tl.store(grad_residual + places, grad.to(grad_residual.dtype.element_ty), mask=mask)
+        if DROP:
+            grad = tl.where(stays, grad * SCALE, 0.0)
+            tl.store(grad_x + places, grad.to(grad_x.dtype.element_ty), mask=mask)
+        bias_sum += tl.sum(tl.where(mask, grad, 0.0), 0)
+    sums += tl.program_id(0) * (3 * DIM) + columns
+    tl.store(sums, bias_sum, mask=here)
+    tl.store(sums + DIM, gain_sum, mask=here)
+    tl.store(sums + 2 * DIM, shift_sum, mask=here)
+
+
+def _settings(x: Tensor, rate: float, hashes: Tensor | None, epsilon: float, launch: dict[str, int]) -> dict[str, Any]:
+    width = triton.next_power_of_2(x.shape[1])
+    return {
+        "THRESHOLD": threshold(rate), "SCALE": 1 / (1 - rate), "EPSILON": epsilon, "DIM": x.shape[1], "WIDTH": width, "DROP": hashes is not None,
+        "COLUMN": COLUMN % 2**32, "FIRST": FIRST % 2**32, "SECOND": SECOND % 2**32, "ROWS": launch["ROWS"],
+        "num_warps": launch["num_warps"] * max(width // 1024, 1),
+    }  # fmt: skip
+
+
+def residual_norm(
+    x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, shift: Tensor, epsilon: float
+) -> Tensor:
+    """Return `layer_norm(dropout(x + bias) + residual)`, summed and normed in float32.
+
+    Args:
+        x: bf16 or fp16 [tokens, dim].
+        bias: [dim].
+        residual: As `x`.
+        hashes: What is dropped by, int32 [tokens] (`dropout_hashes`); None: nothing is.
+        rate: Of dropout.
+        gain: Of the norm, [dim].
+        shift: Of the norm, [dim].
+        epsilon: Of the norm.
+    """
+    x, residual = x.contiguous(), residual.contiguous()
+    out, tokens = torch.empty_like(x), x.shape[0]
+    drawn = x if hashes is None else hashes.contiguous()
+    if tokens:
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            _forward[(triton.cdiv(tokens, FORWARD["ROWS"]),)](
+                x, bias, residual, drawn, gain, shift, out, tokens, **_settings(x, rate, hashes, epsilon, FORWARD)
+            )
+    return out
+
+
+def residual_norm_backward(
+    above: Tensor, x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, epsilon: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of `residual_norm`.
+
+    Returns:
+        By bias, gain and shift, float32 [3, dim]; by `residual`; by `x`: where nothing is dropped the same tensor.
+    """
+    above, x, residual = above.contiguous(), x.contiguous(), residual.contiguous()
+    tokens, dim = x.shape
+    grad_residual = torch.empty_like(residual)
+    grad_x = grad_residual if hashes is None else torch.empty_like(x)
+    sums = torch.empty(PROGRAMS, 3, dim, dtype=torch.float32, device=x.device)
+    drawn = x if hashes is None else hashes.contiguous()  # not touched without
+    with torch.cuda.device_of(x):  # a program without tokens gives sums of 0
+        _backward[(PROGRAMS,)](
+            above, x, bias, residual, drawn, gain, grad_x, grad_residual, sums, tokens, triton.cdiv(tokens, PROGRAMS * BACKWARD["ROWS"]),
+            **_settings(x, rate, hashes, epsilon, BACKWARD),
+        )  # fmt: skip
+    return column_sums(sums), grad_residual, grad_x

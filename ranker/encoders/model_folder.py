@@ -1,0 +1,70 @@
+"""A model folder that may be someone else's, looked at before the libraries read it: what it says must stay inside it and run nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from ranker.config.writing import leads_out
+from ranker.errors import CheckpointError
+
+MAX_BYTES = 20_000_000  # of a JSON file that describes a model; an index of some thousand weights has less than one
+# in config.json: what makes the library take code from elsewhere, or convert weights by other packages
+REFUSED = ("quantization_config",)
+ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
+ADAPTER = "adapter_config.json"
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        CheckpointError: It is no JSON, or larger or deeper than such a file can be.
+    """
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise CheckpointError(f"{path}: expected at most {MAX_BYTES} bytes of JSON, got {path.stat().st_size}")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: expected JSON, got a file that can't be read ({error})") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, empty where there is no such file.
+
+    Raises:
+        CheckpointError: It is no JSON, or no object.
+    """
+    content = read_json(path) if path.is_file() else {}
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def check_model_folder(folder: str | Path) -> None:
+    """Refuse a folder whose files name others outside of it, or code.
+
+    A name that is no folder here is a hub's, which serves single files of one repository.
+
+    Raises:
+        CheckpointError: Its index of weights leads outside, its configuration asks for code or for quantised weights, or it is an adapter
+            of a model elsewhere.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        return
+    config = read_object(folder / "config.json")
+    for key in REFUSED:
+        if config.get(key):
+            raise CheckpointError(f"{folder / 'config.json'}: {key}: expected none, got {config[key]!r}; such models are not supported")
+    for key in ATTENTION:
+        if "/" in str(config.get(key) or ""):
+            raise CheckpointError(f"{folder / 'config.json'}: {key}: expected the name of an implementation, got {config[key]!r}")
+    if (folder / ADAPTER).exists():
+        raise CheckpointError(f"{folder}: expected a whole model, got an adapter ({ADAPTER}) of one that lies elsewhere; merge the two")
+    for index in folder.glob("*.index.json"):
+        names = read_object(index).get("weight_map")
+        for name in names.values() if isinstance(names, dict) else ():
+            if leads_out(str(name)):
+                raise CheckpointError(f"{index}: expected the files of its weights to stay inside {folder}, got {name!r}")

@@ -1,0 +1,1 @@
+"""Measures, significance, reports and pictures of runs."""

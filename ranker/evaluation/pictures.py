@@ -1,0 +1,241 @@
+"""Pictures of a run, PNG in its folder's `pictures/`: learning curves, gains per query, ranks of relevant docs before and after.
+
+What is drawn comes from functions of its own, so that tests see the numbers. matplotlib is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ranker.data.ranking import rank_docs
+from ranker.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ranker.types import Qrels, Run
+
+Curves = dict[str, list[tuple[int, float]]]
+
+# Okabe and Ito's colours, which colour-blind readers tell apart
+BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#999999"
+OTHERS = ("#56b4e9", "#e69f00", "#cc79a7", "#f0e442", "#000000")
+STYLE: dict[Any, Any] = {
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3,
+}  # fmt: skip
+
+
+def save(figure: Figure, folder: Path, name: str) -> Path:
+    """Write `pictures/NAME.png`; slashes in a set's name become underscores."""
+    path = folder / "pictures" / f"{name.replace('/', '_')}.png"
+    with write_whole(path, binary=True) as file:
+        figure.savefig(file, dpi=200, bbox_inches="tight", format="png")
+    return path
+
+
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, share_x: bool = False) -> tuple[Figure, list[Axes]]:
+    """An empty figure in the house's style, sizes in inches; no window system is asked for."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height))
+        grid = figure.subplots(rows, columns, squeeze=False, sharex=share_x)
+        figure.subplots_adjust(hspace=0.12 if share_x else 0.45, wspace=0.35)
+    return figure, list(grid.ravel())
+
+
+# learning curves --------------------------------------------------------------------------------------------------------------------
+
+
+def read_curves(folder: Path) -> Curves:
+    """Logged values by name from `metrics.csv`, [(optimizer steps done, value)]; a resumed run's begin with those of the earlier run."""
+    curves: Curves = {}
+    for part in _chain(folder):
+        own = _read_metrics(part / "metrics.csv")
+        first = min((values[0][0] for values in own.values()), default=0)
+        for name in {*curves, *own}:
+            curves[name] = [point for point in curves.get(name, []) if point[0] < first] + own.get(name, [])
+    return {name: values for name, values in curves.items() if values}
+
+
+def _chain(folder: Path) -> list[Path]:
+    """The folder and those that it went on from, oldest first."""
+    from ranker.config.stored import load_stored
+
+    chain = [folder]
+    while (chain[0] / "config.yaml").is_file():
+        cfg = load_stored(chain[0] / "config.yaml")
+        if not cfg.get("resume") or not cfg.get("checkpoint") or Path(cfg.checkpoint) in chain:
+            break
+        chain.insert(0, Path(cfg.checkpoint))
+    return chain
+
+
+def _read_metrics(path: Path) -> Curves:
+    curves: Curves = {}
+    if not path.is_file():
+        return curves
+    with path.open(newline="", encoding="utf-8") as lines:
+        for row in csv.DictReader(lines):
+            for name, text in row.items():
+                if text and not name.startswith(("step", "epoch", "test/")):
+                    # steps count from 0, and a validation has the step that it comes after
+                    curves.setdefault(name, []).append((int(row["step"]) + 1, float(text)))
+    return curves
+
+
+def running_mean(values: Sequence[float], window: int) -> list[float]:
+    """Mean of each value and those before it, at most `window` of them.
+
+    >>> running_mean([4.0, 2.0, 6.0, 1.0], window=2)
+    [4.0, 3.0, 4.0, 3.5]
+    """
+    sums = np.concatenate([[0.0], np.cumsum(values, dtype=float)])
+    ends = np.arange(1, len(values) + 1)
+    starts = np.maximum(ends - window, 0)
+    return ((sums[ends] - sums[starts]) / (ends - starts)).tolist()
+
+
+def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | None:
+    """Training loss above, validation measures below, both over optimizer steps; None where nothing was logged."""
+    measured = {name: points for name, points in curves.items() if name.startswith("val/")}
+    loss = [(step, value) for step, value in curves.get("train/loss", []) if math.isfinite(value)]
+    panels = [name for name, there in (("loss", loss), ("val", measured)) if there]
+    if not panels:
+        return None
+    figure, found = new_figure(5.0, 1.2 + 1.9 * len(panels), rows=len(panels), share_x=True)
+    axes = dict(zip(panels, found, strict=True))
+    if loss:
+        steps, values = zip(*loss, strict=True)
+        window = max(1, len(values) // 20)
+        if window > 1:
+            axes["loss"].plot(steps, values, color=GREY, linewidth=0.7, alpha=0.7, label="as logged")
+        name = f"mean of {window}" if window > 1 else "as logged"
+        axes["loss"].plot(steps, running_mean(values, window), color=BLUE, linewidth=1.6, label=name)
+        axes["loss"].set_ylabel("training loss")
+        axes["loss"].legend(fontsize=8)
+    shown = sorted(measured, key=lambda name: name != monitor)
+    for name, colour in zip(shown, (BLUE, *OTHERS), strict=False):
+        steps, values = zip(*measured[name], strict=True)
+        wide = 1.8 if name == monitor else 0.9
+        axes["val"].plot(steps, values, color=colour, linewidth=wide, marker="o", markersize=3, label=name.removeprefix("val/"))
+        if name == monitor:
+            best = int(np.argmax(values))
+            axes["val"].plot(steps[best], values[best], marker="*", markersize=11, color=ORANGE, linestyle="none",
+                             label=f"best: {values[best]:.4f} at {steps[best]}")  # fmt: skip
+    if measured:
+        axes["val"].set_ylabel("validation")
+        axes["val"].legend(fontsize=8, loc="best")
+    found[-1].set_xlabel("optimizer steps")
+    found[0].set_title(title, fontsize=10)
+    return figure
+
+
+# against the baseline ---------------------------------------------------------------------------------------------------------------
+
+
+def gains(per_query: Sequence[Mapping[str, Any]], measure: str) -> list[tuple[str, float]]:
+    """(query_id, value minus the baseline's), best first; queries of equal gain by id.
+
+    >>> rows = [{"query_id": q, "measures": {"RR": a}, "baseline": {"RR": b}} for q, a, b in [("q1", 0.5, 1.0), ("q2", 1.0, 0.25)]]
+    >>> gains(rows, "RR")
+    [('q2', 0.75), ('q1', -0.5)]
+    """
+    found = [(str(row["query_id"]), row["measures"][measure] - row["baseline"][measure]) for row in per_query if "baseline" in row]
+    return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+
+
+def draw_gains(found: Sequence[tuple[str, float]], measure: str, title: str) -> Figure:
+    """A bar a query, best gain to the left; up in blue, down in orange."""
+    values = np.array([gain for _, gain in found])
+    figure, (axes,) = new_figure(5.0, 2.8)
+    places = np.arange(1, len(values) + 1)
+    if len(values) <= 60:
+        axes.bar(places, values, color=np.where(values > 0, BLUE, ORANGE).tolist(), linewidth=0)
+    else:  # the same without a thousand rectangles
+        for colour, half in ((BLUE, np.maximum(values, 0)), (ORANGE, np.minimum(values, 0))):
+            axes.fill_between(places, half, step="mid", color=colour, linewidth=0)
+    wins, losses = int((values > 0).sum()), int((values < 0).sum())
+    axes.axhline(0, color="black", linewidth=0.6)
+    mean = float(values.mean()) if len(values) else 0.0
+    axes.axhline(mean, color=GREEN, linewidth=1.2, linestyle="--", label=f"mean {mean:+.4f}")
+    axes.set_title(f"{title}: {wins} better, {losses} worse, {len(values) - wins - losses} the same", fontsize=10)
+    axes.set_xlabel("queries, by gain")
+    axes.set_ylabel(f"{measure} minus baseline's")
+    axes.legend(fontsize=8, loc="upper right")
+    return figure
+
+
+def rank_changes(run: Run, baseline: Run, qrels: Qrels, relevance: int = 1) -> Counter[tuple[int, int]]:
+    """How many relevant docs had which rank in the baseline and have which in the run; docs that are not in both are left out.
+
+    >>> rank_changes({"q": {"a": 3.0, "b": 2.0}}, {"q": {"a": 0.1, "b": 0.2}}, {"q": {"a": 1, "b": 0, "c": 2}})
+    Counter({(2, 1): 1})
+    """
+    changes: Counter[tuple[int, int]] = Counter()
+    for query_id, judged in qrels.items():
+        wanted = [doc_id for doc_id, grade in judged.items() if grade >= relevance]
+        if not wanted or query_id not in run or query_id not in baseline:
+            continue
+        before, after = ({doc_id: rank for rank, doc_id in enumerate(rank_docs(ranked[query_id]), 1)} for ranked in (baseline, run))
+        changes.update((before[doc_id], after[doc_id]) for doc_id in wanted if doc_id in before and doc_id in after)
+    return changes
+
+
+def draw_rank_changes(changes: Mapping[tuple[int, int], int], title: str) -> Figure:
+    """Rank before to the right, rank after upwards, 1 at the top: a relevant doc above the diagonal has moved up."""
+    figure, (axes,) = new_figure(4.2, 4.0)
+    deepest = max((rank for pair in changes for rank in pair), default=1)
+    most = max(changes.values(), default=1)
+    axes.plot([1, deepest], [1, deepest], color="black", linewidth=0.6)
+    kinds = (("moved up", BLUE, lambda b, a: a < b), ("moved down", ORANGE, lambda b, a: a > b), ("stayed", GREY, lambda b, a: a == b))
+    for name, colour, belongs in kinds:
+        own = {pair: count for pair, count in changes.items() if belongs(*pair)}
+        befores, afters = ([pair[side] for pair in own] for side in (0, 1))
+        areas = [12 + 300 * count / most for count in own.values()]
+        axes.scatter(befores, afters, s=areas, color=colour, alpha=0.55, linewidths=0, label=f"{name}: {sum(own.values())}")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlim(0.75, deepest * 1.3)
+    axes.set_ylim(deepest * 1.3, 0.75)
+    ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if tick <= deepest]
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(ticks, [str(tick) for tick in ticks])
+        axis.set_ticks([], minor=True)
+    axes.set_xlabel("rank in the baseline")
+    axes.set_ylabel("rank in the run")
+    axes.set_title(title, fontsize=10)
+    legend = axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=3, frameon=False)
+    for handle in legend.legend_handles:
+        handle.set_sizes([30])  # type: ignore[union-attr]
+    return figure
+
+
+# a run's pictures -------------------------------------------------------------------------------------------------------------------
+
+
+def write_curves(folder: Path, monitor: str | None, title: str) -> Path | None:
+    """Draw a run folder's learning curves to `pictures/learning_curves.png`; None where nothing was logged."""
+    figure = draw_curves(read_curves(folder), monitor, title)
+    return None if figure is None else save(figure, folder, "learning_curves")
+
+
+def write_comparison(folder: Path, name: str, measure: str, run: Run, baseline: Run, qrels: Qrels, relevance: int = 1) -> list[Path]:
+    """Draw a set's `pictures/SET_gains.png` and `SET_ranks.png`, after `evaluation/SET/` has been written."""
+    lines = (folder / "evaluation" / name / "per_query.jsonl").read_text(encoding="utf-8").splitlines()
+    found = gains([json.loads(line) for line in lines], measure)
+    changes = rank_changes(run, baseline, qrels, relevance)
+    return [
+        save(draw_gains(found, measure, name), folder, f"{name}_gains"),
+        save(draw_rank_changes(changes, f"{name}: relevant docs"), folder, f"{name}_ranks"),
+    ]

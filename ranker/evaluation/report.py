@@ -1,0 +1,157 @@
+"""What an evaluation leaves in its folder, and the table on screen: every number comes from the run that is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ranker.data.ranking import require_finite, separate_ties
+from ranker.data.trec import write_run
+from ranker.evaluation.metrics import Evaluation, evaluate
+from ranker.evaluation.significance import holm, randomisation_test, t_test, wins_losses_ties
+from ranker.files import write_whole
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ranker.data.collection import Collection
+    from ranker.types import Qrels, Run
+
+
+_UNJUDGED = Evaluation({}, {}, 0, ["no query is judged: the run is written, nothing is measured"], 0, 0, 0)
+
+
+def first_stage_run(collection: Collection, depth: int) -> Run | None:
+    """What a re-ranking is compared with: the first stage's docs of the judged queries; None where its scores order nothing."""
+    candidates = collection.candidates
+    if candidates is None or not any(len(np.unique(candidates.scores_of(query_id)[:depth])) > 1 for query_id in candidates):
+        return None
+    run = candidates.to_run(depth)
+    return {query_id: docs for query_id, docs in run.items() if query_id in collection.qrels} or None
+
+
+def write_evaluation(
+    folder: str | Path, run: Run, collection_qrels: Qrels, measures: Sequence[str],
+    relevance: int = 1, baseline: Run | None = None, tag: str = "ranker",
+) -> dict[str, Any]:  # fmt: skip
+    """Measure a run and write `run.trec`, `per_query.jsonl` and `metrics.json`; nothing is written unless all could be computed.
+
+    Where no query is judged there is nothing to measure: the run is written, and `metrics.json` says so.
+
+    The written scores are the run's own, except that ties are separated by the least float32 step, so that outside tools with another
+    tie rule find the same order. `metrics.json` comes last: where it lies, the other files are whole.
+
+    Args:
+        folder: Where to write; made if missing.
+        run: query_id -> doc_id -> score.
+        collection_qrels: query_id -> doc_id -> relevance.
+        measures: ir-measures names.
+        relevance: Smallest grade that counts as relevant in binary measures that do not say it.
+        baseline: A run to compare with, on the same judged queries.
+        tag: Last column of the run.
+
+    Returns:
+        The content of `metrics.json`: measures, num_queries, warnings, and with a baseline the comparison.
+
+    Raises:
+        DataError: A score of the run or of the baseline is not finite.
+    """
+    folder = Path(folder)
+    run = separate_ties(run)
+    require_finite(baseline or {})
+    evaluation, reference = _UNJUDGED, None
+    if any(collection_qrels.values()):
+        evaluation = evaluate(run, collection_qrels, measures, relevance)
+    metrics: dict[str, Any] = {
+        "measures": evaluation.means,
+        "num_queries": evaluation.num_queries,
+        "warnings": list(evaluation.warnings),
+    }
+    if baseline is not None and evaluation.num_queries:
+        reference = evaluate(baseline, collection_qrels, measures, relevance)
+        metrics["warnings"] += [f"baseline: {warning}" for warning in reference.warnings]
+        metrics["comparison"] = compare(evaluation, reference)
+    write_run(folder / "run.trec", run, tag)
+    with suppress(OSError):  # an older one would speak of another run until the new one is there
+        (folder / "metrics.json").unlink()
+    with write_whole(folder / "per_query.jsonl") as file:
+        for query_id, values in evaluation.per_query.items():
+            row: dict[str, Any] = {"query_id": query_id, "measures": values}
+            if reference is not None:
+                row["baseline"] = reference.per_query[query_id]
+            file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+    with write_whole(folder / "metrics.json") as file:
+        json.dump(metrics, file, ensure_ascii=False, allow_nan=False, indent=2)
+        file.write("\n")
+    return metrics
+
+
+def compare(evaluation: Evaluation, baseline: Evaluation) -> dict[str, dict[str, float]]:
+    """Compare two evaluations query by query, measure by measure.
+
+    Returns:
+        measure -> `baseline` (its mean), `delta` (run minus baseline), `p_value` (randomisation test), `p_value_t` (t-test),
+        `p_value_holm` (`p_value`, Holm's correction over the measures), and the numbers of `wins`, `losses` and `ties`.
+    """
+    differences = {
+        name: np.array([values[name] - baseline.per_query[query_id][name] for query_id, values in evaluation.per_query.items()])
+        for name in evaluation.means
+    }
+    p_values = {name: randomisation_test(values) for name, values in differences.items()}
+    corrected = holm(p_values)
+    comparison: dict[str, dict[str, float]] = {}
+    for name, values in differences.items():
+        wins, losses, ties = wins_losses_ties(values)
+        comparison[name] = {
+            "baseline": baseline.means[name],
+            "delta": evaluation.means[name] - baseline.means[name],
+            "p_value": p_values[name],
+            "p_value_t": t_test(values),
+            "p_value_holm": corrected[name],
+            "wins": wins,
+            "losses": losses,
+            "ties": ties,
+        }
+    return comparison
+
+
+def print_table(name: str, metrics: Mapping[str, Any], console: Console | None = None) -> None:
+    """Print the content of a `metrics.json`, warnings below.
+
+    Args:
+        name: Set name for the title.
+        metrics: What `write_evaluation` returned.
+        console: Where to print; the screen if None.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = console or Console()
+    comparison = metrics.get("comparison")
+    queries = "1 query" if metrics["num_queries"] == 1 else f"{metrics['num_queries']} queries"
+    table = Table(title=Text(f"{name} ({queries})"), title_justify="left")
+    table.add_column("measure")
+    for heading in ["run", "baseline", "delta", "p", "p (Holm)", "wins/losses/ties"] if comparison else ["run"]:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for measure, value in metrics["measures"].items():
+        row: list[str | Text] = [Text(measure), f"{value:.4f}"]
+        if comparison:
+            entry = comparison[measure]
+            row += [f"{entry['baseline']:.4f}", f"{entry['delta']:+.4f}", _p(entry["p_value"]), _p(entry["p_value_holm"])]
+            row += [f"{entry['wins']}/{entry['losses']}/{entry['ties']}"]
+        table.add_row(*row)
+    console.print(table)
+    if comparison:
+        console.print(Text("p: paired randomisation test over the judged queries, two-sided; Holm: corrected over the measures", "dim"))
+    for warning in metrics["warnings"]:
+        console.print(Text(f"warning: {warning}", "yellow"))
+
+
+def _p(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,1 @@
+"""Folders of other programs, read and written."""

@@ -1,0 +1,1 @@
+"""Hidden states to vectors and scores: pooling, MaxSim."""

@@ -1,1 +1,0 @@
-"""Kernels of our own, written in Triton; nothing imports them where Triton is missing."""

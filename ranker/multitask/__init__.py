@@ -1,0 +1,1 @@
+"""Ranking together with probing tasks: options, rows, sampling, heads, module."""

@@ -1,0 +1,197 @@
+"""Multitask cross-encoder: monoBERT with heads on probing tasks, each at the layer where its task lives.
+
+After Wallat, Beringer, Anand and Anand, "Probing BERT for Ranking Abilities" (ECIR 2023, DOI 10.1007/978-3-031-28238-6_17).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import DEFAULT, Execution
+from ranker.errors import CheckpointError, ConfigError
+from ranker.interactions.pooling import pool
+from ranker.models.monobert import MonoBERT
+from ranker.multitask.check import read_heads, task_target
+from ranker.multitask.options import Head
+from ranker.multitask.rows import SLOTS, num_classes
+from ranker.multitask.steps import HeadBatch, TaskBatch
+from ranker.probing.examples import ProbeTask
+from ranker.types import RankBatch
+
+HEADS = ("heads.json", "heads.safetensors")  # what lies beside monoBERT's own files
+
+
+class TaskHead(nn.Module):
+    """Pooled states -> dropout -> linear -> ReLU -> dropout -> linear.
+
+    Args:
+        head: What was asked for.
+        layers: The layers it reads; of several, a learned mix (softmax weights that start equal; Peters et al., 2018, arXiv:1802.05365).
+        pooling: `cls`, `mean` or `span`.
+        dim: Size of a state.
+        num_outputs: Classes; 1 for a number.
+        hidden: Size of the hidden layer.
+        dropout: Both dropouts.
+    """
+
+    def __init__(self, head: Head, layers: Sequence[int], pooling: str, dim: int, num_outputs: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.asked, self.layers, self.pooling, self.num_outputs = head, tuple(layers), pooling, num_outputs
+        self.parts = SLOTS if pooling == "span" else 1
+        self.mix = nn.Parameter(torch.zeros(len(layers))) if len(layers) > 1 else None
+        self.dropout = nn.Dropout(dropout)
+        self.inner = nn.Linear(self.parts * dim, hidden)
+        self.out = nn.Linear(hidden, num_outputs)
+
+    @property
+    def regression(self) -> bool:
+        """Whether it tells a number."""
+        return self.asked.regression
+
+    @property
+    def deepest(self) -> int:
+        """The deepest layer that it reads."""
+        return max(self.layers)
+
+    def forward(self, states: Sequence[Tensor], batch: HeadBatch) -> Tensor:
+        """Return outputs of each target, float32 [targets, outputs]; `states` [tokens, dim] are those of `layers`."""
+        read = [own.index_select(0, batch.tokens) for own in states]
+        mixed = read[0] if self.mix is None else torch.einsum("l,ltd->td", self.mix.softmax(0).to(read[0].dtype), torch.stack(read))
+        sums = mixed.new_zeros(len(batch.lengths), mixed.shape[1]).index_add(0, batch.owners, mixed)
+        pooled = (sums / batch.lengths.unsqueeze(1).to(sums.dtype)).view(-1, self.parts * mixed.shape[1])
+        outputs = self.out(self.dropout(functional.relu(self.inner(self.dropout(pooled)))))
+        return outputs if outputs.dtype == torch.float64 else outputs.float()
+
+    def loss(self, outputs: Tensor, batch: HeadBatch) -> Tensor:
+        """Return this micro-batch's part of the step's mean loss over targets: cross-entropy in nats, or squared error."""
+        if self.regression:
+            errors = (outputs.squeeze(1) - batch.labels.to(outputs.dtype)).square().sum()
+        else:
+            errors = functional.cross_entropy(outputs, batch.labels, reduction="sum")
+        return errors / batch.num_targets
+
+
+class Multitask(MonoBERT):
+    """Score as monoBERT; beside it, heads on auxiliary tasks that only training uses.
+
+    Args:
+        encoder: The encoder.
+        pooling: What the ranking head reads: `cls`, `mean` or `max` over the last layer's tokens.
+        pooler: Put BERT's dense + tanh (random at the start) between pooling and ranking head.
+        num_labels: Outputs of the ranking head, 1 or 2 (the score is the log-odds).
+        dropout: Dropout before the ranking head.
+        heads: The auxiliary heads, each the keys of `ranker.multitask.options.Head`.
+        head_hidden: Size of a head's hidden layer.
+        head_dropout: Both dropouts of a head.
+
+    Raises:
+        ConfigError: A head is at fault, or the encoder has no such layer.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        pooling: str = "cls",
+        pooler: bool = False,
+        num_labels: int = 1,
+        dropout: float = 0.0,
+        heads: list | None = None,
+        head_hidden: int = 128,
+        head_dropout: float = 0.0,
+    ) -> None:
+        super().__init__(encoder, pooling, pooler, num_labels, dropout)
+        self.heads = nn.ModuleDict()
+        for head in read_heads(heads or []):
+            if head.layer == "auto":
+                raise ConfigError(
+                    f"model.heads.{head.label}.layer: expected a layer, got auto, which is read from a report before training"
+                )
+            task = make_task(head)
+            pooled = head.pooling or ("mean" if task.whole_text else "span")
+            outputs = 1 if head.regression else num_classes(head, task)
+            layers = head.resolved_layers(encoder.num_layers)
+            self.heads[head.label] = TaskHead(head, layers, pooled, encoder.dim, outputs, head_hidden, head_dropout)
+
+    def task_heads(self) -> list[TaskHead]:
+        """The heads in order."""
+        return list(self.heads.values())  # type: ignore[arg-type]
+
+    def forward(self, batch: RankBatch) -> Tensor:
+        """Return the ranking scores [batch, docs], also of a batch that has rows of other tasks."""
+        if isinstance(batch, TaskBatch) and batch.num_rank_rows:
+            scores = self.outputs(batch)[0]
+            assert scores is not None
+            return scores
+        return super().forward(batch)
+
+    def outputs(self, batch: TaskBatch) -> tuple[Tensor | None, list[Tensor]]:
+        """Run the encoder once, as deep as any row needs.
+
+        Returns:
+            Ranking scores [batch, docs], None without ranking rows; and the outputs of each of `batch.heads`.
+        """
+        assert batch.pairs is not None
+        asked = [(self.task_heads()[own.task], own) for own in batch.heads]
+        last = self.encoder.num_layers
+        wanted = {layer for head, _ in asked for layer in head.layers} | ({last} if batch.num_rank_rows else set())
+        states: dict[int, Tensor] = {}
+        for layer, own in enumerate(self.encoder.layers(batch.pairs)):
+            if layer in wanted:
+                states[layer] = own
+            if layer == max(wanted):
+                break
+        scores = None
+        if batch.num_rank_rows:
+            pooled = pool(states[last][: batch.num_rank_tokens], batch.rank_pairs, self.pooling)
+            scores = self.scores(self.read(pooled), batch.doc_mask)
+        return scores, [head([states[layer] for layer in head.layers], own) for head, own in asked]
+
+    # the folder -----------------------------------------------------------------------------------------------------------------------
+
+    def save(self, folder: Path, max_tokens: int) -> None:
+        """Write monoBERT's folder, which other programs load, and the heads beside it: `heads.json` and `heads.safetensors`."""
+        super().save(folder, max_tokens)
+        described = {
+            name: {
+                "asked": head.asked.record(), "layers": list(head.layers), "pooling": head.pooling, "outputs": head.num_outputs,
+                "hidden": head.inner.out_features, "dropout": head.dropout.p,
+            }
+            for name, head in zip(self.heads, self.task_heads(), strict=True)
+        }  # fmt: skip
+        (folder / HEADS[0]).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+        save_file({key: value.contiguous() for key, value in self.heads.state_dict().items()}, folder / HEADS[1])
+
+    @classmethod
+    def load(cls, folder: Path, execution: Execution = DEFAULT) -> Multitask:
+        """Load a folder that `save` wrote.
+
+        Raises:
+            CheckpointError: The heads are missing or broken.
+        """
+        scorer: Any = super().load(folder, execution)
+        try:
+            described = json.loads((Path(folder) / HEADS[0]).read_text(encoding="utf-8"))
+            for name, own in described.items():
+                scorer.heads[name] = TaskHead(
+                    Head(**own["asked"]), own["layers"], own["pooling"], scorer.encoder.dim, own["outputs"], own["hidden"], own["dropout"]
+                )
+            scorer.heads.load_state_dict(load_file(Path(folder) / HEADS[1]))
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise CheckpointError(f"{folder}: expected the heads of a multitask model in {' and '.join(HEADS)}, got {error}") from error
+        return scorer
+
+
+def make_task(head: Head) -> ProbeTask:
+    """The probing task of a head."""
+    module, _, name = task_target(head.task, f"model.heads.{head.label}.task").rpartition(".")
+    return getattr(importlib.import_module(module), name)(**head.options)

@@ -1,0 +1,146 @@
+"""How often each task is trained on, and which of its rows a step holds: a draw that depends on (seed, epoch, step) alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+
+from ranker.data.batching import StepPlan
+from ranker.data.sampling import mix
+from ranker.multitask.options import TaskSampling
+
+_PASS = 1 << 20  # a later pass over the ranking groups within an epoch shuffles as an epoch of its own
+
+
+def probabilities(sampling: TaskSampling, sizes: tuple[int, ...], epoch: int, num_epochs: int) -> np.ndarray:
+    r"""Share of each task's rows, float64 [tasks]; the first is ranking's.
+
+    proportional: p_t ~ N_t. uniform: 1 / T. temperature (Aharoni et al., 2019): p_t ~ min(N_t, cap)^(1 / tau). annealed (Stickland and
+    Murray, 2019): p_t ~ N_t^a with a = 1 - 0.8 (e - 1) / (E - 1) over epochs e = 1 .. E.
+
+    Args:
+        sampling: Mode and its numbers.
+        sizes: Rows of each task, N_t.
+        epoch: From 0.
+        num_epochs: E.
+
+    >>> probabilities(TaskSampling(mode="temperature", temperature=2, main_fraction=None), (10**6, 10**6, 10**4), 0, 1) * 21
+    array([10., 10.,  1.])
+    """
+    if len(sizes) == 1:
+        return np.ones(1)
+    rows = np.array(sizes, dtype=np.float64)
+    if sampling.mode == "proportional":
+        weights = rows
+    elif sampling.mode == "uniform":
+        weights = np.ones(len(rows))
+    elif sampling.mode == "temperature":
+        weights = np.minimum(rows, sampling.cap or np.inf) ** (1 / sampling.temperature)
+    else:
+        weights = rows ** (1 - 0.8 * min(epoch, num_epochs - 1) / max(num_epochs - 1, 1))
+    if sampling.main_fraction is None:
+        return weights / weights.sum()
+    others = weights[1:] / weights[1:].sum()
+    return np.concatenate([[sampling.main_fraction], (1 - sampling.main_fraction) * others])
+
+
+@dataclass(frozen=True)
+class TaskPlan:
+    """The optimizer steps of an epoch over all tasks, fixed by the config alone.
+
+    A mixed step has the ranking groups that it would have without other tasks, and rows of these in addition, so many that ranking has its
+    share; an epoch is one pass over the ranking groups. A homogeneous step is one task's: `batch.queries` ranking groups, or as many rows
+    as these have; an epoch is as long as one pass over the ranking groups takes at the first epoch's shares.
+
+    Args:
+        ranking: Plan of the ranking groups.
+        docs: Docs of a group.
+        sizes: Rows of each auxiliary task.
+        sampling: Composition and shares.
+        num_epochs: Epochs of the whole training, for annealing.
+    """
+
+    ranking: StepPlan
+    docs: int
+    sizes: tuple[int, ...]
+    sampling: TaskSampling
+    num_epochs: int = 1
+
+    def __len__(self) -> int:
+        if self.sampling.composition == "mixed" or not self.sizes:
+            return len(self.ranking)
+        return max(len(self.ranking), round(len(self.ranking) / self.shares(0)[0]))
+
+    def until(self, max_epochs: int | None, max_steps: int) -> TaskPlan:
+        """The plan of a training that ends after so many epochs or steps, what comes first; None and -1: never by these."""
+        ends = [max_epochs or 0, -(-max_steps // len(self))]
+        return replace(self, num_epochs=min((end for end in ends if end > 0), default=1))
+
+    @property
+    def seed(self) -> int:
+        """Seed of all shuffles."""
+        return self.ranking.seed
+
+    def shares(self, epoch: int) -> np.ndarray:
+        """Share of each task's rows in an epoch, float64 [tasks], ranking first."""
+        return probabilities(self.sampling, (self.ranking.num_groups * self.docs, *self.sizes), epoch, self.num_epochs)
+
+    def groups(self, epoch: int, step: int) -> np.ndarray:
+        """The step's ranking groups, int64; empty in another task's step."""
+        if self.sampling.composition == "mixed" or not self.sizes:
+            return self.ranking.groups(epoch, step)
+        counts, starts = _draws(self, epoch)
+        if not counts[step, 0]:
+            return np.zeros(0, dtype=np.int64)
+        passes, place = divmod(int(starts[step, 0]), len(self.ranking))
+        return self.ranking.groups(epoch + passes * _PASS, place)
+
+    def rows(self, epoch: int, step: int) -> list[np.ndarray]:
+        """The step's rows of each auxiliary task, int64; a task's rows come in a shuffled order, none twice before all came once."""
+        counts, starts = _draws(self, epoch)
+        return [
+            _in_order(size, self.ranking.seed, epoch, task, int(starts[step, 1 + task]), int(counts[step, 1 + task]))
+            for task, size in enumerate(self.sizes)
+        ]
+
+
+@lru_cache(maxsize=4)
+def _draws(plan: TaskPlan, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    """What each step of an epoch holds and what came before it in the epoch, both int64 [steps, tasks]: steps of ranking, rows of others."""
+    shares, steps, seed = plan.shares(epoch), len(plan), plan.ranking.seed
+    rows = plan.ranking.queries * plan.docs
+    counts = np.zeros((steps, len(shares)), dtype=np.int64)
+    if plan.sampling.composition == "mixed":
+        counts[:, 0] = 1
+        if len(shares) > 1:
+            # the fractions of a row that a step lacks go to a later one
+            ends = np.floor(np.arange(1, steps + 1) * rows * (1 - shares[0]) / shares[0] + 1e-9).astype(np.int64)
+            step_of = np.repeat(np.arange(steps), np.diff(ends, prepend=0))
+            tasks = 1 + draw_tasks(shares[1:] / shares[1:].sum(), seed, epoch, len(step_of))
+            np.add.at(counts, (step_of, tasks), 1)
+    else:
+        tasks = draw_tasks(shares, seed, epoch, steps)
+        counts[np.arange(steps), tasks] = np.where(tasks == 0, 1, rows)
+    return counts, np.cumsum(counts, axis=0) - counts
+
+
+def draw_tasks(shares: np.ndarray, seed: int, epoch: int, count: int) -> np.ndarray:
+    """Draw tasks by their shares, independently, int64 [count]; the i-th draw depends on (seed, epoch, i) alone."""
+    uniform = (mix(seed, epoch, 11, np.arange(count)) >> np.uint64(11)).astype(np.float64) / 2.0**53
+    return np.minimum(np.searchsorted(np.cumsum(shares), uniform, side="right"), len(shares) - 1).astype(np.int64)
+
+
+def _in_order(size: int, seed: int, epoch: int, task: int, start: int, count: int) -> np.ndarray:
+    """Places `start` to `start + count` of one shuffled pass after another."""
+    places = np.arange(start, start + count)
+    parts = [
+        _shuffled(size, seed, epoch, task, int(turn))[places[places // size == turn] % size] for turn in np.unique(places // size)
+    ]  # fmt: skip
+    return np.concatenate(parts) if parts else places
+
+
+@lru_cache(maxsize=32)
+def _shuffled(size: int, seed: int, epoch: int, task: int, turn: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch, 1 + task, turn]).permutation(size)

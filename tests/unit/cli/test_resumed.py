@@ -1,0 +1,75 @@
+"""What the command line may change in a training that goes on."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from ranker.cli import entry
+from ranker.errors import ConfigError
+
+CONF = Path(__file__).resolve().parents[3] / "conf"
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """A run folder that holds its configuration."""
+    folder = tmp_path_factory.mktemp("run")
+    entry.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("train", ["encoder=tiny", "name=first", "logger=wandb", "callbacks=early_stopping"])
+    cfg.encoder.trust_remote_code = True
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(cfg, resolve=True))
+    return folder
+
+
+@pytest.fixture
+def command(stored, monkeypatch):
+    """Makes a command line what Hydra was started with; returns its overrides."""
+
+    def make(*overrides):
+        task = [f"checkpoint={stored}", "resume=true", *overrides]
+        hydra = SimpleNamespace(overrides=SimpleNamespace(task=task))
+        monkeypatch.setattr(entry, "HydraConfig", SimpleNamespace(initialized=lambda: True, get=lambda: hydra))
+        return task
+
+    return make
+
+
+@pytest.fixture
+def resumed(command):
+    def make(*overrides):
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return entry._resumed(compose("train", command(*overrides)))
+
+    return make
+
+
+def test_the_rest_is_the_stored_run_s(resumed, stored):
+    changes = ["trainer.max_epochs=9", "trainer.devices=2", "batch.max_tokens=77", "batch.workers=1", "name=second", "nonfinite=skip",
+               "save_every_steps=3", "cache_dir=elsewhere", "logger=tensorboard", "callbacks=none"]  # fmt: skip
+    cfg, before = resumed(*changes), OmegaConf.load(stored / "config.yaml")
+    assert (cfg.trainer.max_epochs, cfg.trainer.devices, cfg.batch.max_tokens, cfg.batch.workers) == (9, 2, 77, 1)
+    assert (cfg.name, cfg.nonfinite, cfg.save_every_steps, cfg.cache_dir) == ("second", "skip", 3, "elsewhere")
+    assert cfg.logger == {"_target_": "ranker.training.loggers.tensorboard", "_partial_": True}  # nothing of wandb's is left
+    assert not cfg.callbacks
+    assert cfg.encoder.trust_remote_code is False  # has to be said again
+    before.encoder.trust_remote_code = False
+    assert all(cfg[key] == before[key] for key in ("model", "encoder", "loss", "data", "optim", "schedule", "seed", "measures"))
+    assert resumed("encoder.trust_remote_code=true").encoder.trust_remote_code is True
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["loss=ranknet", "optim.lr=1", "batch.docs=2", "batch.positives=2", "batch.depth=9", "data.path=x", "data=cwe", "schedule.warmup=0",
+     "model.pooling=mean", "encoder.dropout=0.5", "max_doc_tokens=9", "depth=3", "monitor=null", "trainer.limit_train_batches=2",
+     "trainer.gradient_clip_val=9", "++seed=1", "~loss"],
+)  # fmt: skip
+def test_another_training_is_refused(stored, command, override):
+    key = override.split("=")[0].lstrip("+~")
+    command(override)
+    with pytest.raises(ConfigError) as caught:
+        entry._resumed(OmegaConf.create({"checkpoint": str(stored), "resume": True}))
+    assert str(caught.value).startswith(f"{key}: expected the value of the run that is resumed, got {override!r}; leave it out, or start")

@@ -1,0 +1,100 @@
+"""Values that no training could use are refused by the check, each in one line that names the key."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.utils import get_class
+from omegaconf import OmegaConf
+
+from ranker.cli import entry
+from ranker.config.check import check
+from ranker.config.signatures import attribute_of
+from ranker.errors import ConfigError
+from ranker.probing.training import TrainingOptions
+
+CONF = Path(__file__).resolve().parents[3] / "conf"
+
+
+@pytest.fixture(scope="module")
+def composed():
+    """The default configurations of train.py and probe.py."""
+    entry.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return {root: compose(root, ["name=checked", "encoder=tiny"]) for root in ("train", "probe")}
+
+
+@pytest.mark.parametrize(
+    ("root", "key", "value", "message"),
+    [
+        ("train", "trainer.log_every_n_steps", 0, "trainer.log_every_n_steps: expected at least 1, got 0"),
+        ("probe", "max_pairs", 0, "max_pairs: expected at least 1, got 0"),
+        ("probe", "val_fraction", 1.5, "val_fraction: expected a share from 0 to 1, got 1.5"),
+        ("probe", "val_fraction", -0.1, "val_fraction: expected a share from 0 to 1, got -0.1"),
+        ("probe", "test_fraction", 2, "test_fraction: expected a share from 0 to 1, got 2.0"),
+    ],
+)
+def test_a_value_out_of_range_is_one_line(composed, root, key, value, message):
+    cfg = composed[root].copy()
+    OmegaConf.update(cfg, key, value)
+    with pytest.raises(ConfigError) as caught:
+        check(cfg)
+    assert str(caught.value) == message
+
+
+LOSSES = {path.stem: str(OmegaConf.load(path)._target_) for path in sorted((CONF / "loss").glob("*.yaml"))}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize(("docs", "positives"), [(1, 1), (3, 3)])
+def test_groups_of_relevant_docs_alone_are_for_losses_that_say_so(composed, loss, docs, positives):
+    cfg = composed["train"].copy()
+    cfg.batch.docs, cfg.batch.positives, cfg.loss = docs, positives, OmegaConf.load(CONF / f"loss/{loss}.yaml")
+    if getattr(get_class(LOSSES[loss]), "needs_negatives", True):
+        message = f"batch.docs: expected more than batch.positives={positives}, got {docs}; without negatives nothing is learnt"
+        with pytest.raises(ConfigError, match=f"^{message}$"):
+            check(cfg)
+        cfg.batch.docs = positives + 1
+    check(cfg)
+
+
+def test_which_losses_need_no_negatives():
+    assert {name for name, target in LOSSES.items() if not getattr(get_class(target), "needs_negatives", True)} == {
+        "bce", "pointwise_cross_entropy",
+    }  # fmt: skip
+
+
+def test_a_class_attribute_is_read_without_importing_its_file(tmp_path, monkeypatch):
+    package = tmp_path / "newlosses"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "base.py").write_text("1 / 0\nclass Base:\n    needs_negatives = False\n")
+    (package / "focal.py").write_text(
+        "from newlosses.base import Base\n1 / 0\nclass Focal(Base):\n    pass\nclass Other(Base):\n    needs_negatives: bool = True\n"
+        "class Plain:\n    pairwise = False\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert attribute_of("newlosses.focal.Focal", "needs_negatives", default=True) is False  # its base says so
+    assert attribute_of("newlosses.focal.Other", "needs_negatives", default=False) is True
+    assert attribute_of("newlosses.focal.Plain", "needs_negatives", default=True) is True
+    assert attribute_of("newlosses.focal.Plain", "pairwise", default=True) is False
+    with pytest.raises(LookupError):
+        attribute_of("newlosses.nowhere.Focal", "needs_negatives")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 0.0}, "training.lr: expected a number above 0, got 0.0"),
+        ({"lr": float("nan")}, "training.lr: expected a number above 0, got nan"),
+        ({"clip": 0.0}, "training.clip: expected a number above 0, got 0.0; set training.clip=.inf to clip nothing"),
+        ({"lr_factor": 0.0}, "training.lr_factor: expected above 0 and at most 1, got 0.0; 1 keeps the rate"),
+        ({"lr_factor": -0.5}, "training.lr_factor: expected above 0 and at most 1, got -0.5; 1 keeps the rate"),
+        ({"patience": 0}, "training.patience: expected at least 1, got 0"),
+    ],
+)
+def test_pc2_01_a_probe_s_numbers_have_no_value_that_stops_learning(options, message):
+    with pytest.raises(ConfigError) as caught:
+        TrainingOptions(**options)
+    assert str(caught.value) == message
+    assert TrainingOptions(clip=float("inf"), lr_factor=1.0).clip == float("inf")

@@ -1,0 +1,94 @@
+"""The kernels compile in bfloat16 for three generations of cards, and fit into the shared memory of each; no GPU is needed."""
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="needs Triton (on Linux a part of the extra dev)")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from ranker.encoders.kernels import (  # noqa: E402
+    bias_gelu,
+    embedding_norm,
+    first_attention,
+    residual_norm,
+    short_attention,
+    sums,
+)
+
+# bytes that a program may have, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", less 1 KB)
+SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+FLOAT32 = {"sums", "parts", "logits", "weights", "means", "slopes", "bias", "gain", "shift", "words", "places", "kinds"}
+INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes"}
+INT64 = {"ids", "positions", "segments"}
+NUMBERS = {"tokens", "num_tokens", "rows", "count"}
+
+
+def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, **constants) -> int:
+    """Compile, and return the bytes that a program takes."""
+    signature, given, attributes = {}, {}, {}
+    for place, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name], given[(place,)] = "constexpr", constants[name]
+        elif name in NUMBERS or (name == "blocks" and kernel is residual_norm._backward):
+            signature[name] = "i32"
+        else:
+            signature[name] = (
+                "*fp32" if name in FLOAT32 or kernel is sums._sum else "*i32" if name in INT32 else "*i64" if name in INT64 else "*bf16"
+            )
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=attributes)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps, "num_stages": num_stages})
+    assert made.asm["cubin"]
+    return made.metadata.shared
+
+
+@pytest.mark.parametrize(("capability", "dim"), [(80, 64), (89, 64), (89, 128), (90, 32), (90, 64), (90, 128)])
+def test_attention_fits(capability: int, dim: int) -> None:
+    room = SHARED_MEMORY[capability]
+    launches = short_attention.backward_launches(dim, room)
+    assert launches[0][1]["SHORTEST"] == -1, "empty rows have their part in the sums, too"
+    assert [settings["SHORTEST"] for _, settings in launches[1:]] == [settings["SIZE"] for _, settings in launches[:-1]], (
+        "no row is left out"
+    )
+    for kernel, settings in [(short_attention._attend, short_attention.FORWARD), *launches]:
+        taken = shared_memory(kernel, capability, SCALE=dim**-0.5, HEADS=12, DIM=dim, **settings)
+        assert taken <= (short_attention.KEYS_MEMORY if kernel is short_attention._keys_backward else room)
+
+
+@pytest.mark.parametrize("capability", [89, 90])
+def test_the_other_kernels_fit(capability: int) -> None:
+    room = SHARED_MEMORY[capability]
+    shape = {"HEADS": 12, "WIDTH": 16, "DIM": 768}
+    launches = [
+        (first_attention._logits, {"SCALE": 0.125, **shape, **first_attention.TOKENS}),
+        (first_attention._tokens_backward, {"SCALE": 0.125, **shape, **first_attention.TOKENS}),
+        (first_attention._mix, {**shape, "SOFTMAX": True, **first_attention.MIX}),
+        (first_attention._mix, {**shape, "SOFTMAX": False, **first_attention.MIX}),
+        (bias_gelu._forward, {"DIM": 3072, **bias_gelu.FORWARD}),
+        (bias_gelu._backward, {"DIM": 3072, **bias_gelu.BACKWARD}),
+    ]
+    hashed = {
+        "THRESHOLD": 0,
+        "SCALE": 1.1,
+        "EPSILON": 1e-12,
+        "DIM": 768,
+        "WIDTH": 1024,
+        "DROP": True,
+        "COLUMN": 0x9E3779B1,
+        "FIRST": 0x7FEB352D,
+        "SECOND": 0x846CA68B,
+    }
+    launches += [
+        (kernel, {**hashed, **launch})
+        for kernel, launch in (
+            (residual_norm._forward, residual_norm.FORWARD),
+            (residual_norm._backward, residual_norm.BACKWARD),
+            (embedding_norm._forward, {"OFFSET": 0, **embedding_norm.FORWARD}),
+            (embedding_norm._backward, {"OFFSET": 0, "KINDS": 2, **embedding_norm.BACKWARD}),
+            (embedding_norm._backward, {"OFFSET": 0, "KINDS": 4, **embedding_norm.BACKWARD}),
+        )
+    ]
+    launches.append((sums._sum, {"WIDTH": 2304, **sums.SUM}))
+    for kernel, settings in launches:
+        assert shared_memory(kernel, capability, **settings) <= room
