@@ -9,7 +9,7 @@ import torch
 
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.evaluation.report import write_evaluation
 from ranker.losses.lce import LCE
 from ranker.models.monobert import MonoBERT

@@ -25,7 +25,7 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from ranker.assembly import run_folder
+from ranker import run_folder
 from ranker.cli.sweep import close, is_held, job_folders, read_job, read_jobs
 from ranker.errors import ConfigError
 from ranker.files import write_whole

@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from ranker.config.check import constructor_keys
+from ranker.config.check import constructor_keys, is_trusted
 from ranker.config.stored import load_stored
 from ranker.encoders.execution import Execution
 from ranker.encoders.model_folder import read_object
@@ -99,7 +99,7 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
 def _load(folder: Path, target: str, execution: Execution) -> Any:
     """The scorer of a class in a folder; whatever a library finds wrong with the folder is one line."""
     module, _, name = target.rpartition(".")
-    scorer: Any = getattr(importlib.import_module(module), name) if module.startswith("ranker.models.") else None
+    scorer: Any = getattr(importlib.import_module(module), name) if is_trusted(target, "model") else None
     if not hasattr(scorer, "load"):
         raise CheckpointError(f"{folder}: model._target_: expected a scorer of ranker.models, got {target!r}")
     try:

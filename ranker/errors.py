@@ -1,5 +1,10 @@
 """Errors that a user can mend: where, what was expected, what came, how to fix it. Entry scripts print them without a traceback."""
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
 
 class RankerError(Exception):
     """A user's mistake or a broken input; its text is one line that says where, expected, got and fix."""
@@ -35,3 +40,13 @@ class Preempted(RankerError):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
+
+
+def did_you_mean(got: str, known: Sequence[str]) -> str:
+    """The end of an error message: the known name nearest to what was given, or all known names.
+
+    >>> did_you_mean("monobret", ["colbert", "monobert"]), did_you_mean("x", ["b", "a"])
+    ('; did you mean monobert?', '; expected one of a, b')
+    """
+    near = difflib.get_close_matches(got, known, n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(sorted(known))}" if known else ""

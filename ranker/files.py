@@ -235,6 +235,15 @@ def read_sums(folder: Path, error: type[RankerError] = DataError) -> dict[str, S
     return sums
 
 
+def leads_out(path: str) -> bool:
+    """Whether a relative path leaves the folder that it starts in, or is an absolute one.
+
+    >>> [leads_out(path) for path in ("a/b", "../a", "/a", "a/../../b", "~/a", "val/nDCG@10")]
+    [False, True, True, True, True, False]
+    """
+    return path.startswith(("/", "~", "file:")) or ".." in Path(path).parts or "\0" in path
+
+
 def zip_fault(path: Path) -> str | None:
     """What is wrong with a zip archive (a checkpoint, an `.npz`), by the CRC-32 of each of its parts; None if it is whole.
 

@@ -38,6 +38,7 @@ from ranker.assembly.objects import (
 from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_fabric, rehearse_trainer, rehearse_training
 from ranker.checkpoint import load_checkpoint, load_scorer, read_description, save_model
 from ranker.config.check import constructor_keys
+from ranker.config.stored import resumed_runs
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.pair_cuts import warn_of_other_cuts
@@ -138,7 +139,7 @@ def train(cfg: DictConfig) -> float | None:
                 "pruned": pruned,
             },
         )
-        pictures.write_curves(folder, cfg.monitor, f"{cfg.name}, {folder.name}")
+        pictures.write_curves(resumed_runs(folder), cfg.monitor, f"{cfg.name}, {folder.name}")
         queries = {name: collection.queries for name, collection in tested.items()}
         dashboards.report(trainer.loggers, folder, queries, cfg_values(cfg), value)
         for name in tested:

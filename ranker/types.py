@@ -19,7 +19,7 @@ Qrels = dict[str, dict[str, int]]  # query_id -> doc_id -> relevance
 Run = dict[str, dict[str, float]]  # query_id -> doc_id -> score
 
 
-class _Movable:
+class Movable:
     """A dataclass of tensors (and of such dataclasses) that Lightning and a pinning DataLoader can move.
 
     Treat it as frozen. It is not, since Lightning's 64-true and bf16-true precision can't convert frozen dataclasses.
@@ -29,9 +29,9 @@ class _Movable:
         changed: dict[str, Any] = {}
         for field in fields(self):  # type: ignore[arg-type]
             value = getattr(self, field.name)
-            if isinstance(value, (Tensor, _Movable)):
+            if isinstance(value, (Tensor, Movable)):
                 changed[field.name] = move(value)
-            elif isinstance(value, tuple) and value and isinstance(value[0], _Movable):
+            elif isinstance(value, tuple) and value and isinstance(value[0], Movable):
                 changed[field.name] = tuple(move(part) for part in value)
         return replace(self, **changed)  # type: ignore[type-var]
 
@@ -45,7 +45,7 @@ class _Movable:
 
 
 @dataclass
-class TokenBatch(_Movable):
+class TokenBatch(Movable):
     """Ragged token sequences: row r is `tokens[cu_seqlens[r]:cu_seqlens[r + 1]]`.
 
     Args:
@@ -80,7 +80,7 @@ class TokenBatch(_Movable):
 
 
 @dataclass
-class RankBatch(_Movable):
+class RankBatch(Movable):
     """A micro-batch of query groups. A cross-encoder reads `pairs`; a bi-encoder reads `queries` and `docs`.
 
     Args:
@@ -103,7 +103,7 @@ class RankBatch(_Movable):
 
 
 @dataclass
-class Contrast(_Movable):
+class Contrast(Movable):
     """What in-batch negatives have to know of the whole step, the same on every device. `docs` are the step's real docs, group by group.
 
     Args:
@@ -120,7 +120,7 @@ class Contrast(_Movable):
 
 
 @dataclass
-class TrainStep(_Movable):
+class TrainStep(Movable):
     """All of one optimizer step's work on this device; `micro_batches` may be empty where another device got all groups.
 
     `seeds` are torch's seeds of the micro-batches where the step is repeated on another device than its own; else the module makes them.

@@ -27,7 +27,6 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 from transformers.utils import logging as transformers_logging
 
 from ranker.checkpoint import load_scorer
-from ranker.cli.entry import is_first_process
 from ranker.config.check import constructor_keys
 from ranker.config.writing import inside
 from ranker.data.collection import Collection, Splits
@@ -39,11 +38,11 @@ from ranker.files import write_sums
 from ranker.multitask.module import MultitaskModule
 from ranker.multitask.multitask import Multitask, make_task
 from ranker.multitask.steps import TaskData
+from ranker.processes import PARENT, announce_dead_children, announce_parent, is_first_process, is_lost_peer
 from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.training import dashboards, loggers
 from ranker.training.checkpoint_files import WholeFiles
 from ranker.training.contrastive_module import ContrastiveModule
-from ranker.training.process_watch import PARENT, announce_dead_children, announce_parent, is_lost_peer
 from ranker.training.progress import ProgressBar
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import environment, log_to, write_json, write_text
@@ -385,4 +384,6 @@ def _prepare_children(folder: Path) -> None:
             composed.hydra.run.dir = str(folder)  # Lightning passes this on; in a multirun it would be a folder that nobody uses
         announce_parent()
         overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
-        sys.argv = [sys.argv[0], "--config-path", str(folder), "--config-name", "config", *overrides]
+        command = str(HydraConfig.get().job.config_name)
+        started = [] if Path(sys.argv[0]).name == f"{command}.py" else [command]  # a script runs one command, `ranker` names it first
+        sys.argv = [sys.argv[0], *started, "--config-path", str(folder), "--config-name", "config", *overrides]

@@ -24,22 +24,22 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ranker.assembly import run_folder
-from ranker.cli import hydra_rules, sweep
-from ranker.cli.usage import CONF
+from ranker import run_folder
+from ranker.cli import hydra_rules, overrides, sweep
 from ranker.config import check as config
-from ranker.config import overrides, roots
+from ranker.config import roots
 from ranker.config.paths import make_absolute
+from ranker.config.roots import CONF
 from ranker.config.stored import load_stored
-from ranker.errors import ConfigError, Preempted, RankerError
-from ranker.training.process_watch import watch_from_the_start
+from ranker.errors import ConfigError, Preempted, RankerError, did_you_mean
+from ranker.processes import global_rank, is_first_process, watch_from_the_start
 
 # what may be another in a training that goes on: how long, where and how it is computed, what is kept and shown; else it would be another one
 CHANGEABLE = (
     "trainer", "batch.max_tokens", "batch.eval_max_tokens", "batch.workers", "encoder.trust_remote_code", "callbacks", "logger", "name",
     "cache_dir", "save_every_steps", "nonfinite", "checkpoint", "resume",
 )  # fmt: skip
-HYDRA, HERE = Path(hydra.__file__).parent, Path(__file__).parent
+HYDRA, HERE = Path(hydra.__file__).parent, Path(__file__).resolve().parents[1]
 FIXED = ("trainer", "trainer.limit_train_batches", "trainer.gradient_clip_val")
 
 
@@ -60,16 +60,6 @@ def _register_resolvers() -> None:
     OmegaConf.register_new_resolver("module_of", lambda target: ("unnamed." + str(target)).split(".")[-2], replace=True)
     OmegaConf.register_new_resolver("root", _root, use_cache=True, replace=True)
     OmegaConf.register_new_resolver("run_name", _run_name, replace=True)
-
-
-def global_rank() -> int:
-    """This process's number under torchrun or SLURM; 0 where one process was started by hand."""
-    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
-
-
-def is_first_process() -> bool:
-    """Whether this process keeps the run folder; Lightning numbers those that it starts on one machine."""
-    return global_rank() == 0 and int(os.environ.get("LOCAL_RANK", "0")) == 0
 
 
 def _stamp() -> str:
@@ -134,12 +124,11 @@ def _run(command: str, cfg: DictConfig) -> float | None:
     config.check(cfg)
     make_absolute(cfg)
     _check_source(cfg)
-    config.set_layers(cfg)
+    config.fill_in(cfg)
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN and "trainer" in cfg:
         build = importlib.import_module("ranker.assembly.objects")
         if build.several_devices(cfg.trainer):
-            script = Path(__file__).resolve().parents[2] / f"{command}.py"
-            return sweep.run_apart(script, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_yaml(cfg, resolve=True))
+            return sweep.run_apart(command, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_yaml(cfg, resolve=True))
     run = importlib.import_module("ranker.run")
     return getattr(run, command)(cfg)
 
@@ -285,8 +274,8 @@ def _complaint(error: BaseException) -> str:
     )
     if missing:
         group, got, options = missing.groups()
-        known = re.findall(r"\S+", options or "")
-        known = known or sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        known = re.findall(r"\S+", options or "") or sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        known = [name for name in known if not name.startswith("_")]
         return f"{group}: expected one of {', '.join(known)}; got {got!r}" if known else f"{group}: no such file conf/{group}/{got}.yaml"
     deleted = re.search(r"Could not delete from config\. '?([\w.]+)'?", text)
     if deleted:
@@ -337,4 +326,5 @@ def _first(text: str) -> str:
 
 def _near(name: str) -> str:
     known = [key for root in roots.ROOTS.values() for key in roots.known_keys(root)]
-    return config.suggestion(name, known) if config.difflib.get_close_matches(name, known, n=1, cutoff=0.6) else "; see --help for the keys"
+    hint = did_you_mean(name, known)
+    return hint if "did you mean" in hint else "; see --help for the keys"

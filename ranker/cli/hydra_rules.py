@@ -14,11 +14,12 @@ import hydra._internal.hydra as hydra_start
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from omegaconf import DictConfig, OmegaConf
 
+from ranker.config.roots import CONF
 from ranker.config.signatures import defines
-from ranker.config.writing import leads_out, parts_of
+from ranker.config.writing import parts_of
 from ranker.errors import ConfigError
+from ranker.files import leads_out
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 LOGGING = ("job_logging", "hydra_logging")
 # what `class` and `()` of Python's logging configuration may name
 LOGGING_CLASSES = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.Formatter", "colorlog.ColoredFormatter")

@@ -24,9 +24,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from ranker.assembly.run_folder import check_unused
+from ranker.config.roots import CONF
 from ranker.errors import ConfigError, DataError, Preempted, RankerError
 from ranker.files import write_whole
+from ranker.run_folder import check_unused
 
 log = logging.getLogger(__name__)
 
@@ -114,13 +115,13 @@ def _write(path: Path, text: str) -> None:
         file.write(text)
 
 
-def run_apart(script: Path, folder: Path, config: str) -> float | None:
+def run_apart(command: str, folder: Path, config: str) -> float | None:
     """Run a job in a process of its own and return its objective.
 
     Lightning kills the first process of a training on several devices when another one fails, which would end the whole sweep.
 
     Args:
-        script: The entry script.
+        command: The command, `train`.
         folder: The job's folder.
         config: Its resolved configuration.
 
@@ -128,11 +129,13 @@ def run_apart(script: Path, folder: Path, config: str) -> float | None:
         Failed: The process ended with an error.
     """
     _write(folder / "config.yaml", config)
-    command = [sys.executable, *(f"-W{option}" for option in sys.warnoptions), str(script), "--config-path", str(folder.resolve()),
-               "--config-name", "config", "--config-dir", str(script.resolve().parent / "conf"), f"hydra.run.dir='{folder.resolve()}'",
-               "hydra/job_logging=ranker", "hydra/hydra_logging=none", "hydra.output_subdir=null"]  # fmt: skip
+    arguments = [
+        *(sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-m", "ranker", command),
+        *("--config-path", str(folder.resolve()), "--config-name", "config", "--config-dir", str(CONF)),
+        *(f"hydra.run.dir='{folder.resolve()}'", "hydra/job_logging=ranker", "hydra/hydra_logging=none", "hydra.output_subdir=null"),
+    ]
     variables = {**os.environ, JOB_FOLDER: str(folder.resolve())}
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", env=variables) as process:
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, errors="replace", env=variables) as process:
         before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # it saves, and ends with code 75
         try:
             assert process.stderr is not None

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 from omegaconf import OmegaConf
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
+from ranker.config.roots import CONF
 
 
 def answer_help(command: str) -> None:
@@ -27,18 +26,18 @@ def answer_help(command: str) -> None:
 
 
 def usage(command: str, arguments: list[str]) -> str:
-    """The help text of `python COMMAND.py`; a group that is chosen on the command line is shown with its keys."""
+    """The help text of `ranker COMMAND`; a group that is chosen on the command line is shown with its keys."""
     root = CONF / f"{command}.yaml"
     defaults = {key.removeprefix("override ").removeprefix("optional "): value
                 for entry in OmegaConf.load(root).defaults if not isinstance(entry, str) for key, value in entry.items()}  # fmt: skip
-    groups = {path.name: sorted(part.stem for part in path.glob("*.yaml")) for path in sorted(CONF.iterdir())
+    groups = {path.name: sorted(part.stem for part in path.glob("[!_]*.yaml")) for path in sorted(CONF.iterdir())
               if path.is_dir() and path.name in defaults and any(path.glob("*.yaml"))}  # fmt: skip
     chosen = dict(part.split("=", 1) for part in arguments if "=" in part)
     lines = [
-        f"python {command}.py [GROUP=CHOICE ...] [KEY=VALUE ...] [-m]",
+        f"ranker {command} [GROUP=CHOICE ...] [KEY=VALUE ...] [-m]",
         "",
         "-m: run every combination of comma-separated values; --cfg job: print the configuration and end; --hydra-help: Hydra's options.",
-        f"python {command}.py GROUP=CHOICE --help shows a choice's keys. docs/ explains them.",
+        f"ranker {command} GROUP=CHOICE --help shows a choice's keys. docs/ explains them.",
         "",
         "Groups and their choices (* is the default):",
     ]
@@ -49,7 +48,11 @@ def usage(command: str, arguments: list[str]) -> str:
     lines += [line for line in _below_defaults(text) if line]
     for group in groups:
         if group in chosen and (path := CONF / group / f"{chosen[group]}.yaml").is_file():
-            lines += ["", f"{group}={chosen[group]}, conf/{group}/{path.name}:", "", *path.read_text(encoding="utf-8").splitlines()]
+            text = path.read_text(encoding="utf-8")
+            lines += ["", f"{group}={chosen[group]}, conf/{group}/{path.name}:", "", *text.splitlines()]
+            shared = path.with_name("_shared.yaml")
+            if "- _shared" in text:
+                lines += ["", f"and, unless set there, conf/{group}/_shared.yaml:", "", *shared.read_text(encoding="utf-8").splitlines()]
     return "\n".join(lines) + "\n"
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
+import importlib
+import importlib.util
 import os
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -18,15 +19,16 @@ from ranker.config import trainer as trainer_checks
 from ranker.config import values as value_checks
 from ranker.config.roots import ROOTS, known_keys, root_of
 from ranker.config.signatures import Parameter, attribute_of, defines, parameters_of
-from ranker.config.writing import WRITING, leads_out, parts_of, writing_faults
-from ranker.errors import ConfigError
+from ranker.config.writing import WRITING, parts_of, writing_faults
+from ranker.errors import ConfigError, did_you_mean
+from ranker.files import leads_out
 
 # what the `_target_` of each group may name, a whole name or the start of one: a config file is data, it must not be able to run anything
 # it likes (torch.hub.load would, and ranker.training.run_writer.write_text)
 TRUSTED = {
     "data": ("ranker.data.sources.",),
-    "model": ("ranker.models.", "ranker.retrieval.bm25.BM25", "ranker.multitask.options."),
-    "encoder": ("ranker.encoders.encoder.load_encoder",),
+    "model": ("ranker.models.", "ranker.retrieval.bm25.BM25", "ranker.multitask.options.", "ranker.multitask.multitask."),
+    "encoder": ("ranker.encoders.loading.load_encoder",),
     "loss": ("ranker.losses.",),
     "optim": ("torch.optim.",),
     "schedule": ("ranker.training.schedules.",),
@@ -151,14 +153,8 @@ def unknown_keys(cfg: Mapping[Any, Any], root: Any) -> list[str]:
         known = [entry.name for entry in fields(kind)]
         for key in map(str, node if isinstance(node, Mapping) else ()):
             if key not in known:
-                faults.append(f"{path + '.' if path else ''}{key}: unknown key{suggestion(key, known)}")
+                faults.append(f"{path + '.' if path else ''}{key}: unknown key{did_you_mean(key, known)}")
     return faults
-
-
-def suggestion(got: str, known: list[str]) -> str:
-    """Words that point to the nearest of the known names."""
-    near = difflib.get_close_matches(got, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(sorted(known))}" if known else ""
 
 
 def untrusted(node: Any, path: str) -> list[str]:
@@ -220,7 +216,7 @@ def _bind(node: DictConfig, path: str, target: str) -> list[str]:
     if parameters is None:  # an outside signature that can't be read without importing; Python will check it
         return faults
     given = {str(key) for key in node if not str(key).startswith("_")} - set(OWN_KEYS.get(path, ()))
-    faults += [f"{path}.{key}: unknown key for {target}{suggestion(key, list(parameters))}" for key in sorted(given - set(parameters))]
+    faults += [f"{path}.{key}: unknown key for {target}{did_you_mean(key, list(parameters))}" for key in sorted(given - set(parameters))]
     live = {"encoder", "params", "folder", "step", "total", "scorer", "docs"}  # filled in by the program
     for name, parameter in parameters.items():
         if name in given and not OmegaConf.is_missing(node, name):
@@ -237,26 +233,28 @@ def _multitask(cfg: DictConfig) -> list[str]:
     model = cfg.get("model") if "model" in cfg and not OmegaConf.is_missing(cfg, "model") else None
     if not isinstance(model, DictConfig) or not is_trusted(str(model.get("_target_")), "model"):
         return []
-    if "heads" not in (parameters_of(str(model.get("_target_"))) or ()):
+    rules = _rules_of(str(model.get("_target_")))
+    if rules is None:
         return [f"model.{key}: unknown key for {model.get('_target_')}" for key in OWN_KEYS["model"] if key in model]
-    from ranker.multitask.check import faults_of  # other models need none of it
-
     plain: Any = OmegaConf.to_container(model, resolve=True)
-    return faults_of(plain, cfg.get("encoder") or {})
+    faults: list[str] = rules.faults_of(plain, cfg.get("encoder") or {})
+    return faults
 
 
-def set_layers(cfg: DictConfig) -> None:
-    """Put the layers of the probing report in place of `layer: auto`, so that the run folder says which they are."""
-    heads = OmegaConf.select(cfg, "model.heads") or []
-    if any(head.get("layer") == "auto" for head in heads):
-        from ranker.multitask.check import auto_layers, read_heads
-        from ranker.multitask.options import AutoLayers
+def _rules_of(target: str) -> Any:
+    """The module `check` of the package that a model is defined in, None where it has none; ranker/multitask/check.py is one.
 
-        plain: Any = OmegaConf.to_container(cfg.model, resolve=True)
-        auto = AutoLayers(**{key: value for key, value in plain["auto"].items() if not key.startswith("_")})
-        chosen = auto_layers(read_heads(plain["heads"]), auto, cfg.encoder)
-        for head in heads:
-            head.layer = chosen.get(head.get("name") or head.task, head.layer)
+    It offers `faults_of(model, encoder)` and `fill_in(cfg)`, which puts found values in place of `auto`.
+    """
+    name = f"{target.rpartition('.')[0].rpartition('.')[0]}.check"
+    return importlib.import_module(name) if name.startswith("ranker.") and importlib.util.find_spec(name) else None
+
+
+def fill_in(cfg: DictConfig) -> None:
+    """Put found values in place of `auto` in the model's node, so that the run folder says what they are."""
+    rules = _rules_of(str(OmegaConf.select(cfg, "model._target_")))
+    if rules is not None:
+        rules.fill_in(cfg)
 
 
 def _numbers(cfg: DictConfig) -> list[str]:
@@ -306,7 +304,7 @@ def _data(cfg: DictConfig) -> list[str]:
     known = {key: value for key, value in (parameters_of("ranker.retrieval.bm25.BM25") or {}).items() if key not in ("docs", "threads")}
     for key in map(str, options):
         if key not in known:
-            faults.append(f"data.first_stage.{key}: unknown key{suggestion(key, list(known))}")
+            faults.append(f"data.first_stage.{key}: unknown key{did_you_mean(key, list(known))}")
         elif fault := known[key].fault(options[key]):
             faults.append(f"data.first_stage.{key}: {fault}")
     return faults

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
+# the folder of the configuration files: inside the package where it was installed from a wheel, else at the top of the repository
+CONF = next(path for parent in Path(__file__).resolve().parents[1:3] if (path := parent / "conf").is_dir())
 # a text that may look like a number: as `str`, OmegaConf would turn 007 of a yaml into "7"; the check sees what came and asks for quotes
 Text = Any
 

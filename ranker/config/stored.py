@@ -7,21 +7,27 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ranker.config.check import GROUPS, target_faults, unknown_keys, untrusted
 from ranker.config.roots import root_of
 from ranker.config.values import text_faults
-from ranker.config.writing import WRITING, leads_out, parts_of, writing_faults
+from ranker.config.writing import WRITING, parts_of, writing_faults
 from ranker.errors import ConfigError
-from ranker.files import verify_folder
+from ranker.files import leads_out, verify_folder
 
 MAX_BYTES = 1_000_000  # the largest that this program writes have some thousands
 MAX_DEPTH = 40
 # keys of Hydra's `instantiate`; `_args_` is not among them: it would give a target what no signature names
 SPECIAL = ("_target_", "_partial_", "_convert_", "_recursive_")
 NODES = (*GROUPS, *WRITING)
+# names of targets in run folders of version 0.1, and where they are now
+RENAMED = {
+    "ranker.layers.encoder.": "ranker.encoders.loading.",
+    "ranker.models.multitask.": "ranker.multitask.multitask.",
+    "ranker.data.multitask.": "ranker.multitask.options.",
+}
 
 
 def load_stored(path: Path) -> Any:
@@ -35,6 +41,7 @@ def load_stored(path: Path) -> Any:
             damaged, or was changed and not accepted (ranker/files.py).
     """
     cfg = _read(path)
+    _rename(cfg)
     faults = stored_faults(cfg)
     if faults:
         raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
@@ -65,6 +72,18 @@ def _read(path: Path) -> Any:
     if not isinstance(cfg, DictConfig):
         raise ConfigError(f"{path}: expected keys and values, got a list or a single value")
     return cfg
+
+
+def _rename(node: Any) -> None:
+    """Replace names of targets that have moved."""
+    for key in list(node) if isinstance(node, DictConfig) else range(len(node)) if isinstance(node, ListConfig) else ():
+        value = node._get_node(key)
+        if key == "_target_":
+            target = str(value)
+            for old, new in RENAMED.items():
+                node[key] = target = target.replace(old, new, 1) if target.startswith(old) else target
+        else:
+            _rename(value)
 
 
 def stored_faults(cfg: DictConfig) -> list[str]:
@@ -117,3 +136,14 @@ def _types(cfg: DictConfig) -> list[str]:
     except OmegaConfBaseException as error:
         return [f"{error.full_key or '?'}: {str(error).splitlines()[0]}"]
     return []
+
+
+def resumed_runs(folder: Path) -> list[Path]:
+    """The run folder and those of the runs that it was resumed from, oldest first."""
+    chain = [folder]
+    while (chain[0] / "config.yaml").is_file():
+        cfg = load_stored(chain[0] / "config.yaml")
+        if not cfg.get("resume") or not cfg.get("checkpoint") or Path(cfg.checkpoint) in chain:
+            break
+        chain.insert(0, Path(cfg.checkpoint))
+    return chain

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ranker.files import leads_out
+
 # nodes whose objects write files
 WRITING = ("callbacks", "logger")
 # parameters of Lightning's callbacks that are paths; Lightning would take relative ones from the current folder
@@ -41,15 +43,6 @@ def _leading_out(node: Any, path: str) -> list[str]:
     if isinstance(node, str) and leads_out(node):
         return [f"{path}: expected a path inside the run's folder, got {node!r}; leave it out, or give one relative to that folder"]
     return [fault for part, name in parts_of(node, path) for fault in _leading_out(part, name)]
-
-
-def leads_out(path: str) -> bool:
-    """Whether a relative path leaves the folder that it starts in, or is an absolute one.
-
-    >>> [leads_out(path) for path in ("a/b", "../a", "/a", "a/../../b", "~/a", "val/nDCG@10")]
-    [False, True, True, True, True, False]
-    """
-    return path.startswith(("/", "~", "file:")) or ".." in Path(path).parts or "\0" in path
 
 
 def inside(folder: Path, node: Mapping[str, Any]) -> dict[str, Any]:

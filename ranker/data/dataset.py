@@ -18,7 +18,7 @@ from ranker.data.collection import Candidates, Collection
 from ranker.data.contrast import KnownPositives, contrast
 from ranker.data.sampling import GroupSampler, digest
 from ranker.errors import CheckpointError
-from ranker.types import RankBatch, Run, TrainStep, _Movable
+from ranker.types import Movable, RankBatch, Run, TrainStep
 
 
 class TrainSteps(Dataset[TrainStep]):
@@ -115,7 +115,7 @@ class StepLoader:
 
 
 @dataclass
-class ScoreBatch(_Movable):
+class ScoreBatch(Movable):
     """Candidates to score: `slots` [docs] says which candidate each real doc of `batch` is; -1 is a stand-in that counts for nothing."""
 
     batch: RankBatch

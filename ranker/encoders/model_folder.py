@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ranker.config.writing import leads_out
 from ranker.errors import CheckpointError
+from ranker.files import leads_out
 
 MAX_BYTES = 20_000_000  # of a JSON file that describes a model; an index of some thousand weights has less than one
 # in config.json: what makes the library take code from elsewhere, or convert weights by other packages

@@ -57,28 +57,19 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, sha
 # learning curves --------------------------------------------------------------------------------------------------------------------
 
 
-def read_curves(folder: Path) -> Curves:
-    """Logged values by name from `metrics.csv`, [(optimizer steps done, value)]; a resumed run's begin with those of the earlier run."""
+def read_curves(*folders: Path) -> Curves:
+    """Logged values by name from `metrics.csv`, [(optimizer steps done, value)].
+
+    Args:
+        folders: The run's folder; of a run that was resumed, the folders of the earlier runs before it, oldest first.
+    """
     curves: Curves = {}
-    for part in _chain(folder):
+    for part in folders:
         own = _read_metrics(part / "metrics.csv")
         first = min((values[0][0] for values in own.values()), default=0)
         for name in {*curves, *own}:
             curves[name] = [point for point in curves.get(name, []) if point[0] < first] + own.get(name, [])
     return {name: values for name, values in curves.items() if values}
-
-
-def _chain(folder: Path) -> list[Path]:
-    """The folder and those that it went on from, oldest first."""
-    from ranker.config.stored import load_stored
-
-    chain = [folder]
-    while (chain[0] / "config.yaml").is_file():
-        cfg = load_stored(chain[0] / "config.yaml")
-        if not cfg.get("resume") or not cfg.get("checkpoint") or Path(cfg.checkpoint) in chain:
-            break
-        chain.insert(0, Path(cfg.checkpoint))
-    return chain
 
 
 def _read_metrics(path: Path) -> Curves:
@@ -224,10 +215,10 @@ def draw_rank_changes(changes: Mapping[tuple[int, int], int], title: str) -> Fig
 # a run's pictures -------------------------------------------------------------------------------------------------------------------
 
 
-def write_curves(folder: Path, monitor: str | None, title: str) -> Path | None:
-    """Draw a run folder's learning curves to `pictures/learning_curves.png`; None where nothing was logged."""
-    figure = draw_curves(read_curves(folder), monitor, title)
-    return None if figure is None else save(figure, folder, "learning_curves")
+def write_curves(folders: Sequence[Path], monitor: str | None, title: str) -> Path | None:
+    """Draw the learning curves of `read_curves` to the last folder's `pictures/learning_curves.png`; None where nothing was logged."""
+    figure = draw_curves(read_curves(*folders), monitor, title)
+    return None if figure is None else save(figure, folders[-1], "learning_curves")
 
 
 def write_comparison(folder: Path, name: str, measure: str, run: Run, baseline: Run, qrels: Qrels, relevance: int = 1) -> list[Path]:

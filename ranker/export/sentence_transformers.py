@@ -16,13 +16,14 @@ from tokenizers import normalizers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
-from ranker.config.writing import leads_out
 from ranker.data.batching import Template
-from ranker.encoders.encoder import Encoder, without_pooler
+from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
+from ranker.encoders.loading import without_pooler
 from ranker.encoders.model_folder import check_model_folder, read_json, read_object
 from ranker.errors import CheckpointError
+from ranker.files import leads_out
 
 log = logging.getLogger(__name__)
 

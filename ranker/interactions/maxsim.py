@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ranker.types import _Movable
+from ranker.types import Movable
 
 
 @dataclass
-class TextVectors(_Movable):
+class TextVectors(Movable):
     """Vectors of texts, one or several each, one text after another.
 
     Args:

@@ -13,9 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
 
-from ranker.encoders.encoder import Encoder, load_encoder
+from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.fit import check_config, check_layout, check_tokens
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.model_folder import check_model_folder
 from ranker.errors import CheckpointError, ConfigError
 from ranker.interactions.grid import to_grid

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ast
 import csv
-import difflib
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from ranker.config.signatures import parameters_of
 from ranker.config.stored import load_stored
-from ranker.errors import ConfigError
+from ranker.errors import ConfigError, did_you_mean
 from ranker.multitask.options import (
     NAMED_LAYERS,
     POOLINGS,
@@ -62,7 +63,7 @@ def _head(entry: Any, where: str) -> Head:
     known = [part.name for part in fields(Head)]
     for key in entry:
         if key not in known:
-            raise ConfigError(f"{where}.{key}: unknown key{_near(str(key), known)}")
+            raise ConfigError(f"{where}.{key}: unknown key{did_you_mean(str(key), known)}")
     target = task_target(str(entry["task"]), f"{where}.task")
     parameters = parameters_of("ranker.multitask.options.Head") or {}
     for key, value in entry.items():
@@ -79,7 +80,7 @@ def _head(entry: Any, where: str) -> Head:
     options = parameters_of(target) or {}
     for key, value in head.options.items():
         if key not in options:
-            raise ConfigError(f"{where}.options.{key}: unknown key for {head.task}{_near(str(key), list(options))}")
+            raise ConfigError(f"{where}.options.{key}: unknown key for {head.task}{did_you_mean(str(key), list(options))}")
         fault = options[key].fault(value)
         if fault:
             raise ConfigError(f"{where}.options.{key}: {fault}")
@@ -114,11 +115,6 @@ def _check_layer(layer: Any, where: str) -> None:
         raise ConfigError(
             f"{where}: expected a layer from 0 (the embeddings), a list of them, {', '.join(NAMED_LAYERS[:-1])} or auto; got {layer!r}"
         )
-
-
-def _near(got: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(got, known, n=1, cutoff=0.6)
-    return f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(sorted(known))}"
 
 
 def task_target(task: str, where: str) -> str:
@@ -250,6 +246,16 @@ def auto_layers(heads: Sequence[Head], auto: AutoLayers, encoder: Mapping[str, A
     if faults:
         raise ConfigError("\n".join(faults))
     return chosen
+
+
+def fill_in(cfg: Any) -> None:
+    """Put the layers of the probing report in place of `layer: auto` in the configuration's heads."""
+    if any(head.get("layer") == "auto" for head in cfg.model.heads):
+        plain: Any = OmegaConf.to_container(cfg.model, resolve=True)
+        auto = AutoLayers(**{key: value for key, value in plain["auto"].items() if not key.startswith("_")})
+        chosen = auto_layers(read_heads(plain["heads"]), auto, cfg.encoder)
+        for head in cfg.model.heads:
+            head.layer = chosen.get(head.get("name") or head.task, head.layer)
 
 
 def _allowed_layers(layers: set[int], auto: AutoLayers, encoder: Mapping[str, Any]) -> set[int]:

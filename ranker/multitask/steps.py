@@ -22,11 +22,11 @@ from ranker.multitask.rows import TaskRows, label_tasks, to_rows
 from ranker.multitask.sampling import TaskPlan
 from ranker.probing.examples import ProbeTask
 from ranker.probing.sequences import Sequences
-from ranker.types import RankBatch, TokenBatch, TrainStep, _Movable
+from ranker.types import Movable, RankBatch, TokenBatch, TrainStep
 
 
 @dataclass
-class HeadBatch(_Movable):
+class HeadBatch(Movable):
     """One auxiliary task's targets in a micro-batch.
 
     Args:

@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from ranker.assembly.run_folder import check_unused
 from ranker.data.batching import Collator, fill
 from ranker.data.token_store import TokenStore
 from ranker.data.token_writer import map_array, tokenizer_fingerprint
 from ranker.errors import CheckpointError, DataError
 from ranker.files import REBUILD, THREADS, verify_folder, write_folder, write_whole
 from ranker.interactions.maxsim import TextVectors
+from ranker.run_folder import check_unused
 
 log = logging.getLogger(__name__)
 

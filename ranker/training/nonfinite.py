@@ -18,7 +18,7 @@ from torch import Tensor
 from ranker.errors import CheckpointError
 from ranker.files import verify_folder, write_sums
 from ranker.training.run_writer import write_json
-from ranker.types import TrainStep, _Movable
+from ranker.types import Movable, TrainStep
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ def _take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors[name] = value.detach().cpu().clone()
         return {"tensor": name}
-    if isinstance(value, _Movable):
+    if isinstance(value, Movable):
         kind = type(value)
         own = {field.name: _take_apart(getattr(value, field.name), f"{name}.{field.name}", tensors) for field in fields(value)}  # type: ignore[arg-type]
         return {"type": f"{kind.__module__}.{kind.__name__}", "fields": own}
@@ -146,6 +146,6 @@ def _put_together(node: Any, tensors: dict[str, Tensor]) -> Any:
         return tensors[node["tensor"]]
     module, _, name = str(node["type"]).rpartition(".")
     kind = getattr(importlib.import_module(module), name, None) if module in ("ranker.types", "ranker.multitask.steps") else None
-    if not (isinstance(kind, type) and issubclass(kind, _Movable)):
+    if not (isinstance(kind, type) and issubclass(kind, Movable)):
         raise ValueError(f"no batch type: {node['type']}")
     return kind(**{key: _put_together(value, tensors) for key, value in node["fields"].items()})

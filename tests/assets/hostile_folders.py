@@ -59,7 +59,7 @@ class Evil:
 SOUND = """
 name: sound
 model: {_target_: ranker.models.monobert.MonoBERT, pooling: cls, pooler: false, num_labels: 1, dropout: 0.0}
-encoder: {_target_: ranker.encoders.encoder.load_encoder, name: tiny, pretrained: false}
+encoder: {_target_: ranker.encoders.loading.load_encoder, name: tiny, pretrained: false}
 loss: {_target_: ranker.losses.lce.LCE, temperature: 1.0}
 data: {_target_: ranker.data.sources.files.Files, path: /nowhere}
 optim: {_target_: torch.optim.AdamW, _partial_: true, lr: 0.001, weight_decay: 0.0}

@@ -62,7 +62,7 @@ def test_pc88_an_offline_run_holds_all_that_the_run_folder_holds(done, small_fil
     folder = only(done, "multirun/sweep/*/0")
     board = opened(folder)
     assert board.config["optim"]["lr"] == 3e-3
-    assert board.config["encoder"]["_target_"] == "ranker.encoders.encoder.load_encoder"
+    assert board.config["encoder"]["_target_"] == "ranker.encoders.loading.load_encoder"
     logged = rows_of(folder / "metrics.csv")
     for name in ("train/loss", "train/grad_norm", "optim/lr", "train/pairs_per_second", "train/tokens_per_second", "val/nDCG@10"):
         expected = [(int(row["step"]), float(row[name])) for row in logged if row.get(name)]

@@ -23,7 +23,7 @@ from commands import ROOT
 from omegaconf import OmegaConf
 
 from ranker.data.sources.files import Files
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
 from ranker.probing.online_code import permutation

@@ -117,7 +117,7 @@ def test_evaluate_repeats_the_test_and_compares_runs(forks, trained, small_files
 
 
 def test_pc73_an_encoder_without_a_head_is_not_evaluated(forks, tmp_path, small_files):
-    from ranker.encoders.encoder import load_encoder
+    from ranker.encoders.loading import load_encoder
 
     load_encoder("tiny").model.save_pretrained(tmp_path / "headless")
     done = forks.run("evaluate.py", f"checkpoint={tmp_path / 'headless'}", "data=files", f"data.path={small_files}", cwd=tmp_path)

@@ -12,8 +12,9 @@ from ranker.assembly.objects import build_scorer
 from ranker.checkpoint import load_scorer, save_model
 from ranker.cli import entry
 from ranker.config.signatures import parameters_of
-from ranker.encoders.encoder import Encoder, load_encoder
+from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
+from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError
 from ranker.models.monobert import MonoBERT
 from ranker.probing.subject import Subject
@@ -44,7 +45,7 @@ def test_every_option_has_another_value_here_and_a_key_in_yaml():
     options = [option.name for option in fields(Execution)]
     assert list(OTHER) == options
     assert not [option for option in options if OTHER[option] == getattr(DEFAULT, option)]
-    assert set(options) <= set(parameters_of("ranker.encoders.encoder.load_encoder"))
+    assert set(options) <= set(parameters_of("ranker.encoders.loading.load_encoder"))
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -24,7 +24,7 @@ from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Spli
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.data.token_store import token_store
 from ranker.data.triples import triple_rows
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import DataError, RankerError
 from ranker.files import write_sums

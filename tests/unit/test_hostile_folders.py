@@ -12,7 +12,7 @@ from ranker.checkpoint import load_scorer, read_description
 from ranker.commands.replay import replay
 from ranker.config.check import check
 from ranker.config.stored import load_stored
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.errors import RankerError
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR

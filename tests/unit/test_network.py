@@ -11,7 +11,7 @@ import pytest
 
 from ranker import network
 from ranker.data import ir_datasets_reader as irds
-from ranker.encoders import encoder
+from ranker.encoders import loading
 from ranker.errors import ConfigError, DataError, RankerError
 from ranker.network import unreachable
 from ranker.training import dashboards, loggers
@@ -82,7 +82,7 @@ def test_an_encoder_of_a_hub_that_does_not_answer(hole, monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hole)
     with pytest.raises(ConfigError, match=rf"{hole} is out of reach: .*set encoder.name=FOLDER, or .* HF_HUB_OFFLINE=1") as raised:
-        encoder.load_encoder("someone/some-encoder")
+        loading.load_encoder("someone/some-encoder")
     assert "\n" not in str(raised.value)
 
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("model", "ranker.retrieval.bm25.BM25", True),
         ("model.sampling", "ranker.multitask.options.TaskSampling", True),
         ("model.head", "torch.nn.Identity", True),
-        ("encoder", "ranker.encoders.encoder.load_encoder", True),
+        ("encoder", "ranker.encoders.loading.load_encoder", True),
         ("optim", "torch.optim.AdamW", True),
         ("callbacks.early_stopping", "lightning.pytorch.callbacks.EarlyStopping", True),
         ("callbacks.prune", "ranker.training.pruning.Prune", True),
@@ -49,7 +49,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("optim", "torch.nn.modules.module.torch.hub.load", False),
         ("loss", "ranker.models.monobert.MonoBERT", False),  # another group's
         ("data", "lightning.pytorch.loggers.WandbLogger", False),
-        ("encoder", "ranker.encoders.encoder.load_encoder_too", False),
+        ("encoder", "ranker.encoders.loading.load_encoder_too", False),
         ("model", "rankerx.models.Anything", False),
         ("", "ranker.models.monobert.MonoBERT", False),
         ("model", "ranker", False),
@@ -63,7 +63,7 @@ def test_what_a_target_may_name(path, target, trusted):
     "content",
     [
         {"model": {"_target_": "os.system", "command": "touch ran"}},
-        {"encoder": {"_target_": "ranker.encoders.encoder.load_encoder", "inner": [{"_target_": "builtins.exec"}]}},
+        {"encoder": {"_target_": "ranker.encoders.loading.load_encoder", "inner": [{"_target_": "builtins.exec"}]}},
         {"callbacks": [{"_target_": "ranker.cli.entry.os.system"}]},
         {"data": {"_target_": "ranker.training.run_writer.write_text", "path": "ran", "text": ""}},
     ],
@@ -98,7 +98,7 @@ def test_replay_trusts_no_code_beside_weights(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     evil, marker = remote_code(tmp_path / "model", tmp_path / "ran"), tmp_path / "ran"
     cfg = {
-        "encoder": {"_target_": "ranker.encoders.encoder.load_encoder", "name": str(evil), "trust_remote_code": True},
+        "encoder": {"_target_": "ranker.encoders.loading.load_encoder", "name": str(evil), "trust_remote_code": True},
         "model": {"_target_": "ranker.models.monobert.MonoBERT"}, "loss": {"_target_": "ranker.losses.lce.LCE"},
         "optim": {"_target_": "torch.optim.AdamW"}, "schedule": {"_target_": "ranker.training.schedules.constant"},
         "trainer": {"max_epochs": 1},
@@ -113,13 +113,13 @@ def test_replay_trusts_no_code_beside_weights(tmp_path, monkeypatch):
 
 
 def test_a_folder_can_not_ask_for_its_own_code(tmp_path):
-    (tmp_path / "ranker.yaml").write_text("encoder: {_target_: ranker.encoders.encoder.load_encoder, name: x, trust_remote_code: true}")
+    (tmp_path / "ranker.yaml").write_text("encoder: {_target_: ranker.encoders.loading.load_encoder, name: x, trust_remote_code: true}")
     assert read_description(tmp_path)["encoder"]["trust_remote_code"] is False
 
 
 def remote_code(folder: Path, marker: Path) -> Path:
     """A model folder that brings code along, as the hub allows."""
-    from ranker.encoders.encoder import load_encoder
+    from ranker.encoders.loading import load_encoder
 
     encoder = load_encoder("tiny")
     encoder.model.save_pretrained(folder)
@@ -132,7 +132,7 @@ def remote_code(folder: Path, marker: Path) -> Path:
 
 
 def test_code_beside_weights_does_not_run(tmp_path, monkeypatch):
-    from ranker.encoders.encoder import load_encoder
+    from ranker.encoders.loading import load_encoder
 
     monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
     folder, marker = remote_code(tmp_path / "model", tmp_path / "ran"), tmp_path / "ran"
@@ -184,4 +184,4 @@ def test_arrays_are_never_unpickled_and_nobody_trusts_by_default():
                 assert keywords.get("allow_pickle") == "False", path
             if name.endswith(".from_pretrained") and name.startswith("Auto"):
                 assert keywords.get("trust_remote_code") in ("False", "trust_remote_code"), f"{path}: {name}"
-    assert "trust_remote_code: false" in (ROOT / "conf/encoder/bert_base.yaml").read_text()
+    assert "trust_remote_code: false" in (ROOT / "conf/encoder/_shared.yaml").read_text()

@@ -14,7 +14,7 @@ from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
 from ranker.data.sampling import JudgedGroups
 from ranker.data.splits import hash_order
 from ranker.data.token_store import build_token_store
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.models.monobert import MonoBERT
 from ranker.multitask.options import TaskSampling

@@ -12,7 +12,7 @@ from ranker.data.dataset import TrainSteps
 from ranker.data.pair_cuts import cut_otherwise, warn_of_other_cuts
 from ranker.data.sampling import JudgedGroups
 from ranker.data.token_store import build_token_store
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.models.monobert import MonoBERT
 

@@ -7,7 +7,7 @@ from scipy.stats import chi2, norm
 
 from ranker.data.sampling import mix
 from ranker.encoders.dropout import dropout_hashes, hashed_dropout
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.types import TokenBatch
 
 ROWS, LENGTH, DIM = 64, 32, 96

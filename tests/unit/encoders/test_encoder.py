@@ -7,8 +7,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel, ElectraConfig, ElectraModel, RobertaConfig, RobertaModel
 
 from ranker.encoders.attention import with_tail
-from ranker.encoders.encoder import Encoder, Work, load_encoder, max_positions
+from ranker.encoders.encoder import Encoder, Work
 from ranker.encoders.execution import Execution
+from ranker.encoders.families import max_positions
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.errors import ConfigError
 from ranker.interactions.pooling import POOLINGS, RowSums, pool

@@ -18,7 +18,8 @@ from transformers import (
 
 from ranker.checkpoint import load_scorer
 from ranker.data.token_store import build_token_store
-from ranker.encoders.encoder import Encoder, load_encoder
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import CheckpointError, ConfigError, DataError
 from ranker.models.colbert import ColBERT

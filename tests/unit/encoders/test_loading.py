@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AlbertConfig, AlbertModel
 
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import CheckpointError
 

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from ranker.config.stored import resumed_runs
 from ranker.evaluation import pictures
 
 
@@ -18,7 +19,7 @@ def test_curves_are_the_logged_values_and_a_resumed_run_carries_on_the_earlier_o
     first = write_run(tmp_path / "a", "resume: false\n", ["0,0,4.0,\n", "0,1,3.0,\n", "0,1,,0.25\n", "0,2,2.0,\n", "0,3,1.5,\n"])
     second = write_run(tmp_path / "b", f"resume: true\ncheckpoint: {first}\n", ["0,2,2.0,\n", "0,3,1.0,\n", "0,3,,0.5\n"])
     assert pictures.read_curves(first)["train/loss"] == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.5)]
-    curves = pictures.read_curves(second)
+    curves = pictures.read_curves(*resumed_runs(second))
     assert curves["train/loss"] == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)]
     # steps count from 0, and a validation has the step that it comes after
     assert curves["val/nDCG@10"] == [(2, 0.25), (4, 0.5)]

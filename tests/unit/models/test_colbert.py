@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError
 from ranker.interactions.maxsim import TextVectors, maxsim_all, maxsim_pairs
 from ranker.models.colbert import ColBERT

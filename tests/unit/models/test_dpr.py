@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError
 from ranker.interactions.maxsim import TextVectors
 from ranker.interactions.pooling import pool

@@ -9,7 +9,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 from ranker.assembly.objects import build_scorer
 from ranker.data.batching import Collator
 from ranker.data.token_store import build_token_store
-from ranker.encoders.encoder import Encoder, load_encoder
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import CheckpointError, ConfigError
 from ranker.losses.lce import LCE

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError, DataError
 from ranker.probing.controls import control_labels, shuffled_labels, surface_features, type_of

@@ -12,7 +12,8 @@ import torch
 from torch.testing import assert_close
 from transformers import BertModel
 
-from ranker.encoders.encoder import Encoder, load_encoder
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.errors import ConfigError, DataError
 from ranker.probing import state_cache

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import AutoModelForSequenceClassification
 
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.errors import CheckpointError
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR

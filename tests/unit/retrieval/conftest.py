@@ -7,7 +7,7 @@ import torch
 
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 from torch.utils.data import DataLoader
 
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.losses.lce import LCE
 from ranker.losses.ranknet import RankNet
 from ranker.models.dpr import DPR

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_config
 from ranker.training import throughput
 from ranker.training.throughput import WARM_UP, Throughput, matmul_flops

@@ -10,7 +10,7 @@ import pytest
 # what Lightning's launcher does: the process that it starts has a number, and its folder and variables
 FIRST = """
 import os, subprocess, sys, time
-from ranker.training.process_watch import announce_parent
+from ranker.processes import announce_parent
 announce_parent()
 subprocess.Popen([sys.executable, "-c", sys.argv[1]], env={**os.environ, "LOCAL_RANK": "1"})
 time.sleep(60)
@@ -46,7 +46,7 @@ def test_a_second_process_that_still_imports_ends_with_the_first(before, killed_
 def test_a_process_that_is_not_part_of_a_run_watches_nothing(monkeypatch):
     from threading import enumerate as threads
 
-    from ranker.training.process_watch import PARENT, watch_from_the_start
+    from ranker.processes import PARENT, watch_from_the_start
 
     monkeypatch.setenv(PARENT, "1")  # of a run that started this process for another reason
     monkeypatch.delenv("LOCAL_RANK", raising=False)

@@ -8,8 +8,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from ranker.cli import entry
+from ranker.cli.overrides import quote_texts, takes_text
 from ranker.config.check import check
-from ranker.config.overrides import quote_texts, takes_text
 from ranker.config.roots import ROOTS
 from ranker.config.values import text_keys
 from ranker.errors import ConfigError

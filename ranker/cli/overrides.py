@@ -10,8 +10,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from ranker.cli.usage import CONF
-from ranker.config.roots import ROOTS
+from ranker.config.roots import CONF, ROOTS
 from ranker.config.signatures import parameters_of
 from ranker.config.values import text_keys
 

@@ -153,7 +153,7 @@ def test_auto_takes_the_layer_of_the_highest_compression(tmp_path):
     for last, expected in (("true", [1, 2, 0]), ("false", [1, 1, 0])):
         cfg = composed(heads, f"model.auto.report={tmp_path}", f"model.auto.last_layer={last}")
         config.check(cfg)
-        config.set_layers(cfg)
+        config.fill_in(cfg)
         assert [head.layer for head in cfg.model.heads] == expected
     # a report has the task's own name: that of its rule, its vectors or its file
     heads = [Head(task="coref"), Head(task="gap", name="who"), Head(task="jsonl", name="mine", options={"path": "labels.jsonl"})]
@@ -177,7 +177,7 @@ def test_auto_refuses_a_report_of_another_encoder_and_leaves_out_the_encoders_la
     def layer_of_sem(*overrides):  # its compression rises from layer to layer: 1.0, 1.2, 1.5
         cfg = composed("encoder=minilm", "model.heads=[{task: sem, layer: auto}]", f"model.auto.report={tmp_path}", *overrides)
         config.check(cfg)
-        config.set_layers(cfg)
+        config.fill_in(cfg)
         return cfg.model.heads[0].layer
 
     told.write_text("checkpoint: null\nlayers: null\nencoder: {package: null, name: google-bert/bert-base-uncased}\n")

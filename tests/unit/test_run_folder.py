@@ -3,9 +3,9 @@
 import pytest
 from omegaconf import OmegaConf
 
-from ranker.assembly import run_folder
+from ranker import run_folder
 from ranker.checkpoint import load_scorer, save_model
-from ranker.encoders.encoder import load_encoder
+from ranker.encoders.loading import load_encoder
 from ranker.errors import CheckpointError, ConfigError
 from ranker.models.monobert import MonoBERT
 from ranker.retrieval.encode import Description, claim
@@ -59,7 +59,7 @@ def test_an_unused_folder_is_new_or_empty(tmp_path):
 
 def configuration() -> dict:
     encoder = {
-        "_target_": "ranker.encoders.encoder.load_encoder",
+        "_target_": "ranker.encoders.loading.load_encoder",
         "name": "tiny",
         "fused": False,
         "graphs": False,

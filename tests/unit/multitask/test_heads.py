@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from ranker.data.batching import Collator, StepPlan
 from ranker.data.token_store import build_token_store
-from ranker.encoders.encoder import Encoder, load_encoder
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.loading import load_encoder
 from ranker.errors import CheckpointError, ConfigError
 from ranker.models.monobert import MonoBERT
 from ranker.multitask.multitask import Multitask, make_task

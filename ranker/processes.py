@@ -13,6 +13,16 @@ PARENT = "RANKER_PARENT"  # environment variable: the id of the process that sta
 LOST = re.compile(r"gloo|NCCL|Connection (closed|reset)|Broken pipe")
 
 
+def global_rank() -> int:
+    """This process's number under torchrun or SLURM; 0 where one process was started by hand."""
+    return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
+
+
+def is_first_process() -> bool:
+    """Whether this process keeps the run folder; Lightning numbers those that it starts on one machine."""
+    return global_rank() == 0 and int(os.environ.get("LOCAL_RANK", "0")) == 0
+
+
 def watch_parent(seconds: float = 1.0, parent: int | None = None) -> None:
     """End this process when the one that started it has died; a collective on a GPU would wait for half an hour.
 

@@ -1,0 +1,56 @@
+"""The command `ranker COMMAND [GROUP=CHOICE ...] [KEY=VALUE ...]`; train.py and the other scripts run one command of it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hydra
+
+from ranker.cli.entry import job, register, user_errors
+from ranker.cli.usage import answer_help
+from ranker.config.roots import CONF
+from ranker.errors import ConfigError, did_you_mean
+
+COMMANDS = sorted(path.stem for path in CONF.glob("*.yaml"))  # each has a module of its name in ranker/commands/
+
+
+def entry_point(command: str) -> Callable[[], Any]:
+    """Hydra's main function of a command; register the typed roots before calling it."""
+
+    @hydra.main(version_base="1.3", config_path=str(CONF), config_name=command)
+    def main(cfg: Any) -> float | None:
+        return job(command, cfg)
+
+    return main
+
+
+def run(command: str) -> None:
+    """Run a command with the arguments in `sys.argv[1:]`. A user's mistake prints one line and exits with 1."""
+    answer_help(command)
+    register(command)
+    with user_errors():
+        entry_point(command)()
+
+
+def main() -> None:
+    """Run the command that `sys.argv[1]` names."""
+    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    if name in ("-h", "--help"):
+        sys.stdout.write("\n".join(_overview()) + "\n")
+        return
+    with user_errors():
+        if name not in COMMANDS:
+            raise ConfigError(f"ranker: expected a command, got {name!r}{did_you_mean(name, COMMANDS)}")
+    sys.argv = [sys.argv[0], *sys.argv[2:]]
+    run(name)
+
+
+def _overview() -> list[str]:
+    lines = ["ranker COMMAND [GROUP=CHOICE ...] [KEY=VALUE ...] [-m]", "", "Commands:"]
+    for command in COMMANDS:
+        first = Path(CONF / f"{command}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]
+        lines.append(f"  {command:10} {first.lstrip('# ')}")
+    return [*lines, "", "ranker COMMAND --help lists its groups and keys; --config-dir FOLDER adds yaml files of your own."]

@@ -1,0 +1,171 @@
+"""Load an encoder from a folder, a package or the hub, with trained or with random weights."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import logging
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import torch
+from transformers import (
+    MODEL_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import Execution
+from ranker.encoders.fit import check_config, check_tokens
+from ranker.encoders.model_folder import check_model_folder
+from ranker.encoders.tiny import tiny_config, tiny_tokenizer
+from ranker.errors import CheckpointError, ConfigError
+from ranker.files import leads_out
+from ranker.network import unreachable
+
+log = logging.getLogger(__name__)
+
+
+def load_encoder(
+    name: str,
+    package: str | None = None,
+    layers: int | None = None,
+    dropout: float | None = None,
+    attention_dropout: float | None = None,
+    pretrained: bool = True,
+    ragged: bool = True,
+    compile: bool | str = "auto",
+    attention: str = "auto",
+    fused: bool | str = "auto",
+    graphs: bool | str = "auto",
+    trust_remote_code: bool = False,
+) -> Encoder:
+    """Load an encoder and its tokenizer.
+
+    Args:
+        name: Hub id, folder, or the folder's path inside `package`; `tiny` is a random BERT for tests.
+        package: An installed Python package that carries the weights; it is located, never imported.
+        layers: Keep only this many of the lower layers; None keeps all.
+        dropout: Dropout after embeddings, attention and feed-forward; None keeps the checkpoint's.
+        attention_dropout: Dropout on attention weights (off in the kernels without padding: CUDA in half precision); None keeps the
+            checkpoint's.
+        pretrained: False takes the configuration and random weights.
+        ragged: False pads every batch and runs transformers' own forward.
+        compile: Whether to compile layers on CUDA in half precision that are not `fused`: auto, true or false.
+        attention: Kernel on CUDA in half precision: auto, short or library.
+        fused: Whether embeddings and layers run through kernels of our own on CUDA in half precision: auto, true or false.
+        graphs: Whether training passes are replayed as CUDA graphs: auto (small ones on one device), true or false.
+        trust_remote_code: Whether code that lies beside the weights may run.
+
+    Raises:
+        ConfigError: No such encoder, package or folder; more layers than there are.
+        CheckpointError: The checkpoint lacks the encoder's weights, so that it would silently be random; or model and tokenizer do not fit.
+    """
+    cached = False  # whether the hub is out of reach, and its cache is all that there is
+    if name == "tiny":
+        config: Any = tiny_config()
+        tokenizer: Any = tiny_tokenizer()
+    else:
+        name = str(_package_folder(package, name)) if package else name
+        check_model_folder(name)
+        offline = _no_hub(name)
+        cached = offline is not None
+        try:
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=cached)
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=cached)
+        except Exception as error:  # the libraries raise classes of every sort for damaged files
+            reason = offline or " ".join(str(error).split())[:300]
+            raise ConfigError(
+                f"encoder.name: expected a hub id or a folder with config.json and a tokenizer, got {name!r} ({reason})"
+            ) from error
+    check_config(config, name)
+    if layers is not None:
+        if not 1 <= layers <= config.num_hidden_layers:
+            raise ConfigError(f"encoder.layers: expected 1 to {config.num_hidden_layers} for {name!r}, got {layers}")
+        config.num_hidden_layers = layers
+    for key, name_of, rate in (
+        ("dropout", "hidden_dropout_prob", dropout),
+        ("attention_dropout", "attention_probs_dropout_prob", attention_dropout),
+    ):
+        if rate is not None:
+            if not 0 <= rate < 1:
+                raise ConfigError(f"encoder.{key}: expected at least 0 and below 1, got {rate}")
+            setattr(config, name_of, rate)
+    model = _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code, cached)
+    model.train()  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
+    encoder = Encoder(model, tokenizer, Execution(ragged, compile, attention, fused, graphs))
+    check_tokens(encoder)
+    return encoder
+
+
+def _package_folder(package: str, folder: str) -> Path:
+    """The folder inside an installed package, found without importing (and so running) the package."""
+    if not package.isidentifier():  # to find the part after a dot, Python would import what comes before it
+        raise ConfigError(f"encoder.package: expected the name of a top-level package, got {package!r}")
+    if leads_out(folder):
+        raise ConfigError(f"encoder.name: expected a folder inside the package {package!r}, got {folder!r}")
+    try:
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # of a module that was made by hand, such as __main__
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(f"encoder.package: expected an installed package, got {package!r}; install it with: pip install -e '.[demo]'")
+    path = Path(spec.submodule_search_locations[0]) / folder
+    if not path.is_dir():
+        raise ConfigError(f"encoder.name: expected a folder inside the package {package!r}, got {folder!r}")
+    return path
+
+
+def without_pooler(config: PretrainedConfig) -> dict[str, bool]:
+    """How to build a model without the pooler that nothing reads; it would be an unused parameter under DDP."""
+    kind: Any = MODEL_MAPPING.get(type(config), None)
+    return {"add_pooling_layer": False} if kind is not None and "add_pooling_layer" in inspect.signature(kind).parameters else {}
+
+
+def _build(config: PretrainedConfig) -> PreTrainedModel:
+    return AutoModel.from_config(config, **without_pooler(config))
+
+
+def _no_hub(name: str) -> str | None:
+    """Why the hub can't be asked for an encoder; None for a folder, or where it answers, or where the environment says to be offline."""
+    if Path(name).is_dir() or huggingface_hub.constants.HF_HUB_OFFLINE:
+        return None
+    endpoint = huggingface_hub.constants.ENDPOINT
+    reason = unreachable(endpoint)
+    if reason is None:
+        return None
+    log.warning(
+        "encoder %s: %s is out of reach (%s); looking for it in the cache only; HF_HUB_OFFLINE=1 does so at once", name, endpoint, reason
+    )
+    return (
+        f"no such folder, {endpoint} is out of reach: {reason}, and it is not in the hub's cache; without a network set encoder.name=FOLDER, or "
+        "fill the cache elsewhere and set HF_HUB_OFFLINE=1"
+    )
+
+
+def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, cached: bool) -> PreTrainedModel:
+    try:
+        model, info = AutoModel.from_pretrained(
+            name, config=config, output_loading_info=True, trust_remote_code=trust_remote_code, local_files_only=cached,
+            dtype=torch.float32, **without_pooler(config),
+        )  # fmt: skip
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{name}: expected weights that load, got {type(error).__name__}: {reason}") from error
+    missing = sorted(info["missing_keys"])
+    inner = [key for key in missing if "pooler" not in key]
+    if missing:
+        log.warning("encoder %s: weights that the checkpoint lacks, random now: %s", name, ", ".join(missing))
+    weights = dict(model.named_parameters())
+    if len(inner) > len(weights) // 10 or any(key in weights and weights[key].ndim > 1 for key in inner):
+        raise CheckpointError(
+            f"{name}: expected the weights of a {config.model_type} encoder, but {len(inner)} of {len(weights)}, such as {inner[0]}, are missing "
+            "and would be random; "
+            "check encoder.name, or set encoder.pretrained=false to start from random weights"
+        )
+    return model
