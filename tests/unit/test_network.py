@@ -21,7 +21,7 @@ from ranker.training import dashboards, loggers
 def hole(monkeypatch):
     """A server that accepts connections and never answers; waiting is cut to a tenth of a second."""
     waits = lambda url: unreachable(url, 0.1)  # noqa: E731
-    for module in (encoder, irds, dashboards):
+    for module in (loading, irds, dashboards):
         monkeypatch.setattr(module, "unreachable", waits)
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
