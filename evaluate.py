@@ -1,4 +1,7 @@
-"""Evaluate a checkpoint or an existing run file: measures, baseline, paired tests. `python evaluate.py --help` lists the keys."""
+"""Evaluate a checkpoint or an existing run file: measures, baseline, paired tests.
+
+`python evaluate.py --help` lists the keys.
+"""
 
 from ranker.cli.main import run
 

@@ -1,4 +1,7 @@
-"""Search a whole collection with a bi-encoder or BM25, and mine hard negatives. `python search.py --help` lists groups and keys."""
+"""Search a whole collection with a bi-encoder or BM25, and mine hard negatives.
+
+`python search.py --help` lists groups and keys.
+"""
 
 from ranker.cli.main import run
 

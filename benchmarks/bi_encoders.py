@@ -1,10 +1,12 @@
 """Bi-encoders on the built-in collection, mean of several seeds: over BM25's top 100 and over the full collection.
 
     python benchmarks/bi_encoders.py --variants colbert dpr --seeds 0 1 2
-    python benchmarks/bi_encoders.py --untrained ../scifact       # a folder in the files layout; MiniLM as sentence-transformers ships it
+    python benchmarks/bi_encoders.py --untrained ../scifact       # a folder in the files layout; MiniLM as
+    sentence-transformers ships it
 
-Each training is `python train.py` and each search `python search.py` with the overrides that stand here; a finished one is not repeated.
-`--untrained` searches a collection with the packaged MiniLM and lets sentence-transformers encode and rank the same texts.
+Each training is `python train.py` and each search `python search.py` with the overrides that stand here; a finished one
+is not repeated. `--untrained` searches a collection with the packaged MiniLM and lets sentence-transformers encode and
+rank the same texts.
 """
 
 import argparse
@@ -21,9 +23,20 @@ sys.path.insert(0, str(ROOT))
 
 VARIANTS = {
     "colbert": ["model=colbert", "trainer.max_epochs=2", "optim.lr=1e-3", "max_doc_tokens=128", "batch.docs=4"],
-    "dpr": ["model=dpr", "encoder=minilm", "trainer.max_epochs=1", "max_doc_tokens=128", "batch.queries=32", "batch.docs=2"],
+    "dpr": [
+        "model=dpr",
+        "encoder=minilm",
+        "trainer.max_epochs=1",
+        "max_doc_tokens=128",
+        "batch.queries=32",
+        "batch.docs=2",
+    ],
 }
-NO_TEST = ["monitor=null", "depth=2", "val_depth=2"]  # the search gives every doc's score, so BM25's top 100 need no run of their own
+NO_TEST = [
+    "monitor=null",
+    "depth=2",
+    "val_depth=2",
+]  # the search gives every doc's score, so BM25's top 100 need no run of their own
 
 
 def run(script: str, *arguments: str) -> None:
@@ -36,7 +49,13 @@ def measure(variant: str, seed: int, out: Path, extra: list[str]) -> dict[str, f
     """Train and search, unless it is done."""
     trained, searched = out / f"{variant}-{seed}", out / f"{variant}-{seed}-search"
     if not (trained / "result.json").is_file():
-        options = [*VARIANTS[variant], *NO_TEST, f"seed={seed}", f"hydra.run.dir={trained}", "trainer.enable_progress_bar=false"]
+        options = [
+            *VARIANTS[variant],
+            *NO_TEST,
+            f"seed={seed}",
+            f"hydra.run.dir={trained}",
+            "trainer.enable_progress_bar=false",
+        ]
         run("train.py", *options, *extra)
     if not (searched / "search.json").is_file():
         run("search.py", f"checkpoint={trained}", "index=flat", "depth=938", f"hydra.run.dir={searched}")
@@ -61,7 +80,10 @@ def over_bm25(path: Path) -> float:
 
     test = with_candidates(CWE().load(), 100, ROOT / ".cache").tests["cwe"]
     first = {query_id: set(test.candidates[query_id]) for query_id in test.queries}
-    run = {query_id: {doc: s for doc, s in docs.items() if doc in first[query_id]} for query_id, docs in read_run(path).items()}
+    run = {
+        query_id: {doc: s for doc, s in docs.items() if doc in first[query_id]}
+        for query_id, docs in read_run(path).items()
+    }
     return evaluate(run, test.qrels, ["nDCG@10"]).means["nDCG@10"]
 
 
@@ -99,7 +121,9 @@ def untrained(folder: Path, out: Path) -> None:
         query_id: {doc_ids[doc]: float(scores[i, doc]) for doc in best[i]} for i, query_id in enumerate(test.queries)
     }  # fmt: skip
     theirs = evaluate(found, test.qrels, ["nDCG@10"]).means["nDCG@10"]
-    print(f"{folder.name}, MiniLM untrained, nDCG@10: {ours:.4f}; sentence-transformers: {theirs:.4f}; difference {ours - theirs:+.5f}")
+    print(
+        f"{folder.name}, MiniLM untrained, nDCG@10: {ours:.4f}; sentence-transformers: {theirs:.4f}; difference {ours - theirs:+.5f}"
+    )
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
     python benchmarks/chain.py data=cwe
     python benchmarks/chain.py data=files data.path=../scifact
 
-Each step is a command that stands here as a user would type it; it is printed before it runs, and a finished one is not repeated. Ends
-with a table of measures, latency and index size.
+Each step is a command that stands here as a user would type it; it is printed before it runs, and a finished one is not
+repeated. Ends with a table of measures, latency and index size.
 """
 
 import argparse
@@ -43,7 +43,9 @@ class Chain:
         """Run a command unless its folder is finished."""
         folder = self.out / name
         finished = {"train.py": "result.json", "evaluate.py": "evaluation", "search.py": "search.json"}[script]
-        goes_on = any(argument.startswith("checkpoint=") for argument in arguments)  # then the encoder is the checkpoint's
+        goes_on = any(
+            argument.startswith("checkpoint=") for argument in arguments
+        )  # then the encoder is the checkpoint's
         more = [own for own in self.training if script == "train.py" and not (goes_on and own.startswith("encoder"))]
         command = [script, *arguments, *more, f"hydra.run.dir={folder}"]
         print("python", shlex.join(command), flush=True)
@@ -57,7 +59,14 @@ class Chain:
     def scores(self, name: str, teacher: Path, *more: str) -> Path:
         """The teacher's run over candidates and positives of the training queries."""
         folder = self.run(
-            name, "evaluate.py", f"checkpoint={teacher}", "split=train", "add_positives=true", "depth=30", "measures=[nDCG@10]", *more
+            name,
+            "evaluate.py",
+            f"checkpoint={teacher}",
+            "split=train",
+            "add_positives=true",
+            "depth=30",
+            "measures=[nDCG@10]",
+            *more,
         )
         return folder / "evaluation/train+positives/run.trec"
 
@@ -75,7 +84,9 @@ def set_of(folder: Path) -> Path:
 def row(name: str, folder: Path, latency: dict[str, float], num_bytes: list[int]) -> str:
     """One line of the table; `latency` has p50 and p95 in milliseconds, `num_bytes` is of the index and of the vectors beside it."""
     measures = json.loads((set_of(folder) / "metrics.json").read_text())["measures"]
-    numbers = [f"{measures[measure]:.3f}" for measure in MEASURES] + [f"{latency[share]:.1f}" for share in ("p50", "p95")]
+    numbers = [f"{measures[measure]:.3f}" for measure in MEASURES] + [
+        f"{latency[share]:.1f}" for share in ("p50", "p95")
+    ]
     sizes = [f"{size / 2**20:.1f}" if size else "" for size in num_bytes]
     return f"| {name} | " + " | ".join([*numbers, *sizes]) + " |"
 
@@ -88,11 +99,21 @@ def rerank_latency(folder: Path, queries: int = 50) -> dict[str, float]:
     scorer.to(device)
     splits = with_candidates(load_source(trained.data), trained.depth, ROOT / ".cache")
     (collection,) = splits.tests.values()
-    data = RankData(splits, scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, BatchOptions(), text_limits(scorer, trained),
-                    depth=trained.depth, cache_dir=ROOT / ".cache")  # fmt: skip
+    data = RankData(
+        splits,
+        scorer.encoder.tokenizer,
+        scorer.reads,
+        scorer.encoder.max_tokens,
+        BatchOptions(),
+        text_limits(scorer, trained),
+        depth=trained.depth,
+        cache_dir=ROOT / ".cache",
+    )
     collator, spent = data.collator(collection), []
     for query_id in list(collection.qrels)[: queries + 2]:
-        batches = ScoreBatches(replace(collection, qrels={query_id: collection.qrels[query_id]}), trained.depth, collator, 65536)
+        batches = ScoreBatches(
+            replace(collection, qrels={query_id: collection.qrels[query_id]}), trained.depth, collator, 65536
+        )
         started = time.perf_counter()
         with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             for i in range(len(batches)):
@@ -126,7 +147,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("outputs/chain"))
     parser.add_argument("--training", nargs="*", default=[], help="further overrides for every training")
     parser.add_argument(
-        "--at-once", action="store_true", help="teach both bi-encoders at the same time; their latencies then disturb each other"
+        "--at-once",
+        action="store_true",
+        help="teach both bi-encoders at the same time; their latencies then disturb each other",
     )
     parser.add_argument("data", nargs="+", help="data=... and its keys")
     args = parser.parse_args()
@@ -138,7 +161,12 @@ def main() -> None:
     with ThreadPoolExecutor(2 if args.at_once else 1) as pool:
         for lines in pool.map(lambda model: taught(chain, model, args.data, teacher, scores), ("dpr", "colbert")):
             rows += lines
-    print("| | " + " | ".join(MEASURES) + " | ms a query, p50 | p95 | index, MiB | vectors, MiB |\n|" + " --- |" * (len(MEASURES) + 5))
+    print(
+        "| | "
+        + " | ".join(MEASURES)
+        + " | ms a query, p50 | p95 | index, MiB | vectors, MiB |\n|"
+        + " --- |" * (len(MEASURES) + 5)
+    )
     print("\n".join(rows))
 
 

@@ -3,8 +3,9 @@
     python benchmarks/demo.py --seeds 0 1 2                       # the demo itself
     python benchmarks/demo.py --variants dropout pooler both      # what cost the peers much
 
-Each training is `python train.py` with the overrides that the table names. The top-20 figure comes from the same run file: its docs
-outside BM25's top 20 are dropped, which is what re-ranking the top 20 alone gives, since a cross-encoder scores each pair by itself.
+Each training is `python train.py` with the overrides that the table names. The top-20 figure comes from the same run
+file: its docs outside BM25's top 20 are dropped, which is what re-ranking the top 20 alone gives, since a cross-encoder
+scores each pair by itself.
 """
 
 import argparse
@@ -38,7 +39,13 @@ def train(variant: str, seed: int, out: Path, extra: list[str]) -> dict[str, flo
         f"seed={seed}",
         "trainer.enable_progress_bar=false",
     ]
-    subprocess.run([*command, *VARIANTS[variant], *extra], check=True, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [*command, *VARIANTS[variant], *extra],
+        check=True,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     result = json.loads((folder / "result.json").read_text())
     return {
         "top 20": top_20(folder),

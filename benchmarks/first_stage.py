@@ -3,8 +3,8 @@
     python benchmarks/first_stage.py                      # one million docs of about 56 words in a plain docs.jsonl
     python benchmarks/first_stage.py --docs 100000 --queries 500
 
-Words follow Zipf's law over 500,000 generated words, lengths a gamma distribution; a query is six words of a doc. Seconds are processor
-time of one thread; memory is the process's high-water mark, the mapped file included.
+Words follow Zipf's law over 500,000 generated words, lengths a gamma distribution; a query is six words of a doc.
+Seconds are processor time of one thread; memory is the process's high-water mark, the mapped file included.
 """
 
 import argparse
@@ -30,7 +30,9 @@ def words() -> np.ndarray:
     syllables = np.array([consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"], dtype=object)
     numbers = np.arange(VOCABULARY)
     made = syllables[numbers % 90] + syllables[numbers // 90 % 90]
-    return np.where(numbers < 8100, made, made + syllables[rng.integers(0, 90, VOCABULARY)] + syllables[numbers // 8100 % 90])
+    return np.where(
+        numbers < 8100, made, made + syllables[rng.integers(0, 90, VOCABULARY)] + syllables[numbers // 8100 % 90]
+    )
 
 
 def write(path: Path, num_docs: int, mean_words: float) -> None:
@@ -50,7 +52,10 @@ def write(path: Path, num_docs: int, mean_words: float) -> None:
 def report(stage: str, seconds: float, per_doc: float) -> None:
     """One line: seconds, what MS MARCO would take, and the high-water mark of memory."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"{stage:<28} {seconds:8.1f} s   MS MARCO: {per_doc * MS_MARCO_DOCS / 60:6.1f} min   peak {peak:5.2f} GiB", flush=True)
+    print(
+        f"{stage:<28} {seconds:8.1f} s   MS MARCO: {per_doc * MS_MARCO_DOCS / 60:6.1f} min   peak {peak:5.2f} GiB",
+        flush=True,
+    )
 
 
 def main() -> None:

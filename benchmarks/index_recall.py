@@ -1,8 +1,9 @@
 """Recall@10 of each kind of index against the flat one, and queries per second, on clustered generated vectors.
 
 python benchmarks/index_recall.py [--vectors 100000] [--dim 128] [--clusters 1000] [--queries 1000] [--threads 1]
-Vectors are cluster centres plus noise of about the same length, normalised; queries are drawn in the same way. Recall@10 is the mean
-share of the flat index's ten best docs among the ten best found, after the exact comparison that search.py makes as well.
+Vectors are cluster centres plus noise of about the same length, normalised; queries are drawn in the same way.
+Recall@10 is the mean share of the flat index's ten best docs among the ten best found, after the exact comparison that
+search.py makes as well.
 """
 
 import argparse
@@ -39,7 +40,9 @@ class Generated:
 
 
 def clustered(count: int, centres: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    values = centres[rng.integers(len(centres), size=count)] + rng.normal(size=(count, centres.shape[1])).astype(np.float32)
+    values = centres[rng.integers(len(centres), size=count)] + rng.normal(size=(count, centres.shape[1])).astype(
+        np.float32
+    )
     return values / np.linalg.norm(values, axis=1, keepdims=True)
 
 
@@ -52,7 +55,14 @@ def best(index: VectorIndex, points: Generated, queries: np.ndarray) -> np.ndarr
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("vectors", 100_000), ("dim", 128), ("clusters", 1000), ("queries", 1000), ("threads", 1), ("seed", 0)):
+    for name, default in (
+        ("vectors", 100_000),
+        ("dim", 128),
+        ("clusters", 1000),
+        ("queries", 1000),
+        ("threads", 1),
+        ("seed", 0),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
     faiss.omp_set_num_threads(args.threads)
@@ -75,9 +85,14 @@ def main() -> None:
             found = best(index, points, queries)
             spent = time.perf_counter() - started
             exact = found if exact is None else exact
-            recall = np.mean([len(set(row) & set(truth)) / DEPTH for row, truth in zip(found.tolist(), exact.tolist(), strict=True)])
+            recall = np.mean(
+                [len(set(row) & set(truth)) / DEPTH for row, truth in zip(found.tolist(), exact.tolist(), strict=True)]
+            )
             name = type(kind).__name__
-            print(f"| {name} | {recall:.4f} | {len(queries) / spent:.0f} | {built:.1f} | {index.num_bytes / 1e6:.1f} |", flush=True)
+            print(
+                f"| {name} | {recall:.4f} | {len(queries) / spent:.0f} | {built:.1f} | {index.num_bytes / 1e6:.1f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Peak memory of ColBERT's training and re-ranking as batch.queries grows; MaxSim never holds all similarities of a step.
 
 python benchmarks/maxsim_memory.py [--queries 64 256 1024] [--docs 8] [--tokens 64] [--max-tokens 4096]
-Each row is a process of its own: one optimizer step (or the scoring of so many queries' candidates) with generated texts. The figure is
-the process's largest resident memory minus what it had before the step. `whole step` is what one tensor [queries, docs, query tokens,
-doc tokens] in float32 would take: with each query's own docs, and with the docs of all queries (in-batch negatives).
+Each row is a process of its own: one optimizer step (or the scoring of so many queries' candidates) with generated
+texts. The figure is the process's largest resident memory minus what it had before the step. `whole step` is what one
+tensor [queries, docs, query tokens, doc tokens] in float32 would take: with each query's own docs, and with the docs of
+all queries (in-batch negatives).
 """
 
 import argparse
@@ -46,16 +47,27 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
     corpus = MemoryDocs(Doc(f"d{i}", text(tokens)) for i in range(docs * queries))
     run = {f"q{i}": {f"d{docs * i + j}": float(-j) for j in range(docs)} for i in range(queries)}
     qrels = {f"q{i}": {f"d{docs * i}": 1} for i in range(queries)}
-    collection = Collection("made", corpus, {f"q{i}": text(12) for i in range(queries)}, qrels, Candidates.from_run(run))
+    collection = Collection(
+        "made", corpus, {f"q{i}": text(12) for i in range(queries)}, qrels, Candidates.from_run(run)
+    )
     scorer = ColBERT(
-        Encoder(BertModel(tiny_config(dim=64), add_pooling_layer=False), tiny_tokenizer()), projection=128, query_length=QUERY_TOKENS
+        Encoder(BertModel(tiny_config(dim=64), add_pooling_layer=False), tiny_tokenizer()),
+        projection=128,
+        query_length=QUERY_TOKENS,
     )
     with tempfile.TemporaryDirectory() as cache:
         data = RankData(
-            Splits(collection, None, {"made": collection}), scorer.encoder.tokenizer, "texts", scorer.encoder.max_tokens,
-            BatchOptions(queries=queries, docs=docs, max_tokens=max_tokens), TextLimits(32, tokens), depth=docs, cache_dir=cache,
-            layouts=scorer.layouts(), in_batch=mode == "in-batch",
-        )  # fmt: skip
+            Splits(collection, None, {"made": collection}),
+            scorer.encoder.tokenizer,
+            "texts",
+            scorer.encoder.max_tokens,
+            BatchOptions(queries=queries, docs=docs, max_tokens=max_tokens),
+            TextLimits(32, tokens),
+            depth=docs,
+            cache_dir=cache,
+            layouts=scorer.layouts(),
+            in_batch=mode == "in-batch",
+        )
         kind = ContrastiveModule if mode == "in-batch" else RerankModule
         module = kind(
             scorer,
@@ -66,12 +78,20 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
             on_evaluated=lambda name, run: {},
         )
         trainer = pl.Trainer(
-            accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-            use_distributed_sampler=False, num_sanity_val_steps=0,
-        )  # fmt: skip
+            accelerator="cpu",
+            max_steps=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            num_sanity_val_steps=0,
+        )
         data.train_steps() if mode != "rerank" else data.score_batches(collection)  # token stores
         before, started = resident(), time.perf_counter()
-        trainer.test(module, datamodule=data, verbose=False) if mode == "rerank" else trainer.fit(module, datamodule=data)
+        trainer.test(module, datamodule=data, verbose=False) if mode == "rerank" else trainer.fit(
+            module, datamodule=data
+        )
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"added_mib": (peak - before) / 2**20, "peak_mib": peak / 2**20, "seconds": time.perf_counter() - started}
 
@@ -88,19 +108,37 @@ def main() -> None:
     if args.one:
         print("RESULT " + json.dumps(measure(args.one[0], int(args.one[1]), args.docs, args.tokens, args.max_tokens)))
         return
-    print(f"{args.docs} docs of {args.tokens + 3} tokens a query, queries of {QUERY_TOKENS}, batch.max_tokens={args.max_tokens}")
+    print(
+        f"{args.docs} docs of {args.tokens + 3} tokens a query, queries of {QUERY_TOKENS}, batch.max_tokens={args.max_tokens}"
+    )
     print("| what | batch.queries | added MiB | whole step, MiB | s |\n| --- | --- | --- | --- | --- |")
     for mode in args.modes:
         for queries in args.queries:
-            command = [sys.executable, __file__, "--one", mode, str(queries), "--docs", str(args.docs), "--tokens", str(args.tokens),
-                       "--max-tokens", str(args.max_tokens)]  # fmt: skip
+            command = [
+                sys.executable,
+                __file__,
+                "--one",
+                mode,
+                str(queries),
+                "--docs",
+                str(args.docs),
+                "--tokens",
+                str(args.tokens),
+                "--max-tokens",
+                str(args.max_tokens),
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(done.stderr[-2000:])
-            found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT "))
+            found = json.loads(
+                next(line for line in done.stdout.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT ")
+            )
             pairs = queries * args.docs * (queries if mode == "in-batch" else 1)
             whole = 4 * pairs * QUERY_TOKENS * (args.tokens + 3) / 2**20
-            print(f"| {MODES[mode]} | {queries} | {found['added_mib']:.0f} | {whole:,.0f} | {found['seconds']:.0f} |", flush=True)
+            print(
+                f"| {MODES[mode]} | {queries} | {found['added_mib']:.0f} | {whole:,.0f} | {found['seconds']:.0f} |",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

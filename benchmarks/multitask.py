@@ -1,10 +1,11 @@
 """Does learning a probing task beside ranking help, and does it matter at which layer? nDCG@10 on the built-in collection.
 
     python benchmarks/multitask.py                      # train what is not there yet, then the table and the picture
-    python benchmarks/multitask.py --report --page docs/multitask.md   # only measure what is there, and write it into the page
+    python benchmarks/multitask.py --report --page docs/multitask.md   # only measure what is there, and write it into
+    the page
 
-Ranking only, and one task or three beside it, with heads at the middle layer or at the last of the 2-layer encoder `splade_tiny`. All
-trainings see the same ranking groups in the same order. A finished run is not made again.
+Ranking only, and one task or three beside it, with heads at the middle layer or at the last of the 2-layer encoder
+`splade_tiny`. All trainings see the same ranking groups in the same order. A finished run is not made again.
 """
 
 import argparse
@@ -68,25 +69,45 @@ def compare(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
     error = differences.std(ddof=1) / np.sqrt(len(differences))
     wins, losses, ties = wins_losses_ties(differences)
     return {
-        "delta": differences.mean(), "p": randomisation_test(differences), "detectable": 2.8 * error, "wins": wins, "losses": losses, "ties": ties,
-    }  # fmt: skip
+        "delta": differences.mean(),
+        "p": randomisation_test(differences),
+        "detectable": 2.8 * error,
+        "wins": wins,
+        "losses": losses,
+        "ties": ties,
+    }
 
 
 def tables(found: dict[str, np.ndarray]) -> str:
     """The figures in Markdown, and in plain words what is significant."""
     pairs = [(name, BASELINE) for name in found if name != BASELINE]
     pairs += [(name.replace("layer 2", "layer 1"), name) for name in found if "layer 2" in name]
-    tested = {f"{one} - {other}": compare(found[one], found[other]) for one, other in pairs if one in found and other in found}
+    tested = {
+        f"{one} - {other}": compare(found[one], found[other]) for one, other in pairs if one in found and other in found
+    }
     corrected = holm({name: row["p"] for name, row in tested.items()})
     seeds = max(len(own) for own in found.values())
     lines = [f"| training | {MEASURE}, each seed | mean |", "| --- | --- | --- |"]
-    lines += [f"| {name} | {', '.join(f'{mean:.3f}' for mean in own.mean(axis=1))} | **{own.mean():.4f}** |" for name, own in found.items()]
-    lines += ["", "| difference | delta | p | p (Holm) | detectable | wins/losses/ties |", "| --- | --- | --- | --- | --- | --- |"]
+    lines += [
+        f"| {name} | {', '.join(f'{mean:.3f}' for mean in own.mean(axis=1))} | **{own.mean():.4f}** |"
+        for name, own in found.items()
+    ]
+    lines += [
+        "",
+        "| difference | delta | p | p (Holm) | detectable | wins/losses/ties |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for name, row in tested.items():
         counts = f"{row['wins']}/{row['losses']}/{row['ties']}"
-        lines.append(f"| {name} | {row['delta']:+.4f} | {row['p']:.3f} | {corrected[name]:.3f} | {row['detectable']:.4f} | {counts} |")
+        lines.append(
+            f"| {name} | {row['delta']:+.4f} | {row['p']:.3f} | {corrected[name]:.3f} | {row['detectable']:.4f} | {counts} |"
+        )
     sure = [f"{name} ({tested[name]['delta']:+.4f})" for name in tested if corrected[name] <= 0.05]
-    said = f"Significant at 5 %: {'; '.join(sure)}. All other differences are not." if sure else "No difference is significant at 5 %."
+    said = (
+        f"Significant at 5 %: {'; '.join(sure)}. All other differences are not."
+        if sure
+        else "No difference is significant at 5 %."
+    )
     how = "p: paired randomisation test over queries on each query's mean over seeds; detectable: 80 % power at 5 %, uncorrected."
     return "\n".join([*lines, "", f"{said} {seeds} seeds, {next(iter(found.values())).shape[1]} test queries; {how}"])
 
@@ -111,7 +132,9 @@ def draw(found: dict[str, np.ndarray], picture: Path) -> None:
     axes.axvline(found[BASELINE].mean(), color="grey", linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(found)), list(found))
     axes.invert_yaxis()
-    axes.set_xlabel(f"{MEASURE}, {found[BASELINE].shape[1]} test queries, BM25's top 20\npoints: seeds, bar: their mean")
+    axes.set_xlabel(
+        f"{MEASURE}, {found[BASELINE].shape[1]} test queries, BM25's top 20\npoints: seeds, bar: their mean"
+    )
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=120)
 
@@ -131,16 +154,31 @@ def main() -> None:
             for variant, overrides in VARIANTS.items():
                 folder = folder_of(out, variant, seed)
                 if not (folder / "result.json").is_file():
-                    train(folder, [*overrides, *COMMON, *(LABELS if variant != BASELINE else []), f"seed={seed}", *args.extra])
+                    train(
+                        folder,
+                        [*overrides, *COMMON, *(LABELS if variant != BASELINE else []), f"seed={seed}", *args.extra],
+                    )
                 result = json.loads((folder / "result.json").read_text())
-                print(variant, seed, f"{result['measures']['cwe'][MEASURE]:.4f}", f"{result['train_seconds']:.0f} s", flush=True)
+                print(
+                    variant,
+                    seed,
+                    f"{result['measures']['cwe'][MEASURE]:.4f}",
+                    f"{result['train_seconds']:.0f} s",
+                    flush=True,
+                )
     found = {}
     for variant in VARIANTS:
-        rows = [values(folder) for seed in args.seeds if ((folder := folder_of(out, variant, seed)) / "result.json").is_file()]
+        rows = [
+            values(folder)
+            for seed in args.seeds
+            if ((folder := folder_of(out, variant, seed)) / "result.json").is_file()
+        ]
         if len(rows) == len(args.seeds):
             found[variant] = np.array([[row[query] for query in sorted(row)] for row in rows])
     if BASELINE not in found or len(found) < 2:
-        raise SystemExit(f"nothing to compare yet in {out}: expected {BASELINE} and another training with all of the seeds {args.seeds}")
+        raise SystemExit(
+            f"nothing to compare yet in {out}: expected {BASELINE} and another training with all of the seeds {args.seeds}"
+        )
     text = tables(found)
     print(text)
     draw(found, args.picture)

@@ -1,7 +1,7 @@
 """Mutants: small faults put into a module in memory, one at a time, each against the module's unit tests in a forked process.
 
-`python benchmarks/mutants.py --count 20 ranker/data/sampling.py` draws 20 of the module's mutants and prints those that no test sees;
-without files, all of `TESTS` are gone through. No file is changed. See docs/tests.md.
+`python benchmarks/mutants.py --count 20 ranker/data/sampling.py` draws 20 of the module's mutants and prints those that
+no test sees; without files, all of `TESTS` are gone through. No file is changed. See docs/tests.md.
 """
 
 from __future__ import annotations
@@ -47,9 +47,17 @@ TESTS = {
     "metrics": ["test_metrics", "test_evaluation"],
 }
 COMPARISONS = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
 OPERATORS = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
     ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
@@ -62,7 +70,9 @@ def sites(node: ast.AST) -> Iterator[ast.AST]:
         if name in ("annotation", "returns", "decorator_list"):
             continue
         for child in value if isinstance(value, list) else [value]:
-            if not isinstance(child, ast.AST) or isinstance(child, (ast.Raise, ast.JoinedStr, ast.Assert, ast.Import, ast.ImportFrom)):
+            if not isinstance(child, ast.AST) or isinstance(
+                child, (ast.Raise, ast.JoinedStr, ast.Assert, ast.Import, ast.ImportFrom)
+            ):
                 continue
             text = ast.unparse(child)
             if isinstance(child, (ast.Expr, ast.Call)) and text.startswith(("log.", "print(", "'", '"')):
@@ -136,7 +146,18 @@ def survives(path: Path, tree: ast.Module, tests: list[str]) -> bool:
         with tempfile.TemporaryDirectory() as folder:
             files = [str(ROOT / f"tests/unit/{test}.py") for test in tests]
             code = pytest.main(
-                ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-W", "ignore", f"--basetemp={folder}/tests", *files]
+                [
+                    "-x",
+                    "-q",
+                    "-p",
+                    "no:cacheprovider",
+                    "-p",
+                    "no:xdist",
+                    "-W",
+                    "ignore",
+                    f"--basetemp={folder}/tests",
+                    *files,
+                ]
             )
         os._exit(int(code))
     end = time.monotonic() + SECONDS
@@ -176,7 +197,12 @@ def main() -> None:
             fault = ast.fix_missing_locations(Replace(node, new).visit(fault))
             if survives(path, fault, tests):
                 survivors += 1
-                print(json.dumps({"file": path.name, "line": node.lineno, "was": ast.unparse(node), "is": ast.unparse(new)}), flush=True)
+                print(
+                    json.dumps(
+                        {"file": path.name, "line": node.lineno, "was": ast.unparse(node), "is": ast.unparse(new)}
+                    ),
+                    flush=True,
+                )
         print(f"{path.name}: {survivors} of {len(chosen)} survive, of {number} in all", flush=True)
 
 

@@ -3,10 +3,13 @@
 Made-up texts and labels and a random encoder of a given size: neither weights nor labels change the time. Measured are
 
 1. the encoder pass that fills the cache;
-2. one optimizer step of the probes of all layers in three forms: every token projected, layer after layer (as published code does it);
+2. one optimizer step of the probes of all layers in three forms: every token projected, layer after layer (as published
+code does it);
    pooled first, layer after layer; pooled first, all layers (and seeds) in one stack;
-3. the online code of one task over all layers from the cache, and what the same number of steps and validation passes would take if each
-   ran the encoder up to its layer again, as published code does. That is measured on some batches and multiplied by their number.
+3. the online code of one task over all layers from the cache, and what the same number of steps and validation passes
+would take if each
+   ran the encoder up to its layer again, as published code does. That is measured on some batches and multiplied by
+   their number.
 
     python benchmarks/probing.py                                       # MiniLM's size, 2,000 pairs, CPU
     python benchmarks/probing.py --dim 768 --layers 12 --pairs 10000   # BERT-base's size, on a GPU if there is one
@@ -107,7 +110,9 @@ def step_times(inputs: Inputs, layers: int, batch: int, device: torch.device, re
     none = pairs[:, :0]
 
     def stacked(chosen: list[int], seeds: int) -> None:
-        stack = Stack(chosen, list(range(seeds)), [[[layer * 10 + seed] for seed in range(seeds)] for layer in chosen], labels)
+        stack = Stack(
+            chosen, list(range(seeds)), [[[layer * 10 + seed] for seed in range(seeds)] for layer in chosen], labels
+        )
         fit(probe, inputs, stack, pairs.repeat(seeds, axis=0), none, options, 0)
 
     probes = [TokenProbe(dim).to(device) for _ in range(layers)]
@@ -141,7 +146,9 @@ def padded(chunks: list[SpanStates]) -> tuple[Tensor, Tensor]:
     return nn.utils.rnn.pad_sequence(states, batch_first=True)[:, : len(longest)], longest < lengths[:, None]
 
 
-def encoder_times(subject: Subject, sequences: Sequences, places: np.ndarray, device: torch.device, repeats: int) -> list[float]:
+def encoder_times(
+    subject: Subject, sequences: Sequences, places: np.ndarray, device: torch.device, repeats: int
+) -> list[float]:
     """Seconds that running the encoder up to each layer takes for one pair, in random batches of 32."""
     rows = np.random.default_rng(0).permutation(places)[:32]
     # rows stand sorted by length; a batch of a training holds long and short ones
@@ -177,12 +184,20 @@ def main() -> None:
         torch.set_num_threads(asked.threads)
     device = torch.device(asked.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    config = tiny_config(dim=asked.dim, layers=asked.layers, heads=asked.dim // 32 if asked.dim < 768 else asked.dim // 64)
+    config = tiny_config(
+        dim=asked.dim, layers=asked.layers, heads=asked.dim // 32 if asked.dim < 768 else asked.dim // 64
+    )
     subject = Subject("random", Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
     made = texts(asked.pairs, asked.query_tokens, asked.doc_tokens)
     sequences = Sequences.of(made, subject.encoder.tokenizer, "pairs", 512, 64, 448)
-    report: dict[str, object] = {"device": name, "torch": torch.__version__, "pairs": asked.pairs, "tokens a pair": round(sequences.num_tokens / asked.pairs, 1),
-                                 "states": subject.num_states, "dim": asked.dim}  # fmt: skip
+    report: dict[str, object] = {
+        "device": name,
+        "torch": torch.__version__,
+        "pairs": asked.pairs,
+        "tokens a pair": round(sequences.num_tokens / asked.pairs, 1),
+        "states": subject.num_states,
+        "dim": asked.dim,
+    }
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         states = StateCache(Path(folder), max_bytes=1e12, max_tokens=8192 if device.type == "cpu" else 65536).states(
@@ -190,11 +205,14 @@ def main() -> None:
         )
         report["encoder pass into the cache, s"] = round(time.perf_counter() - start, 2)
         states = TensorStates(states.data.to(device)) if device.type == "cuda" else states
-        spans = np.array([[sequences.tokens_of(i, Span("query")), sequences.tokens_of(i, Span("doc"))] for i in range(asked.pairs)])
+        spans = np.array(
+            [[sequences.tokens_of(i, Span("query")), sequences.tokens_of(i, Span("doc"))] for i in range(asked.pairs)]
+        )
         inputs = Inputs(states, spans, np.arange(asked.pairs + 1), device)
         for batch in (size for size in sorted({32, TrainingOptions().batch_pairs, 256}) if size <= asked.pairs):
             report[f"step of all layers, batch {batch}, ms"] = {
-                form: round(taken, 2) for form, taken in step_times(inputs, subject.num_states, batch, device, asked.repeats).items()
+                form: round(taken, 2)
+                for form, taken in step_times(inputs, subject.num_states, batch, device, asked.repeats).items()
             }
         if not asked.steps_only:
             report |= task_times(asked, subject, sequences, inputs, device, report)
@@ -202,7 +220,12 @@ def main() -> None:
 
 
 def task_times(
-    asked: argparse.Namespace, subject: Subject, sequences: Sequences, inputs: Inputs, device: torch.device, report: dict[str, object]
+    asked: argparse.Namespace,
+    subject: Subject,
+    sequences: Sequences,
+    inputs: Inputs,
+    device: torch.device,
+    report: dict[str, object],
 ) -> dict[str, object]:
     """The online code of one task over all layers: measured from the cache, reckoned for running the encoder again."""
     # one pass a round and no early stop, so that both ways take the same steps

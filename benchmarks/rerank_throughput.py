@@ -2,8 +2,8 @@
 
     python benchmarks/rerank_throughput.py --size base
 
-A random BERT, bf16, lengths as in train_throughput.py. The product is timed in `trainer.test`, from its fifth batch on, to the last
-score; the peer gets tokens of the same texts, bf16 weights, its best batch size and cuDNN's attention off.
+A random BERT, bf16, lengths as in train_throughput.py. The product is timed in `trainer.test`, from its fifth batch on,
+to the last score; the peer gets tokens of the same texts, bf16 weights, its best batch size and cuDNN's attention off.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class Clock(pl.Callback):
         """Pairs a second."""
         return self.pairs / max(self.ended - self.started, 1e-9)
 
-    def on_test_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+    def on_test_batch_start(
+        self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
         """Start."""
         self.first = min(5, int(trainer.num_test_batches[dataloader_idx]) // 4)
         if batch_idx == self.first:
@@ -81,14 +83,25 @@ def main() -> None:
         for _ in range(args.rounds):
             torch.backends.cuda.enable_cudnn_sdp(False)
             loaders = RankData(
-                Splits(None, None, {"generated": data}), module.scorer.encoder.tokenizer, "pairs", 512,
-                BatchOptions(max_tokens=args.max_tokens, workers=4 if gpu else 0), TextLimits(64, 256), cache_dir=folder,
-            )  # fmt: skip
+                Splits(None, None, {"generated": data}),
+                module.scorer.encoder.tokenizer,
+                "pairs",
+                512,
+                BatchOptions(max_tokens=args.max_tokens, workers=4 if gpu else 0),
+                TextLimits(64, 256),
+                cache_dir=folder,
+            )
             clock = Clock()
             trainer = pl.Trainer(
-                accelerator="auto", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-                callbacks=[clock], precision="bf16-mixed" if gpu else "32-true",
-            )  # fmt: skip
+                accelerator="auto",
+                devices=1,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                callbacks=[clock],
+                precision="bf16-mixed" if gpu else "32-true",
+            )
             trainer.test(module, datamodule=loaders, verbose=False)
             found.setdefault("product", []).append(clock.rate)
             from sentence_transformers.cross_encoder import CrossEncoder
@@ -100,11 +113,15 @@ def main() -> None:
                 _wait("cuda")
                 started = time.perf_counter()
                 peer.predict(texts, batch_size=size)
-                found.setdefault(f"CrossEncoder.predict {size}", []).append(len(texts) / (time.perf_counter() - started))
+                found.setdefault(f"CrossEncoder.predict {size}", []).append(
+                    len(texts) / (time.perf_counter() - started)
+                )
     best = {name: max(rates) for name, rates in found.items()}
     print(f"\n{args.size} on {torch.cuda.get_device_name() if gpu else 'CPU'}, torch {torch.__version__}")
     for name, rates in found.items():
-        print(f"| {name} | {' / '.join(str(round(rate)) for rate in rates)} pairs/s | {best['product'] / best[name]:.1f} |")
+        print(
+            f"| {name} | {' / '.join(str(round(rate)) for rate in rates)} pairs/s | {best['product'] / best[name]:.1f} |"
+        )
 
 
 if __name__ == "__main__":

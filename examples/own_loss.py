@@ -1,4 +1,7 @@
-"""A loss of one's own: (scores, labels, doc_mask) -> the mean over groups. See docs/add_a_loss.md to make it a choice of train.py."""
+"""A loss of one's own: (scores, labels, doc_mask) -> the mean over groups.
+
+See docs/add_a_loss.md to make it a choice of train.py.
+"""
 
 import torch
 from torch import Tensor, nn

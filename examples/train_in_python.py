@@ -17,17 +17,44 @@ from ranker.retrieval.bm25 import with_candidates
 from ranker.training.rerank_module import RerankModule
 from ranker.training.schedules import linear
 
-FRUITS = ["apple", "apricot", "banana", "blackberry", "blueberry", "cherry", "coconut", "fig", "grape", "grapefruit", "guava", "kiwi",
-          "lemon", "lime", "mango", "melon", "nectarine", "orange", "papaya", "peach", "pear", "pineapple", "plum", "raspberry"]  # fmt: skip
+FRUITS = [
+    "apple",
+    "apricot",
+    "banana",
+    "blackberry",
+    "blueberry",
+    "cherry",
+    "coconut",
+    "fig",
+    "grape",
+    "grapefruit",
+    "guava",
+    "kiwi",
+    "lemon",
+    "lime",
+    "mango",
+    "melon",
+    "nectarine",
+    "orange",
+    "papaya",
+    "peach",
+    "pear",
+    "pineapple",
+    "plum",
+    "raspberry",
+]
 HINTS = {"red": "the colour of blood", "green": "the colour of grass"}
-DOCS = MemoryDocs(Doc(f"{fruit}{n}", f"{n} {fruit} in {'a red' if n % 2 else 'a green'} bowl") for fruit in FRUITS for n in range(8))
+DOCS = MemoryDocs(
+    Doc(f"{fruit}{n}", f"{n} {fruit} in {'a red' if n % 2 else 'a green'} bowl") for fruit in FRUITS for n in range(8)
+)
 
 
 def part(name: str, fruits: list[str]) -> Collection:
     """Queries name a fruit and hint at a colour, which BM25 can't know; bowls of that colour with the fruit are relevant."""
     queries = {f"{fruit}-{colour}": f"{fruit} in {HINTS[colour]}" for fruit in fruits for colour in HINTS}
     qrels = {
-        query_id: {f"{query_id.split('-')[0]}{n}": 1 for n in range(8) if (n % 2 == 1) == query_id.endswith("red")} for query_id in queries
+        query_id: {f"{query_id.split('-')[0]}{n}": 1 for n in range(8) if (n % 2 == 1) == query_id.endswith("red")}
+        for query_id in queries
     }
     return Collection(name, DOCS, queries, qrels)
 
@@ -36,10 +63,20 @@ def main() -> dict:
     """Train 60 steps and measure; the encoder is the packaged 2 x 128 one (extra `demo`)."""
     torch.manual_seed(0)
     folder = Path(tempfile.mkdtemp())
-    splits = with_candidates(Splits(part("train", FRUITS[:20]), None, {"fruit": part("fruit", FRUITS[20:])}), depth=8, cache_dir=folder)
+    splits = with_candidates(
+        Splits(part("train", FRUITS[:20]), None, {"fruit": part("fruit", FRUITS[20:])}), depth=8, cache_dir=folder
+    )
     scorer = MonoBERT(load_encoder("model", package="cognition", dropout=0.0, attention_dropout=0.0))
     batch = BatchOptions(queries=8, docs=4, max_tokens=4096)
-    data = RankData(splits, scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, batch, TextLimits(16, 32), cache_dir=folder)
+    data = RankData(
+        splits,
+        scorer.encoder.tokenizer,
+        scorer.reads,
+        scorer.encoder.max_tokens,
+        batch,
+        TextLimits(16, 32),
+        cache_dir=folder,
+    )
     measured: dict = {}
 
     def keep(name: str, run: dict) -> dict[str, float]:
@@ -47,10 +84,21 @@ def main() -> dict:
         return measured[name]["measures"]
 
     module = RerankModule(
-        scorer, ["nDCG@10"], LCE(), partial(torch.optim.AdamW, lr=5e-4), partial(linear, warmup=0.1), total_steps=60, on_evaluated=keep
+        scorer,
+        ["nDCG@10"],
+        LCE(),
+        partial(torch.optim.AdamW, lr=5e-4),
+        partial(linear, warmup=0.1),
+        total_steps=60,
+        on_evaluated=keep,
     )
     trainer = pl.Trainer(
-        max_steps=60, accelerator="cpu", enable_model_summary=False, logger=False, enable_checkpointing=False, enable_progress_bar=False
+        max_steps=60,
+        accelerator="cpu",
+        enable_model_summary=False,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
     )
     trainer.fit(module, datamodule=data)
     trainer.test(module, datamodule=data, verbose=False)

@@ -1,6 +1,7 @@
 """The Hydra side of sweeps: their folder, Optuna's search, and a launcher that only shows the jobs.
 
-Hydra takes sweepers and launchers from the package `hydra_plugins` alone, and imports all of it at every start: keep this light.
+Hydra takes sweepers and launchers from the package `hydra_plugins` alone, and imports all of it at every start: keep
+this light.
 """
 
 from __future__ import annotations
@@ -87,7 +88,9 @@ class SweepFolder(Callback):
 def _is_search(folder: Path) -> bool:
     """Whether a folder is that of a search with Optuna by this program."""
     try:
-        return f"{OptunaSweeper.__module__}.{OptunaSweeper.__name__}" in (folder / "multirun.yaml").read_text(encoding="utf-8")
+        return f"{OptunaSweeper.__module__}.{OptunaSweeper.__name__}" in (folder / "multirun.yaml").read_text(
+            encoding="utf-8"
+        )
     except (OSError, ValueError):
         return False
 
@@ -155,11 +158,12 @@ class DryRun(Launcher):
 class OptunaSweeper(Sweeper):
     """Search with Optuna: each trial is a job of the same number; hopeless ones are given up at a validation.
 
-    A sweep goes on where it was stopped: `hydra.sweep.dir=ITS_FOLDER` finds the study in it and runs the trials that are missing.
+    A sweep goes on where it was stopped: `hydra.sweep.dir=ITS_FOLDER` finds the study in it and runs the trials that
+    are missing.
 
     Args:
-        n_trials: Trials that end with an objective or are pruned, those of a sweep that goes on included. One that fails is made up for,
-            until as many have failed.
+        n_trials: Trials that end with an objective or are pruned, those of a sweep that goes on included. One that
+            fails is made up for, until as many have failed.
         n_jobs: Trials at a time, for launchers that run several.
         direction: `maximize` or `minimize`.
         storage: Where the study is kept, a URL of SQLAlchemy.
@@ -182,7 +186,9 @@ class OptunaSweeper(Sweeper):
         from hydra.core.plugins import Plugins
 
         self.hydra_context, self.config = hydra_context, config
-        self.launcher = Plugins.instance().instantiate_launcher(hydra_context=hydra_context, task_function=task_function, config=config)
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
 
     def sweep(self, arguments: list[str]) -> None:
         """Run trials until there are enough."""
@@ -192,14 +198,22 @@ class OptunaSweeper(Sweeper):
         given = OverridesParser.create().parse_overrides(arguments)
         own = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in self.params.items()])
         overrides = {override.get_key_element().lstrip("+"): override for override in [*own, *given]}
-        space = {override.get_key_element(): distribution(override) for override in overrides.values() if override.is_sweep_override()}
+        space = {
+            override.get_key_element(): distribution(override)
+            for override in overrides.values()
+            if override.is_sweep_override()
+        }
         fixed = [_as_text(override) for override in overrides.values() if not override.is_sweep_override()]
         if not space:
-            raise ConfigError("hydra.sweeper.params: expected keys to search, as 'optim.lr=tag(log, interval(1e-5, 1e-3))', got none")
+            raise ConfigError(
+                "hydra.sweeper.params: expected keys to search, as 'optim.lr=tag(log, interval(1e-5, 1e-3))', got none"
+            )
         assert self.launcher is not None
         assert self.config is not None
         if isinstance(self.launcher, DryRun):  # what trials set is drawn as they come: show one
-            lowest = [f"{key}={drawn.low if hasattr(drawn, 'low') else drawn.choices[0]}" for key, drawn in space.items()]
+            lowest = [
+                f"{key}={drawn.low if hasattr(drawn, 'low') else drawn.choices[0]}" for key, drawn in space.items()
+            ]
             self.launcher.launch([[*fixed, *lowest]], 0)
             return
         folder = Path(self.config.hydra.sweep.dir)
@@ -215,7 +229,11 @@ class OptunaSweeper(Sweeper):
 
         try:
             study = optuna.create_study(
-                storage=self.storage, sampler=self.sampler, study_name=self.study_name, direction=self.direction, load_if_exists=True
+                storage=self.storage,
+                sampler=self.sampler,
+                study_name=self.study_name,
+                direction=self.direction,
+                load_if_exists=True,
             )
             if not study.trials and any(job_folders(folder)):
                 raise ValueError(f"no trials, though {folder} holds jobs")
@@ -236,7 +254,10 @@ class OptunaSweeper(Sweeper):
         while (missing := self.n_trials - _finished(study)) > 0 and failed < self.n_trials:
             failed += self._run([study.ask(space) for _ in range(min(self.n_jobs, missing))], study, fixed)
         if missing > 0:
-            print(f"error: sweep: {failed} trials have failed, giving up; {missing} of {self.n_trials} are missing", file=sys.stderr)  # noqa: T201
+            print(  # noqa: T201
+                f"error: sweep: {failed} trials have failed, giving up; {missing} of {self.n_trials} are missing",
+                file=sys.stderr,
+            )
 
     def _run(self, trials: Sequence[Any], study: Any, fixed: Sequence[str]) -> int:
         """Launch trials side by side and tell the study how they ended; returns how many failed."""
@@ -245,7 +266,9 @@ class OptunaSweeper(Sweeper):
         jobs = []
         for trial in trials:
             trial.set_user_attr("sweeper", self._lock.name)
-            jobs.append([*fixed, *(f"{key}={value}" for key, value in trial.params.items()), *self._prune(trial.number)])
+            jobs.append(
+                [*fixed, *(f"{key}={value}" for key, value in trial.params.items()), *self._prune(trial.number)]
+            )
         assert self.launcher is not None
         try:
             self.validate_batch_is_legal(jobs)
@@ -279,7 +302,9 @@ class OptunaSweeper(Sweeper):
             **self.pruning,
         }
         return [
-            "++callbacks.prune={_target_:ranker.training.pruning.Prune," + ",".join(f"{key}:{value}" for key, value in knobs.items()) + "}"
+            "++callbacks.prune={_target_:ranker.training.pruning.Prune,"
+            + ",".join(f"{key}:{value}" for key, value in knobs.items())
+            + "}"
         ]
 
 
@@ -308,7 +333,8 @@ def _finished(study: Any) -> int:
 def settle_dead_trials(study: Any, folder: Path, own: Path) -> None:
     """Tell the study how the trials ended that a killed sweep left running.
 
-    A trial whose job has finished has its result; one whose job still runs, or whose sweep does, is left alone; others have failed.
+    A trial whose job has finished has its result; one whose job still runs, or whose sweep does, is left alone; others
+    have failed.
 
     Args:
         study: Optuna's study.

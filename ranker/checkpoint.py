@@ -34,7 +34,9 @@ def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
         CheckpointError: The folder holds something.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise CheckpointError(f"{folder}: expected a new or an empty folder to write the model to, got one that is in use; name another")
+        raise CheckpointError(
+            f"{folder}: expected a new or an empty folder to write the model to, got one that is in use; name another"
+        )
     with write_folder(folder) as partial:
         _write_model(partial, scorer, cfg)
 
@@ -44,7 +46,9 @@ def _write_model(partial: Path, scorer: Any, cfg: DictConfig) -> None:
     if scorer.reads == "texts":
         query, doc = scorer.layouts()
         longest_query = min(positions, cfg.max_query_tokens + query.num_added)
-        scorer.save(partial, max_tokens=min(positions, cfg.max_doc_tokens + doc.num_added), max_query_tokens=longest_query)
+        scorer.save(
+            partial, max_tokens=min(positions, cfg.max_doc_tokens + doc.num_added), max_query_tokens=longest_query
+        )
     else:
         scorer.save(partial, max_tokens=min(positions, cfg.max_pair_tokens or positions))
     described = OmegaConf.create({key: cfg[key] for key in DESCRIBED})
@@ -67,7 +71,8 @@ def read_description(path: Path) -> dict[str, Any]:
 def load_scorer(path: Path, weights: str = "best", execution: Execution | None = None) -> Any:
     """Load a scorer from a run folder, a `model/` folder, or a folder of another program.
 
-    Others are a Hugging Face sequence classification model, a sentence-transformers model of one or several vectors, a Stanford ColBERT.
+    Others are a Hugging Face sequence classification model, a sentence-transformers model of one or several vectors, a
+    Stanford ColBERT.
 
     Args:
         path: The folder.
@@ -80,16 +85,24 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
     description = read_description(path)
     in_run = (path / "config.yaml").is_file()
     if weights == "last" and not in_run:
-        raise CheckpointError(f"weights: expected weights=best, since {path} is no run folder and holds one set of weights; got 'last'")
+        raise CheckpointError(
+            f"weights: expected weights=best, since {path} is no run folder and holds one set of weights; got 'last'"
+        )
     model = path / "model" if in_run else path
     if weights == "last" or not model.is_dir():
         if not description.get("model") or not description.get("encoder"):
-            raise CheckpointError(f"{path}: expected a run that trained a model, got a config.yaml without model or encoder")
+            raise CheckpointError(
+                f"{path}: expected a run that trained a model, got a config.yaml without model or encoder"
+            )
         scorer = instantiate(
             OmegaConf.create(constructor_keys("model", description["model"])),
-            encoder=instantiate(constructor_keys("encoder", description["encoder"]), **(vars(execution) if execution else {})),
+            encoder=instantiate(
+                constructor_keys("encoder", description["encoder"]), **(vars(execution) if execution else {})
+            ),
         )
-        _load_state(scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer.")
+        _load_state(
+            scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer."
+        )
         return scorer
     verify_folder(model, error=CheckpointError)
     target = (description.get("model") or {}).get("_target_") or _target_of(model)
@@ -108,7 +121,9 @@ def _load(folder: Path, target: str, execution: Execution) -> Any:
         raise
     except Exception as error:  # the libraries raise what they like over a folder that another program wrote
         said = " ".join(str(error).split()) or "no reason"
-        raise CheckpointError(f"{folder}: expected a model folder that loads, got {type(error).__name__}: {said}") from error
+        raise CheckpointError(
+            f"{folder}: expected a model folder that loads, got {type(error).__name__}: {said}"
+        ) from error
 
 
 def _target_of(folder: Path) -> str:
@@ -126,16 +141,22 @@ def load_checkpoint(module: nn.Module, path: Path) -> None:
 
 def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
     if not path.is_file():
-        raise CheckpointError(f"checkpoint: expected {path}, got no such file; the run may have stopped before its first checkpoint")
+        raise CheckpointError(
+            f"checkpoint: expected {path}, got no such file; the run may have stopped before its first checkpoint"
+        )
     try:
         state = read_checkpoint(path)["state_dict"]
     except KeyError as error:
-        raise CheckpointError(f"{path}: expected a training checkpoint with weights, got one without {error}") from error
+        raise CheckpointError(
+            f"{path}: expected a training checkpoint with weights, got one without {error}"
+        ) from error
     own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     expected = module.state_dict()
     for key in sorted(set(own) | set(expected)):
         if key not in own or key not in expected or own[key].shape != expected[key].shape:
             got = tuple(own[key].shape) if key in own else "no such weight"
             want = tuple(expected[key].shape) if key in expected else "no such weight"
-            raise CheckpointError(f"{path}: weight {key}: expected {want}, got {got}; the configuration differs from the checkpoint's")
+            raise CheckpointError(
+                f"{path}: weight {key}: expected {want}, got {got}; the configuration differs from the checkpoint's"
+            )
     module.load_state_dict(own)

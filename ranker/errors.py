@@ -1,4 +1,7 @@
-"""Errors that a user can mend: where, what was expected, what came, how to fix it. Entry scripts print them without a traceback."""
+"""Errors that a user can mend: where, what was expected, what came, how to fix it.
+
+Entry scripts print them without a traceback.
+"""
 
 from __future__ import annotations
 

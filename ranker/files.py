@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, and checksums that tell when stored bytes have changed.
 
-`python -m ranker.files FOLDER` accepts the files of a folder with `checksums.json` as they are now, after an edit by hand.
+`python -m ranker.files FOLDER` accepts the files of a folder with `checksums.json` as they are now, after an edit by
+hand.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ Sum = Mapping[str, int]  # bytes, crc32
 _verified: set[tuple[int, ...]] = set()  # files that this process has compared
 
 
-# writing ----------------------------------------------------------------------------------------------------------------------------
+# writing
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -73,7 +75,9 @@ def write_whole(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
     except OSError as error:
         raise DataError(f"{path}: expected a place to write to, got {error.strerror!r}") from error
     except UnicodeEncodeError as error:
-        raise DataError(f"{path}: expected text that UTF-8 can hold, got {error.object[error.start : error.end]!r}") from None
+        raise DataError(
+            f"{path}: expected text that UTF-8 can hold, got {error.object[error.start : error.end]!r}"
+        ) from None
     finally:
         with suppress(OSError):  # no longer there where all went well
             partial.unlink()
@@ -83,7 +87,8 @@ def write_whole(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
 def write_folder(folder: Path) -> Iterator[Path]:
     """Give a new folder that takes the name `folder`, with the checksums of its files, when the block ends; a failed one is removed.
 
-    There is no such folder yet, or an empty one. The caller is the only writer: what killed writers of it left is removed first.
+    There is no such folder yet, or an empty one. The caller is the only writer: what killed writers of it left is
+    removed first.
     """
     remove_partial(folder)
     partial = beside(folder)
@@ -128,7 +133,8 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-# checksums --------------------------------------------------------------------------------------------------------------------------
+# checksums
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def checksum(path: Path) -> dict[str, int]:
@@ -193,11 +199,15 @@ def write_sums(folder: Path, names: Iterable[str] | None = None) -> None:
         found = (path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
         names = [path.relative_to(folder).as_posix() for path in found]
     with write_whole(folder / SUMS) as file:
-        json.dump({**listed, **{name: checksum(folder / name) for name in sorted(names)}}, file, indent=1, ensure_ascii=False)
+        json.dump(
+            {**listed, **{name: checksum(folder / name) for name in sorted(names)}}, file, indent=1, ensure_ascii=False
+        )
         file.write("\n")
 
 
-def verify_folder(folder: Path, name: str | None = None, error: type[RankerError] = DataError, fix: str = ACCEPT) -> None:
+def verify_folder(
+    folder: Path, name: str | None = None, error: type[RankerError] = DataError, fix: str = ACCEPT
+) -> None:
     """Compare a folder with its `checksums.json`; a folder without one is of another program, and is accepted.
 
     Args:
@@ -247,7 +257,8 @@ def leads_out(path: str) -> bool:
 def zip_fault(path: Path) -> str | None:
     """What is wrong with a zip archive (a checkpoint, an `.npz`), by the CRC-32 of each of its parts; None if it is whole.
 
-    Readers of arrays take the parts without comparing them. Compared once in a process, by all processes of a run: they decide alike.
+    Readers of arrays take the parts without comparing them. Compared once in a process, by all processes of a run: they
+    decide alike.
     """
     if not path.is_file():
         return "no such file"

@@ -28,8 +28,8 @@ def watch_parent(seconds: float = 1.0, parent: int | None = None) -> None:
 
     Args:
         seconds: Time between two looks.
-        parent: The id of the process that started this one; None: of the one that is its parent now. A parent that died before this call
-            is no longer the parent, so this process ends at once.
+        parent: The id of the process that started this one; None: of the one that is its parent now. A parent that died
+            before this call is no longer the parent, so this process ends at once.
     """
     expected = os.getppid() if parent is None else parent
 

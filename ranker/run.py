@@ -1,4 +1,7 @@
-"""The program's table of contents: train(), evaluate() and search(). The only place that turns configuration into objects."""
+"""The program's table of contents: train(), evaluate() and search().
+
+The only place that turns configuration into objects.
+"""
 
 from __future__ import annotations
 
@@ -143,8 +146,13 @@ def train(cfg: DictConfig) -> float | None:
         queries = {name: collection.queries for name, collection in tested.items()}
         dashboards.report(trainer.loggers, folder, queries, cfg_values(cfg), value)
         for name in tested:
-            evaluation.print_table(name, json.loads((folder / "evaluation" / name / "metrics.json").read_text(encoding="utf-8")))
-        log.info("run folder: %s (model/ loads in transformers and sentence-transformers; evaluation/ holds the runs)", folder)
+            evaluation.print_table(
+                name, json.loads((folder / "evaluation" / name / "metrics.json").read_text(encoding="utf-8"))
+            )
+        log.info(
+            "run folder: %s (model/ loads in transformers and sentence-transformers; evaluation/ holds the runs)",
+            folder,
+        )
     return value
 
 
@@ -162,7 +170,9 @@ def _evaluate_file(cfg: DictConfig) -> None:
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
     folder = open_run(cfg)
     name = run_name(Path(cfg.run))
-    written = evaluation.write_evaluation(folder / "evaluation" / name, run, qrels, list(cfg.measures), cfg.relevance, baseline, tag=name)
+    written = evaluation.write_evaluation(
+        folder / "evaluation" / name, run, qrels, list(cfg.measures), cfg.relevance, baseline, tag=name
+    )
     if baseline and written["measures"]:  # without judgements there are none
         pictures.write_comparison(folder, name, next(iter(written["measures"])), run, baseline, qrels, cfg.relevance)
     evaluation.print_table(name, written)
@@ -201,7 +211,9 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
     for part in splits.tests.values():
         warn_of_query_docs(part, part.candidates)
     if cfg.add_positives:  # labelled in the output: such measures say nothing about a first stage
-        splits = replace(splits, tests={f"{name}+positives": add_positives(part, depth) for name, part in splits.tests.items()})
+        splits = replace(
+            splits, tests={f"{name}+positives": add_positives(part, depth) for name, part in splits.tests.items()}
+        )
     print_notice(splits)
     folder = open_run(cfg)
     data = RankData(
@@ -214,7 +226,9 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
     trainer.test(module, datamodule=data, verbose=False)
     if trainer.is_global_zero:
         for name in splits.tests:
-            evaluation.print_table(name, json.loads((folder / "evaluation" / name / "metrics.json").read_text(encoding="utf-8")))
+            evaluation.print_table(
+                name, json.loads((folder / "evaluation" / name / "metrics.json").read_text(encoding="utf-8"))
+            )
         log.info("evaluation: %s", folder / "evaluation")
 
 
@@ -222,9 +236,14 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
 def search(cfg: DictConfig) -> None:
     """Search whole collections with a bi-encoder or with BM25, measure the runs, and mine hard negatives."""
     if (cfg.model is None) == (cfg.checkpoint is None):
-        raise ConfigError("search.py: expected either checkpoint=RUN_FOLDER or model=bm25, got " + ("both" if cfg.model else "neither"))
+        raise ConfigError(
+            "search.py: expected either checkpoint=RUN_FOLDER or model=bm25, got "
+            + ("both" if cfg.model else "neither")
+        )
     if cfg.model is not None and not cfg.model.get("_partial_"):
-        raise ConfigError(f"model: expected bm25, or checkpoint=RUN_FOLDER of a trained model; got {cfg.model._target_}")
+        raise ConfigError(
+            f"model: expected bm25, or checkpoint=RUN_FOLDER of a trained model; got {cfg.model._target_}"
+        )
     trained = OmegaConf.create(read_description(Path(cfg.checkpoint)) if cfg.checkpoint is not None else {})
     if cfg.data is None and "data" not in trained:
         raise ConfigError("data: expected data=..., since nothing says what the model was trained on")
@@ -255,8 +274,14 @@ def search(cfg: DictConfig) -> None:
         compared = given or (evaluation.first_stage_run(collection, cfg.depth) if cfg.baseline else None)
         found, report[name] = search_set(engines[name], collection, cfg.depth, cfg.latency_queries)
         written = evaluation.write_evaluation(
-            folder / "evaluation" / name, found, collection.qrels, list(cfg.measures), collection.relevance, compared, cfg.name
-        )  # fmt: skip
+            folder / "evaluation" / name,
+            found,
+            collection.qrels,
+            list(cfg.measures),
+            collection.relevance,
+            compared,
+            cfg.name,
+        )
         evaluation.print_table(name, written)
         log.info("%s: %s", name, in_words(report[name]))
     for name, collection in mined.items():
@@ -268,17 +293,27 @@ def search(cfg: DictConfig) -> None:
     log.info("search: %s", folder)
 
 
-def _vector_engines(cfg: DictConfig, trained: DictConfig, sets: dict[str, Collection], folder: Path) -> dict[str, VectorEngine] | None:
+def _vector_engines(
+    cfg: DictConfig, trained: DictConfig, sets: dict[str, Collection], folder: Path
+) -> dict[str, VectorEngine] | None:
     """Encode what is not encoded yet, on all devices, and open an index over it; None on other processes than the first."""
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights)
     if scorer.reads != "texts":
-        raise ConfigError(f"checkpoint: expected a bi-encoder (dpr, colbert), got {type(scorer).__name__}; evaluate.py re-ranks with it")
+        raise ConfigError(
+            f"checkpoint: expected a bi-encoder (dpr, colbert), got {type(scorer).__name__}; evaluate.py re-ranks with it"
+        )
     limits = text_limits(scorer, trained)
     limits = replace(limits, query=cfg.max_query_tokens or limits.query, doc=cfg.max_doc_tokens or limits.doc)
     data = RankData(
-        Splits(None, None, sets), scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, batch_options(cfg), limits,
-        cache_dir=cfg.cache_dir, layouts=scorer.layouts(),
-    )  # fmt: skip
+        Splits(None, None, sets),
+        scorer.encoder.tokenizer,
+        scorer.reads,
+        scorer.encoder.max_tokens,
+        batch_options(cfg),
+        limits,
+        cache_dir=cfg.cache_dir,
+        layouts=scorer.layouts(),
+    )
     fabric = build_fabric(cfg, folder)
     scorer = scorer.to(fabric.device)
     budget = data.batch.eval_max_tokens or data.batch.max_tokens
@@ -318,7 +353,9 @@ def probe(cfg: DictConfig) -> None:
         logger.finalize("success")
 
 
-def _writer(folder: Path, splits: Splits, cfg: DictConfig, depth: int | None = None, baseline: Run | None = None) -> Any:
+def _writer(
+    folder: Path, splits: Splits, cfg: DictConfig, depth: int | None = None, baseline: Run | None = None
+) -> Any:
     """What to do with a finished run: write it, measured and compared with the first stage or with the given baseline."""
 
     def write(name: str, run: Run) -> dict[str, float]:
@@ -330,7 +367,9 @@ def _writer(folder: Path, splits: Splits, cfg: DictConfig, depth: int | None = N
             where, run, collection.qrels, list(cfg.measures), collection.relevance, compared, tag=cfg.name
         )["measures"]  # fmt: skip
         if compared and means:  # without judgements there are none
-            pictures.write_comparison(folder, name, next(iter(means)), run, compared, collection.qrels, collection.relevance)
+            pictures.write_comparison(
+                folder, name, next(iter(means)), run, compared, collection.qrels, collection.relevance
+            )
         return means
 
     return write

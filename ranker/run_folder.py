@@ -40,7 +40,9 @@ def check_unused(key: str, folder: Path, expected: Collection[str] = ()) -> None
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{key}: expected a new or an empty folder, got the file {folder}; name another")
-    names = sorted({path.name for path in folder.iterdir()} - set(expected) - _log_files(folder)) if folder.is_dir() else []
+    names = (
+        sorted({path.name for path in folder.iterdir()} - set(expected) - _log_files(folder)) if folder.is_dir() else []
+    )
     if names:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise ConfigError(
@@ -50,7 +52,11 @@ def check_unused(key: str, folder: Path, expected: Collection[str] = ()) -> None
 
 def _log_files(folder: Path) -> set[str]:
     """Names of the log files in a folder that this process has open: Hydra's own logging writes one there."""
-    files = [Path(handler.baseFilename) for handler in logging.getLogger().handlers if isinstance(handler, logging.FileHandler)]
+    files = [
+        Path(handler.baseFilename)
+        for handler in logging.getLogger().handlers
+        if isinstance(handler, logging.FileHandler)
+    ]
     return {path.name for path in files if path.parent == folder.absolute()}
 
 

@@ -1,6 +1,7 @@
 """What flows through the program: texts, ragged token batches, rank batches, and the contracts of scorers, losses and sources.
 
-Axis names, in this order: batch (query groups), docs (docs of a group), tokens, dim. Masks are True where something is real.
+Axis names, in this order: batch (query groups), docs (docs of a group), tokens, dim. Masks are True where something is
+real.
 """
 
 from __future__ import annotations
@@ -53,11 +54,11 @@ class TokenBatch(Movable):
         segments: Segment (token type) ids, int64 [tokens].
         cu_seqlens: Cumulative row lengths, int32 [rows + 1], first 0, last the number of tokens.
         max_length: The longest row, a host number so that no kernel launch has to wait for the device.
-        attended: Only the first so many tokens of each row are attended to, int32 [rows]; the others read them and are read by none
-            (ColBERT's query expansion). None: every token is.
+        attended: Only the first so many tokens of each row are attended to, int32 [rows]; the others read them and are
+            read by none (ColBERT's query expansion). None: every token is.
         num_attended: The sum of `attended`, a host number.
-        names: Number of each row within the optimizer step, whatever part of the step this is, int64 [rows]: what dropout's masks hang on.
-            None: the rows' numbers here.
+        names: Number of each row within the optimizer step, whatever part of the step this is, int64 [rows]: what
+            dropout's masks hang on. None: the rows' numbers here.
     """
 
     tokens: Tensor
@@ -85,7 +86,8 @@ class RankBatch(Movable):
 
     Args:
         labels: What the loss aims at, float32 [batch, docs]; 0 where `doc_mask` is False.
-        doc_mask: True where a group has a doc, bool [batch, docs]. Rows of `pairs` and of `docs` are its True cells in row-major order.
+        doc_mask: True where a group has a doc, bool [batch, docs]. Rows of `pairs` and of `docs` are its True cells in
+            row-major order.
         places: Each group's place in the optimizer step (in the evaluation: the query's number), int64 [batch].
         share: This micro-batch's groups over the groups of the whole step (all devices); shares of a step sum to 1.
         pairs: One row per real doc: query and doc in one sequence.
@@ -104,13 +106,16 @@ class RankBatch(Movable):
 
 @dataclass
 class Contrast(Movable):
-    """What in-batch negatives have to know of the whole step, the same on every device. `docs` are the step's real docs, group by group.
+    """What in-batch negatives have to know of the whole step, the same on every device.
+
+    `docs` are the step's real docs, group by group.
 
     Args:
         labels: What the loss aims at in each doc's own group, float32 [docs].
         owners: Each doc's group, ascending, int64 [docs].
         mask: True where a doc stands in a query's ranking, bool [groups, docs] (`ranker.data.contrast.contrast`).
-        positive: True where a doc is relevant for its own group's query, bool [docs]; a lower grade may leave a negative a label above 0.
+        positive: True where a doc is relevant for its own group's query, bool [docs]; a lower grade may leave a
+            negative a label above 0.
     """
 
     labels: Tensor
@@ -123,7 +128,8 @@ class Contrast(Movable):
 class TrainStep(Movable):
     """All of one optimizer step's work on this device; `micro_batches` may be empty where another device got all groups.
 
-    `seeds` are torch's seeds of the micro-batches where the step is repeated on another device than its own; else the module makes them.
+    `seeds` are torch's seeds of the micro-batches where the step is repeated on another device than its own; else the
+    module makes them.
     """
 
     epoch: int
@@ -144,8 +150,9 @@ class Scorer(Protocol):
 class Loss(Protocol):
     """Scalar: the mean over groups of each group's own value. All inputs [batch, docs].
 
-    With an attribute `pairwise = False` a loss says that it holds no [batch, docs, docs]; else in-batch negatives give it few groups at a time.
-    With `needs_negatives = False` it says that it learns from a group of relevant docs alone; else `batch.docs` must leave room for others.
+    With an attribute `pairwise = False` a loss says that it holds no [batch, docs, docs]; else in-batch negatives give
+    it few groups at a time. With `needs_negatives = False` it says that it learns from a group of relevant docs alone;
+    else `batch.docs` must leave room for others.
     """
 
     def __call__(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor: ...

@@ -36,8 +36,12 @@ def small_files(tmp_path_factory) -> Path:
     texts = [" ".join(rng.choices(words, k=rng.randint(4, 20))) for _ in range(60)]
     import json
 
-    (folder / "docs.jsonl").write_text("".join(json.dumps({"id": f"d{i}", "text": text}) + "\n" for i, text in enumerate(texts)))
-    (folder / "queries.tsv").write_text("".join(f"q{i}\t{' '.join(rng.sample(texts[i].split(), 3))}\n" for i in range(40)))
+    (folder / "docs.jsonl").write_text(
+        "".join(json.dumps({"id": f"d{i}", "text": text}) + "\n" for i, text in enumerate(texts))
+    )
+    (folder / "queries.tsv").write_text(
+        "".join(f"q{i}\t{' '.join(rng.sample(texts[i].split(), 3))}\n" for i in range(40))
+    )
     for split, numbers in {"train": range(24), "dev": range(24, 32), "test": range(32, 40)}.items():
         (folder / f"qrels.{split}.txt").write_text("".join(f"q{i} 0 d{i} 1\n" for i in numbers))
     return folder

@@ -65,7 +65,10 @@ def open_run(cfg: DictConfig) -> Path:
     folder = Path(HydraConfig.get().runtime.output_dir).resolve()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    for name in ("lightning.pytorch", "lightning.fabric"):  # they have handlers of their own: the root's would print each line again
+    for name in (
+        "lightning.pytorch",
+        "lightning.fabric",
+    ):  # they have handlers of their own: the root's would print each line again
         logging.getLogger(name).propagate = False
         logging.getLogger(name).setLevel(logging.WARNING)
         logging.getLogger(f"{name}.utilities.rank_zero").addFilter(_advertising)
@@ -98,7 +101,9 @@ def load_splits(cfg: DictConfig) -> Splits:
     """Load the training data with first-stage candidates, those of the validation cut to `val_depth`."""
     loaded = load_source(cfg.data)
     if loaded.train is None:
-        raise ConfigError("data: expected a training set, got a source without one; use evaluate.py, or name training data")
+        raise ConfigError(
+            "data: expected a training set, got a source without one; use evaluate.py, or name training data"
+        )
     splits = with_candidates(loaded, max(cfg.depth, cfg.batch.depth), Path(cfg.cache_dir), FirstStage.of(cfg.data))
     for part in (splits.train, splits.val, *splits.tests.values()):
         if part is not None:
@@ -122,35 +127,52 @@ def build_scorer(cfg: DictConfig) -> Any:
         scorer = load_scorer(Path(cfg.checkpoint), "best", Execution.of(cfg.get("encoder") or {}))
         asked = cfg.model._target_.rpartition(".")[2]
         if asked != type(scorer).__name__:
-            raise ConfigError(f"model: expected model={type(scorer).__name__.lower()}, which {cfg.checkpoint} holds, got {asked.lower()}")
-        return scorer.train()  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
+            raise ConfigError(
+                f"model: expected model={type(scorer).__name__.lower()}, which {cfg.checkpoint} holds, got {asked.lower()}"
+            )
+        return (
+            scorer.train()
+        )  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
     if cfg.model.get("_partial_"):
-        raise ConfigError(f"model: expected one that can be trained, got {cfg.model._target_}; python search.py model=... searches with it")
-    return instantiate(constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder)))
+        raise ConfigError(
+            f"model: expected one that can be trained, got {cfg.model._target_}; python search.py model=... searches with it"
+        )
+    return instantiate(
+        constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder))
+    )
 
 
 def text_limits(scorer: Any, trained: Any) -> TextLimits:
     """Text lengths as in training; those of a folder of another program where that says them."""
     query, doc = getattr(scorer, "text_limits", None) or (64, 448)
-    return TextLimits(trained.get("max_query_tokens", query), trained.get("max_doc_tokens", doc), trained.get("max_pair_tokens"))
+    return TextLimits(
+        trained.get("max_query_tokens", query), trained.get("max_doc_tokens", doc), trained.get("max_pair_tokens")
+    )
 
 
 def in_batch_negatives(cfg: DictConfig) -> bool:
     """Whether the training sets queries against the docs of the step's other queries.
 
     Raises:
-        ConfigError: It should, but the labels are a teacher's scores, which other queries' docs have not; or a step would be one doc.
+        ConfigError: It should, but the labels are a teacher's scores, which other queries' docs have not; or a step
+            would be one doc.
     """
     asked = cfg.model.get("in_batch_negatives", False)
     taught = cfg.data.get("teacher") is not None
     if asked and taught:
-        raise ConfigError("model.in_batch_negatives: expected false or null with data.teacher, which has no scores for other queries' docs")
+        raise ConfigError(
+            "model.in_batch_negatives: expected false or null with data.teacher, which has no scores for other queries' docs"
+        )
     if asked is False or (asked is None and taught):
         if cfg.model.get("symmetric", False):
-            raise ConfigError("model.symmetric: expected false without in-batch negatives; set model.in_batch_negatives=true")
+            raise ConfigError(
+                "model.symmetric: expected false without in-batch negatives; set model.in_batch_negatives=true"
+            )
         return False
     if cfg.batch.queries * cfg.batch.docs == 1:
-        raise ConfigError("batch.queries: expected several queries or docs in a step with in-batch negatives, got one of each")
+        raise ConfigError(
+            "batch.queries: expected several queries or docs in a step with in-batch negatives, got one of each"
+        )
     return True
 
 
@@ -184,10 +206,15 @@ def build_data(cfg: DictConfig, splits: Splits, scorer: Any) -> RankData:
     if isinstance(scorer, Multitask):
         heads = scorer.task_heads()
         kind = partial(
-            TaskData, heads=[head.asked for head in heads], tasks=[make_task(head.asked) for head in heads],
-            poolings=[head.pooling for head in heads], labels=instantiate(cfg.model.labels), sampling=instantiate(cfg.model.sampling),
-            max_epochs=cfg.trainer.max_epochs, max_steps=cfg.trainer.max_steps,
-        )  # fmt: skip
+            TaskData,
+            heads=[head.asked for head in heads],
+            tasks=[make_task(head.asked) for head in heads],
+            poolings=[head.pooling for head in heads],
+            labels=instantiate(cfg.model.labels),
+            sampling=instantiate(cfg.model.sampling),
+            max_epochs=cfg.trainer.max_epochs,
+            max_steps=cfg.trainer.max_steps,
+        )
     return kind(
         splits,
         scorer.encoder.tokenizer,
@@ -219,7 +246,11 @@ def fabric_options(cfg: DictConfig) -> dict[str, Any]:
     """Fabric's arguments."""
     options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
     taken = {key: options[key] for key in ("accelerator", "devices", "num_nodes")}
-    return {**taken, "precision": _precision(options["precision"]), "strategy": "auto" if options["strategy"] == "auto" else "ddp"}
+    return {
+        **taken,
+        "precision": _precision(options["precision"]),
+        "strategy": "auto" if options["strategy"] == "auto" else "ddp",
+    }
 
 
 @contextlib.contextmanager
@@ -276,7 +307,9 @@ def trainer_options(cfg: DictConfig) -> dict[str, Any]:
     return options
 
 
-def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None = None) -> pl.Trainer:
+def build_trainer(
+    cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None = None
+) -> pl.Trainer:
     """Lightning's Trainer; loggers write to the run folder."""
     options = trainer_options(cfg)
     if options["enable_progress_bar"]:
@@ -293,7 +326,9 @@ def build_trainer(cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], l
     # SLURM's requeue would start the training anew, in another folder; docs/resume.md has a job script that goes on
     plugins: list[Any] = [WholeFiles(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])]
     with refused_by_lightning("trainer"):
-        return pl.Trainer(**options, callbacks=callbacks, logger=made or False, default_root_dir=folder, plugins=plugins)
+        return pl.Trainer(
+            **options, callbacks=callbacks, logger=made or False, default_root_dir=folder, plugins=plugins
+        )
 
 
 def cfg_values(cfg: DictConfig) -> dict[str, Any]:
@@ -327,7 +362,12 @@ def several_devices(options: Mapping[str, Any]) -> bool:
     counted = (isinstance(devices, int) and devices > 1) or (
         isinstance(devices, str) and ("," in devices or (devices.isdigit() and int(devices) > 1))
     )
-    return options["num_nodes"] > 1 or all_gpus or counted or (isinstance(devices, (list, ListConfig)) and len(devices) > 1)
+    return (
+        options["num_nodes"] > 1
+        or all_gpus
+        or counted
+        or (isinstance(devices, (list, ListConfig)) and len(devices) > 1)
+    )
 
 
 def _strategy(options: Mapping[str, Any]) -> Strategy | str:
@@ -364,8 +404,8 @@ def one_run() -> Iterator[None]:
             logging.getLogger().removeHandler(handler)
             handler.close()
         if torch.distributed.is_initialized():
-            # gloo's threads drop what they were given last under a lock, for which they may need the interpreter: an end that holds the
-            # interpreter and asks for the lock would wait for ever
+            # gloo's threads drop what they were given last under a lock, for which they may need the interpreter: an
+            # end that holds the interpreter and asks for the lock would wait for ever
             time.sleep(0.1)
             torch.distributed.destroy_process_group()
         for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", PARENT):
@@ -376,14 +416,19 @@ def one_run() -> Iterator[None]:
 def _prepare_children(folder: Path) -> None:
     """Let Lightning start its other processes with the composed configuration instead of the command line.
 
-    The command line may be a multirun, whose children would start the whole sweep again, and `now` would name other folders.
+    The command line may be a multirun, whose children would start the whole sweep again, and `now` would name other
+    folders.
     """
     if HydraConfig.initialized() and is_first_process():
         composed: Any = HydraConfig.instance().cfg
         with read_write(composed.hydra):
-            composed.hydra.run.dir = str(folder)  # Lightning passes this on; in a multirun it would be a folder that nobody uses
+            composed.hydra.run.dir = str(
+                folder
+            )  # Lightning passes this on; in a multirun it would be a folder that nobody uses
         announce_parent()
         overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
         command = str(HydraConfig.get().job.config_name)
-        started = [] if Path(sys.argv[0]).name == f"{command}.py" else [command]  # a script runs one command, `ranker` names it first
+        started = (
+            [] if Path(sys.argv[0]).name == f"{command}.py" else [command]
+        )  # a script runs one command, `ranker` names it first
         sys.argv = [sys.argv[0], *started, "--config-path", str(folder), "--config-name", "config", *overrides]

@@ -31,7 +31,10 @@ def rehearse_trainer(cfg: DictConfig) -> None:
     """
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False}
     with refused_by_lightning("trainer"):
-        pl.Trainer(**{**trainer_options(cfg), **quiet}, callbacks=[instantiate(node) for node in (cfg.get("callbacks") or {}).values()])
+        pl.Trainer(
+            **{**trainer_options(cfg), **quiet},
+            callbacks=[instantiate(node) for node in (cfg.get("callbacks") or {}).values()],
+        )
 
 
 def rehearse_fabric(cfg: DictConfig) -> None:
@@ -65,7 +68,15 @@ def _refused(group: str) -> Iterator[None]:
         yield
     except RankerError:
         raise
-    except (HydraException, OmegaConfBaseException, ValueError, TypeError, LookupError, OverflowError, RuntimeError) as error:
+    except (
+        HydraException,
+        OmegaConfBaseException,
+        ValueError,
+        TypeError,
+        LookupError,
+        OverflowError,
+        RuntimeError,
+    ) as error:
         if isinstance(error.__cause__, RankerError):
             raise
         got = " ".join(str(error.__cause__ or error).split())
@@ -90,7 +101,12 @@ def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
             f"got {cfg.trainer.limit_train_batches}, which is none; raise it"
         )
     interval = cfg.trainer.val_check_interval
-    if isinstance(interval, int) and interval > steps and cfg.trainer.check_val_every_n_epoch is not None and splits.val is not None:
+    if (
+        isinstance(interval, int)
+        and interval > steps
+        and cfg.trainer.check_val_every_n_epoch is not None
+        and splits.val is not None
+    ):
         raise ConfigError(
             f"trainer.val_check_interval: expected at most {steps}, the steps of an epoch, got {interval}; lower it, or set "
             "trainer.check_val_every_n_epoch=null to count steps over epochs"
@@ -108,7 +124,9 @@ def _check_without_validation(cfg: DictConfig) -> None:
                 "validation data"
             )
     if cfg.monitor is not None:
-        log.warning("monitor: the data has no validation set, so that no state is the best one: the last one is tested and exported")
+        log.warning(
+            "monitor: the data has no validation set, so that no state is the best one: the last one is tested and exported"
+        )
 
 
 @contextmanager
@@ -121,8 +139,12 @@ def refused_in_fit() -> Iterator[None]:
     try:
         yield
     except MisconfigurationException as error:
-        raise ConfigError(f"trainer: expected what Lightning takes, got a refusal: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"trainer: expected what Lightning takes, got a refusal: {' '.join(str(error).split())}"
+        ) from error
     except RuntimeError as error:
         if not str(error).startswith("Early stopping conditioned on metric"):
             raise
-        raise ConfigError(f"callbacks: expected a monitor that is logged, got a refusal: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"callbacks: expected a monitor that is logged, got a refusal: {' '.join(str(error).split())}"
+        ) from error

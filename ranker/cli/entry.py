@@ -34,11 +34,23 @@ from ranker.config.stored import load_stored
 from ranker.errors import ConfigError, Preempted, RankerError, did_you_mean
 from ranker.processes import global_rank, is_first_process, watch_from_the_start
 
-# what may be another in a training that goes on: how long, where and how it is computed, what is kept and shown; else it would be another one
+# what may be another in a training that goes on: how long, where and how it is computed, what is kept and shown; else
+# it would be another one
 CHANGEABLE = (
-    "trainer", "batch.max_tokens", "batch.eval_max_tokens", "batch.workers", "encoder.trust_remote_code", "callbacks", "logger", "name",
-    "cache_dir", "save_every_steps", "nonfinite", "checkpoint", "resume",
-)  # fmt: skip
+    "trainer",
+    "batch.max_tokens",
+    "batch.eval_max_tokens",
+    "batch.workers",
+    "encoder.trust_remote_code",
+    "callbacks",
+    "logger",
+    "name",
+    "cache_dir",
+    "save_every_steps",
+    "nonfinite",
+    "checkpoint",
+    "resume",
+)
 HYDRA, HERE = Path(hydra.__file__).parent, Path(__file__).resolve().parents[1]
 FIXED = ("trainer", "trainer.limit_train_batches", "trainer.gradient_clip_val")
 
@@ -106,7 +118,9 @@ def job(command: str, cfg: DictConfig) -> float | None:
 @contextlib.contextmanager
 def _own_folder(folder: Path) -> Iterator[None]:
     """Begin in an unused run folder; a mistake that shows before there is any result leaves nothing in it."""
-    if not is_first_process() or os.environ.get(sweep.JOB_FOLDER) == str(folder):  # else it is another process's, or a sweep's
+    if not is_first_process() or os.environ.get(sweep.JOB_FOLDER) == str(
+        folder
+    ):  # else it is another process's, or a sweep's
         yield
         return
     run_folder.check_unused("hydra.run.dir", folder, [HydraConfig.get().output_subdir or ""])
@@ -128,7 +142,9 @@ def _run(command: str, cfg: DictConfig) -> float | None:
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN and "trainer" in cfg:
         build = importlib.import_module("ranker.assembly.objects")
         if build.several_devices(cfg.trainer):
-            return sweep.run_apart(command, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_yaml(cfg, resolve=True))
+            return sweep.run_apart(
+                command, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_yaml(cfg, resolve=True)
+            )
     run = importlib.import_module("ranker.run")
     return getattr(run, command)(cfg)
 
@@ -149,7 +165,9 @@ def _overridden(key: str) -> list[str]:
 
 def _started_from(cfg: DictConfig) -> DictConfig:
     """The configuration with the model and encoder of the checkpoint that the training starts from; how they are trained may change."""
-    stored = next((path for name in ("config.yaml", "ranker.yaml") if (path := Path(cfg.checkpoint) / name).is_file()), None)
+    stored = next(
+        (path for name in ("config.yaml", "ranker.yaml") if (path := Path(cfg.checkpoint) / name).is_file()), None
+    )
     if stored is None:  # another program's folder: what it is shows when it is loaded
         return cfg
     trained = load_stored(stored)
@@ -159,7 +177,9 @@ def _started_from(cfg: DictConfig) -> DictConfig:
             if key == "model" and cfg.model.get("_target_") == trained.model.get("_target_"):
                 continue
             if not key.startswith(config.TRAINING_KEYS):
-                raise ConfigError(f"{group}: expected the {group} of checkpoint={cfg.checkpoint}, got {override!r}; leave it out")
+                raise ConfigError(
+                    f"{group}: expected the {group} of checkpoint={cfg.checkpoint}, got {override!r}; leave it out"
+                )
             OmegaConf.update(trained, key, OmegaConf.select(cfg, key), force_add=True)
         cfg[group] = trained[group]
     return cfg
@@ -245,7 +265,16 @@ def _place_in_one_line(error: OSError, making_folders: bool) -> str | None:
             f"{error.filename or 'disk'}: expected room to write to, got {error.strerror!r}; make room, and go on with checkpoint=RUN_FOLDER "
             "resume=true where the run has a checkpoints/last.ckpt"
         )
-    places = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG, errno.ELOOP)
+    places = (
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EEXIST,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+    )
     if (error.errno in places or making_folders) and error.filename is not None:
         name = str(error.filename)
         shown = name if len(name) < 200 else f"{name[:200]}..."
@@ -270,18 +299,26 @@ def _complaint(error: BaseException) -> str:
     for part in (error.__cause__, error.__context__):
         text += f"\n{part}" if part is not None and str(part) not in text else ""
     missing = re.search(
-        r"Could not find '([^']+)/([^'/]*)'(?:\s+Available options in '[^']+':\s+(.*?)(?:\n\n|\nConfig search|$))?", text, re.S
+        r"Could not find '([^']+)/([^'/]*)'(?:\s+Available options in '[^']+':\s+(.*?)(?:\n\n|\nConfig search|$))?",
+        text,
+        re.S,
     )
     if missing:
         group, got, options = missing.groups()
         known = re.findall(r"\S+", options or "") or sorted(path.stem for path in (CONF / group).glob("*.yaml"))
         known = [name for name in known if not name.startswith("_")]
-        return f"{group}: expected one of {', '.join(known)}; got {got!r}" if known else f"{group}: no such file conf/{group}/{got}.yaml"
+        return (
+            f"{group}: expected one of {', '.join(known)}; got {got!r}"
+            if known
+            else f"{group}: no such file conf/{group}/{got}.yaml"
+        )
     deleted = re.search(r"Could not delete from config\. '?([\w.]+)'?", text)
     if deleted:
         return f"{deleted.group(1)}: expected a key that can be left out, got ~{deleted.group(1)}"
     if "Config group override must be" in text:
-        return "; ".join(f"{group}: expected the name of a file in conf/{group}/, got {got}" for group, got in _groups_without_name())
+        return "; ".join(
+            f"{group}: expected the name of a file in conf/{group}/, got {got}" for group, got in _groups_without_name()
+        )
     unknown = re.search(r"Interpolation key '([^']+)' not found", text)
     if unknown:
         full = re.search(r"full_key: (\S+)", text)
@@ -293,7 +330,8 @@ def _complaint(error: BaseException) -> str:
     if not_null:
         return f"{not_null.group(1)}: expected a value, got null"
     key = re.search(
-        r"(?:Could not override|Key|Could not append to config\. An item is already at|Error merging override) '?\+?([\w./@-]+)'?", text
+        r"(?:Could not override|Key|Could not append to config\. An item is already at|Error merging override) '?\+?([\w./@-]+)'?",
+        text,
     )
     struct = re.search(r"Key '([^']+)' is not in struct\s+full_key: (\S+)", text)
     if struct:
@@ -308,15 +346,15 @@ def _complaint(error: BaseException) -> str:
         kinds = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false"}
         return f"{full.group(1) if full else '?'}: expected {kinds.get(value.group(2), value.group(2))}, got {value.group(1)!r}"
     if "mismatched input '='" in text or "extraneous input" in text:
-        return (
-            f"{_first(text)}; quote a value that holds '=' or ',' for Hydra as well as for the shell: 'key=\"a=b.ckpt\"' or key=a\\=b.ckpt"
-        )
+        return f"{_first(text)}; quote a value that holds '=' or ',' for Hydra as well as for the shell: 'key=\"a=b.ckpt\"' or key=a\\=b.ckpt"
     return _first(text)
 
 
 def _groups_without_name() -> list[tuple[str | Any, ...]]:
     """Groups of the command line whose value is no text, with it."""
-    given = [re.fullmatch(r"\+?([\w/]+)(?:@[\w.]+)?=(null|[\d.eE+-]+|true|false|)", argument) for argument in sys.argv[1:]]
+    given = [
+        re.fullmatch(r"\+?([\w/]+)(?:@[\w.]+)?=(null|[\d.eE+-]+|true|false|)", argument) for argument in sys.argv[1:]
+    ]
     return [match.groups() for match in given if match and (CONF / match.group(1)).is_dir()] or [("a group", "null")]
 
 

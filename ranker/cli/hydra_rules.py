@@ -1,6 +1,7 @@
 """What `hydra.*` may name: Hydra imports and calls what it finds there before this program's own check of the configuration begins.
 
-Every composed configuration passes here, whichever file or override it comes from: that of a run, of a sweep, and of each of its jobs.
+Every composed configuration passes here, whichever file or override it comes from: that of a run, of a sweep, and of
+each of its jobs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,13 @@ from ranker.files import leads_out
 
 LOGGING = ("job_logging", "hydra_logging")
 # what `class` and `()` of Python's logging configuration may name
-LOGGING_CLASSES = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler", "logging.Formatter", "colorlog.ColoredFormatter")
+LOGGING_CLASSES = (
+    "logging.StreamHandler",
+    "logging.FileHandler",
+    "logging.NullHandler",
+    "logging.Formatter",
+    "colorlog.ColoredFormatter",
+)
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 LOG_FILE = re.compile(r"\$\{hydra\.(runtime\.output_dir|run\.dir|sweep\.dir)\}/(\$\{hydra\.job\.name\}|[\w-]+)\.log")
 CALLBACKS = ("hydra_plugins.ranker_sweeps.SweepFolder", "hydra.experimental.callbacks.LogJobReturnCallback")
@@ -31,13 +38,19 @@ PLUGINS = ("hydra_plugins.", "hydra._internal.core_plugins.")
 SAMPLERS = "optuna.samplers."
 # interpolations of texts: of a node of the configuration they could bring in another `_target_`
 TEXTS = re.compile(r"\$\{hydra\.(sweep\.(dir|subdir)|run\.dir|runtime\.output_dir|job\.(name|num|id))\}")
-# keys that hold commands, variables of the jobs' processes or places to write to, and their values in conf/: a file outside of conf/ may
-# change them only where the command line repeats it
+# keys that hold commands, variables of the jobs' processes or places to write to, and their values in conf/: a file
+# outside of conf/ may change them only where the command line repeats it
 COMMANDS = {
-    "launcher.setup": None, "launcher.python": None, "launcher.srun_args": None, "launcher.additional_parameters": None,
-    "launcher.ray.init.runtime_env": None, "launcher.ray.remote.runtime_env": None, "job.env_set": None,
-    "launcher.submitit_folder": "${hydra.sweep.dir}/.submitit/%j", "sweeper.storage": "sqlite:///${hydra.sweep.dir}/study.db",
-}  # fmt: skip
+    "launcher.setup": None,
+    "launcher.python": None,
+    "launcher.srun_args": None,
+    "launcher.additional_parameters": None,
+    "launcher.ray.init.runtime_env": None,
+    "launcher.ray.remote.runtime_env": None,
+    "job.env_set": None,
+    "launcher.submitit_folder": "${hydra.sweep.dir}/.submitit/%j",
+    "sweeper.storage": "sqlite:///${hydra.sweep.dir}/study.db",
+}
 
 
 class CheckedLoader(ConfigLoaderImpl):
@@ -75,7 +88,9 @@ def hydra_faults(content: Mapping[str, Any]) -> list[str]:
     else:
         for name, node in callbacks.items():
             if not isinstance(node, dict) or list(node) != ["_target_"] or node["_target_"] not in CALLBACKS:
-                faults.append(f"hydra.callbacks.{name}: expected _target_ to be one of {', '.join(CALLBACKS)}, got {node!r}")
+                faults.append(
+                    f"hydra.callbacks.{name}: expected _target_ to be one of {', '.join(CALLBACKS)}, got {node!r}"
+                )
     for key in ("launcher", "sweeper"):
         faults += _plugin_faults(content.get(key), f"hydra.{key}")
     for path in ("output_subdir", "job.name"):
@@ -95,7 +110,10 @@ def _logging_faults(node: Any, path: str) -> list[str]:
         if "filename" in node and not LOG_FILE.fullmatch(str(node["filename"])):
             faults.append(f"{path}.filename: expected ${{hydra.runtime.output_dir}}/NAME.log, got {node['filename']!r}")
         return faults + [
-            fault for part, name in parts_of(node, path) if not name.endswith(".filename") for fault in _logging_faults(part, name)
+            fault
+            for part, name in parts_of(node, path)
+            if not name.endswith(".filename")
+            for fault in _logging_faults(part, name)
         ]
     if isinstance(node, str) and node not in STREAMS and ("://" in node or "${" in node):
         return [f"{path}: expected plain text, {STREAMS[0]} or {STREAMS[1]}; got {node!r}"]
@@ -110,7 +128,12 @@ def _plugin_faults(node: Any, path: str) -> list[str]:
     faults: list[str] = []
 
     def walk(part: Any, name: str) -> None:
-        if isinstance(part, dict) and "_target_" in part and part is not node and not _is_sampler(str(part["_target_"]), name):
+        if (
+            isinstance(part, dict)
+            and "_target_" in part
+            and part is not node
+            and not _is_sampler(str(part["_target_"]), name)
+        ):
             faults.append(f"{name}._target_: expected one of {SAMPLERS}*, got {part['_target_']!r}")
         if isinstance(part, str) and "${" in TEXTS.sub("", part):
             faults.append(f"{name}: expected a value without interpolations of other keys than hydra's, got {part!r}")

@@ -53,4 +53,8 @@ def _overview() -> list[str]:
     for command in COMMANDS:
         first = Path(CONF / f"{command}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]
         lines.append(f"  {command:10} {first.lstrip('# ')}")
-    return [*lines, "", "ranker COMMAND --help lists its groups and keys; --config-dir FOLDER adds yaml files of your own."]
+    return [
+        *lines,
+        "",
+        "ranker COMMAND --help lists its groups and keys; --config-dir FOLDER adds yaml files of your own.",
+    ]

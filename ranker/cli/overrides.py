@@ -53,7 +53,11 @@ def takes_text(command: str, key: str) -> bool:
     group = key.partition(".")[0]
     if key in OWN_TEXTS or key in text_keys(ROOTS[command]):
         return True
-    found = [types for path in sorted((CONF / group).glob("*.yaml")) if (types := _types(path.read_text(encoding="utf-8"), group, key))]
+    found = [
+        types
+        for path in sorted((CONF / group).glob("*.yaml"))
+        if (types := _types(path.read_text(encoding="utf-8"), group, key))
+    ]
     return bool(found) and all("str" in types and not {"int", "float", "bool"} & set(types) for types in found)
 
 

@@ -1,7 +1,9 @@
-"""A sweep's jobs: what each leaves in its folder, the table and the picture of all of them. Knows no Hydra and no torch.
+"""A sweep's jobs: what each leaves in its folder, the table and the picture of all of them.
 
-A job leaves `job.json`, as soon as it starts, and holds a lock beside it while it runs: one that calls itself running without the lock
-was killed. `summary.csv` in the sweep's folder is made from these files: after each job, so that it is
+Knows no Hydra and no torch.
+
+A job leaves `job.json`, as soon as it starts, and holds a lock beside it while it runs: one that calls itself running
+without the lock was killed. `summary.csv` in the sweep's folder is made from these files: after each job, so that it is
 there whatever happens to the process that started the sweep, and at the end.
 """
 
@@ -41,7 +43,9 @@ class Failed(RankerError):
     """A job whose process ended with an error, which it has said itself."""
 
 
-def run_job(sweep: Path, folder: Path, number: int, overrides: Sequence[str], run: Callable[[], float | None]) -> float | None:
+def run_job(
+    sweep: Path, folder: Path, number: int, overrides: Sequence[str], run: Callable[[], float | None]
+) -> float | None:
     """Run one job; its failure is written down and said, and is no reason for the others to stop.
 
     Args:
@@ -58,7 +62,14 @@ def run_job(sweep: Path, folder: Path, number: int, overrides: Sequence[str], ru
         ConfigError: The folder is another job's.
     """
     own = [override for override in overrides if not override.startswith("++callbacks.prune=")]
-    record: Row = {"job": number, "overrides": own, "status": "running", "objective": None, "seconds": None, "error": None}
+    record: Row = {
+        "job": number,
+        "overrides": own,
+        "status": "running",
+        "objective": None,
+        "seconds": None,
+        "error": None,
+    }
     _claim(folder, record)
     lock = FileLock(folder / LOCK_FILE)
     lock.acquire()
@@ -118,7 +129,8 @@ def _write(path: Path, text: str) -> None:
 def run_apart(command: str, folder: Path, config: str) -> float | None:
     """Run a job in a process of its own and return its objective.
 
-    Lightning kills the first process of a training on several devices when another one fails, which would end the whole sweep.
+    Lightning kills the first process of a training on several devices when another one fails, which would end the whole
+    sweep.
 
     Args:
         command: The command, `train`.
@@ -132,7 +144,12 @@ def run_apart(command: str, folder: Path, config: str) -> float | None:
     arguments = [
         *(sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-m", "ranker", command),
         *("--config-path", str(folder.resolve()), "--config-name", "config", "--config-dir", str(CONF)),
-        *(f"hydra.run.dir='{folder.resolve()}'", "hydra/job_logging=ranker", "hydra/hydra_logging=none", "hydra.output_subdir=null"),
+        *(
+            f"hydra.run.dir='{folder.resolve()}'",
+            "hydra/job_logging=ranker",
+            "hydra/hydra_logging=none",
+            "hydra.output_subdir=null",
+        ),
     ]
     variables = {**os.environ, JOB_FOLDER: str(folder.resolve())}
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, errors="replace", env=variables) as process:
@@ -162,7 +179,9 @@ def _result(folder: Path) -> Row:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
     except (OSError, ValueError, TypeError) as error:
-        raise DataError(f"{path}: expected a job's result, got a file that can't be read ({error}); run the job again") from error
+        raise DataError(
+            f"{path}: expected a job's result, got a file that can't be read ({error}); run the job again"
+        ) from error
 
 
 def is_held(lock: Path) -> bool:
@@ -176,7 +195,8 @@ def is_held(lock: Path) -> bool:
         return True
 
 
-# the table --------------------------------------------------------------------------------------------------------------------------
+# the table
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def job_folders(sweep: Path) -> Iterator[Path]:
@@ -211,7 +231,11 @@ def read_jobs(sweep: Path) -> list[Row]:
                 means = json.loads(file.read_text(encoding="utf-8"))["measures"]
                 measures |= {f"{name}/{measure}": float(value) for measure, value in means.items()}
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                log.warning("%s: expected an evaluation's measures, got a file that can't be read (%s); left out of the table", file, error)
+                log.warning(
+                    "%s: expected an evaluation's measures, got a file that can't be read (%s); left out of the table",
+                    file,
+                    error,
+                )
         rows.append(row | {"folder": folder.relative_to(sweep).as_posix(), "measures": measures})
     return sorted(rows, key=lambda row: (row["job"] is None, row["job"], row["folder"]))
 
@@ -239,9 +263,18 @@ def write_summary(sweep: Path) -> list[Row]:
     for i, row in enumerate(rows):
         seconds = None if row["seconds"] is None else round(row["seconds"], 1)
         table.writerow(
-            [row["job"], row["status"], row["objective"], *(column[i] for column in columns.values()),
-             *(row["measures"].get(name) for name in measures), seconds, row["folder"], " ".join(row["overrides"]), row["error"]]
-        )  # fmt: skip
+            [
+                row["job"],
+                row["status"],
+                row["objective"],
+                *(column[i] for column in columns.values()),
+                *(row["measures"].get(name) for name in measures),
+                seconds,
+                row["folder"],
+                " ".join(row["overrides"]),
+                row["error"],
+            ]
+        )
     _write(sweep / SUMMARY, text.getvalue())
     return rows
 
@@ -252,7 +285,8 @@ def close(sweep: Path, maximize: bool = True, enough: int | None = None) -> bool
     Args:
         sweep: The sweep's folder.
         maximize: Whether a higher objective is better.
-        enough: All went well where so many jobs have finished or were pruned, since the others were made up for; None: where all did.
+        enough: All went well where so many jobs have finished or were pruned, since the others were made up for; None:
+            where all did.
     """
     rows = write_summary(sweep)
     print_table(rows, maximize)
@@ -262,7 +296,9 @@ def close(sweep: Path, maximize: bool = True, enough: int | None = None) -> bool
 
         save(draw_sweep(rows, swept(rows), maximize), sweep, "sweep")
     bad = [row for row in rows if row["status"] not in ("ok", "pruned")]
-    finished = sum(row["status"] == "pruned" or (row["status"] == "ok" and row["objective"] is not None) for row in rows)
+    finished = sum(
+        row["status"] == "pruned" or (row["status"] == "ok" and row["objective"] is not None) for row in rows
+    )
     well = not bad if enough is None else finished >= enough
     for row in bad:
         what = (row["error"] or KILLED).split("\n")[0]

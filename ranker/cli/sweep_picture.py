@@ -32,7 +32,11 @@ def best_so_far(rows: Sequence[Mapping[str, Any]], maximize: bool = True) -> lis
     found, line = None, []
     for row in rows:
         value = row["objective"]
-        if row["status"] == "ok" and value is not None and (found is None or (value > found if maximize else value < found)):
+        if (
+            row["status"] == "ok"
+            and value is not None
+            and (found is None or (value > found if maximize else value < found))
+        ):
             found = value
         if found is not None:
             line.append((row["job"], found))
@@ -57,7 +61,9 @@ def places(values: Sequence[str | None]) -> tuple[list[float], list[str] | None,
     return numbers, None, min(numbers) > 0 and max(numbers) / min(numbers) >= 10
 
 
-def draw_sweep(rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[str | None]], maximize: bool = True) -> Figure:
+def draw_sweep(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[str | None]], maximize: bool = True
+) -> Figure:
     """A panel with the objective job by job and the best so far, then a panel a swept key.
 
     Args:
@@ -103,8 +109,24 @@ def _marks(axes: Axes, rows: Sequence[Mapping[str, Any]], where: Sequence[float]
         own = [(x, row["objective"]) for x, row in zip(where, rows, strict=True) if row["status"] == status]
         valued = [(x, value) for x, value in own if value is not None]
         if valued:
-            axes.scatter([x for x, _ in valued], [value for _, value in valued], marker=marker, color=colour, s=28, label=name, zorder=3)
+            axes.scatter(
+                [x for x, _ in valued],
+                [value for _, value in valued],
+                marker=marker,
+                color=colour,
+                s=28,
+                label=name,
+                zorder=3,
+            )
         without = [x for x, value in own if value is None]
         if without:
-            axes.scatter(without, [0.02] * len(without), marker=marker, color=colour, s=28, transform=axes.get_xaxis_transform(),
-                         label=None if valued else name, zorder=3)  # fmt: skip
+            axes.scatter(
+                without,
+                [0.02] * len(without),
+                marker=marker,
+                color=colour,
+                s=28,
+                transform=axes.get_xaxis_transform(),
+                label=None if valued else name,
+                zorder=3,
+            )

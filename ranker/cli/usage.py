@@ -28,8 +28,12 @@ def answer_help(command: str) -> None:
 def usage(command: str, arguments: list[str]) -> str:
     """The help text of `ranker COMMAND`; a group that is chosen on the command line is shown with its keys."""
     root = CONF / f"{command}.yaml"
-    defaults = {key.removeprefix("override ").removeprefix("optional "): value
-                for entry in OmegaConf.load(root).defaults if not isinstance(entry, str) for key, value in entry.items()}  # fmt: skip
+    defaults = {
+        key.removeprefix("override ").removeprefix("optional "): value
+        for entry in OmegaConf.load(root).defaults
+        if not isinstance(entry, str)
+        for key, value in entry.items()
+    }
     groups = {path.name: sorted(part.stem for part in path.glob("[!_]*.yaml")) for path in sorted(CONF.iterdir())
               if path.is_dir() and path.name in defaults and any(path.glob("*.yaml"))}  # fmt: skip
     chosen = dict(part.split("=", 1) for part in arguments if "=" in part)
@@ -52,7 +56,12 @@ def usage(command: str, arguments: list[str]) -> str:
             lines += ["", f"{group}={chosen[group]}, conf/{group}/{path.name}:", "", *text.splitlines()]
             shared = path.with_name("_shared.yaml")
             if "- _shared" in text:
-                lines += ["", f"and, unless set there, conf/{group}/_shared.yaml:", "", *shared.read_text(encoding="utf-8").splitlines()]
+                lines += [
+                    "",
+                    f"and, unless set there, conf/{group}/_shared.yaml:",
+                    "",
+                    *shared.read_text(encoding="utf-8").splitlines(),
+                ]
     return "\n".join(lines) + "\n"
 
 

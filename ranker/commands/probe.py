@@ -31,15 +31,37 @@ from ranker.training.run_writer import write_json
 log = logging.getLogger(__name__)
 
 STUDIED = (
-    "seeds", "controls", "control_seeds", "layers", "portions", "validation", "units", "batching", "group_by", "val_fraction", "test_fraction",
-    "max_query_tokens", "max_doc_tokens", "skip_unavailable", "seed", "workers",
-)  # fmt: skip
+    "seeds",
+    "controls",
+    "control_seeds",
+    "layers",
+    "portions",
+    "validation",
+    "units",
+    "batching",
+    "group_by",
+    "val_fraction",
+    "test_fraction",
+    "max_query_tokens",
+    "max_doc_tokens",
+    "skip_unavailable",
+    "seed",
+    "workers",
+)
 
-DOWNLOADING = ("ir_datasets", "msmarco_passage")  # sources that are not loaded only to look at what a ranker was trained on
+DOWNLOADING = (
+    "ir_datasets",
+    "msmarco_passage",
+)  # sources that are not loaded only to look at what a ranker was trained on
 
 
 def run_probe(
-    folder: Path, cfg: Mapping[str, Any], splits: Splits, tasks: Sequence[ProbeTask], subject: Subject, logger: Any | None = None
+    folder: Path,
+    cfg: Mapping[str, Any],
+    splits: Splits,
+    tasks: Sequence[ProbeTask],
+    subject: Subject,
+    logger: Any | None = None,
 ) -> Results:
     """Probe, compare, and leave `probe_results.csv`, `codes/`, `data/`, `pictures/`, `report.md` and `result.json`.
 
@@ -61,13 +83,21 @@ def run_probe(
     cache = StateCache(cache_dir / "probe_states", **cfg["cache"])
     device = _device(cfg["device"])
     other, earlier = _second(cfg["compare"], cfg["weights"])
-    collection = {"train": splits.train, "val": splits.val, "test": next(iter(splits.tests.values()), None)}.get(cfg["split"])
+    collection = {"train": splits.train, "val": splits.val, "test": next(iter(splits.tests.values()), None)}.get(
+        cfg["split"]
+    )
     if collection is None:
         raise ConfigError(f"split: expected one of train, val, test that the data has, got {cfg['split']!r}")
     collection = with_candidates(Splits(None, collection, {}), cfg["depth"], cache_dir, FirstStage.of(cfg["data"])).val
     assert collection is not None
     sample = sample_pairs(
-        collection, cfg["max_pairs"], cfg["docs_per_query"], cfg["depth"], cfg["seed"], cfg["val_fraction"], cfg["test_fraction"]
+        collection,
+        cfg["max_pairs"],
+        cfg["docs_per_query"],
+        cfg["depth"],
+        cfg["seed"],
+        cfg["val_fraction"],
+        cfg["test_fraction"],
     )
     subjects = [subject] if other is None else [subject, other]
     study = Study(subjects, tasks, sample, options, training, cache, cache_dir, device, cfg["reuse"])
@@ -126,7 +156,9 @@ def _second(compare: str | None, weights: str) -> tuple[Subject | None, Results 
     return Subject.of_checkpoint(Path(compare), weights), None
 
 
-def check_earlier(earlier: Results, records: Mapping[str, TaskRecord], seeds: Sequence[int], layers: Sequence[int]) -> None:
+def check_earlier(
+    earlier: Results, records: Mapping[str, TaskRecord], seeds: Sequence[int], layers: Sequence[int]
+) -> None:
     """Refuse an earlier run whose codes can't be set beside those of this one, before any is made.
 
     Args:
@@ -136,12 +168,15 @@ def check_earlier(earlier: Results, records: Mapping[str, TaskRecord], seeds: Se
         layers: The layers that it probes.
 
     Raises:
-        ConfigError: The earlier run has none of the tasks, or other data, seeds or layers, or its codes were made in another way.
+        ConfigError: The earlier run has none of the tasks, or other data, seeds or layers, or its codes were made in
+            another way.
     """
     model = earlier.models[0]
     shared = [task for task in records if earlier.of(model, task)]
     if not shared:
-        raise ConfigError(f"compare: expected an earlier run of one of {', '.join(records)}, got {', '.join(earlier.tasks)}")
+        raise ConfigError(
+            f"compare: expected an earlier run of one of {', '.join(records)}, got {', '.join(earlier.tasks)}"
+        )
     for task in shared:
         ours, theirs = records[task].description, earlier.tasks[task].description
         coded, as_coded = (own.get("coding", {}) for own in (ours, theirs))
@@ -160,7 +195,9 @@ def check_earlier(earlier: Results, records: Mapping[str, TaskRecord], seeds: Se
         probed = earlier.by_layer(model, task)
         known = sorted({result.seed for own in probed.values() for result in own})
         if known != sorted(seeds):
-            raise ConfigError(f"compare: {task}: expected an earlier run with seeds={sorted(seeds)}, got {known}; set the same seeds")
+            raise ConfigError(
+                f"compare: {task}: expected an earlier run with seeds={sorted(seeds)}, got {known}; set the same seeds"
+            )
         if not probed.keys() & set(layers):
             raise ConfigError(
                 f"compare: {task}: expected an earlier run of one of the layers {list(layers)}, got {list(probed)}; set layers"
@@ -198,19 +235,27 @@ def seen_in_training(path: Path, data: Any, splits: Splits, queries: Mapping[str
             splits = load_source(trained)
         except Exception as error:  # whatever it is, it costs a warning and not the run
             reason = (str(error) or repr(error)).splitlines()[0]
-            return [f"{path.name}: its training data was not looked at ({reason}), so it may have seen the probing queries"]
+            return [
+                f"{path.name}: its training data was not looked at ({reason}), so it may have seen the probing queries"
+            ]
     known = set(splits.train.queries.values()) if splits.train is not None else set()
     found = []
     for task, texts in queries.items():
         seen = len(texts & known)
         if seen:
-            found.append(f"{path.name} was trained on {seen} of the {len(texts)} queries of {task}: read that task's numbers with care")
+            found.append(
+                f"{path.name} was trained on {seen} of the {len(texts)} queries of {task}: read that task's numbers with care"
+            )
     return found
 
 
 def _objective(results: Results) -> dict[str, Any]:
     best = {
-        model: {task: {"layer": own.best, "compression": own.compression} for task in results.tasks for own in [summarise(results, model, task)]}
+        model: {
+            task: {"layer": own.best, "compression": own.compression}
+            for task in results.tasks
+            for own in [summarise(results, model, task)]
+        }
         for model in results.models
-    }  # fmt: skip
+    }
     return {"best": best}

@@ -34,21 +34,40 @@ def replay(dump: Path) -> tuple[float, float]:
     cfg = load_stored(dump / "config.yaml")
     lacking = [key for key in NEEDED if not cfg.get(key)]
     if lacking:
-        raise CheckpointError(f"{dump / 'config.yaml'}: expected the configuration of a training, got one without {', '.join(lacking)}")
-    scorer = instantiate(constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder)))
+        raise CheckpointError(
+            f"{dump / 'config.yaml'}: expected the configuration of a training, got one without {', '.join(lacking)}"
+        )
+    scorer = instantiate(
+        constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder))
+    )
     module = training_module(cfg)(
-        scorer, [], loss=instantiate(cfg.loss), optimizer=instantiate(cfg.optim), schedule=instantiate(cfg.schedule), total_steps=1,
-        max_norm=cfg.trainer.gradient_clip_val, seed=cfg.seed,
-    )  # fmt: skip
+        scorer,
+        [],
+        loss=instantiate(cfg.loss),
+        optimizer=instantiate(cfg.optim),
+        schedule=instantiate(cfg.schedule),
+        total_steps=1,
+        max_norm=cfg.trainer.gradient_clip_val,
+        seed=cfg.seed,
+    )
     try:
         module.load_state_dict(weights)
     except RuntimeError as error:
-        raise CheckpointError(f"{dump}: expected weights of the configured model, got {' '.join(str(error).split())}") from error
+        raise CheckpointError(
+            f"{dump}: expected weights of the configured model, got {' '.join(str(error).split())}"
+        ) from error
     module.train()
     trainer = pl.Trainer(
-        accelerator=cfg.trainer.accelerator, devices=1, precision=about["precision"], max_steps=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
-    )  # fmt: skip
+        accelerator=cfg.trainer.accelerator,
+        devices=1,
+        precision=about["precision"],
+        max_steps=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
     try:
         trainer.fit(module, train_dataloaders=DataLoader([step], batch_size=None))  # type: ignore[arg-type]
     except NonFinite as error:
@@ -60,15 +79,20 @@ def main() -> None:
     """Replay the folder that the command line names, and say whether the step is as it was."""
     if len(sys.argv) != 2:
         raise CheckpointError(
-            "python -m ranker.commands.replay: expected one folder RUN/nonfinite/step-N, got " + (" ".join(sys.argv[1:]) or "none")
+            "python -m ranker.commands.replay: expected one folder RUN/nonfinite/step-N, got "
+            + (" ".join(sys.argv[1:]) or "none")
         )
     dump = Path(sys.argv[1])
     about = read_dump(dump)[2]
     loss, norm = replay(dump)
     print(f"step {about['step']}, queries {', '.join(about['query_ids'])}")  # noqa: T201
-    print(f"loss {loss}, gradient norm {norm}; the training had loss {about['loss']}, gradient norm {about['grad_norm']}")  # noqa: T201
+    print(  # noqa: T201
+        f"loss {loss}, gradient norm {norm}; the training had loss {about['loss']}, gradient norm {about['grad_norm']}"
+    )
     if math.isfinite(loss) and math.isfinite(norm):
-        raise CheckpointError(f"{dump}: expected a loss or gradient that is not finite, got a step that is; other hardware or software?")
+        raise CheckpointError(
+            f"{dump}: expected a loss or gradient that is not finite, got a step that is; other hardware or software?"
+        )
 
 
 if __name__ == "__main__":

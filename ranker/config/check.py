@@ -23,11 +23,16 @@ from ranker.config.writing import WRITING, parts_of, writing_faults
 from ranker.errors import ConfigError, did_you_mean
 from ranker.files import leads_out
 
-# what the `_target_` of each group may name, a whole name or the start of one: a config file is data, it must not be able to run anything
-# it likes (torch.hub.load would, and ranker.training.run_writer.write_text)
+# what the `_target_` of each group may name, a whole name or the start of one: a config file is data, it must not be
+# able to run anything it likes (torch.hub.load would, and ranker.training.run_writer.write_text)
 TRUSTED = {
     "data": ("ranker.data.sources.",),
-    "model": ("ranker.models.", "ranker.retrieval.bm25.BM25", "ranker.multitask.options.", "ranker.multitask.multitask."),
+    "model": (
+        "ranker.models.",
+        "ranker.retrieval.bm25.BM25",
+        "ranker.multitask.options.",
+        "ranker.multitask.multitask.",
+    ),
     "encoder": ("ranker.encoders.loading.load_encoder",),
     "loss": ("ranker.losses.",),
     "optim": ("torch.optim.",),
@@ -40,9 +45,10 @@ TRUSTED = {
 PARTS = "torch.nn."  # may be named within any group
 # keys that the program reads out of a node itself, so that every source, encoder ... need not take them
 OWN_KEYS = {
-    "data": ("negatives", "teacher", "random_negatives", "suggested_pair_tokens", "drop_query_docs", "first_stage"), "encoder": ("suggested_lr",),
+    "data": ("negatives", "teacher", "random_negatives", "suggested_pair_tokens", "drop_query_docs", "first_stage"),
+    "encoder": ("suggested_lr",),
     "model": ("auto", "labels", "sampling", "weighting"),
-}  # fmt: skip
+}
 # types of the plain ones among them, and of the keys that say how a `_target_` is built
 OWN_TYPES = {
     "data.negatives": ("str", "None"), "data.teacher": ("str", "None"), "data.random_negatives": ("bool",),
@@ -146,7 +152,10 @@ def _unknown(cfg: DictConfig) -> list[str]:
 
 def unknown_keys(cfg: Mapping[Any, Any], root: Any) -> list[str]:
     """Say which keys of a configuration, and of its typed nodes, a typed root lacks."""
-    typed = {"": root, **{entry.name: entry.default_factory for entry in fields(root) if is_dataclass(entry.default_factory)}}
+    typed = {
+        "": root,
+        **{entry.name: entry.default_factory for entry in fields(root) if is_dataclass(entry.default_factory)},
+    }
     faults = []
     for path, kind in typed.items():
         node = cfg.get(path) if path else cfg
@@ -174,7 +183,9 @@ def _trusted(path: str) -> tuple[str, ...]:
 @cache
 def is_trusted(target: str, path: str) -> bool:
     """Whether the node at a dotted path may name a target: one that is public and defined where its group's are, not what is imported there."""
-    place = next((name for name in _trusted(path) if target == name or (name.endswith(".") and target.startswith(name))), None)
+    place = next(
+        (name for name in _trusted(path) if target == name or (name.endswith(".") and target.startswith(name))), None
+    )
     if place is None or any(part.startswith("_") for part in target.split(".")):
         return False
     try:
@@ -204,10 +215,17 @@ def target_faults(cfg: DictConfig) -> list[str]:
 def _bind(node: DictConfig, path: str, target: str) -> list[str]:
     if not is_trusted(target, path):
         return []  # said by `untrusted`
-    types = {**BUILT_BY, **{key.removeprefix(f"{path}."): value for key, value in OWN_TYPES.items() if key.startswith(f"{path}.")}}
+    types = {
+        **BUILT_BY,
+        **{key.removeprefix(f"{path}."): value for key, value in OWN_TYPES.items() if key.startswith(f"{path}.")},
+    }
     faults = []
     for key, allowed in types.items():
-        if key in node and not OmegaConf.is_missing(node, key) and (fault := Parameter(key, allowed, required=False).fault(node.get(key))):
+        if (
+            key in node
+            and not OmegaConf.is_missing(node, key)
+            and (fault := Parameter(key, allowed, required=False).fault(node.get(key)))
+        ):
             faults.append(f"{path}.{key}: {fault}")
     try:
         parameters = parameters_of(target)
@@ -216,7 +234,10 @@ def _bind(node: DictConfig, path: str, target: str) -> list[str]:
     if parameters is None:  # an outside signature that can't be read without importing; Python will check it
         return faults
     given = {str(key) for key in node if not str(key).startswith("_")} - set(OWN_KEYS.get(path, ()))
-    faults += [f"{path}.{key}: unknown key for {target}{did_you_mean(key, list(parameters))}" for key in sorted(given - set(parameters))]
+    faults += [
+        f"{path}.{key}: unknown key for {target}{did_you_mean(key, list(parameters))}"
+        for key in sorted(given - set(parameters))
+    ]
     live = {"encoder", "params", "folder", "step", "total", "scorer", "docs"}  # filled in by the program
     for name, parameter in parameters.items():
         if name in given and not OmegaConf.is_missing(node, name):
@@ -274,7 +295,9 @@ def _numbers(cfg: DictConfig) -> list[str]:
     if cfg.get("nonfinite", "stop") not in ("stop", "skip"):
         faults.append(f"nonfinite: expected stop or skip, got {cfg.nonfinite!r}")
     if OmegaConf.select(cfg, "data.teacher") and OmegaConf.select(cfg, "data.random_negatives"):
-        faults.append("data.random_negatives: expected false beside data.teacher, since random docs have no teacher's score")
+        faults.append(
+            "data.random_negatives: expected false beside data.teacher, since random docs have no teacher's score"
+        )
     for key in ("optim.lr", "optim.weight_decay", "schedule.warmup"):
         value = OmegaConf.select(cfg, key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
@@ -300,8 +323,15 @@ def _data(cfg: DictConfig) -> list[str]:
     if options is None:
         return faults
     if not isinstance(options, DictConfig):
-        return [*faults, f"data.first_stage: expected options of conf/model/bm25.yaml, as {{stemmer: german}}, or null; got {options!r}"]
-    known = {key: value for key, value in (parameters_of("ranker.retrieval.bm25.BM25") or {}).items() if key not in ("docs", "threads")}
+        return [
+            *faults,
+            f"data.first_stage: expected options of conf/model/bm25.yaml, as {{stemmer: german}}, or null; got {options!r}",
+        ]
+    known = {
+        key: value
+        for key, value in (parameters_of("ranker.retrieval.bm25.BM25") or {}).items()
+        if key not in ("docs", "threads")
+    }
     for key in map(str, options):
         if key not in known:
             faults.append(f"data.first_stage.{key}: unknown key{did_you_mean(key, list(known))}")
@@ -327,11 +357,15 @@ def _measures(cfg: DictConfig) -> list[str]:
             and str(node.get("_target_")).endswith(".EarlyStopping")
             and not OmegaConf.is_missing(node, "monitor")
         ):
-            watched[f"callbacks.{name}.monitor"] = node.get("monitor") or cfg.get("monitor")  # null is refused as no text
+            watched[f"callbacks.{name}.monitor"] = node.get("monitor") or cfg.get(
+                "monitor"
+            )  # null is refused as no text
     return [
         f"{key}: expected one of {', '.join(logged)} (from measures), got {value!r}"
         for key, value in watched.items()
-        if value is not None and value not in logged and not (key != "monitor" and str(value).startswith(("train/", "optim/")))
+        if value is not None
+        and value not in logged
+        and not (key != "monitor" and str(value).startswith(("train/", "optim/")))
     ]
 
 
@@ -341,7 +375,10 @@ def _evaluation(cfg: DictConfig) -> list[str]:
         return []
     faults = []
     if (cfg.run is None) == (cfg.checkpoint is None):
-        faults.append("run: expected either run=FILE qrels=FILE or checkpoint=RUN_FOLDER, got " + ("both" if cfg.run else "neither"))
+        faults.append(
+            "run: expected either run=FILE qrels=FILE or checkpoint=RUN_FOLDER, got "
+            + ("both" if cfg.run else "neither")
+        )
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements of run=, got none; set qrels=FILE")
     return faults
@@ -366,7 +403,9 @@ def _logger(cfg: DictConfig) -> list[str]:
 
 def _writing(cfg: DictConfig) -> list[str]:
     """What would be written outside of the run's folder."""
-    nodes: dict[str, Any] = {key: OmegaConf.to_container(cfg[key], resolve=True) for key in WRITING if isinstance(cfg.get(key), DictConfig)}
+    nodes: dict[str, Any] = {
+        key: OmegaConf.to_container(cfg[key], resolve=True) for key in WRITING if isinstance(cfg.get(key), DictConfig)
+    }
     faults = writing_faults(nodes)
     name = cfg.get("name") if "name" in cfg and not OmegaConf.is_missing(cfg, "name") else ""
     if leads_out(str(name)):
@@ -387,9 +426,27 @@ def _has_login(host: str) -> bool:
 
 def _files(cfg: DictConfig) -> list[str]:
     faults = []
-    for key in ("checkpoint", "compare", "run", "qrels", "baseline", "data.negatives", "data.teacher", "candidates", "mining.teacher"):
-        value = OmegaConf.select(cfg, key) if key.split(".")[0] in cfg and not OmegaConf.is_missing(cfg, key.split(".")[0]) else None
-        if isinstance(value, str) and not _exists(value) and not (key == "baseline" and value == "bm25" and "index" in cfg):
+    for key in (
+        "checkpoint",
+        "compare",
+        "run",
+        "qrels",
+        "baseline",
+        "data.negatives",
+        "data.teacher",
+        "candidates",
+        "mining.teacher",
+    ):
+        value = (
+            OmegaConf.select(cfg, key)
+            if key.split(".")[0] in cfg and not OmegaConf.is_missing(cfg, key.split(".")[0])
+            else None
+        )
+        if (
+            isinstance(value, str)
+            and not _exists(value)
+            and not (key == "baseline" and value == "bm25" and "index" in cfg)
+        ):
             faults.append(f"{key}: expected a file or folder, got {value!r}, which does not exist")
     if cfg.get("resume") and not cfg.get("checkpoint"):
         faults.append("resume: expected checkpoint=RUN_FOLDER beside resume=true, got none")
@@ -410,11 +467,17 @@ def _exists(path: str) -> bool:
 def _unwritable(path: Path) -> list[str]:
     """Why nothing can be written into a folder, which need not exist yet."""
     try:
-        there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists() or folder.is_symlink())
+        there = next(
+            folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists() or folder.is_symlink()
+        )
         if not there.is_dir():
-            return [f"expected a folder, got {str(path)!r}, where {str(there)!r} is {'a broken link' if there.is_symlink() else 'a file'}"]
+            return [
+                f"expected a folder, got {str(path)!r}, where {str(there)!r} is {'a broken link' if there.is_symlink() else 'a file'}"
+            ]
         if not os.access(there, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            return [f"expected a folder to write to, got {str(path)!r}, where {str(there)!r} is not writable for this user"]
+            return [
+                f"expected a folder to write to, got {str(path)!r}, where {str(there)!r} is not writable for this user"
+            ]
     except OSError as error:
         return [f"expected a folder to write to, got {str(path)[:60]!r} ({error.strerror})"]
     return []

@@ -11,9 +11,19 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 # a path whenever they are set. `data.candidates` of data=files is relative to `data.path` and stays as it is
 PATHS = (
-    "checkpoint", "compare", "run", "qrels", "candidates", "cache_dir", "data.path", "data.negatives", "data.teacher", "mining.teacher",
-    "encode.folder", "model.auto.report",
-)  # fmt: skip
+    "checkpoint",
+    "compare",
+    "run",
+    "qrels",
+    "candidates",
+    "cache_dir",
+    "data.path",
+    "data.negatives",
+    "data.teacher",
+    "mining.teacher",
+    "encode.folder",
+    "model.auto.report",
+)
 # a path where there is a file or folder of that name, else a word (`bm25`) or the id of a model
 PERHAPS = ("baseline", "encoder.name", "data.train_candidates", "data.candidates")
 # keys of a probing task, of which a configuration holds several
@@ -41,7 +51,9 @@ def make_absolute(cfg: DictConfig) -> None:
 def _tasks(cfg: DictConfig) -> Iterator[DictConfig]:
     """The nodes of probing tasks: those of probe.py, and the options of a multitask model's heads."""
     probes = OmegaConf.select(cfg, "probe")
-    yield from (node for node in probes.values() if isinstance(node, DictConfig)) if isinstance(probes, DictConfig) else ()
+    yield from (
+        (node for node in probes.values() if isinstance(node, DictConfig)) if isinstance(probes, DictConfig) else ()
+    )
     for head in OmegaConf.select(cfg, "model.heads") or ():
         if isinstance(head, DictConfig) and isinstance(head.get("options"), DictConfig):
             yield head.options

@@ -10,9 +10,11 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-# the folder of the configuration files: inside the package where it was installed from a wheel, else at the top of the repository
+# the folder of the configuration files: inside the package where it was installed from a wheel, else at the top of the
+# repository
 CONF = next(path for parent in Path(__file__).resolve().parents[1:3] if (path := parent / "conf").is_dir())
-# a text that may look like a number: as `str`, OmegaConf would turn 007 of a yaml into "7"; the check sees what came and asks for quotes
+# a text that may look like a number: as `str`, OmegaConf would turn 007 of a yaml into "7"; the check sees what came
+# and asks for quotes
 Text = Any
 
 
@@ -248,7 +250,12 @@ class ProbeConfig:
     cache_dir: Text = ".cache"
 
 
-ROOTS: dict[str, type] = {"train": TrainConfig, "evaluate": EvaluateConfig, "search": SearchConfig, "probe": ProbeConfig}
+ROOTS: dict[str, type] = {
+    "train": TrainConfig,
+    "evaluate": EvaluateConfig,
+    "search": SearchConfig,
+    "probe": ProbeConfig,
+}
 
 
 def register() -> None:

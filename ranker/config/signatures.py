@@ -93,9 +93,15 @@ def defines(target: str, within: str, depth: int = 0) -> bool:
     node = _definition(path, name)
     if node is not None and not isinstance(node, ast.ImportFrom):
         return True
-    statements = [node] if node is not None else [
-        star for star in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(star, ast.ImportFrom) and star.names[0].name == "*"
-    ]  # fmt: skip
+    statements = (
+        [node]
+        if node is not None
+        else [
+            star
+            for star in ast.parse(path.read_text(encoding="utf-8")).body
+            if isinstance(star, ast.ImportFrom) and star.names[0].name == "*"
+        ]
+    )
     origins = [_origin(statement, module, path, name) for statement in statements]
     return any(origin.startswith(within) and defines(origin, within, depth + 1) for origin in origins)
 
@@ -105,7 +111,9 @@ def _origin(node: ast.ImportFrom, module: str, path: Path, name: str) -> str:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for _ in range(node.level - 1):
         package = package.rpartition(".")[0]
-    source = next((alias.name for alias in node.names if (alias.asname or alias.name) == name), name)  # `import *` gives the same name
+    source = next(
+        (alias.name for alias in node.names if (alias.asname or alias.name) == name), name
+    )  # `import *` gives the same name
     return ".".join(part for part in ((package if node.level else ""), node.module or "", source) if part)
 
 
@@ -160,9 +168,15 @@ def _class_signature(node: ast.ClassDef) -> dict[str, Parameter] | None:
             return _signature(item, skip=1)
     names = [decorator.func if isinstance(decorator, ast.Call) else decorator for decorator in node.decorator_list]
     if any(isinstance(name, ast.Name) and name.id == "dataclass" for name in names):
-        annotated = [item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)]
+        annotated = [
+            item for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)
+        ]
         return {item.target.id: _parameter(item.target.id, item.annotation, item.value is None) for item in annotated}  # type: ignore[union-attr]
-    return {} if not node.bases or all(isinstance(base, ast.Name) and base.id == "object" for base in node.bases) else _plain_module(node)
+    return (
+        {}
+        if not node.bases or all(isinstance(base, ast.Name) and base.id == "object" for base in node.bases)
+        else _plain_module(node)
+    )
 
 
 def _plain_module(node: ast.ClassDef) -> dict[str, Parameter] | None:
@@ -176,7 +190,9 @@ def _signature(node: ast.FunctionDef, skip: int) -> dict[str, Parameter] | None:
         return None
     positional = [*node.args.posonlyargs, *node.args.args]
     required = len(positional) - len(node.args.defaults)
-    found = {arg.arg: _parameter(arg.arg, arg.annotation, i < required) for i, arg in enumerate(positional) if i >= skip}
+    found = {
+        arg.arg: _parameter(arg.arg, arg.annotation, i < required) for i, arg in enumerate(positional) if i >= skip
+    }
     for arg, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
         found[arg.arg] = _parameter(arg.arg, arg.annotation, default is None)
     return found

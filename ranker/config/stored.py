@@ -36,9 +36,9 @@ def load_stored(path: Path) -> Any:
     Code that lies beside an encoder's weights is not trusted, whatever the file says.
 
     Raises:
-        ConfigError: The file is not plain YAML of a sensible size; or it has an unknown key, a value of another type, a `_target_` that its
-            group may not name, an interpolation (it would be resolved after the check), or a path that leads out of a run's folder; or it is
-            damaged, or was changed and not accepted (ranker/files.py).
+        ConfigError: The file is not plain YAML of a sensible size; or it has an unknown key, a value of another type, a
+            `_target_` that its group may not name, an interpolation (it would be resolved after the check), or a path
+            that leads out of a run's folder; or it is damaged, or was changed and not accepted (ranker/files.py).
     """
     cfg = _read(path)
     _rename(cfg)
@@ -65,7 +65,9 @@ def _read(path: Path) -> Any:
                 )
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
-                raise ConfigError(f"{path}: expected at most {MAX_DEPTH} levels, got more in line {event.start_mark.line + 1}")
+                raise ConfigError(
+                    f"{path}: expected at most {MAX_DEPTH} levels, got more in line {event.start_mark.line + 1}"
+                )
         cfg = OmegaConf.load(path)
     except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(f"{path}: expected a configuration in YAML, got {' '.join(str(error).split())}") from error
@@ -115,7 +117,11 @@ def _unresolved(node: Any, path: str) -> list[str]:
 
 def _nodes(content: Mapping[str, Any]) -> list[str]:
     """Groups that are no mappings, and keys that `instantiate` would take for its own."""
-    faults = [f"{key}: expected keys and values, got {content[key]!r}" for key in NODES if not isinstance(content.get(key) or {}, dict)]
+    faults = [
+        f"{key}: expected keys and values, got {content[key]!r}"
+        for key in NODES
+        if not isinstance(content.get(key) or {}, dict)
+    ]
 
     def walk(node: Any, path: str) -> None:
         for key in node if isinstance(node, dict) else ():

@@ -45,11 +45,17 @@ def _hardware(trainer: Mapping[str, Any]) -> list[str]:
     if trainer.get("accelerator") not in ACCELERATORS:
         found.append(f"accelerator: expected one of {', '.join(ACCELERATORS)}; got {trainer.get('accelerator')!r}")
     if not _are_devices(trainer.get("devices")):
-        found.append(f"devices: expected a number above 0 (or -1 for all), a list of indices or auto; got {shown(trainer.get('devices'))}")
+        found.append(
+            f"devices: expected a number above 0 (or -1 for all), a list of indices or auto; got {shown(trainer.get('devices'))}"
+        )
     if not _is_in(trainer.get("precision"), PRECISIONS):
-        found.append(f"precision: expected one of bf16-mixed, 32-true, 64-true, bf16-true; got {shown(trainer.get('precision'))}")
+        found.append(
+            f"precision: expected one of bf16-mixed, 32-true, 64-true, bf16-true; got {shown(trainer.get('precision'))}"
+        )
     if trainer.get("precision") == "16-mixed":
-        found.append("precision: 16-mixed is refused, since gradients would be clipped before they are unscaled; use bf16-mixed")
+        found.append(
+            "precision: 16-mixed is refused, since gradients would be clipped before they are unscaled; use bf16-mixed"
+        )
     if trainer.get("strategy") not in STRATEGIES:
         found.append(f"strategy: expected one of {', '.join(STRATEGIES)}; got {trainer.get('strategy')!r}")
         if "fsdp" in str(trainer.get("strategy")).lower():
@@ -79,7 +85,11 @@ def _are_devices(devices: Any) -> bool:
         parts = devices.removesuffix(",").split(",")
         return all(part.strip().isdecimal() for part in parts) and len(set(parts)) == len(parts) and devices != "0"
     if isinstance(devices, list):
-        return bool(devices) and all(_is_int(device) and device >= 0 for device in devices) and len(set(devices)) == len(devices)
+        return (
+            bool(devices)
+            and all(_is_int(device) and device >= 0 for device in devices)
+            and len(set(devices)) == len(devices)
+        )
     return _is_int(devices) and (devices == -1 or 0 < devices < 2**31)
 
 
@@ -102,7 +112,9 @@ def _unsupported(trainer: Mapping[str, Any]) -> list[str]:
     if trainer.get("gradient_clip_algorithm") not in (None, "norm"):
         found.append(f"gradient_clip_algorithm: expected norm, got {trainer.get('gradient_clip_algorithm')!r}")
     if trainer.get("reload_dataloaders_every_n_epochs"):
-        found.append("reload_dataloaders_every_n_epochs: not supported, since all epochs read the same data; set it to 0")
+        found.append(
+            "reload_dataloaders_every_n_epochs: not supported, since all epochs read the same data; set it to 0"
+        )
     if trainer.get("model_registry") is not None:
         found.append("model_registry: not supported, since a run keeps its model in its own folder; leave it unset")
     return found
@@ -111,14 +123,22 @@ def _unsupported(trainer: Mapping[str, Any]) -> list[str]:
 def _validation(trainer: Mapping[str, Any]) -> list[str]:
     interval, epochs = trainer.get("val_check_interval"), trainer.get("check_val_every_n_epoch")
     if interval is None:
-        return [] if epochs is not None else [
-            "val_check_interval: expected a number of steps beside trainer.check_val_every_n_epoch=null, got null; set one, as 1000"
-        ]  # fmt: skip
+        return (
+            []
+            if epochs is not None
+            else [
+                "val_check_interval: expected a number of steps beside trainer.check_val_every_n_epoch=null, got null; set one, as 1000"
+            ]
+        )
     steps, share = _is_int(interval) and 1 <= interval < 2**31, isinstance(interval, float) and 0 < interval <= 1
     if not steps and not share:
-        return [f"val_check_interval: expected a number of steps or a share of an epoch above 0 and up to 1.0, got {shown(interval)}"]
+        return [
+            f"val_check_interval: expected a number of steps or a share of an epoch above 0 and up to 1.0, got {shown(interval)}"
+        ]
     if share and epochs is None:
-        return [f"val_check_interval: expected a number of steps beside trainer.check_val_every_n_epoch=null, got the share {interval}"]
+        return [
+            f"val_check_interval: expected a number of steps beside trainer.check_val_every_n_epoch=null, got the share {interval}"
+        ]
     return []
 
 
@@ -127,11 +147,15 @@ def _length(trainer: Mapping[str, Any]) -> list[str]:
     found = []
     for key in ("max_epochs", "max_steps"):
         if trainer.get(key) == 0:
-            found.append(f"{key}: expected at least 1, got 0, which trains nothing; evaluate.py measures a model as it is")
+            found.append(
+                f"{key}: expected at least 1, got 0, which trains nothing; evaluate.py measures a model as it is"
+            )
     epochs: Any = trainer.get("max_epochs")
     steps: Any = trainer.get("max_steps")
     if (epochs is None or epochs < 0) and (steps is None or steps < 0):
-        found.append("max_epochs: expected trainer.max_epochs or trainer.max_steps, got neither; the schedule needs an end")
+        found.append(
+            "max_epochs: expected trainer.max_epochs or trainer.max_steps, got neither; the schedule needs an end"
+        )
     if epochs is not None and 0 <= epochs < (trainer.get("min_epochs") or 0):
         found.append(f"min_epochs: expected at most trainer.max_epochs={epochs}, got {trainer.get('min_epochs')}")
     limit = trainer.get("limit_train_batches")
@@ -152,7 +176,11 @@ def _is_time(value: Any) -> bool:
         parts = re.fullmatch(r"(\d{1,5}):(\d{1,2}):(\d{1,2}):(\d{1,2})", value.strip())
         return parts is not None and any(int(part) for part in parts.groups())
     units = ("days", "hours", "minutes", "seconds", "weeks")
-    if not isinstance(value, dict) or not value or not all(key in units and _is_number(number) for key, number in value.items()):
+    if (
+        not isinstance(value, dict)
+        or not value
+        or not all(key in units and _is_number(number) for key, number in value.items())
+    ):
         return False
     try:
         return timedelta(**value) > timedelta(0)

@@ -51,53 +51,152 @@ class Range:
 
 COUNT, FROM_0, POSITIVE, SHARE, RATE = Range(1), Range(0), Range(0, above=True), Range(0, 1), Range(0, 1, below=True)
 SEED, GRADE, ANY = Range(0, 2**32 - 1), Range(1, MAX_GRADE), Range(-math.inf)
-# by dotted key, or by class and key where the key belongs to a class of a group, so that another class may take other values
+# by dotted key, or by class and key where the key belongs to a class of a group, so that another class may take other
+# values
 RANGES = {
-    **dict.fromkeys((
-        "batch.queries", "batch.docs", "batch.positives", "batch.depth", "batch.max_tokens", "batch.eval_max_tokens", "depth", "val_depth",
-        "max_query_tokens", "max_doc_tokens", "save_every_steps", "encode.shard_docs", "late.token_depth", "late.candidates",
-        "mining.last", "mining.count", "max_pairs", "docs_per_query", "control_seeds", "workers", "training.batch_pairs",
-        "training.max_rounds", "training.round_steps", "training.patience", "training.small_val_pairs", "training.hidden", "cache.max_tokens",
-        "trainer.log_every_n_steps", "trainer.num_nodes", "trainer.accumulate_grad_batches", "trainer.check_val_every_n_epoch",
-        "load_encoder.layers", "DPR.projection", "ColBERT.projection", "Multitask.head_hidden", "BM25.threads", "IrDatasets.val_queries",
-        "IrDatasets.max_triples", "MsMarcoPassage.val_queries", "MsMarcoPassage.max_triples", "Relevance.pool",
-        "Relevance.negatives", "SemanticSimilarity.dim", "SemanticSimilarity.window", "SemanticSimilarity.min_count",
-        "Coreference.max_positives", "Coreference.docs_per_query", "NamedEntities.max_targets", "RuleEntities.max_targets", "Gap.max_pairs",
-        "SyntheticFacts.max_words",
-    ), COUNT),
-    **dict.fromkeys((
-        "batch.workers", "latency_queries", "layers", "trainer.min_epochs", "trainer.min_steps", "trainer.gradient_clip_val", "optim.lr",
-        "optim.weight_decay", "optim.eps", "optim.momentum", "schedule.warmup", "schedule.end", "encoder.suggested_lr",
-        "ColBERT.query_length", "BM25.k1", "BM25Score.k1", "EarlyStopping.patience", "EarlyStopping.min_delta",
-    ), FROM_0),
+    **dict.fromkeys(
+        (
+            "batch.queries",
+            "batch.docs",
+            "batch.positives",
+            "batch.depth",
+            "batch.max_tokens",
+            "batch.eval_max_tokens",
+            "depth",
+            "val_depth",
+            "max_query_tokens",
+            "max_doc_tokens",
+            "save_every_steps",
+            "encode.shard_docs",
+            "late.token_depth",
+            "late.candidates",
+            "mining.last",
+            "mining.count",
+            "max_pairs",
+            "docs_per_query",
+            "control_seeds",
+            "workers",
+            "training.batch_pairs",
+            "training.max_rounds",
+            "training.round_steps",
+            "training.patience",
+            "training.small_val_pairs",
+            "training.hidden",
+            "cache.max_tokens",
+            "trainer.log_every_n_steps",
+            "trainer.num_nodes",
+            "trainer.accumulate_grad_batches",
+            "trainer.check_val_every_n_epoch",
+            "load_encoder.layers",
+            "DPR.projection",
+            "ColBERT.projection",
+            "Multitask.head_hidden",
+            "BM25.threads",
+            "IrDatasets.val_queries",
+            "IrDatasets.max_triples",
+            "MsMarcoPassage.val_queries",
+            "MsMarcoPassage.max_triples",
+            "Relevance.pool",
+            "Relevance.negatives",
+            "SemanticSimilarity.dim",
+            "SemanticSimilarity.window",
+            "SemanticSimilarity.min_count",
+            "Coreference.max_positives",
+            "Coreference.docs_per_query",
+            "NamedEntities.max_targets",
+            "RuleEntities.max_targets",
+            "Gap.max_pairs",
+            "SyntheticFacts.max_words",
+        ),
+        COUNT,
+    ),
+    **dict.fromkeys(
+        (
+            "batch.workers",
+            "latency_queries",
+            "layers",
+            "trainer.min_epochs",
+            "trainer.min_steps",
+            "trainer.gradient_clip_val",
+            "optim.lr",
+            "optim.weight_decay",
+            "optim.eps",
+            "optim.momentum",
+            "schedule.warmup",
+            "schedule.end",
+            "encoder.suggested_lr",
+            "ColBERT.query_length",
+            "BM25.k1",
+            "BM25Score.k1",
+            "EarlyStopping.patience",
+            "EarlyStopping.min_delta",
+        ),
+        FROM_0,
+    ),
     **dict.fromkeys(("DPR.temperature", "training.lr", "training.clip", "cache.max_bytes"), POSITIVE),
-    **dict.fromkeys(("val_fraction", "test_fraction", "Files.val_fraction", "Files.test_fraction", "BM25.b", "BM25Score.b"), SHARE),
-    **dict.fromkeys((
-        "training.dropout", "load_encoder.dropout", "load_encoder.attention_dropout", "MonoBERT.dropout", "Multitask.dropout",
-        "Multitask.head_dropout", "optim.betas",
-    ), RATE),
+    **dict.fromkeys(
+        ("val_fraction", "test_fraction", "Files.val_fraction", "Files.test_fraction", "BM25.b", "BM25Score.b"), SHARE
+    ),
+    **dict.fromkeys(
+        (
+            "training.dropout",
+            "load_encoder.dropout",
+            "load_encoder.attention_dropout",
+            "MonoBERT.dropout",
+            "Multitask.dropout",
+            "Multitask.head_dropout",
+            "optim.betas",
+        ),
+        RATE,
+    ),
     **dict.fromkeys(("seed", "seeds", "data.split_seed"), SEED),
     **dict.fromkeys(("relevance", "Files.relevance", "IrDatasets.relevance"), GRADE),
     **dict.fromkeys(("trainer.max_epochs", "trainer.max_steps", "trainer.num_sanity_val_steps"), Range(-1)),
     **dict.fromkeys(("BM25Score.bins", "TermFrequency.bins", "SemanticSimilarity.bins", "JsonLines.bins"), Range(2)),
-    "max_pair_tokens": Range(5), "data.suggested_pair_tokens": Range(5), "training.lr_factor": Range(0, 1, above=True),
-    "MonoBERT.num_labels": Range(1, 2), "Multitask.num_labels": Range(1, 2), "portions": Range(0, 1, above=True),
-}  # fmt: skip
+    "max_pair_tokens": Range(5),
+    "data.suggested_pair_tokens": Range(5),
+    "training.lr_factor": Range(0, 1, above=True),
+    "MonoBERT.num_labels": Range(1, 2),
+    "Multitask.num_labels": Range(1, 2),
+    "portions": Range(0, 1, above=True),
+}
 SPLITS, POOLINGS, SIMILARITIES = ("test", "val", "train"), ("cls", "mean", "max"), ("cosine", "dot")
 WORDS = {
-    "weights": ("best", "last"), "split": SPLITS, "mine": SPLITS, "encode.dtype": ("float32", "float16"), "mining.order": ("top", "random"),
-    "reads": ("pairs", "texts"), "group_by": ("query", "doc", "pair"), "validation": ("fixed", "within"), "units": ("bits", "legacy_mixed"),
-    "batching": ("auto", "stacked", "separate"), "device": ("auto", "cpu", "cuda"), "training.head": ("edge", "mlp2", "linear"),
-    "cache.dtype": ("float16", "float32", "int8"), "cache.tokens": ("all", "spans"),
+    "weights": ("best", "last"),
+    "split": SPLITS,
+    "mine": SPLITS,
+    "encode.dtype": ("float32", "float16"),
+    "mining.order": ("top", "random"),
+    "reads": ("pairs", "texts"),
+    "group_by": ("query", "doc", "pair"),
+    "validation": ("fixed", "within"),
+    "units": ("bits", "legacy_mixed"),
+    "batching": ("auto", "stacked", "separate"),
+    "device": ("auto", "cpu", "cuda"),
+    "training.head": ("edge", "mlp2", "linear"),
+    "cache.dtype": ("float16", "float32", "int8"),
+    "cache.tokens": ("all", "spans"),
     "controls": ("label_prior", "random_embeddings", "random_encoder", "control_task", "shuffled", "surface"),
-    "MonoBERT.pooling": POOLINGS, "Multitask.pooling": POOLINGS, "DPR.pooling": POOLINGS, "DPR.similarity": SIMILARITIES,
-    "DPR.activation": ("identity", "tanh"), "ColBERT.similarity": SIMILARITIES, "load_encoder.attention": ("auto", "short", "library"),
+    "MonoBERT.pooling": POOLINGS,
+    "Multitask.pooling": POOLINGS,
+    "DPR.pooling": POOLINGS,
+    "DPR.similarity": SIMILARITIES,
+    "DPR.activation": ("identity", "tanh"),
+    "ColBERT.similarity": SIMILARITIES,
+    "load_encoder.attention": ("auto", "short", "library"),
     **dict.fromkeys(
-        ("BM25Score.binning", "TermFrequency.binning", "SemanticSimilarity.binning", "JsonLines.binning"), ("mean2std", "minmax", "quantile")
+        ("BM25Score.binning", "TermFrequency.binning", "SemanticSimilarity.binning", "JsonLines.binning"),
+        ("mean2std", "minmax", "quantile"),
     ),
-}  # fmt: skip
+}
 FILLED = ("seeds", "layers", "portions")  # lists of at least one entry
-OWN_CHECKS = ("model.heads", "model.sampling", "model.weighting", "model.labels", "model.auto")  # ranker/multitask/check.py
+OWN_CHECKS = (
+    "model.heads",
+    "model.sampling",
+    "model.weighting",
+    "model.labels",
+    "model.auto",
+)  # ranker/multitask/check.py
 
 
 def faults_of(cfg: DictConfig) -> list[str]:
@@ -157,7 +256,8 @@ def _leaves(node: DictConfig, path: str) -> Iterator[tuple[str, tuple[str, ...],
             yield name, (f"{target}.{key}", name), plain
 
 
-# texts of the roots -------------------------------------------------------------------------------------------------------------------
+# texts of the roots
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def text_keys(root: type, prefix: str = "") -> dict[str, bool]:
@@ -181,7 +281,9 @@ def text_faults(cfg: DictConfig) -> list[str]:
         if _is_missing(cfg, key) or isinstance(value, str) or (value is None and (may_be_null or not typed)):
             continue
         got = "null" if value is None else shown(value)
-        faults.append(f"{key}: expected text, got {got}" + ("; put it in quotes" if isinstance(value, (bool, int, float)) else ""))
+        faults.append(
+            f"{key}: expected text, got {got}" + ("; put it in quotes" if isinstance(value, (bool, int, float)) else "")
+        )
     return faults
 
 

@@ -34,17 +34,24 @@ def writing_faults(content: Mapping[str, Any]) -> list[str]:
         if logger.get("_partial_") is not True:
             faults.append("logger._partial_: expected true, since a logger gets the run's folder when the run begins")
         faults += [
-            f"logger.{key}: expected no such key, since loggers write to the run's folder" for key in LOGGER_FOLDERS if key in logger
+            f"logger.{key}: expected no such key, since loggers write to the run's folder"
+            for key in LOGGER_FOLDERS
+            if key in logger
         ]
     return faults
 
 
 def _leading_out(node: Any, path: str) -> list[str]:
     if isinstance(node, str) and leads_out(node):
-        return [f"{path}: expected a path inside the run's folder, got {node!r}; leave it out, or give one relative to that folder"]
+        return [
+            f"{path}: expected a path inside the run's folder, got {node!r}; leave it out, or give one relative to that folder"
+        ]
     return [fault for part, name in parts_of(node, path) for fault in _leading_out(part, name)]
 
 
 def inside(folder: Path, node: Mapping[str, Any]) -> dict[str, Any]:
     """A callback's node whose paths are in the run's folder."""
-    return {key: str(folder / value) if key in CALLBACK_PATHS and isinstance(value, str) else value for key, value in node.items()}
+    return {
+        key: str(folder / value) if key in CALLBACK_PATHS and isinstance(value, str) else value
+        for key, value in node.items()
+    }

@@ -52,7 +52,9 @@ _IN_MEMORY = 1 << 24
 def _order(num_groups: int, seed: int, epoch: int) -> np.ndarray | HashedOrder:
     """The epoch's order of groups; of very many (MS MARCO's triples) no device holds a list."""
     return (
-        np.random.default_rng([seed, epoch]).permutation(num_groups) if num_groups <= _IN_MEMORY else HashedOrder(num_groups, seed, epoch)
+        np.random.default_rng([seed, epoch]).permutation(num_groups)
+        if num_groups <= _IN_MEMORY
+        else HashedOrder(num_groups, seed, epoch)
     )
 
 
@@ -140,12 +142,13 @@ class Template:
     Args:
         specials: Special ids before the first text, after it, (and after the second).
         segments: Segment id of each text.
-        fill_to: Shorter rows are filled up to this many tokens at their end (ColBERT's query expansion); 0 fills nothing.
+        fill_to: Shorter rows are filled up to this many tokens at their end (ColBERT's query expansion); 0 fills
+            nothing.
         fill_token: What they are filled with.
         attend_fill: Whether tokens attend to the filling.
         max_tokens: Longest row; None: what the encoder takes.
-        prefix: Put before each text before it is tokenized, where the tokenizer would cut prompt and text otherwise than together; the
-            token store holds both then.
+        prefix: Put before each text before it is tokenized, where the tokenizer would cut prompt and text otherwise
+            than together; the token store holds both then.
         prefix_tokens: Tokens that `prefix` begins each text of the store with.
     """
 
@@ -162,7 +165,11 @@ class Template:
     def of(cls, tokenizer: Any, texts: int) -> Template:
         """Read the layout of 1 or 2 texts off a fast tokenizer."""
         encoded = tokenizer(*(["a", "b"][:texts]), return_token_type_ids=True)
-        owners, ids, kinds = encoded.sequence_ids(), encoded["input_ids"], encoded.get("token_type_ids") or [0] * len(encoded["input_ids"])
+        owners, ids, kinds = (
+            encoded.sequence_ids(),
+            encoded["input_ids"],
+            encoded.get("token_type_ids") or [0] * len(encoded["input_ids"]),
+        )
         specials: list[list[int]] = [[]]
         segments = []
         for place, owner in enumerate(owners):
@@ -281,7 +288,9 @@ class Collator:
         query, doc = layouts or (single, single)
         longest = min(positions, max_pair_tokens or positions)
         if longest < pair.num_special + 2:
-            raise ConfigError(f"max_pair_tokens: expected at least {pair.num_special + 2} tokens for a pair, got {longest}")
+            raise ConfigError(
+                f"max_pair_tokens: expected at least {pair.num_special + 2} tokens for a pair, got {longest}"
+            )
         for name, layout in (("query", query), ("doc", doc)):
             if min(positions, layout.max_tokens or positions) < layout.num_special + 1 or layout.fill_to > positions:
                 raise ConfigError(
@@ -289,11 +298,21 @@ class Collator:
                     f"got rows of {layout.max_tokens or positions}, filled up to {layout.fill_to}"
                 )
         return cls(
-            queries, docs, reads, pair, query, doc, longest,
+            queries,
+            docs,
+            reads,
+            pair,
+            query,
+            doc,
+            longest,
             # one token at least is left for the doc, so that no query, however long, can crash a pair
-            min(max_query_tokens, longest - pair.num_special - 1) if reads == "pairs" else _longest(query, max_query_tokens, positions),
-            min(max_doc_tokens, positions - pair.num_special) if reads == "pairs" else _longest(doc, max_doc_tokens, positions),
-        )  # fmt: skip
+            min(max_query_tokens, longest - pair.num_special - 1)
+            if reads == "pairs"
+            else _longest(query, max_query_tokens, positions),
+            min(max_doc_tokens, positions - pair.num_special)
+            if reads == "pairs"
+            else _longest(doc, max_doc_tokens, positions),
+        )
 
     def query_lengths(self, rows: np.ndarray) -> np.ndarray:
         """Tokens kept of each query, special tokens not counted."""
@@ -323,19 +342,25 @@ class Collator:
             return ((doc_lengths + query_lengths[:, None] + self.pair.num_special) * real).sum(axis=1)
         return self.query.row_lengths(query_lengths) + (self.doc.row_lengths(doc_lengths) * real).sum(axis=1)
 
-    def collate(self, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray, places: np.ndarray, share: float) -> RankBatch:
+    def collate(
+        self, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray, places: np.ndarray, share: float
+    ) -> RankBatch:
         """Make the micro-batch of some groups; `doc_rows` and `labels` are [groups, docs], -1 where no doc is."""
         mask = doc_rows >= 0
         flat_docs = doc_rows[mask]
         group_of_doc, slot_of_doc = np.nonzero(mask)
         query_lengths = self.query_lengths(query_rows)
         doc_lengths = self.doc_lengths(flat_docs, query_lengths[group_of_doc])
-        # a step's queries and docs are numbered group by group, so that a number is the same whatever the step is cut into
+        # a step's queries and docs are numbered group by group, so that a number is the same whatever the step is cut
+        # into
         query_names = torch.from_numpy((places * (doc_rows.shape[1] + 1)).astype(np.int64))
         doc_names = query_names[group_of_doc] + 1 + torch.from_numpy(slot_of_doc)
         texts: dict[str, TokenBatch] = {}
         if self.reads == "pairs":
-            sides = [(self.queries, query_rows[group_of_doc], query_lengths[group_of_doc]), (self.docs, flat_docs, doc_lengths)]
+            sides = [
+                (self.queries, query_rows[group_of_doc], query_lengths[group_of_doc]),
+                (self.docs, flat_docs, doc_lengths),
+            ]
             texts["pairs"] = replace(self.pair.lay_out(sides), names=doc_names)
         else:
             texts["queries"] = replace(self.query_batch(query_rows), names=query_names)

@@ -1,4 +1,7 @@
-"""A collection: docs, queries, qrels and candidates of one split, small or as large as MS MARCO. Ids are strings, always."""
+"""A collection: docs, queries, qrels and candidates of one split, small or as large as MS MARCO.
+
+Ids are strings, always.
+"""
 
 from __future__ import annotations
 
@@ -97,8 +100,8 @@ class Candidates(Mapping[str, list[str]]):
         query_ids: The queries, in order.
         offsets: Query i's docs are `doc_ids[offsets[i]:offsets[i + 1]]`, int64 [queries + 1].
         doc_ids: Doc ids, UTF-8 in a fixed-width bytes array [docs].
-        scores: The first stage's scores, float32 or float64 [docs]. What a file holds stays in double precision, since scores that
-            are rounded to equal ones would be ordered anew by the tie rule.
+        scores: The first stage's scores, float32 or float64 [docs]. What a file holds stays in double precision, since
+            scores that are rounded to equal ones would be ordered anew by the tie rule.
     """
 
     query_ids: list[str]
@@ -188,10 +191,11 @@ class Collection:
         queries: query_id -> text.
         qrels: query_id -> doc_id -> relevance.
         candidates: First-stage docs to re-rank (and, in training, to draw negatives from); None until BM25 makes them.
-        triples: Training triples (query_id, more relevant doc_id, less relevant doc_id), or None. Re-iterable; where they have a
-            `fingerprint` that says which they are, what is looked up of them is kept.
+        triples: Training triples (query_id, more relevant doc_id, less relevant doc_id), or None. Re-iterable; where
+            they have a `fingerprint` that says which they are, what is looked up of them is kept.
         relevance: Smallest grade that counts as relevant: for training's positives and for binary measures.
-        drop_query_docs: Whether a doc with the query's own id is left out of candidates and search results (`ranker.data.query_docs`).
+        drop_query_docs: Whether a doc with the query's own id is left out of candidates and search results
+            (`ranker.data.query_docs`).
     """
 
     name: str

@@ -35,10 +35,15 @@ class KnownPositives:
     def of(cls, collection: Collection, queries: TokenStore, docs: TokenStore) -> KnownPositives:
         """Read them off the judgements (grade >= `collection.relevance`), or off the triples where nothing is judged.
 
-        Beside judgements a triple's more relevant doc counts within its step only (`contrast`): there may be 397 million, as MS MARCO's.
+        Beside judgements a triple's more relevant doc counts within its step only (`contrast`): there may be 397
+        million, as MS MARCO's.
         """
         relevant: dict[str, list[str]] = {
-            query_id: [doc_id for doc_id, grade in judged.items() if grade >= collection.relevance and doc_id in collection.docs]
+            query_id: [
+                doc_id
+                for doc_id, grade in judged.items()
+                if grade >= collection.relevance and doc_id in collection.docs
+            ]
             for query_id, judged in collection.qrels.items()
             if query_id in collection.queries
         }
@@ -53,7 +58,10 @@ class KnownPositives:
         least_label = 1.0 if collection.triples is not None else float(max(1, collection.relevance))
         own = docs.find(queries.ids())
         return cls(
-            np.concatenate([[0], np.cumsum(counts)]), doc_rows[order].astype(np.int32), least_label, own if (own >= 0).any() else None
+            np.concatenate([[0], np.cumsum(counts)]),
+            doc_rows[order].astype(np.int32),
+            least_label,
+            own if (own >= 0).any() else None,
         )
 
     def __getitem__(self, query_row: int) -> np.ndarray:
@@ -65,9 +73,10 @@ def contrast(
 ) -> Contrast:  # fmt: skip
     """Say who stands against whom in a step.
 
-    A query's positives are its known ones and those that any of its groups in the step drew. Left out of its ranking are docs that the
-    model can't tell from a positive (the same doc, or the same text under another id) or that are the query itself by id or text, unless it
-    is a positive that its own group drew; and docs of other groups that equal a doc of its own, whose label they would contradict.
+    A query's positives are its known ones and those that any of its groups in the step drew. Left out of its ranking
+    are docs that the model can't tell from a positive (the same doc, or the same text under another id) or that are the
+    query itself by id or text, unless it is a positive that its own group drew; and docs of other groups that equal a
+    doc of its own, whose label they would contradict.
 
     Args:
         collator: Says what the model sees of a doc.
@@ -92,7 +101,14 @@ def contrast(
     groups, which = np.nonzero(query_rows[:, None] == query_rows[owners[drawn]])
     relevant[groups, place_of[drawn[which]]] = True
 
-    _add_own(relevant, collator, query_rows, doc_rows[real][np.unique(place_of, return_index=True)[1]], distinct, positives.own)
+    _add_own(
+        relevant,
+        collator,
+        query_rows,
+        doc_rows[real][np.unique(place_of, return_index=True)[1]],
+        distinct,
+        positives.own,
+    )
 
     barred = relevant.copy()
     barred[owners, place_of] = True
@@ -116,7 +132,9 @@ def _add_own(
     """
     groups, docs = np.meshgrid(np.arange(len(query_rows)), np.arange(len(doc_rows)), indexing="ij")
     starts = (collator.query.prefix_tokens, collator.doc.prefix_tokens)
-    out |= same_text(collator.queries, collator.docs, query_rows[groups.ravel()], doc_rows[docs.ravel()], starts).reshape(out.shape)
+    out |= same_text(
+        collator.queries, collator.docs, query_rows[groups.ravel()], doc_rows[docs.ravel()], starts
+    ).reshape(out.shape)
     if own is not None and len(there := np.flatnonzero(own[query_rows] >= 0)):
         keys = doc_keys(collator, own[query_rows[there]])
         places = np.minimum(np.searchsorted(distinct, keys), len(distinct) - 1)
@@ -131,5 +149,7 @@ def doc_keys(collator: Collator, rows: np.ndarray) -> np.ndarray:
     ends = np.cumsum(lengths)
     within = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
     tokens = store.tokens[np.repeat(store.offsets[rows], lengths) + within]
-    sums = np.concatenate([[np.uint64(0)], np.cumsum(mix(tokens, within), dtype=np.uint64)])  # wraps around, and so do differences
+    sums = np.concatenate(
+        [[np.uint64(0)], np.cumsum(mix(tokens, within), dtype=np.uint64)]
+    )  # wraps around, and so do differences
     return mix(sums[ends] - sums[ends - lengths], lengths)

@@ -29,7 +29,8 @@ _BROKEN_GZIP = (OSError, EOFError, zlib.error)
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
     r"""Yield (line number, text) of a UTF-8 file, gzipped if its name ends in `.gz`; blank lines are passed over.
 
-    Lines end at LF or CRLF alone: U+0085, U+2028 and the like are text, and so is a quote. A byte order mark is dropped.
+    Lines end at LF or CRLF alone: U+0085, U+2028 and the like are text, and so is a quote. A byte order mark is
+    dropped.
 
     Raises:
         DataError: The file cannot be opened or unpacked, or a line is not UTF-8.
@@ -65,10 +66,14 @@ def read_queries(path: Path) -> dict[str, str]:
         query_id, tab, text = line.partition("\t")
         where = f"{path}:{number}"
         if not tab:
-            raise DataError(f"{where}: expected a query id, a tab and the query text, got {shown(line)}; put a tab after the id")
+            raise DataError(
+                f"{where}: expected a query id, a tab and the query text, got {shown(line)}; put a tab after the id"
+            )
         check_id(query_id, where)
         if not text.strip():
-            raise DataError(f"{where}: expected a text for query {query_id!r}, got {shown(text)}; write one or remove the line")
+            raise DataError(
+                f"{where}: expected a text for query {query_id!r}, got {shown(text)}; write one or remove the line"
+            )
         if query_id in queries:
             raise DataError(f"{where}: expected each query id once, got {query_id!r} again; remove one of the lines")
         queries[query_id] = text
@@ -80,8 +85,9 @@ def read_queries(path: Path) -> dict[str, str]:
 class JsonlDocs:
     """Docs of a JSON Lines file (`{"id", "text", "title"?}`), parsed when asked for.
 
-    A plain file is mapped into memory, a gzipped one is held unpacked as bytes; beside that there are about 20 bytes and the id per doc.
-    Other keys are ignored. A whole number as id is taken as its digits, since nothing is lost by that; any other type is an error.
+    A plain file is mapped into memory, a gzipped one is held unpacked as bytes; beside that there are about 20 bytes
+    and the id per doc. Other keys are ignored. A whole number as id is taken as its digits, since nothing is lost by
+    that; any other type is an error.
 
     Raises:
         DataError: No doc, or a line that is no such object, each with file and line.
@@ -103,7 +109,9 @@ class JsonlDocs:
                 ids.append(doc.doc_id.encode())
                 add_to_digest(digest, doc)
         if not ids:
-            raise DataError(f'{path}: expected lines like {{"id": "d1", "text": "..."}}, got an empty file; write the docs there')
+            raise DataError(
+                f'{path}: expected lines like {{"id": "d1", "text": "..."}}, got an empty file; write the docs there'
+            )
         self._starts, self._ends = np.frombuffer(starts, dtype=np.int64), np.frombuffer(ends, dtype=np.int64)
         unsorted_ids = np.array(ids, dtype=np.bytes_)
         self._order = np.argsort(unsorted_ids, kind="stable").astype(np.int32)
@@ -119,7 +127,11 @@ class JsonlDocs:
                 except _BROKEN_GZIP as error:
                     raise DataError(f"{self.path}: expected a whole gzip file, got {error}; copy it again") from None
                 if len(data) > _BIG_BYTES:
-                    log.warning("%s: %.1f GiB are held unpacked in memory; gunzip it to have it mapped", self.path, len(data) / 2**30)
+                    log.warning(
+                        "%s: %.1f GiB are held unpacked in memory; gunzip it to have it mapped",
+                        self.path,
+                        len(data) / 2**30,
+                    )
                 return data
             return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) if stream.seek(0, io.SEEK_END) else b""
 
@@ -129,7 +141,9 @@ class JsonlDocs:
             rows = self._order[[repeats[0], repeats[0] + 1]]
             first, second = (self._data[: self._starts[row]].count(b"\n") + 1 for row in rows)
             doc_id = self._sorted_ids[repeats[0]].decode()
-            raise DataError(f"{self.path}:{second}: expected each doc id once, got {doc_id!r} here and in line {first}; remove one")
+            raise DataError(
+                f"{self.path}:{second}: expected each doc id once, got {doc_id!r} here and in line {first}; remove one"
+            )
 
     def _doc(self, row: int) -> Doc:
         return _parse_doc(self._data[self._starts[row] : self._ends[row]].decode(), f"{self.path}, doc {row + 1}")
@@ -137,7 +151,8 @@ class JsonlDocs:
     def _row(self, doc_id: object) -> int:
         """Place of the doc in the file, -1 if it has none such."""
         key = doc_id.encode("utf-8", "surrogatepass") if isinstance(doc_id, str) else b""
-        # Of the array's own width, or all ids would be widened for the search; a key cut by that is unequal to what it finds.
+        # Of the array's own width, or all ids would be widened for the search; a key cut by that is unequal to what it
+        # finds.
         place = int(np.searchsorted(self._sorted_ids, np.array(key, dtype=self._sorted_ids.dtype)))
         return int(self._order[place]) if key and place < len(self._order) and self._sorted_ids[place] == key else -1
 
@@ -169,7 +184,9 @@ def check_regular(path: Path) -> None:
         DataError: The path is there and is no file.
     """
     if not path.is_file():
-        raise DataError(f"{path}: expected a file, got {'a folder' if path.is_dir() else 'a pipe or device'}; check the path")
+        raise DataError(
+            f"{path}: expected a file, got {'a folder' if path.is_dir() else 'a pipe or device'}; check the path"
+        )
 
 
 def _open(path: Path) -> gzip.GzipFile | io.BufferedReader:
@@ -202,13 +219,17 @@ def _decode(raw: bytes, path: Path, number: int) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}:{number}: expected UTF-8, got byte {raw[error.start]:#04x}; convert the file, as with iconv") from None
+        raise DataError(
+            f"{path}:{number}: expected UTF-8, got byte {raw[error.start]:#04x}; convert the file, as with iconv"
+        ) from None
 
 
 def _parse_doc(line: str, where: str) -> Doc:
     record = parse_json(line, where)
     if not isinstance(record, dict) or "id" not in record or "text" not in record:
-        raise DataError(f'{where}: expected a JSON object with "id" and "text", got {shown(line.strip())}; add what is missing')
+        raise DataError(
+            f'{where}: expected a JSON object with "id" and "text", got {shown(line.strip())}; add what is missing'
+        )
     doc_id, text, title = record["id"], record["text"], record.get("title")
     if isinstance(doc_id, int) and not isinstance(doc_id, bool):
         doc_id = str(doc_id)
@@ -219,6 +240,8 @@ def _parse_doc(line: str, where: str) -> Doc:
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            raise DataError(f'{where}: expected characters in "{key}", got the lone surrogate {value[error.start]!r}; remove it') from None
+            raise DataError(
+                f'{where}: expected characters in "{key}", got the lone surrogate {value[error.start]!r}; remove it'
+            ) from None
     check_id(doc_id, where)
     return Doc(doc_id, text, title)

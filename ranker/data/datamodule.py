@@ -108,19 +108,33 @@ class RankData(pl.LightningDataModule):
         self._stores: dict[str, TokenStore] = {}
         self._samplers: dict[int, GroupSampler] = {}
 
-    # token stores -----------------------------------------------------------------------------------------------------------------
+    # token stores
+    # -----------------------------------------------------------------------------------------------------------------
 
     def _doc_store(self, collection: Collection) -> TokenStore:
         docs = collection.docs
         layout = self.layouts[1] if self.layouts is not None else None
-        return self._store("docs", lambda: ((doc.doc_id, doc.full_text) for doc in docs), docs.fingerprint, self.limits.doc, layout)
+        return self._store(
+            "docs", lambda: ((doc.doc_id, doc.full_text) for doc in docs), docs.fingerprint, self.limits.doc, layout
+        )
 
     def _query_store(self, collection: Collection) -> TokenStore:
         layout = self.layouts[0] if self.layouts is not None else None
-        return self._store("queries", lambda: iter(collection.queries.items()), _queries_fingerprint(collection), self.limits.query, layout)
+        return self._store(
+            "queries",
+            lambda: iter(collection.queries.items()),
+            _queries_fingerprint(collection),
+            self.limits.query,
+            layout,
+        )
 
     def _store(
-        self, name: str, texts: Callable[[], Iterable[tuple[str, str]]], fingerprint: str, max_tokens: int, layout: Template | None
+        self,
+        name: str,
+        texts: Callable[[], Iterable[tuple[str, str]]],
+        fingerprint: str,
+        max_tokens: int,
+        layout: Template | None,
     ) -> TokenStore:
         """The store of some texts; where the layout has a prefix it stands before each text, and the store is another one."""
         prefix = layout.prefix if layout is not None else ""
@@ -129,8 +143,13 @@ class RankData(pl.LightningDataModule):
         key = f"{name} {fingerprint}"
         if key not in self._stores:
             self._stores[key] = token_store(
-                self.cache_dir, name, lambda: ((text_id, prefix + text) for text_id, text in texts()), fingerprint, self.tokenizer, max_tokens
-            )  # fmt: skip
+                self.cache_dir,
+                name,
+                lambda: ((text_id, prefix + text) for text_id, text in texts()),
+                fingerprint,
+                self.tokenizer,
+                max_tokens,
+            )
         return self._stores[key]
 
     def collator(self, collection: Collection) -> Collator:
@@ -140,13 +159,16 @@ class RankData(pl.LightningDataModule):
             self.positions, self.limits.query, self.limits.doc, self.limits.pair, self.layouts,
         )  # fmt: skip
 
-    # training ---------------------------------------------------------------------------------------------------------------------
+    # training
+    # ---------------------------------------------------------------------------------------------------------------------
 
     def _sampler(self, collection: Collection, collator: Collator) -> GroupSampler:
         if collection.triples is not None and self.teacher is None and self.negatives is None:
             if self.batch.docs != 2 or self.batch.positives != 1:
-                log.info("%s: a training group is a triple, one relevant doc and one other; batch.docs and batch.positives don't apply",
-                         collection.name)  # fmt: skip
+                log.info(
+                    "%s: a training group is a triple, one relevant doc and one other; batch.docs and batch.positives don't apply",
+                    collection.name,
+                )
             return TripleGroups(triple_rows(collection, collator.queries, collator.docs, self.cache_dir))
         negatives = read_candidates(Path(self.negatives)) if self.negatives else None
         if negatives is not None:
@@ -158,9 +180,18 @@ class RankData(pl.LightningDataModule):
                 f"got none (the run has ids as {next(iter(teacher), None)!r}); make it with evaluate.py split=train"
             )
         return JudgedGroups(
-            collection, collator.queries, collator.docs, self.batch.docs, self.batch.positives, self.batch.depth, self.seed,
-            negatives, teacher, self.random_negatives, (collator.query.prefix_tokens, collator.doc.prefix_tokens),
-        )  # fmt: skip
+            collection,
+            collator.queries,
+            collator.docs,
+            self.batch.docs,
+            self.batch.positives,
+            self.batch.depth,
+            self.seed,
+            negatives,
+            teacher,
+            self.random_negatives,
+            (collator.query.prefix_tokens, collator.doc.prefix_tokens),
+        )
 
     def train_steps(self, rank: int = 0, world: int = 1) -> TrainSteps:
         """One device's training steps.
@@ -169,7 +200,9 @@ class RankData(pl.LightningDataModule):
             ConfigError: No training data, or a group may be larger than the token budget.
         """
         if self.splits.train is None:
-            raise ConfigError("data: expected a training set, got a source without one; use evaluate.py, or name training data")
+            raise ConfigError(
+                "data: expected a training set, got a source without one; use evaluate.py, or name training data"
+            )
         collection = self.splits.train
         collator = self.collator(collection)
         if id(collection) not in self._samplers:
@@ -190,7 +223,9 @@ class RankData(pl.LightningDataModule):
                 f"batch.max_tokens: expected at least {largest}, the tokens of the largest possible group of {docs} docs, "
                 f"got {self.batch.max_tokens}; raise it, or lower batch.docs or max_doc_tokens"
             )
-        plan = StepPlan(len(sampler), self.batch.queries, self.batch.max_tokens, self.seed, self.batch.min_micro_batches)
+        plan = StepPlan(
+            len(sampler), self.batch.queries, self.batch.max_tokens, self.seed, self.batch.min_micro_batches
+        )
         positives = KnownPositives.of(collection, collator.queries, collator.docs) if self.in_batch else None
         return TrainSteps(plan, sampler, collator, rank, world, positives)
 
@@ -200,7 +235,8 @@ class RankData(pl.LightningDataModule):
         steps = self.train_steps(self.trainer.global_rank, self.trainer.world_size)
         return StepLoader(steps, self.batch.workers, pin_memory=self.trainer.strategy.root_device.type == "cuda")
 
-    # evaluation -------------------------------------------------------------------------------------------------------------------
+    # evaluation
+    # -------------------------------------------------------------------------------------------------------------------
 
     def score_batches(self, collection: Collection, rank: int = 0, world: int = 1) -> ScoreBatches:
         """One device's share of the candidates of a collection."""
@@ -211,7 +247,10 @@ class RankData(pl.LightningDataModule):
         assert self.trainer is not None
         batches = self.score_batches(collection, self.trainer.global_rank, self.trainer.world_size)
         return DataLoader(
-            batches, batch_size=None, num_workers=self.batch.workers, pin_memory=self.trainer.strategy.root_device.type == "cuda"
+            batches,
+            batch_size=None,
+            num_workers=self.batch.workers,
+            pin_memory=self.trainer.strategy.root_device.type == "cuda",
         )
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:

@@ -25,7 +25,13 @@ class TrainSteps(Dataset[TrainStep]):
     """This device's part of each optimizer step, by (epoch, step); every worker and device works out the same cut by itself."""
 
     def __init__(
-        self, plan: StepPlan, sampler: GroupSampler, collator: Collator, rank: int, world: int, positives: KnownPositives | None = None
+        self,
+        plan: StepPlan,
+        sampler: GroupSampler,
+        collator: Collator,
+        rank: int,
+        world: int,
+        positives: KnownPositives | None = None,
     ) -> None:
         self.plan, self.sampler, self.collator, self.rank, self.world = plan, sampler, collator, rank, world
         self.positives = positives  # given: the groups of a step take each other's docs as negatives
@@ -38,17 +44,25 @@ class TrainSteps(Dataset[TrainStep]):
         sizes = self.collator.group_sizes(query_rows, doc_rows)
         cut = self.plan.cut(sizes.tolist(), self.rank, self.world)
         micro_batches = tuple(
-            self.collator.collate(query_rows[part], doc_rows[part], labels[part], np.asarray(part), len(part) / len(groups)) for part in cut
+            self.collator.collate(
+                query_rows[part], doc_rows[part], labels[part], np.asarray(part), len(part) / len(groups)
+            )
+            for part in cut
         )
-        whole = contrast(self.collator, query_rows, doc_rows, labels, self.positives) if self.positives is not None else None
+        whole = (
+            contrast(self.collator, query_rows, doc_rows, labels, self.positives)
+            if self.positives is not None
+            else None
+        )
         return TrainStep(epoch, index, micro_batches, len(groups), int((doc_rows >= 0).sum()), whole)
 
 
 class StepLoader:
     """Training steps in order, resumable in the middle of an epoch.
 
-    `done` counts the steps handed out in this process, never those that workers have prefetched; the length is the whole epoch.
-    Lightning saves and loads the state by itself, and calls `set_epoch` on `.sampler` after `iter()`, so `__iter__` must be lazy.
+    `done` counts the steps handed out in this process, never those that workers have prefetched; the length is the
+    whole epoch. Lightning saves and loads the state by itself, and calls `set_epoch` on `.sampler` after `iter()`, so
+    `__iter__` must be lazy.
 
     Args:
         steps: The steps.
@@ -74,7 +88,9 @@ class StepLoader:
         if self.done >= len(self):  # the epoch was complete when it was saved
             return
         keys = [(self.epoch, index) for index in range(self.done, len(self))]
-        loader: Any = DataLoader(self.steps, sampler=keys, batch_size=None, num_workers=self.workers, pin_memory=self.pin_memory)  # type: ignore[arg-type]
+        loader: Any = DataLoader(
+            self.steps, sampler=keys, batch_size=None, num_workers=self.workers, pin_memory=self.pin_memory
+        )  # type: ignore[arg-type]
         steps, before = iter(loader), time.perf_counter()
         for step in steps:
             self.waited += time.perf_counter() - before
@@ -102,10 +118,15 @@ class StepLoader:
         """Go where a saved training stood.
 
         Raises:
-            CheckpointError: It was trained with another seed, other steps or other data: the rest of its epoch is not here.
+            CheckpointError: It was trained with another seed, other steps or other data: the rest of its epoch is not
+                here.
         """
         names = {"seed": "seed", "steps": "steps an epoch", "data": "a fingerprint of queries, docs and candidates"}
-        others = [f"{names[key]} {own!r}, not {state[key]!r}" for key, own in self._source.items() if state.get(key, own) != own]
+        others = [
+            f"{names[key]} {own!r}, not {state[key]!r}"
+            for key, own in self._source.items()
+            if state.get(key, own) != own
+        ]
         if others:
             raise CheckpointError(
                 f"data: expected the training data of the run that is resumed, got other ({'; '.join(others)}); "
@@ -135,7 +156,13 @@ class ScoreBatches(Dataset[ScoreBatch]):
     """
 
     def __init__(
-        self, collection: Collection, depth: int | None, collator: Collator, max_tokens: int, rank: int = 0, world: int = 1
+        self,
+        collection: Collection,
+        depth: int | None,
+        collator: Collator,
+        max_tokens: int,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         assert collection.candidates is not None
         self.collator, self.max_tokens = collator, max_tokens
@@ -146,7 +173,8 @@ class ScoreBatches(Dataset[ScoreBatch]):
         self.num_slots = len(self.doc_rows)
         batches = self._pair_batches() if collator.reads == "pairs" else self._query_batches()
         mine = batches[rank::world]
-        # a device without a batch would skip the evaluation loop and leave the others waiting: it scores one as a stand-in
+        # a device without a batch would skip the evaluation loop and leave the others waiting: it scores one as a
+        # stand-in
         self.stand_in = not mine and bool(batches)
         self.batches = mine or batches[:1]
 

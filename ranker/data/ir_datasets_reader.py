@@ -30,7 +30,8 @@ if TYPE_CHECKING:  # it imports torch, which reading data does not need
 log = logging.getLogger(__name__)
 
 
-# docs -----------------------------------------------------------------------------------------------------------------------------
+# docs
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 class IrDatasetsDocs:
@@ -108,7 +109,8 @@ def _doc(record: Any) -> Doc:
     return Doc(record.doc_id, text.removeprefix(" ") if hasattr(record, "title") else text)
 
 
-# sets --------------------------------------------------------------------------------------------------------------------------
+# sets
+# --------------------------------------------------------------------------------------------------------------------------
 
 
 def load_dataset(dataset_id: str) -> Any:
@@ -203,7 +205,9 @@ def qrels_of(dataset: Any, dataset_id: str) -> Qrels:
     repeats = 0
     by_subtopic = "subtopic_id" in dataset.qrels_cls()._fields
     for judgement in dataset.qrels_iter():
-        check_grade(judgement.relevance, f"ir_datasets {dataset_id}: query {judgement.query_id!r}, doc {judgement.doc_id!r}")
+        check_grade(
+            judgement.relevance, f"ir_datasets {dataset_id}: query {judgement.query_id!r}, doc {judgement.doc_id!r}"
+        )
         judged = qrels.setdefault(judgement.query_id, {})
         grade = judged.setdefault(judgement.doc_id, int(judgement.relevance))
         if by_subtopic:
@@ -222,8 +226,13 @@ def qrels_of(dataset: Any, dataset_id: str) -> Qrels:
 
 def _mend_cranfield(qrels: Qrels) -> Qrels:
     """Turn Cranfield's grades round: in the archive 1 is the best and 4 the least; -1 stays, and is not relevant."""
-    log.info("cranfield: grades run backwards in the data (1 is best): 1, 2, 3, 4 are read as 4, 3, 2, 1; -1 stays as it is, not relevant")
-    return {query_id: {doc_id: 5 - grade if grade > 0 else grade for doc_id, grade in judged.items()} for query_id, judged in qrels.items()}
+    log.info(
+        "cranfield: grades run backwards in the data (1 is best): 1, 2, 3, 4 are read as 4, 3, 2, 1; -1 stays as it is, not relevant"
+    )
+    return {
+        query_id: {doc_id: 5 - grade if grade > 0 else grade for doc_id, grade in judged.items()}
+        for query_id, judged in qrels.items()
+    }
 
 
 def scoreddocs_of(dataset: Any, dataset_id: str, wanted: Mapping[str, str]) -> Candidates:
@@ -256,8 +265,11 @@ def scoreddocs_of(dataset: Any, dataset_id: str, wanted: Mapping[str, str]) -> C
     if repeats:
         log.warning("ir_datasets %s: %d candidates come twice for a query; the first one counts", dataset_id, repeats)
     if unscored:
-        log.warning("ir_datasets %s: its scoreddocs have no scores, so a depth below their number cuts at random, and they are no baseline; "
-                    "for ranked candidates set data.candidates=bm25", dataset_id)  # fmt: skip
+        log.warning(
+            "ir_datasets %s: its scoreddocs have no scores, so a depth below their number cuts at random, and they are no baseline; "
+            "for ranked candidates set data.candidates=bm25",
+            dataset_id,
+        )
     return Candidates(
         list(found),
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),

@@ -9,10 +9,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ranker.data.collection import Collection, Splits
-from ranker.data.ir_datasets_reader import DocPairs, IrDatasetsDocs, alone, load_dataset, qrels_of, readable, scoreddocs_of
+from ranker.data.ir_datasets_reader import (
+    DocPairs,
+    IrDatasetsDocs,
+    alone,
+    load_dataset,
+    qrels_of,
+    readable,
+    scoreddocs_of,
+)
 from ranker.data.parsing import check_id
 from ranker.data.query_docs import queries_are_docs
-from ranker.data.splits import check_candidates, check_disjoint, check_judged_docs, cut_validation, hash_order, take_queries
+from ranker.data.splits import (
+    check_candidates,
+    check_disjoint,
+    check_judged_docs,
+    cut_validation,
+    hash_order,
+    take_queries,
+)
 from ranker.data.trec import read_candidates
 from ranker.errors import ConfigError, DataError
 
@@ -59,12 +74,14 @@ class SplitReader:
         train: Id to train on, or None.
         val: Id to validate on; None cuts queries from train.
         test: Id or ids to test on.
-        train_candidates: Where training docs come from: `docpairs` (the data set's triples), `scoreddocs`, `bm25` (made here) or a run
-            file's path. None: the first of docpairs, scoreddocs and bm25 that there is.
-        candidates: What is re-ranked in validation and tests: `scoreddocs`, `bm25`, or by id one of these or a run file. None: scoreddocs
-            where the data set has them, else bm25.
-        relevance: Smallest grade that counts as relevant, for all sets or by id. None: 2 for TREC DL passage sets, 1 for others.
-        val_queries: Validate on so many judged queries, chosen by hash. None: all of `val`, or a tenth of train where `val` is None.
+        train_candidates: Where training docs come from: `docpairs` (the data set's triples), `scoreddocs`, `bm25` (made
+            here) or a run file's path. None: the first of docpairs, scoreddocs and bm25 that there is.
+        candidates: What is re-ranked in validation and tests: `scoreddocs`, `bm25`, or by id one of these or a run
+            file. None: scoreddocs where the data set has them, else bm25.
+        relevance: Smallest grade that counts as relevant, for all sets or by id. None: 2 for TREC DL passage sets, 1
+            for others.
+        val_queries: Validate on so many judged queries, chosen by hash. None: all of `val`, or a tenth of train where
+            `val` is None.
         max_triples: Only the first so many docpairs; None: all.
         split_seed: Seed of the hash.
     """
@@ -118,7 +135,8 @@ class SplitReader:
         """Read all sets; of several processes, one at a time, so that one builds what the others find.
 
         Raises:
-            DataError: An unknown id, a set that cannot be read or lacks what it is named for, or sets that share queries.
+            DataError: An unknown id, a set that cannot be read or lacks what it is named for, or sets that share
+                queries.
         """
         with alone():
             train = None if self.train is None else self._train(self.train)
@@ -126,9 +144,13 @@ class SplitReader:
             names = set_names(self.test)
             tests = {names[dataset_id]: self._evaluation(dataset_id, names[dataset_id]) for dataset_id in self.test}
             if val is not None and self.val_queries is not None:
-                val = take_queries(val, hash_order(val.qrels or val.queries, self.split_seed)[: self.val_queries], "val")
+                val = take_queries(
+                    val, hash_order(val.qrels or val.queries, self.split_seed)[: self.val_queries], "val"
+                )
             if train is not None and val is None:
-                train, val = cut_validation(train, self.val_queries or max(1, round(len(train.qrels) * 0.1)), self.split_seed)
+                train, val = cut_validation(
+                    train, self.val_queries or max(1, round(len(train.qrels) * 0.1)), self.split_seed
+                )
             splits = Splits(train, val, tests)
             check_disjoint(splits)
             return splits
@@ -160,10 +182,14 @@ class SplitReader:
             triples = DocPairs(dataset_id, self.max_triples)
             with readable(dataset_id):  # here, where one process is alone, since the first look may download
                 if next(iter(triples), None) is None:
-                    raise DataError(f"ir_datasets {dataset_id}: expected docpairs, got none; set data.max_triples higher or to null")
+                    raise DataError(
+                        f"ir_datasets {dataset_id}: expected docpairs, got none; set data.max_triples higher or to null"
+                    )
             return replace(collection, triples=triples)
         if not collection.qrels:
-            raise DataError(f"ir_datasets {dataset_id}: expected qrels to train on, got a set without; name another as data.train")
+            raise DataError(
+                f"ir_datasets {dataset_id}: expected qrels to train on, got a set without; name another as data.train"
+            )
         return self._with_candidates(take_queries(collection, collection.qrels, "train"), dataset_id, where)
 
     def _with_candidates(self, collection: Collection, dataset_id: str, where: str) -> Collection:
@@ -173,7 +199,9 @@ class SplitReader:
         if where == "scoreddocs":
             dataset = load_dataset(dataset_id)
             if not dataset.has_scoreddocs():
-                raise DataError(f"ir_datasets {dataset_id}: expected scoreddocs, got a set without; use bm25 or a run file")
+                raise DataError(
+                    f"ir_datasets {dataset_id}: expected scoreddocs, got a set without; use bm25 or a run file"
+                )
             with readable(dataset_id):
                 return replace(collection, candidates=scoreddocs_of(dataset, dataset_id, collection.queries))
         path = _run_file(where, dataset_id)
@@ -185,7 +213,9 @@ class SplitReader:
         dataset = load_dataset(dataset_id)
         for has, what in ((dataset.has_docs(), "docs"), (dataset.has_queries(), "queries")):
             if not has:
-                raise DataError(f"ir_datasets {dataset_id}: expected a set with {what}, got one without; name one of its parts")
+                raise DataError(
+                    f"ir_datasets {dataset_id}: expected a set with {what}, got one without; name one of its parts"
+                )
         with readable(dataset_id):
             docs = self._docs_of(dataset_id)
             queries = {query.query_id: query.default_text() for query in dataset.queries_iter()}
@@ -194,9 +224,21 @@ class SplitReader:
             check_id(query_id, f"ir_datasets {dataset_id}", "a query id")
         lacking = sorted(query_id for query_id in qrels if query_id not in queries)
         if lacking:
-            log.warning("ir_datasets %s: %d judged queries have no text, as %r, and are left out", dataset_id, len(lacking), lacking[0])
+            log.warning(
+                "ir_datasets %s: %d judged queries have no text, as %r, and are left out",
+                dataset_id,
+                len(lacking),
+                lacking[0],
+            )
         qrels = {query_id: judged for query_id, judged in qrels.items() if query_id in queries}
-        return Collection(name, docs, queries, qrels, relevance=self._relevance(dataset_id), drop_query_docs=queries_are_docs(dataset_id))
+        return Collection(
+            name,
+            docs,
+            queries,
+            qrels,
+            relevance=self._relevance(dataset_id),
+            drop_query_docs=queries_are_docs(dataset_id),
+        )
 
     def _docs_of(self, dataset_id: str) -> IrDatasetsDocs:
         import ir_datasets

@@ -30,7 +30,10 @@ def cut_otherwise(collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarr
         query_rows: [pairs].
         doc_rows: [pairs].
     """
-    queries, docs = collator.queries.lengths[query_rows].astype(np.int64), collator.docs.lengths[doc_rows].astype(np.int64)
+    queries, docs = (
+        collator.queries.lengths[query_rows].astype(np.int64),
+        collator.docs.lengths[doc_rows].astype(np.int64),
+    )
     longer = np.where(docs >= collator.docs.meta["max_tokens"], np.int64(1 << 30), docs)
     other = _other_lengths(collator, queries, docs) | _other_lengths(collator, queries, longer)
     return other | (queries >= collator.queries.meta["max_tokens"])
@@ -65,6 +68,10 @@ def warn_of_other_cuts(steps: TrainSteps) -> None:
             "model/: %d of %d training pairs are cut otherwise by sentence-transformers' CrossEncoder, which shortens the longer text of a pair "
             "first, and so get other scores there; it cuts alike where a query has fewer than max_query_tokens=%d tokens, and at most %d where "
             "the pair is longer than max_pair_tokens=%d, and a doc has fewer than max_doc_tokens=%d",
-            int(cut.sum()), len(cut), collator.max_query_tokens, (collator.max_pair_tokens - collator.pair.num_special) // 2,
-            collator.max_pair_tokens, collator.max_doc_tokens,
-        )  # fmt: skip
+            int(cut.sum()),
+            len(cut),
+            collator.max_query_tokens,
+            (collator.max_pair_tokens - collator.pair.num_special) // 2,
+            collator.max_pair_tokens,
+            collator.max_doc_tokens,
+        )

@@ -43,12 +43,18 @@ def check_id(word: str, where: str, what: str = "an id") -> None:
     >>> check_id("no\u00a0break", "queries.tsv:1")
     """
     if not word or any(space in word for space in _ASCII_SPACE):
-        raise DataError(f"{where}: expected {what} without white space, got {shown(word)}; rename it, since TREC files are split there")
+        raise DataError(
+            f"{where}: expected {what} without white space, got {shown(word)}; rename it, since TREC files are split there"
+        )
     if "\0" in word:
-        raise DataError(f"{where}: expected {what} without NUL characters, got {shown(word)}; save the file as UTF-8 text")
+        raise DataError(
+            f"{where}: expected {what} without NUL characters, got {shown(word)}; save the file as UTF-8 text"
+        )
     size = len(word) if word.isascii() else len(word.encode("utf-8", "surrogatepass"))
     if size > MAX_ID_BYTES:
-        raise DataError(f"{where}: expected {what} of at most {MAX_ID_BYTES} bytes, got {size} ({shown(word)}); give it a shorter one")
+        raise DataError(
+            f"{where}: expected {what} of at most {MAX_ID_BYTES} bytes, got {size} ({shown(word)}); give it a shorter one"
+        )
 
 
 def read_grade(text: str | bytes, where: str) -> int:
@@ -95,7 +101,9 @@ def read_score(text: str | bytes, where: str, single: bool = False) -> float:
     if score is None or not math.isfinite(score):
         raise DataError(f"{where}: expected a finite number as score, got {shown(text)}; mend the line")
     if single and abs(score) >= _MAX_FLOAT32:
-        raise DataError(f"{where}: expected a score within single precision (3.4e38), got {shown(text)}; scale the run's scores down")
+        raise DataError(
+            f"{where}: expected a score within single precision (3.4e38), got {shown(text)}; scale the run's scores down"
+        )
     return float(score)
 
 
@@ -116,6 +124,10 @@ def parse_json(line: str, where: str) -> Any:
     try:
         return json.loads(line)
     except ValueError as error:
-        raise DataError(f"{where}: expected a JSON object, got {shown(line.strip())} ({error}); mend the line") from None
+        raise DataError(
+            f"{where}: expected a JSON object, got {shown(line.strip())} ({error}); mend the line"
+        ) from None
     except RecursionError:
-        raise DataError(f"{where}: expected a JSON object, got brackets nested too deep in {shown(line.strip())}; mend the line") from None
+        raise DataError(
+            f"{where}: expected a JSON object, got brackets nested too deep in {shown(line.strip())}; mend the line"
+        ) from None

@@ -22,7 +22,8 @@ MODES = ("auto", True, False)
 CHECKED_QUERIES, CHECKED_DOCS = 2000, 5  # so many queries and top docs are compared by text
 ALIKE = 0.5  # shared words over all words from which two texts with one id are the same text
 
-# Collections of ir_datasets whose queries are docs, so that the published figures leave identical ids out (BEIR's ignore_identical_ids).
+# Collections of ir_datasets whose queries are docs, so that the published figures leave identical ids out (BEIR's
+# ignore_identical_ids).
 _QUERIES_ARE_DOCS = re.compile(r"(^|/|-)beir/(arguana|quora)(/|$)")
 
 
@@ -74,7 +75,10 @@ def allowed_run(collection: Collection, run: Run) -> Run:
     """A run without docs that have the query's own id, where `collection.drop_query_docs`."""
     if not collection.drop_query_docs:
         return run
-    return {query_id: {doc_id: score for doc_id, score in docs.items() if doc_id != query_id} for query_id, docs in run.items()}
+    return {
+        query_id: {doc_id: score for doc_id, score in docs.items() if doc_id != query_id}
+        for query_id, docs in run.items()
+    }
 
 
 def has_own_id(candidates: Candidates) -> np.ndarray:
@@ -105,8 +109,13 @@ def warn_of_query_docs(collection: Collection, candidates: Candidates | None) ->
             collection.name, len(by_id), len(queries), by_id[0],
         )  # fmt: skip
     if by_text:
-        log.warning("%s: %d of %d queries have the text of a doc with another id, as %r, which ranks among their results",
-                    collection.name, len(by_text), len(queries), by_text[0])  # fmt: skip
+        log.warning(
+            "%s: %d of %d queries have the text of a doc with another id, as %r, which ranks among their results",
+            collection.name,
+            len(by_text),
+            len(queries),
+            by_text[0],
+        )
 
 
 def _alike(text: str, other: str) -> bool:
@@ -116,7 +125,9 @@ def _alike(text: str, other: str) -> bool:
 
 def _same(text: str, collection: Collection, doc_id: str) -> bool:
     doc = collection.docs[doc_id]
-    return " ".join(text.casefold().split()) in {" ".join(part.casefold().split()) for part in (doc.text, doc.full_text)}
+    return " ".join(text.casefold().split()) in {
+        " ".join(part.casefold().split()) for part in (doc.text, doc.full_text)
+    }
 
 
 def same_text(
@@ -135,7 +146,10 @@ def same_text(
     cut = queries.lengths[query_rows] >= queries.meta["max_tokens"]
     same = (lengths > 0) & ((others == lengths) | (cut & (others > lengths)))
     pairs = np.flatnonzero(same)
-    firsts = queries.tokens[queries.offsets[query_rows[pairs]] + starts[0]], docs.tokens[docs.offsets[doc_rows[pairs]] + starts[1]]
+    firsts = (
+        queries.tokens[queries.offsets[query_rows[pairs]] + starts[0]],
+        docs.tokens[docs.offsets[doc_rows[pairs]] + starts[1]],
+    )
     same[pairs] = firsts[0] == firsts[1]
     for pair in np.flatnonzero(same):
         query = queries[int(query_rows[pair])][starts[0] :]

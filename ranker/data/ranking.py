@@ -29,17 +29,20 @@ def rank_docs(docs: Mapping[str, float]) -> list[str]:
 def separate_ties(run: Run) -> Run:
     """Lower tied scores by the least float32 step, so that every tool sees trec_eval's order, whatever its own tie rule.
 
-    Tools that hold scores in float32 (trec_eval up to 9, pytrec_eval) tie more than the file does; those are separated too. All other
-    scores stay as they are.
+    Tools that hold scores in float32 (trec_eval up to 9, pytrec_eval) tie more than the file does; those are separated
+    too. All other scores stay as they are.
 
     Raises:
-        DataError: A score that is not finite or that float32 cannot hold, or ties at the least float32, below which there is none.
+        DataError: A score that is not finite or that float32 cannot hold, or ties at the least float32, below which
+            there is none.
 
     >>> separate_ties({"q1": {"d10": 0.5, "d9": 0.5, "d1": 0.7}})
     {'q1': {'d1': 0.7, 'd9': 0.5, 'd10': 0.4999999701976776}}
     """
     require_finite(run)
-    return {query_id: docs if is_strict(scores_of(docs)) else _separated(query_id, docs) for query_id, docs in run.items()}
+    return {
+        query_id: docs if is_strict(scores_of(docs)) else _separated(query_id, docs) for query_id, docs in run.items()
+    }
 
 
 def require_finite(run: Run) -> None:

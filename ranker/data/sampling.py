@@ -57,7 +57,11 @@ def mix(*parts: int | np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):
         state: Any = np.uint64(0)
         for part in parts:
-            state = state * np.uint64(0x9E3779B97F4A7C15) + np.asarray(part).astype(np.uint64) + np.uint64(0x632BE59BD9B4E019)
+            state = (
+                state * np.uint64(0x9E3779B97F4A7C15)
+                + np.asarray(part).astype(np.uint64)
+                + np.uint64(0x632BE59BD9B4E019)
+            )
             state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
             state = state ^ (state >> np.uint64(31))
@@ -84,7 +88,11 @@ class _Pool:
         places = np.arange(width)
         real = places < sizes[:, None]
         keys = np.where(real, mix(*seed, groups[:, None], places[None, :]), np.uint64(2**64 - 1))
-        chosen = np.argpartition(keys, count - 1, axis=1)[:, :count] if count < width else np.broadcast_to(places, keys.shape)
+        chosen = (
+            np.argpartition(keys, count - 1, axis=1)[:, :count]
+            if count < width
+            else np.broadcast_to(places, keys.shape)
+        )
         chosen = np.take_along_axis(chosen, np.take_along_axis(keys, chosen, 1).argsort(1, kind="stable"), 1)
         kept = np.take_along_axis(real, chosen, 1)
         at = np.where(kept, self.offsets[groups][:, None] + chosen, 0)
@@ -96,9 +104,9 @@ class _Pool:
 class JudgedGroups:
     """One group per training query: relevant docs from the qrels, the others from the candidates.
 
-    A doc whose grade reaches `collection.relevance` is never drawn as a negative; other judged docs may be, with their grade (if it
-    is positive) as label. A doc with the query's own id or text is never a negative either. A group with fewer negatives than asked for
-    stays smaller and is masked, nothing is repeated.
+    A doc whose grade reaches `collection.relevance` is never drawn as a negative; other judged docs may be, with their
+    grade (if it is positive) as label. A doc with the query's own id or text is never a negative either. A group with
+    fewer negatives than asked for stays smaller and is masked, nothing is repeated.
 
     Args:
         collection: Queries, qrels and candidates.
@@ -114,8 +122,8 @@ class JudgedGroups:
         starts: Tokens of a prompt before each query and each doc of the stores.
 
     Raises:
-        DataError: No query has a relevant doc; or `random_negatives` is off and a query has no candidate that is not relevant, or no query
-            has a given negative.
+        DataError: No query has a relevant doc; or `random_negatives` is off and a query has no candidate that is not
+            relevant, or no query has a given negative.
     """
 
     def __init__(
@@ -139,7 +147,11 @@ class JudgedGroups:
         bare = 0
         positive_ids, positive_labels, negative_ids, negative_labels = [], [], [], []
         for query_id, judged in collection.qrels.items():
-            relevant = [doc_id for doc_id, grade in judged.items() if grade >= collection.relevance and doc_id in collection.docs]
+            relevant = [
+                doc_id
+                for doc_id, grade in judged.items()
+                if grade >= collection.relevance and doc_id in collection.docs
+            ]
             taught = teacher.get(query_id, {}) if teacher is not None else None
             if taught is not None:
                 relevant = [doc_id for doc_id in relevant if doc_id in taught]
@@ -151,10 +163,14 @@ class JudgedGroups:
             others = [
                 doc_id
                 for doc_id in others
-                if judged.get(doc_id, 0) < collection.relevance and (taught is None or doc_id in taught) and doc_id != query_id
+                if judged.get(doc_id, 0) < collection.relevance
+                and (taught is None or doc_id in taught)
+                and doc_id != query_id
             ]
             if not others and not random_negatives:
-                if negatives is not None or taught is not None:  # mining finds none for some, and no random doc has a teacher's score
+                if (
+                    negatives is not None or taught is not None
+                ):  # mining finds none for some, and no random doc has a teacher's score
                     bare += 1
                     continue
                 raise DataError(
@@ -164,7 +180,11 @@ class JudgedGroups:
             kept.append(query_id)
             positive_ids.append(relevant)
             negative_ids.append(others)
-            label = taught.__getitem__ if taught is not None else lambda doc_id, judged=judged: max(float(judged.get(doc_id, 0)), 0.0)
+            label = (
+                taught.__getitem__
+                if taught is not None
+                else lambda doc_id, judged=judged: max(float(judged.get(doc_id, 0)), 0.0)
+            )
             positive_labels.append(np.array([label(doc_id) for doc_id in relevant], dtype=np.float32))
             negative_labels.append(np.array([label(doc_id) for doc_id in others], dtype=np.float32))
         query_rows, negative_rows = queries.rows(kept), _rows(docs, negative_ids)
@@ -172,21 +192,32 @@ class JudgedGroups:
         left = [group for group, part in enumerate(unlike) if part.any() or random_negatives]
         bare += len(kept) - len(left)
         kept, query_rows = [kept[group] for group in left], query_rows[left]
-        positive_ids, positive_labels = [positive_ids[group] for group in left], [positive_labels[group] for group in left]
-        negative_rows, negative_labels = ([part[group][unlike[group]] for group in left] for part in (negative_rows, negative_labels))
+        positive_ids, positive_labels = (
+            [positive_ids[group] for group in left],
+            [positive_labels[group] for group in left],
+        )
+        negative_rows, negative_labels = (
+            [part[group][unlike[group]] for group in left] for part in (negative_rows, negative_labels)
+        )
         if not kept and bare:
             raise DataError(
                 f"{collection.name}: expected a negative for at least one training query, got none for all {bare} that have a relevant doc; "
                 "check that data.negatives and data.teacher were made for these queries, or set data.random_negatives=true"
             )
         if not kept:
-            raise DataError(f"{collection.name}: expected training queries with a relevant doc, got none of {len(collection.qrels)}")
+            raise DataError(
+                f"{collection.name}: expected training queries with a relevant doc, got none of {len(collection.qrels)}"
+            )
         if len(kept) + bare < len(collection.qrels):
             log.warning("%s: %d of %d judged queries have no relevant doc to learn from and are left out",
                         collection.name, len(collection.qrels) - len(kept) - bare, len(collection.qrels))  # fmt: skip
         if bare:
-            log.warning("%s: %d of %d judged queries have no negative among the given ones and are left out", collection.name, bare,
-                        len(collection.qrels))  # fmt: skip
+            log.warning(
+                "%s: %d of %d judged queries have no negative among the given ones and are left out",
+                collection.name,
+                bare,
+                len(collection.qrels),
+            )
         self.query_ids = kept
         self.query_rows = query_rows
         self._own = partial(same_text, queries, docs, starts=starts)
@@ -201,8 +232,12 @@ class JudgedGroups:
         """Return doc rows [groups, docs], relevant ones first, and labels."""
         first_rows, first_labels = self._positives.draw(groups, self.positives, self.seed, epoch, 1)
         other_rows, other_labels = self._negatives.draw(groups, self.num_docs - self.positives, self.seed, epoch, 2)
-        rows = np.concatenate([first_rows[:, : self.positives], other_rows[:, : self.num_docs - self.positives]], axis=1)
-        labels = np.concatenate([first_labels[:, : self.positives], other_labels[:, : self.num_docs - self.positives]], axis=1)
+        rows = np.concatenate(
+            [first_rows[:, : self.positives], other_rows[:, : self.num_docs - self.positives]], axis=1
+        )
+        labels = np.concatenate(
+            [first_labels[:, : self.positives], other_labels[:, : self.num_docs - self.positives]], axis=1
+        )
         if self.random_negatives:
             self._fill(rows, epoch, groups)
         return rows, labels

@@ -27,10 +27,15 @@ def hash_order(query_ids: Iterable[str], seed: int) -> list[str]:
     >>> hash_order(["1", "01", "001"], seed=0) == hash_order(["001", "1", "01"], seed=0)
     True
     """
-    return sorted(query_ids, key=lambda query_id: (hashlib.blake2b(f"{seed}:{query_id}".encode(), digest_size=8).digest(), query_id))
+    return sorted(
+        query_ids,
+        key=lambda query_id: (hashlib.blake2b(f"{seed}:{query_id}".encode(), digest_size=8).digest(), query_id),
+    )
 
 
-def split_queries(query_ids: Iterable[str], val_fraction: float, test_fraction: float, seed: int) -> dict[str, list[str]]:
+def split_queries(
+    query_ids: Iterable[str], val_fraction: float, test_fraction: float, seed: int
+) -> dict[str, list[str]]:
     """Deal queries to train, dev and test by hash; a wanted part gets at least one query while there are any.
 
     >>> {name: len(part) for name, part in split_queries(map(str, range(50)), 0.1, 0.2, seed=0).items()}
@@ -39,7 +44,11 @@ def split_queries(query_ids: Iterable[str], val_fraction: float, test_fraction: 
     ordered = hash_order(query_ids, seed)
     num_test = _share(len(ordered), test_fraction)
     num_val = min(_share(len(ordered), val_fraction), len(ordered) - num_test)
-    return {"test": ordered[:num_test], "dev": ordered[num_test : num_test + num_val], "train": ordered[num_test + num_val :]}
+    return {
+        "test": ordered[:num_test],
+        "dev": ordered[num_test : num_test + num_val],
+        "train": ordered[num_test + num_val :],
+    }
 
 
 def _share(total: int, fraction: float) -> int:
@@ -95,8 +104,13 @@ def cut_validation(train: Collection, num_queries: int, seed: int) -> tuple[Coll
     chosen = hash_order(judged, seed)[:num_queries]
     rest = take_queries(train, set(train.queries) - set(chosen), train.name)
     triples = None if train.triples is None else TriplesWithout(train.triples, frozenset(chosen))
-    log.info("%s: no validation set: %d of %d judged queries, by hash of their ids (seed %d), are taken out of training for it",
-             train.name, num_queries, len(judged), seed)  # fmt: skip
+    log.info(
+        "%s: no validation set: %d of %d judged queries, by hash of their ids (seed %d), are taken out of training for it",
+        train.name,
+        num_queries,
+        len(judged),
+        seed,
+    )
     return replace(rest, triples=triples), take_queries(train, chosen, "val")
 
 
@@ -114,7 +128,13 @@ def check_judged_docs(qrels: Qrels, collection: Collection, where: str) -> None:
             f"(the collection has ids as {next(iter(collection.docs)).doc_id!r}); use the qrels that belong to these docs"
         )
     if lacking:
-        log.warning("%s: %d of %d judged docs are not in the collection, as %r; they count as not found", where, len(lacking), len(judged), lacking[0])  # fmt: skip
+        log.warning(
+            "%s: %d of %d judged docs are not in the collection, as %r; they count as not found",
+            where,
+            len(lacking),
+            len(judged),
+            lacking[0],
+        )
 
 
 def _located(where: str, word: str) -> str:

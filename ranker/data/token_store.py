@@ -1,7 +1,8 @@
 """Texts tokenized once into memory-mapped files, so that collating is concatenating slices (see docs/token_store.md).
 
-A store is a folder of flat little-endian arrays: `tokens.bin`, `offsets.bin` (row r is `tokens[offsets[r]:offsets[r + 1]]`), `ids.bin`
-(UTF-8, fixed width), `order.bin` (the rows sorted by id) and `meta.json`. Special tokens are left out: the layout of a pair adds them.
+A store is a folder of flat little-endian arrays: `tokens.bin`, `offsets.bin` (row r is `tokens[offsets[r]:offsets[r +
+1]]`), `ids.bin` (UTF-8, fixed width), `order.bin` (the rows sorted by id) and `meta.json`. Special tokens are left out:
+the layout of a pair adds them.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class TokenStore:
             DataError: The store is missing, unfinished, of another format, truncated or (with `verify`) damaged.
         """
         if not (folder / "meta.json").is_file():
-            raise _damaged(folder, "a finished token store", "a folder without meta.json" if folder.exists() else "no such folder")
+            raise _damaged(
+                folder, "a finished token store", "a folder without meta.json" if folder.exists() else "no such folder"
+            )
         try:
             meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
             if meta["format"] != FORMAT:
@@ -73,7 +76,11 @@ class TokenStore:
                     raise _damaged(folder / name, f"{expected['bytes']} bytes", str((folder / name).stat().st_size))
             store = cls(folder, meta)
             counts = {len(store), len(store._ids), len(store._order), meta["num_texts"]}
-            fits = len(counts) == 1 and store.offsets[0] == 0 and store.offsets[-1] == len(store.tokens) == meta["num_tokens"]
+            fits = (
+                len(counts) == 1
+                and store.offsets[0] == 0
+                and store.offsets[-1] == len(store.tokens) == meta["num_tokens"]
+            )
             if not fits or (len(store) and not 0 <= store.lengths.min() <= store.lengths.max() <= meta["max_tokens"]):
                 raise _damaged(folder, "files of one length, rows within the limit", f"counts {sorted(counts)}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
@@ -121,11 +128,15 @@ class TokenStore:
     def _found(self, ids: Iterable[str] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if not (isinstance(ids, np.ndarray) and ids.dtype.kind == "S"):
             ids = np.array([str(text_id).encode("utf-8", "surrogatepass") for text_id in ids], dtype=np.bytes_)
-        wanted = ids.astype(self._ids.dtype)  # cut to the stored width: given two widths, NumPy would copy the whole index to the larger
+        wanted = ids.astype(
+            self._ids.dtype
+        )  # cut to the stored width: given two widths, NumPy would copy the whole index to the larger
         known = wanted == ids
         rows = np.zeros(len(ids), dtype=np.int64)
         if len(self):
-            by_id = np.argsort(wanted, kind="stable")  # neighbours share their way through the index: six times faster at 8.8 million rows
+            by_id = np.argsort(
+                wanted, kind="stable"
+            )  # neighbours share their way through the index: six times faster at 8.8 million rows
             places = np.searchsorted(self._ids, wanted[by_id], sorter=self._order)
             rows[by_id] = self._order[np.minimum(places, len(self) - 1)]
             known &= self._ids[rows] == wanted
@@ -178,7 +189,8 @@ def build_token_store(
     """Tokenize `texts` into a new store at `folder`.
 
     Args:
-        texts: (id, text) pairs, read once; memory does not grow with their number, but for 12 bytes per id while ids are sorted.
+        texts: (id, text) pairs, read once; memory does not grow with their number, but for 12 bytes per id while ids
+            are sorted.
         folder: Where the store will be; appears only when it is finished.
         tokenizer: A fast tokenizer; left as it is.
         max_tokens: Longer texts keep their first `max_tokens` tokens.
@@ -187,7 +199,8 @@ def build_token_store(
 
     Raises:
         ConfigError: The tokenizer is not a fast one, or `max_tokens` is not positive.
-        DataError: The folder exists, or an id is a duplicate, not a string, too long or holds a NUL, or a text is not a string.
+        DataError: The folder exists, or an id is a duplicate, not a string, too long or holds a NUL, or a text is not a
+            string.
     """
     with _locked(folder):
         if folder.exists():
@@ -249,4 +262,6 @@ def _temp(folder: Path) -> Path:
 
 
 def _damaged(path: Path, expected: str, got: str) -> DataError:
-    return DataError(f"{path}: expected {expected}, got {got}; delete {path if path.is_dir() else path.parent}, it is built anew")
+    return DataError(
+        f"{path}: expected {expected}, got {got}; delete {path if path.is_dir() else path.parent}, it is built anew"
+    )

@@ -51,7 +51,11 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
     """
     state = json.loads(_backend(tokenizer).to_str())
     state["padding"] = state["truncation"] = None  # the state of the last call, not of the tokenizer
-    options = [bool(getattr(tokenizer, "split_special_tokens", False)), sorted(tokenizer.all_special_tokens), tokenizer.unk_token]
+    options = [
+        bool(getattr(tokenizer, "split_special_tokens", False)),
+        sorted(tokenizer.all_special_tokens),
+        tokenizer.unk_token,
+    ]
     return hashlib.blake2b(json.dumps([state, options], sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -70,9 +74,12 @@ class TextEncoder:
         backend = copy.deepcopy(_backend(tokenizer))
         backend.no_padding()
         backend.enable_truncation(max_tokens, direction="right")
-        # Set on the copy, for it is not part of the copied state: a literal [SEP] in a text is text, whatever the tokenizer's own setting.
+        # Set on the copy, for it is not part of the copied state: a literal [SEP] in a text is text, whatever the
+        # tokenizer's own setting.
         backend.encode_special_tokens = True
-        self._encode = getattr(backend, "encode_batch_fast", backend.encode_batch)  # the fast one leaves character offsets out
+        self._encode = getattr(
+            backend, "encode_batch_fast", backend.encode_batch
+        )  # the fast one leaves character offsets out
         special = {place: token.content for place, token in backend.get_added_tokens_decoder().items() if token.special}
         special |= {tokenizer.convert_tokens_to_ids(token): token for token in tokenizer.all_special_tokens}
         for ordinary in (tokenizer.unk_token_id, None):  # None: a special token that the vocabulary lacks
@@ -88,8 +95,11 @@ class TextEncoder:
         """Lengths, int64 [texts], and token ids, `dtype` [tokens]."""
         lengths, tokens = self._ids(texts)
         if self._is_control[tokens].any():
-            # A unigram model, or one that splits at spaces alone, has the literal as an ordinary piece: break it in the text.
-            lengths, tokens = self._ids([self._literal.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text) for text in texts])
+            # A unigram model, or one that splits at spaces alone, has the literal as an ordinary piece: break it in the
+            # text.
+            lengths, tokens = self._ids(
+                [self._literal.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text) for text in texts]
+            )
             leaks = self._is_control[tokens]  # what the normalizer made a literal (full-width letters, say) is dropped
             lengths -= np.bincount(np.repeat(np.arange(len(texts)), lengths)[leaks], minlength=len(texts))
             tokens = tokens[~leaks]
@@ -110,20 +120,30 @@ class TextEncoder:
 
 
 def write_store(
-    texts: Iterable[tuple[str, str]], folder: Path, tokenizer: PreTrainedTokenizerFast, max_tokens: int, fingerprint: str, chunk: int
+    texts: Iterable[tuple[str, str]],
+    folder: Path,
+    tokenizer: PreTrainedTokenizerFast,
+    max_tokens: int,
+    fingerprint: str,
+    chunk: int,
 ) -> None:
     """Write all files of a store into the empty `folder`, `meta.json` last.
 
     Raises:
         ConfigError: As `TextEncoder` says.
-        DataError: An id is a duplicate, not a string, too long or holds a NUL, a text is not a string, or most tokens are unknown.
+        DataError: An id is a duplicate, not a string, too long or holds a NUL, a text is not a string, or most tokens
+            are unknown.
     """
     encoder = TextEncoder(tokenizer, max_tokens)
     started = time.monotonic()
     next_log = started + LOG_SECONDS
     widths: list[tuple[int, int]] = []  # number and bytes of the ids of each chunk
     rows = ends = unknown = 0
-    with _Writer(folder / "tokens.bin") as tokens, _Writer(folder / "offsets.bin") as offsets, _Writer(folder / "ids.raw") as raw_ids:
+    with (
+        _Writer(folder / "tokens.bin") as tokens,
+        _Writer(folder / "offsets.bin") as offsets,
+        _Writer(folder / "ids.raw") as raw_ids,
+    ):
         offsets.write(np.zeros(1, dtype="<i8"))
         with closing(_encoded(_chunks(texts, chunk), encoder)) as chunks:
             for ids, (lengths, chunk_tokens) in chunks:
@@ -135,18 +155,28 @@ def write_store(
                 unknown += int((chunk_tokens == encoder.unknown).sum())
                 if time.monotonic() >= next_log:
                     next_log += LOG_SECONDS
-                    log.info("%s: %d texts tokenized, %.0f a second", folder.stem, rows, rows / (time.monotonic() - started))
+                    log.info(
+                        "%s: %d texts tokenized, %.0f a second", folder.stem, rows, rows / (time.monotonic() - started)
+                    )
         files = {"tokens.bin": tokens.finish(), "offsets.bin": offsets.finish()}
         raw_ids.finish()
     _check_known(folder, tokenizer, unknown, ends)
     id_bytes = max((width for _, width in widths), default=1)
     files |= _index_ids(folder, widths, id_bytes)
     meta = {
-        "format": FORMAT, "num_texts": rows, "num_tokens": ends, "max_tokens": max_tokens, "dtype": encoder.dtype.str, "id_bytes": id_bytes,
-        "texts": fingerprint, "tokenizer": tokenizer_fingerprint(tokenizer), "tokenizer_name": str(tokenizer.name_or_path),
+        "format": FORMAT,
+        "num_texts": rows,
+        "num_tokens": ends,
+        "max_tokens": max_tokens,
+        "dtype": encoder.dtype.str,
+        "id_bytes": id_bytes,
+        "texts": fingerprint,
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "tokenizer_name": str(tokenizer.name_or_path),
         "versions": {name: version(name) for name in ("tokenizers", "transformers", "numpy")},
-        "seconds": round(time.monotonic() - started, 3), "files": files,
-    }  # fmt: skip
+        "seconds": round(time.monotonic() - started, 3),
+        "files": files,
+    }
     with _Writer(folder / "meta.json") as last:
         last.write(np.frombuffer(json.dumps(meta, indent=1).encode(), dtype=np.uint8))
         last.finish()
@@ -186,10 +216,14 @@ def _chunks(texts: Iterable[tuple[str, str]], chunk: int) -> Iterator[tuple[np.n
     chars = 0
     for text_id, text in texts:
         if not isinstance(text_id, str) or not isinstance(text, str):
-            raise DataError(f"texts: expected strings as id and text, got {text_id!r} with text {str(text)[:80]!r}; mend the source")
+            raise DataError(
+                f"texts: expected strings as id and text, got {text_id!r} with text {str(text)[:80]!r}; mend the source"
+            )
         encoded = text_id.encode("utf-8", "replace")
         if len(encoded) > MAX_ID_BYTES or BAD_ID.search(text_id):
-            raise DataError(f"texts: expected ids of at most {MAX_ID_BYTES} bytes without NUL, got {text_id[:80]!r}; rename it")
+            raise DataError(
+                f"texts: expected ids of at most {MAX_ID_BYTES} bytes without NUL, got {text_id[:80]!r}; rename it"
+            )
         ids.append(encoded)
         batch.append(text)
         chars += len(text)
@@ -200,11 +234,14 @@ def _chunks(texts: Iterable[tuple[str, str]], chunk: int) -> Iterator[tuple[np.n
         yield np.array(ids, dtype=np.bytes_), batch
 
 
-def _encoded(chunks: Iterable[tuple[np.ndarray, list[str]]], encoder: TextEncoder) -> Generator[tuple[np.ndarray, Encoded]]:
+def _encoded(
+    chunks: Iterable[tuple[np.ndarray, list[str]]], encoder: TextEncoder
+) -> Generator[tuple[np.ndarray, Encoded]]:
     """Encode chunks in threads, in order, with a bounded number in flight.
 
-    The threads are ours, not the tokenizer's: its own pool outlives the build, and a DataLoader worker that forks later finds the pool's
-    locks without its threads (a deadlock, or a warning per worker). Rust releases the interpreter lock, so these scale as well.
+    The threads are ours, not the tokenizer's: its own pool outlives the build, and a DataLoader worker that forks later
+    finds the pool's locks without its threads (a deadlock, or a warning per worker). Rust releases the interpreter
+    lock, so these scale as well.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = min(cores, MAX_THREADS)

@@ -31,7 +31,8 @@ RUN_COLUMNS = "query_id Q0 doc_id rank score tag"
 _CHUNK_DOCS = 65_536  # ids that wait as Python objects before they are packed
 
 
-# reading ----------------------------------------------------------------------------------------------------------------------------
+# reading
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def read_qrels(path: str | Path) -> Qrels:
@@ -51,7 +52,11 @@ def read_qrels(path: str | Path) -> Qrels:
     qrels: Qrels = {}
     repeats: list[int] = []
     for line, (query, _, doc, grade) in _rows(path, QRELS_COLUMNS):
-        query_id, doc_id, relevance = _text(path, line, query), _text(path, line, doc), read_grade(grade, f"{path}:{line}")
+        query_id, doc_id, relevance = (
+            _text(path, line, query),
+            _text(path, line, doc),
+            read_grade(grade, f"{path}:{line}"),
+        )
         judged = qrels.setdefault(query_id, {})
         if doc_id not in judged:
             judged[doc_id] = relevance
@@ -102,7 +107,8 @@ def iter_run(path: str | Path, single: bool = False) -> Iterator[tuple[str, str,
 def read_candidates(path: str | Path) -> Candidates:
     """Read a run as a first stage to re-rank: 7 million lines take some 230 MB. Docs are put in trec_eval's order.
 
-    Scores keep double precision: in single precision two of them may become equal, and the tie rule would order them anew.
+    Scores keep double precision: in single precision two of them may become equal, and the tie rule would order them
+    anew.
 
     A doc that stands twice in a query's list is kept once, with its best score, and a warning is logged.
 
@@ -129,7 +135,11 @@ def read_candidates(path: str | Path) -> Candidates:
             packed.append(np.array(pending, dtype=np.bytes_))
             pending.clear()
     packed.append(np.array(pending, dtype=np.bytes_))
-    queries, scores, doc_ids = np.frombuffer(row_queries, np.intc), np.frombuffer(row_scores, np.float64), np.concatenate(packed)
+    queries, scores, doc_ids = (
+        np.frombuffer(row_queries, np.intc),
+        np.frombuffer(row_scores, np.float64),
+        np.concatenate(packed),
+    )
     del packed
     if np.any(np.diff(queries) < 0):  # lines of one query do not stand together
         order = np.argsort(queries, kind="stable")
@@ -146,7 +156,10 @@ def read_candidates(path: str | Path) -> Candidates:
             repeats, repeated_query = repeats + stop - start - len(order), repeated_query or query_id
     if repeats:
         log.warning(
-            "%s: %d repeated candidates dropped, as for query %r; each doc is kept with its best score", path, repeats, repeated_query
+            "%s: %d repeated candidates dropped, as for query %r; each doc is kept with its best score",
+            path,
+            repeats,
+            repeated_query,
         )
     return Candidates(query_ids, np.array(offsets, np.int64), doc_ids[: offsets[-1]], scores[: offsets[-1]])
 
@@ -190,13 +203,17 @@ def _rows(path: Path, layout: str) -> Iterator[tuple[int, list[bytes]]]:
     for line, text in _lines(path):
         columns = text.split()
         if len(columns) != num_columns:
-            raise DataError(f"{path}:{line}: expected {num_columns} columns ({layout}), got {len(columns)}: {shown(text.strip())}")
+            raise DataError(
+                f"{path}:{line}: expected {num_columns} columns ({layout}), got {len(columns)}: {shown(text.strip())}"
+            )
         if len(text) > MAX_ID_BYTES or b"\0" in text:
             for column in (columns[0], columns[doc_column]):
                 check_id(_text(path, line, column), f"{path}:{line}")
         yield line, columns
     if line == 0:
-        raise DataError(f"{path}: expected lines of {num_columns} columns ({layout}), got an empty file; write it again")
+        raise DataError(
+            f"{path}: expected lines of {num_columns} columns ({layout}), got an empty file; write it again"
+        )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -219,9 +236,13 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     except IsADirectoryError:
         raise DataError(f"{path}: expected a file, got a folder; name the file in it") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: expected a whole gzip file, got one that breaks after line {line} ({error}); copy it again") from None
+        raise DataError(
+            f"{path}: expected a whole gzip file, got one that breaks after line {line} ({error}); copy it again"
+        ) from None
     except OSError as error:
-        raise DataError(f"{path}: expected a file that can be read, got {error.strerror!r}; check its permissions") from None
+        raise DataError(
+            f"{path}: expected a file that can be read, got {error.strerror!r}; check its permissions"
+        ) from None
 
 
 def _text(path: Path, line: int, column: bytes) -> str:
@@ -249,14 +270,16 @@ def line_with(path: Path, word: str) -> str:
     return str(path)
 
 
-# writing ----------------------------------------------------------------------------------------------------------------------------
+# writing
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def write_run(path: str | Path, run: Run, tag: str = "ranker") -> None:
     """Write a run (gzip if the name ends in .gz): ranks 1..n in trec_eval's order, scores with all digits.
 
     Raises:
-        DataError: No docs at all, an id or tag that is empty or holds white space, or a score that is not a finite number.
+        DataError: No docs at all, an id or tag that is empty or holds white space, or a score that is not a finite
+            number.
     """
     check_id(tag, "tag", "text")
     if not any(run.values()):
@@ -268,7 +291,9 @@ def write_run(path: str | Path, run: Run, tag: str = "ranker") -> None:
                 check_id(doc_id, "doc id", "text")
                 score = float(docs[doc_id])
                 if not math.isfinite(score):
-                    raise DataError(f"run: expected a finite score for query {query_id!r} and doc {doc_id!r}, got {score}")
+                    raise DataError(
+                        f"run: expected a finite score for query {query_id!r} and doc {doc_id!r}, got {score}"
+                    )
                 file.write(f"{query_id} Q0 {doc_id} {rank} {score!r} {tag}\n")
 
 

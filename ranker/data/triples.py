@@ -23,12 +23,14 @@ log = logging.getLogger(__name__)
 _ROW = 3 * 4  # bytes of a triple
 
 
-def triple_rows(collection: Collection, queries: TokenStore, docs: TokenStore, cache_dir: Path, chunk: int = 1_000_000) -> np.ndarray:
+def triple_rows(
+    collection: Collection, queries: TokenStore, docs: TokenStore, cache_dir: Path, chunk: int = 1_000_000
+) -> np.ndarray:
     """Rows of (query, more relevant doc, less relevant doc), int32 [triples, 3].
 
-    Triples that can say what they are (`fingerprint`) are looked up once: 12 bytes each on disk, MS MARCO's 397 million 4.8 GB, and only
-    the pages that a step reads are in memory. The file appears whole or not at all; of several processes one makes it, the others wait.
-    Other triples are looked up in memory.
+    Triples that can say what they are (`fingerprint`) are looked up once: 12 bytes each on disk, MS MARCO's 397 million
+    4.8 GB, and only the pages that a step reads are in memory. The file appears whole or not at all; of several
+    processes one makes it, the others wait. Other triples are looked up in memory.
 
     Args:
         collection: Has `triples`.
@@ -59,7 +61,9 @@ def triple_rows(collection: Collection, queries: TokenStore, docs: TokenStore, c
     return rows
 
 
-def _looked_up(triples: Iterable[tuple[str, str, str]], queries: TokenStore, docs: TokenStore, chunk: int) -> Iterator[np.ndarray]:
+def _looked_up(
+    triples: Iterable[tuple[str, str, str]], queries: TokenStore, docs: TokenStore, chunk: int
+) -> Iterator[np.ndarray]:
     remaining = iter(triples)
     while part := list(islice(remaining, chunk)):
         query_ids, more, less = zip(*part, strict=True)

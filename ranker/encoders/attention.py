@@ -45,7 +45,9 @@ class RaggedLayout:
     def of(cls, batch: TokenBatch) -> RaggedLayout:
         """Work out the layout of `batch` on its own device, without waiting for it."""
         starts, lengths = batch.cu_seqlens[:-1].long(), batch.cu_seqlens.diff().long()
-        rows = torch.repeat_interleave(torch.arange(batch.num_rows, device=starts.device), lengths, output_size=batch.num_tokens)
+        rows = torch.repeat_interleave(
+            torch.arange(batch.num_rows, device=starts.device), lengths, output_size=batch.num_tokens
+        )
         positions = torch.arange(batch.num_tokens, device=starts.device) - starts[rows]
         keys, cu_keys = None, batch.cu_seqlens
         if batch.attended is not None:
@@ -58,7 +60,8 @@ class RaggedLayout:
     def blocks(self) -> Tensor:
         """Row, and place in it, where each block of up to `BLOCK` tokens starts, int32 [blocks, 2]; row -1 for blocks that are too many.
 
-        As many as there may be for this number of rows and tokens, since their real number is known to the device alone.
+        As many as there may be for this number of rows and tokens, since their real number is known to the device
+        alone.
         """
         counts = (self.batch.cu_seqlens.diff().long() + BLOCK - 1) // BLOCK
         ends = counts.cumsum(0)
@@ -100,8 +103,9 @@ class RaggedLayout:
 def with_tail(batch: TokenBatch, multiple: int = TAIL, row_multiple: int = 1) -> TokenBatch:
     """The batch with last rows of filling, so that its tokens are a multiple of `multiple`, itself one of `TAIL`, and its rows of `row_multiple`.
 
-    Matrix products take full tiles then, and compiled code meets few shapes. Rows of filling have up to `TAIL` tokens, or none; there is one
-    for each `TAIL` in `multiple`, and as many more as complete the rows. The maximum length becomes a multiple of `TAIL`, too.
+    Matrix products take full tiles then, and compiled code meets few shapes. Rows of filling have up to `TAIL` tokens,
+    or none; there is one for each `TAIL` in `multiple`, and as many more as complete the rows. The maximum length
+    becomes a multiple of `TAIL`, too.
     """
     tail = -batch.num_tokens % multiple
     rows = multiple // TAIL
@@ -183,7 +187,9 @@ def library_attention(
 def padded_attention(qkv: Tensor, layout: RaggedLayout, dropout: float = 0.0) -> Tensor:
     """Attend by padded SDPA, the only path with attention dropout; [tokens, 3, heads, dim] -> [tokens, heads, dim]."""
     query, key, value = (layout.pad(part).transpose(1, 2) for part in qkv.unbind(1))
-    padded = functional.scaled_dot_product_attention(query, key, value, attn_mask=layout.key_mask[:, None, None, :], dropout_p=dropout)
+    padded = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=layout.key_mask[:, None, None, :], dropout_p=dropout
+    )
     return layout.unpad(padded.transpose(1, 2))
 
 
@@ -200,4 +206,6 @@ def padded_average(states: Tensor, reach: Tensor, layout: RaggedLayout, _: float
     """
     padded, scale = layout.pad(states).unsqueeze(1), (reach.shape[2] // reach.shape[1]) ** -0.5
     mask = layout.key_mask[:, None, None, :]
-    return functional.scaled_dot_product_attention(reach.unsqueeze(1), padded, padded, attn_mask=mask, scale=scale).squeeze(1)
+    return functional.scaled_dot_product_attention(
+        reach.unsqueeze(1), padded, padded, attn_mask=mask, scale=scale
+    ).squeeze(1)

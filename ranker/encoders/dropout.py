@@ -1,7 +1,7 @@
 """Dropout that is the same on any hardware: a number's mask depends on where it stands in the optimizer step, not on who computes it.
 
-Each mask is a hash of (seed, row, position, place in the model, column), so devices, micro-batches and the order of rows change nothing,
-no random state has to be kept, and a pass that is repeated meets the same masks.
+Each mask is a hash of (seed, row, position, place in the model, column), so devices, micro-batches and the order of
+rows change nothing, no random state has to be kept, and a pass that is repeated meets the same masks.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ def _int32(number: int) -> int:
     return (number + 2**31) % 2**32 - 2**31
 
 
-# multipliers of the 32-bit finaliser "lowbias32" (Chris Wellons, "Prospecting for Hash Functions", 2018) and, odd and without pattern, for
-# counting: 2^32 over the golden ratio, and two of xxHash's primes
+# multipliers of the 32-bit finaliser "lowbias32" (Chris Wellons, "Prospecting for Hash Functions", 2018) and, odd and
+# without pattern, for counting: 2^32 over the golden ratio, and two of xxHash's primes
 FIRST, SECOND = _int32(0x7FEB352D), _int32(0x846CA68B)
 COLUMN, POSITION, SITE = _int32(0x9E3779B1), _int32(0x85EBCA77), _int32(0xC2B2AE3D)
 

@@ -71,9 +71,10 @@ class Work:
 class Encoder(nn.Module):
     """Turn ragged token batches into states, one vector per token.
 
-    Families in `RAGGED_FAMILIES` run padding-free: every linear layer sees real tokens only. Others are padded at the door and run
-    through their own transformers forward. Both give the same states. On CUDA in half precision attention is padding-free too, without
-    attention dropout, and layers run through kernels of our own, or compiled where those don't serve.
+    Families in `RAGGED_FAMILIES` run padding-free: every linear layer sees real tokens only. Others are padded at the
+    door and run through their own transformers forward. Both give the same states. On CUDA in half precision attention
+    is padding-free too, without attention dropout, and layers run through kernels of our own, or compiled where those
+    don't serve.
 
     Args:
         model: The transformers model, without its pooler.
@@ -131,7 +132,8 @@ class Encoder(nn.Module):
     def pooled(self, batch: TokenBatch, how: str) -> Tensor:
         """Return one vector per row of the last layer's states (`pool`), [rows, dim].
 
-        For `cls` the last layer computes no more than the first tokens' states where it can: 8 % of BERT-base less to do.
+        For `cls` the last layer computes no more than the first tokens' states where it can: 8 % of BERT-base less to
+        do.
         """
         if how != "cls" or not self._firsts_alone(batch.tokens.device):
             return pool(self(batch), batch, how)
@@ -149,7 +151,9 @@ class Encoder(nn.Module):
         filled = with_tail(batch, rounding(batch.num_tokens), ROWS)
         self._count(batch, filled.num_tokens, firsts_only)
         replayed = None
-        if self.execution.graphs is True or not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        if self.execution.graphs is True or not (
+            dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        ):
             dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
             replayed = self._passes(
                 lambda own, seed: _last_of(self._ragged_layers(own, firsts_only, True, seed)),
@@ -174,13 +178,16 @@ class Encoder(nn.Module):
             yield from self._ragged_layers(filled, firsts_only, unpadded)
         else:
             self._count(batch, batch.num_rows * batch.max_length, firsts_only)
-            self._tell(f"padded batches through transformers' own forward ({self.config.model_type}, ragged={self.ragged})")
+            self._tell(
+                f"padded batches through transformers' own forward ({self.config.model_type}, ragged={self.ragged})"
+            )
             yield from self._padded_layers(batch.tokens, batch.segments, RaggedLayout.of(batch))
 
     def _may_replay(self, batch: TokenBatch) -> bool:
         """Whether this is a pass that a graph might hold one day, if attention runs without padding: its sizes are rounded for that.
 
-        It hangs on nothing that a training which is resumed or a step which is repeated would not know, since other sizes give other bits.
+        It hangs on nothing that a training which is resumed or a step which is repeated would not know, since other
+        sizes give other bits.
         """
         if self.execution.graphs is False or not (self.ragged and self.training) or batch.attended is not None:
             return False
@@ -189,7 +196,9 @@ class Encoder(nn.Module):
             weights = self.num_layers * (4 * self.dim**2 + 2 * self.dim * config.intermediate_size)
             if batch.num_tokens * weights > SMALL:
                 return False
-        return self.execution.attention != "library" and not short_missing(self.dim // config.num_attention_heads, batch.max_length)
+        return self.execution.attention != "library" and not short_missing(
+            self.dim // config.num_attention_heads, batch.max_length
+        )
 
     def end_training(self) -> None:
         """Let dropout be random again, and give the memory of CUDA graphs back."""
@@ -222,7 +231,9 @@ class Encoder(nn.Module):
         attention = self.model.encoder.layer[-1].attention.self
         return not (attention.training and attention.dropout.p > 0)
 
-    def _ragged_layers(self, batch: TokenBatch, firsts_only: bool, unpadded: bool, seed: Tensor | None = None) -> Iterator[Tensor]:
+    def _ragged_layers(
+        self, batch: TokenBatch, firsts_only: bool, unpadded: bool, seed: Tensor | None = None
+    ) -> Iterator[Tensor]:
         if getattr(self.config, "type_vocab_size", 0) <= 1:
             batch = replace(batch, segments=torch.zeros_like(batch.segments))
         layout = RaggedLayout.of(batch)
@@ -233,7 +244,8 @@ class Encoder(nn.Module):
         parts: Any = Parts(plain_attend(padded_attention), padded_average, plain_widen(self._activation), plain_join)
         if unpadded:
             parts, run = self._kernels(batch.max_length, heads, batch.tokens.device)
-            # the row of filling, too, so that there is never one row only, which compiled code would take for a constant
+            # the row of filling, too, so that there is never one row only, which compiled code would take for a
+            # constant
             firsts = firsts.clamp(max=batch.num_tokens - 1)
             # few values, since a new one compiles the layers again; our kernels go by blocks
             shortest = 64 if parts.attend is plain_attend(library_attention) else 512
@@ -264,7 +276,9 @@ class Encoder(nn.Module):
         if run is kernel_layer and self._known_words and embeddings.token_type_embeddings.num_embeddings <= FEW:
             states = embedded(embeddings, segments, layout, shift, hashes, self._dropped, dtype)
         else:
-            states = embeddings.word_embeddings(layout.batch.tokens) + position_embedding(embeddings.position_embeddings, layout, shift)
+            states = embeddings.word_embeddings(layout.batch.tokens) + position_embedding(
+                embeddings.position_embeddings, layout, shift
+            )
             states = embeddings.LayerNorm(states + segment_embedding(embeddings.token_type_embeddings, segments))
             if hashes is not None:
                 dropout = compiled_dropout if run is compiled_layer else hashed_dropout
@@ -294,13 +308,23 @@ class Encoder(nn.Module):
         """Of the feed-forward part, the same in all layers."""
         return self.model.encoder.layer[0].intermediate.intermediate_act_fn
 
-    def _kernels(self, max_length: int, heads: int, device: torch.device) -> tuple[Parts | Kernels, Callable[..., Tensor]]:
+    def _kernels(
+        self, max_length: int, heads: int, device: torch.device
+    ) -> tuple[Parts | Kernels, Callable[..., Tensor]]:
         """What a layer is made of and the function that runs it, on CUDA in half precision."""
         execution = self.execution
-        why_not = "encoder.attention=library" if execution.attention == "library" else short_missing(self.dim // heads, max_length)
+        why_not = (
+            "encoder.attention=library"
+            if execution.attention == "library"
+            else short_missing(self.dim // heads, max_length)
+        )
         if why_not and execution.attention == "short":
             raise ConfigError(f"encoder.attention: expected auto or library, got 'short', but {why_not}")
-        other = "" if isinstance(self._activation, GELUActivation) else f"the activation is {self.config.hidden_act}, not gelu"
+        other = (
+            ""
+            if isinstance(self._activation, GELUActivation)
+            else f"the activation is {self.config.hidden_act}, not gelu"
+        )
         apart = "encoder.fused=false" if execution.fused is False else triton_missing() or why_not or other
         if execution.fused is True and (triton_missing() or other):
             raise ConfigError(f"encoder.fused: expected auto or false, got true, but {triton_missing() or other}")
@@ -325,7 +349,10 @@ class Encoder(nn.Module):
             log.info("encoder: %s", line)
 
     def _padded_layers(self, tokens: Tensor, segments: Tensor, layout: RaggedLayout) -> Iterator[Tensor]:
-        inputs = {"input_ids": _pad_with(layout, tokens, self.tokenizer.pad_token_id), "attention_mask": layout.key_mask.long()}
+        inputs = {
+            "input_ids": _pad_with(layout, tokens, self.tokenizer.pad_token_id),
+            "attention_mask": layout.key_mask.long(),
+        }
         if getattr(self.config, "type_vocab_size", 0) > 1:
             inputs["token_type_ids"] = layout.pad(segments)
         for states in self.model(**inputs, output_hidden_states=True).hidden_states:

@@ -15,13 +15,13 @@ class Execution:
 
     Args:
         ragged: Run without padding where the family can; False takes transformers' own forward.
-        compile: Compile layers on CUDA in half precision that are not `fused`; `auto` does it where the tools are available, True insists
-            on them.
+        compile: Compile layers on CUDA in half precision that are not `fused`; `auto` does it where the tools are
+            available, True insists on them.
         attention: Kernel on CUDA in half precision: `short`, `library` or `auto` (short where it serves).
-        fused: Run embeddings and layers through this package's kernels on CUDA in half precision; `auto` does it where they serve
-            (Triton, GELU, rows that the short kernel takes), True insists on the first two.
-        graphs: Replay training passes through these kernels as CUDA graphs; `auto` does it on one device, for micro-batches that are
-            small enough to gain by it, True for all.
+        fused: Run embeddings and layers through this package's kernels on CUDA in half precision; `auto` does it where
+            they serve (Triton, GELU, rows that the short kernel takes), True insists on the first two.
+        graphs: Replay training passes through these kernels as CUDA graphs; `auto` does it on one device, for
+            micro-batches that are small enough to gain by it, True for all.
 
     Raises:
         ConfigError: A value that an option does not have.

@@ -20,7 +20,9 @@ def check_config(config: PretrainedConfig, where: str) -> None:
     """
     pad, rows = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
     if pad is not None and rows is not None and pad >= rows:
-        raise CheckpointError(f"{where}: expected pad_token_id below vocab_size={rows} in config.json, got {pad}; correct config.json")
+        raise CheckpointError(
+            f"{where}: expected pad_token_id below vocab_size={rows} in config.json, got {pad}; correct config.json"
+        )
 
 
 def check_tokens(encoder: Any) -> None:
@@ -38,8 +40,18 @@ def check_tokens(encoder: Any) -> None:
     where = model.config.name_or_path or tokenizer.name_or_path or f"{model.config.model_type} encoder"
     rows = len(model.get_input_embeddings().weight)
     unused = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    unused -= {tokenizer.cls_token_id, tokenizer.sep_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}
-    outside = {token: token_id for token, token_id in tokenizer.get_vocab().items() if token_id >= rows and token_id not in unused}
+    unused -= {
+        tokenizer.cls_token_id,
+        tokenizer.sep_token_id,
+        tokenizer.bos_token_id,
+        tokenizer.eos_token_id,
+        tokenizer.pad_token_id,
+    }
+    outside = {
+        token: token_id
+        for token, token_id in tokenizer.get_vocab().items()
+        if token_id >= rows and token_id not in unused
+    }
     if outside:
         token = max(outside, key=outside.__getitem__)
         raise CheckpointError(
@@ -47,7 +59,9 @@ def check_tokens(encoder: Any) -> None:
             f"{outside[token]} ({token!r}); take the tokenizer that belongs to the model, or resize the table (resize_token_embeddings)"
         )
     if not encoder.ragged and tokenizer.pad_token_id is None:
-        raise CheckpointError(f"{where}: expected a padding token, got a tokenizer without one; set pad_token in tokenizer_config.json")
+        raise CheckpointError(
+            f"{where}: expected a padding token, got a tokenizer without one; set pad_token in tokenizer_config.json"
+        )
 
 
 def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
@@ -59,17 +73,21 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
         pooling: What is read of the sequence; `cls` needs a special token at its start.
 
     Raises:
-        CheckpointError: Special tokens are missing, a segment id has no embedding, or the positions leave no room for texts.
+        CheckpointError: Special tokens are missing, a segment id has no embedding, or the positions leave no room for
+            texts.
     """
     tokenizer, config = encoder.tokenizer, encoder.config
     where = config.name_or_path or tokenizer.name_or_path or f"{config.model_type} encoder"
     template = Template.of(tokenizer, texts)
     if texts == 2 and not template.specials[1]:
-        raise CheckpointError(f"{where}: expected a tokenizer that puts a separator between query and doc, got none in its post-processor")
+        raise CheckpointError(
+            f"{where}: expected a tokenizer that puts a separator between query and doc, got none in its post-processor"
+        )
     if not template.num_special or (pooling == "cls" and not template.specials[0]):
         raise CheckpointError(
             f"{where}: expected a tokenizer that puts a special token before a text, got {template.num_special} special tokens around it; "
-            "add a post-processor to tokenizer.json" + (", or set model.pooling=mean" if pooling == "cls" and template.num_special else "")
+            "add a post-processor to tokenizer.json"
+            + (", or set model.pooling=mean" if pooling == "cls" and template.num_special else "")
         )
     segments = getattr(config, "type_vocab_size", 0)
     if max(template.segments) >= segments and (segments > 1 or (segments == 1 and config.model_type in SEGMENTED)):

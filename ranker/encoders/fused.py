@@ -1,7 +1,7 @@
 """One transformer layer over flat tokens, as a function of its weights, so that one compiled function serves all layers.
 
-Compiling a layer and not the whole encoder takes a twelfth of the time, leaves the state dict's keys alone, and lets DDP send a
-layer's gradients while the layers below still run backward.
+Compiling a layer and not the whole encoder takes a twelfth of the time, leaves the state dict's keys alone, and lets
+DDP send a layer's gradients while the layers below still run backward.
 """
 
 from __future__ import annotations
@@ -26,7 +26,14 @@ except ImportError:  # no Triton
 def layer_weights(layer: Any) -> tuple[Tensor, ...]:
     """The weights of a BERT layer, in the order in which `post_norm_layer` takes them."""
     attention, output = layer.attention.self, layer.attention.output
-    linears = (attention.query, attention.key, attention.value, output.dense, layer.intermediate.dense, layer.output.dense)
+    linears = (
+        attention.query,
+        attention.key,
+        attention.value,
+        output.dense,
+        layer.intermediate.dense,
+        layer.output.dense,
+    )
     parts = (*linears, output.LayerNorm, layer.output.LayerNorm)
     return tuple(weight for part in parts for weight in (part.weight, part.bias))
 
@@ -67,7 +74,8 @@ def post_norm_layer(
         drop: Dropout before both residual sums.
         hashes: What both drop by, int32 [2, tokens that leave] (`dropout_hashes`); None where nothing is dropped.
         epsilon: Of the layer norms.
-        firsts: Places of the rows' first tokens, int32, where only their states are wanted; they still attend to all. None: all are wanted.
+        firsts: Places of the rows' first tokens, int32, where only their states are wanted; they still attend to all.
+            None: all are wanted.
         parts: What the layer is made of.
         places: What `parts.attend` and `parts.average` have to know about the rows.
 
@@ -85,12 +93,17 @@ def post_norm_layer(
 
 
 def first_states(
-    states: Tensor, weights: tuple[Tensor, ...], heads: int, firsts: Tensor, average: Callable[..., Tensor], places: tuple[Any, ...]
+    states: Tensor,
+    weights: tuple[Tensor, ...],
+    heads: int,
+    firsts: Tensor,
+    average: Callable[..., Tensor],
+    places: tuple[Any, ...],
 ) -> tuple[Tensor, Tensor]:
     """What first tokens attend to, and their own states, both [rows, dim]; arguments as those of `post_norm_layer` and `Parts`.
 
-    A logit q . (W_k x) is (W_k^T q) . x and a mean of W_v x is W_v times a mean of x, so no token but the first ones goes through weights. The
-    keys' bias adds the same to all logits of a row, and has a gradient of 0 (DDP wants one).
+    A logit q . (W_k x) is (W_k^T q) . x and a mean of W_v x is W_v times a mean of x, so no token but the first ones
+    goes through weights. The keys' bias adds the same to all logits of a row, and has a gradient of 0 (DDP wants one).
     """
     wq, bq, wk, bk, wv, bv, *_ = weights
     own = states.index_select(0, firsts)
@@ -119,7 +132,9 @@ def plain_join(
     """Return `layer_norm(dropout(linear(inner)) + states)`, in the linear layer's precision."""
     joined = linear(inner, weight, bias)
     dropped = joined if hashes is None else hashed_dropout(joined, hashes, drop)
-    return layer_norm(dropped + states, states.shape[-1:], gain, shift, epsilon).to(joined.dtype)  # autocast makes norms float32
+    return layer_norm(dropped + states, states.shape[-1:], gain, shift, epsilon).to(
+        joined.dtype
+    )  # autocast makes norms float32
 
 
 def kernel_average(
@@ -136,7 +151,9 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     config.optimize_ddp = False
     # a rate of dropout or an epsilon is a constant: as a variable it would take dropout out of the fused kernels
     config.specialize_float = True
-    config.recompile_limit = 64  # one function serves all encoders of a process, in training and evaluation; past it torch runs eagerly
+    config.recompile_limit = (
+        64  # one function serves all encoders of a process, in training and evaluation; past it torch runs eagerly
+    )
     return torch.compile(function)
 
 

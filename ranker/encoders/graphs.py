@@ -1,9 +1,9 @@
 """CUDA graphs of the encoder's training pass, for small micro-batches.
 
-A pass through BERT-base is hundreds of launches, which a processor needs longer for than a card needs for the work of a hundred pairs. A
-graph holds all launches of a forward or a backward pass and costs one. It is bound to its sizes and to the memory that it reads and writes:
-micro-batches are rounded up to few sizes (`rounding`), a graph is captured when its sizes have come up some times, and what goes in and
-comes out is copied.
+A pass through BERT-base is hundreds of launches, which a processor needs longer for than a card needs for the work of a
+hundred pairs. A graph holds all launches of a forward or a backward pass and costs one. It is bound to its sizes and to
+the memory that it reads and writes: micro-batches are rounded up to few sizes (`rounding`), a graph is captured when
+its sizes have come up some times, and what goes in and comes out is copied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ranker.types import TokenBatch
 
 MOST = 64  # graphs
 ROWS = 16  # rows are a multiple of this
-# tokens times weights of a pass that `auto` takes: beyond, a card has more to do than a processor needs to say so (see docs/performance.md)
+# tokens times weights of a pass that `auto` takes: beyond, a card has more to do than a processor needs to say so (see
+# docs/performance.md)
 SMALL = 2e12
 
 Body = Callable[[TokenBatch, Tensor], Tensor]  # states of a batch by a seed, int64 []
@@ -41,8 +42,8 @@ def rounding(tokens: int) -> int:
 class Graphs:
     """The captured passes of one encoder.
 
-    Graphs share one pool of memory, since only one is between its forward and its backward pass; where a second one begins before the
-    first has ended, as where queries and docs meet in one loss, it has a pool of its own.
+    Graphs share one pool of memory, since only one is between its forward and its backward pass; where a second one
+    begins before the first has ended, as where queries and docs meet in one loss, it has a pool of its own.
 
     Args:
         sightings: How often sizes have to come up to be worth a graph.
@@ -66,14 +67,17 @@ class Graphs:
         """A copy has captured nothing."""
         return Graphs, (self._sightings,)
 
-    def __call__(self, body: Body, batch: TokenBatch, seed: Callable[[], int], model: nn.Module, kind: Hashable) -> Tensor | None:
+    def __call__(
+        self, body: Body, batch: TokenBatch, seed: Callable[[], int], model: nn.Module, kind: Hashable
+    ) -> Tensor | None:
         """Return the body's states of a batch, with their gradients by the model's parameters; None where there is no graph (yet).
 
-        Without gradients there is none either: a plain pass may run other kernels then, and would not give the same numbers bit by bit.
+        Without gradients there is none either: a plain pass may run other kernels then, and would not give the same
+        numbers bit by bit.
 
         Args:
-            body: What is captured; it waits for nothing, reads nothing that lies elsewhere the next time, but for its arguments, and does
-                the same whatever the batch's maximum length.
+            body: What is captured; it waits for nothing, reads nothing that lies elsewhere the next time, but for its
+                arguments, and does the same whatever the batch's maximum length.
             batch: Its arguments, of sizes that come up again.
             seed: Gives the seed, where there is a graph.
             model: What the body takes its weights from.
@@ -98,10 +102,17 @@ class Graphs:
         states: Any = _Replay.apply(found, lease, *trained)
         return states
 
-    def _capture(self, key: tuple[Any, ...], body: Body, batch: TokenBatch, model: nn.Module, trained: Sequence[Tensor]) -> _Pass | None:
+    def _capture(
+        self, key: tuple[Any, ...], body: Body, batch: TokenBatch, model: nn.Module, trained: Sequence[Tensor]
+    ) -> _Pass | None:
         """Capture sizes that came up often enough."""
         self._seen[key] += 1
-        if self.why_off or self._seen[key] < self._sightings or len(self._captured) >= MOST or not _current(batch.tokens.device):
+        if (
+            self.why_off
+            or self._seen[key] < self._sightings
+            or len(self._captured) >= MOST
+            or not _current(batch.tokens.device)
+        ):
             return None
         if not _room((2 if self._flat is None else 1) * sum(weight.nbytes for weight in trained)):
             self.why_off = "no more of them fit beside the largest pass so far"
@@ -109,7 +120,9 @@ class Graphs:
         stream = torch.cuda.current_stream()
         try:
             if self._flat is None:
-                self._flat = torch.empty(sum(weight.numel() for weight in trained), dtype=trained[0].dtype, device=trained[0].device)
+                self._flat = torch.empty(
+                    sum(weight.numel() for weight in trained), dtype=trained[0].dtype, device=trained[0].device
+                )
                 self._stream = torch.cuda.Stream()
             if key[0] == len(self._pools):
                 self._pools.append(torch.cuda.graph_pool_handle())
@@ -117,7 +130,9 @@ class Graphs:
         except RuntimeError as error:  # whatever a driver or a library has against it, the training can do without
             torch.cuda.set_stream(stream)
             short = isinstance(error, torch.OutOfMemoryError)
-            self.why_off = "there is no memory for them" if short else f"capturing one failed ({str(error).splitlines()[0]})"
+            self.why_off = (
+                "there is no memory for them" if short else f"capturing one failed ({str(error).splitlines()[0]})"
+            )
             self._forget()
         return self._captured.get(key)
 
@@ -164,9 +179,11 @@ class _Pass:
         self._hold(batch)
         self.flat = flat
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        # parameters of its own over the same memory: where those of the model take part in another pass, autograd ties them to its stream
+        # parameters of its own over the same memory: where those of the model take part in another pass, autograd ties
+        # them to its stream
         weights: dict[str, Any] = {
-            f"model.{name}": nn.Parameter(weight.detach(), weight.requires_grad) for name, weight in model.named_parameters()
+            f"model.{name}": nn.Parameter(weight.detach(), weight.requires_grad)
+            for name, weight in model.named_parameters()
         }
         trained = [weight for weight in weights.values() if weight.requires_grad]
         self.shapes = [weight.shape for weight in trained]
@@ -195,13 +212,20 @@ class _Pass:
         """Make what goes in; of the batch's maximum length nothing may hang on it, which is that of the first batch for ever."""
         names = None if batch.names is None else batch.names.clone()
         self.batch = replace(
-            batch, tokens=batch.tokens.clone(), segments=batch.segments.clone(), cu_seqlens=batch.cu_seqlens.clone(), names=names
+            batch,
+            tokens=batch.tokens.clone(),
+            segments=batch.segments.clone(),
+            cu_seqlens=batch.cu_seqlens.clone(),
+            names=names,
         )
         self.seed = torch.zeros((), dtype=torch.int64, device=batch.tokens.device)
 
     def _parts(self, flat: Tensor) -> list[Tensor]:
         """Of each weight, in its shape."""
-        return [part.view(shape) for part, shape in zip(flat.split([shape.numel() for shape in self.shapes]), self.shapes, strict=True)]
+        return [
+            part.view(shape)
+            for part, shape in zip(flat.split([shape.numel() for shape in self.shapes]), self.shapes, strict=True)
+        ]
 
     def _reached(self, flat: Tensor) -> list[Tensor]:
         return [part for part, reached in zip(self._parts(flat), self.reached, strict=True) if reached]
@@ -209,7 +233,11 @@ class _Pass:
     def fill(self, batch: TokenBatch, seed: int) -> None:
         """Copy what goes in."""
         self.seed.fill_((seed + 2**63) % 2**64 - 2**63)
-        pairs = [(self.batch.tokens, batch.tokens), (self.batch.segments, batch.segments), (self.batch.cu_seqlens, batch.cu_seqlens)]
+        pairs = [
+            (self.batch.tokens, batch.tokens),
+            (self.batch.segments, batch.segments),
+            (self.batch.cu_seqlens, batch.cu_seqlens),
+        ]
         if self.batch.names is not None and batch.names is not None:
             pairs.append((self.batch.names, batch.names))
         for own, given in pairs:
@@ -224,7 +252,10 @@ class _Pass:
         """Replay the backward pass; what comes out is copied, since the next replay writes over it."""
         self.above.copy_(above)
         self.backward.replay()
-        return [part if reached else None for part, reached in zip(self._parts(self.flat.clone()), self.reached, strict=True)]
+        return [
+            part if reached else None
+            for part, reached in zip(self._parts(self.flat.clone()), self.reached, strict=True)
+        ]
 
 
 class _Replay(torch.autograd.Function):

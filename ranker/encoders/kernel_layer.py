@@ -1,8 +1,8 @@
 """One transformer layer through our kernels, with its backward pass written out.
 
-Half precision on CUDA takes it. Unlike autograd or compiled code over the same kernels the backward pass adds a product in place to the gradient
-that the residual sum hands down, where both would copy that first, and makes the weights' gradients in the weights' precision. Nothing
-is compiled but the kernels.
+Half precision on CUDA takes it. Unlike autograd or compiled code over the same kernels the backward pass adds a product
+in place to the gradient that the residual sum hands down, where both would copy that first, and makes the weights'
+gradients in the weights' precision. Nothing is compiled but the kernels.
 """
 
 from __future__ import annotations
@@ -46,9 +46,14 @@ class Kernels(NamedTuple):
 def triton_kernels() -> Kernels:
     """Our own."""
     return Kernels(
-        short_attention.attend, short_attention.attend_backward, bias_gelu.bias_gelu, bias_gelu.bias_gelu_backward, residual_norm.residual_norm,
-        residual_norm.residual_norm_backward, kernel_average,
-    )  # fmt: skip
+        short_attention.attend,
+        short_attention.attend_backward,
+        bias_gelu.bias_gelu,
+        bias_gelu.bias_gelu_backward,
+        residual_norm.residual_norm,
+        residual_norm.residual_norm_backward,
+        kernel_average,
+    )
 
 
 class Join(NamedTuple):
@@ -70,7 +75,9 @@ class Join(NamedTuple):
         """The joined states."""
         return self.kernels.join(product, bias, states, self.hashes, self.rate, gain, shift, self.epsilon)
 
-    def gradients(self, above: Tensor, product: Tensor, bias: Tensor, states: Tensor, gain: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def gradients(
+        self, above: Tensor, product: Tensor, bias: Tensor, states: Tensor, gain: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """By bias, gain and shift, [3, dim]; by the states; by the product, which may be the same tensor."""
         return self.kernels.join_backward(above, product, bias, states, self.hashes, self.rate, gain, self.epsilon)
 
@@ -97,7 +104,8 @@ def kernel_layer(
         epsilon: Of the layer norms.
         firsts: Places of the rows' first tokens, where only their states are wanted; None: all are.
         kernels: What it runs through.
-        places: (cu_seqlens, cu_keys, keys or None, max_length, blocks), see `ranker.encoders.attention.library_attention`.
+        places: (cu_seqlens, cu_keys, keys or None, max_length, blocks), see
+            `ranker.encoders.attention.library_attention`.
 
     Returns:
         [tokens that leave, dim]
@@ -107,7 +115,9 @@ def kernel_layer(
     found: Any
     if firsts is None:
         cu_seqlens, cu_keys, _, _, blocks = places
-        found = _Attention.apply(states, early, heads, (cu_seqlens, cu_keys, blocks), wq, wk, wv, bq, bk, bv, wo, bo, gain1, shift1)
+        found = _Attention.apply(
+            states, early, heads, (cu_seqlens, cu_keys, blocks), wq, wk, wv, bq, bk, bv, wo, bo, gain1, shift1
+        )
     else:
         mixed, own = first_states(states, weights, heads, firsts, kernels.average, places)
         found = _Joined.apply(mixed.to(own.dtype), own, early, wo, bo, gain1, shift1)
@@ -118,7 +128,9 @@ class _Joined(torch.autograd.Function):
     """`norm(dropout(inner @ weight.T + bias) + states)`."""
 
     @staticmethod
-    def forward(ctx: Any, inner: Tensor, states: Tensor, end: Join, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, inner: Tensor, states: Tensor, end: Join, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor
+    ) -> Tensor:
         (own,) = _converted([[weight]], inner.dtype)
         product = inner @ own.t()
         ctx.end, ctx.types = end, (weight.dtype, bias.dtype, gain.dtype, shift.dtype)
@@ -160,13 +172,24 @@ class _Attention(torch.autograd.Function):
         sums, down, grad = ctx.end.gradients(above, product, bias, states, gain)
         inner = mixed.view_as(states)
         own_grad = _product(grad, inner, own_type) if ctx.needs_input_grad[10] else None
-        through, packed_bias = ctx.end.kernels.attend_backward((grad @ own).view_as(mixed), qkv, mixed, logs, *ctx.places)
+        through, packed_bias = ctx.end.kernels.attend_backward(
+            (grad @ own).view_as(mixed), qkv, mixed, logs, *ctx.places
+        )
         through = through.view(len(states), -1)
         split: Sequence[Tensor | None] = [None] * 3
         if any(ctx.needs_input_grad[4:7]):
             split = _product(through, states, packed_type).chunk(3)
         below = down.addmm_(through, packed) if ctx.needs_input_grad[0] else None
-        return below, None, None, None, *split, *packed_bias.to(packed_bias_type).chunk(3), own_grad, *_split(sums, types)
+        return (
+            below,
+            None,
+            None,
+            None,
+            *split,
+            *packed_bias.to(packed_bias_type).chunk(3),
+            own_grad,
+            *_split(sums, types),
+        )
 
 
 class _FeedForward(torch.autograd.Function):
@@ -202,7 +225,9 @@ def _converted(groups: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[T
     sizes = [sum(weight.numel() for weight in group) for group in groups]
     flat = torch.empty(sum(sizes), dtype=dtype, device=groups[0][0].device)
     joined = [part.view(-1, *group[0].shape[1:]) for part, group in zip(flat.split(sizes), groups, strict=True)]
-    parts = [part for one, group in zip(joined, groups, strict=True) for part in one.split([len(weight) for weight in group])]
+    parts = [
+        part for one, group in zip(joined, groups, strict=True) for part in one.split([len(weight) for weight in group])
+    ]
     torch._foreach_copy_(parts, [weight for group in groups for weight in group])
     return joined
 

@@ -52,19 +52,21 @@ def load_encoder(
         package: An installed Python package that carries the weights; it is located, never imported.
         layers: Keep only this many of the lower layers; None keeps all.
         dropout: Dropout after embeddings, attention and feed-forward; None keeps the checkpoint's.
-        attention_dropout: Dropout on attention weights (off in the kernels without padding: CUDA in half precision); None keeps the
-            checkpoint's.
+        attention_dropout: Dropout on attention weights (off in the kernels without padding: CUDA in half precision);
+            None keeps the checkpoint's.
         pretrained: False takes the configuration and random weights.
         ragged: False pads every batch and runs transformers' own forward.
         compile: Whether to compile layers on CUDA in half precision that are not `fused`: auto, true or false.
         attention: Kernel on CUDA in half precision: auto, short or library.
-        fused: Whether embeddings and layers run through kernels of our own on CUDA in half precision: auto, true or false.
+        fused: Whether embeddings and layers run through kernels of our own on CUDA in half precision: auto, true or
+            false.
         graphs: Whether training passes are replayed as CUDA graphs: auto (small ones on one device), true or false.
         trust_remote_code: Whether code that lies beside the weights may run.
 
     Raises:
         ConfigError: No such encoder, package or folder; more layers than there are.
-        CheckpointError: The checkpoint lacks the encoder's weights, so that it would silently be random; or model and tokenizer do not fit.
+        CheckpointError: The checkpoint lacks the encoder's weights, so that it would silently be random; or model and
+            tokenizer do not fit.
     """
     cached = False  # whether the hub is out of reach, and its cache is all that there is
     if name == "tiny":
@@ -77,7 +79,9 @@ def load_encoder(
         cached = offline is not None
         try:
             config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=cached)
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=cached)
+            tokenizer = AutoTokenizer.from_pretrained(
+                name, trust_remote_code=trust_remote_code, local_files_only=cached
+            )
         except Exception as error:  # the libraries raise classes of every sort for damaged files
             reason = offline or " ".join(str(error).split())[:300]
             raise ConfigError(
@@ -96,7 +100,9 @@ def load_encoder(
             if not 0 <= rate < 1:
                 raise ConfigError(f"encoder.{key}: expected at least 0 and below 1, got {rate}")
             setattr(config, name_of, rate)
-    model = _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code, cached)
+    model = (
+        _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code, cached)
+    )
     model.train()  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
     encoder = Encoder(model, tokenizer, Execution(ragged, compile, attention, fused, graphs))
     check_tokens(encoder)
@@ -114,7 +120,9 @@ def _package_folder(package: str, folder: str) -> Path:
     except ValueError:  # of a module that was made by hand, such as __main__
         spec = None
     if spec is None or not spec.submodule_search_locations:
-        raise ConfigError(f"encoder.package: expected an installed package, got {package!r}; install it with: pip install -e '.[demo]'")
+        raise ConfigError(
+            f"encoder.package: expected an installed package, got {package!r}; install it with: pip install -e '.[demo]'"
+        )
     path = Path(spec.submodule_search_locations[0]) / folder
     if not path.is_dir():
         raise ConfigError(f"encoder.name: expected a folder inside the package {package!r}, got {folder!r}")
@@ -124,7 +132,11 @@ def _package_folder(package: str, folder: str) -> Path:
 def without_pooler(config: PretrainedConfig) -> dict[str, bool]:
     """How to build a model without the pooler that nothing reads; it would be an unused parameter under DDP."""
     kind: Any = MODEL_MAPPING.get(type(config), None)
-    return {"add_pooling_layer": False} if kind is not None and "add_pooling_layer" in inspect.signature(kind).parameters else {}
+    return (
+        {"add_pooling_layer": False}
+        if kind is not None and "add_pooling_layer" in inspect.signature(kind).parameters
+        else {}
+    )
 
 
 def _build(config: PretrainedConfig) -> PreTrainedModel:
@@ -140,7 +152,10 @@ def _no_hub(name: str) -> str | None:
     if reason is None:
         return None
     log.warning(
-        "encoder %s: %s is out of reach (%s); looking for it in the cache only; HF_HUB_OFFLINE=1 does so at once", name, endpoint, reason
+        "encoder %s: %s is out of reach (%s); looking for it in the cache only; HF_HUB_OFFLINE=1 does so at once",
+        name,
+        endpoint,
+        reason,
     )
     return (
         f"no such folder, {endpoint} is out of reach: {reason}, and it is not in the hub's cache; without a network set encoder.name=FOLDER, or "

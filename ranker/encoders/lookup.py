@@ -1,7 +1,8 @@
 """Embeddings: words, positions and segments in one kernel, and gradients of tables with few rows, summed in a fixed order on CUDA.
 
-There torch adds them up with atomics where many tokens share few rows (`embedding_dense_backward` of torch 2.11), in an order that may change from
-run to run, and the last bits with it. Gradients of words, whose table has many rows, it sorts and sums in order.
+There torch adds them up with atomics where many tokens share few rows (`embedding_dense_backward` of torch 2.11), in an
+order that may change from run to run, and the last bits with it. Gradients of words, whose table has many rows, it
+sorts and sums in order.
 """
 
 from __future__ import annotations
@@ -41,7 +42,13 @@ def segment_embedding(table: nn.Embedding, segments: Tensor) -> Tensor:
 
 
 def embedded(
-    embeddings: Any, segments: Tensor, layout: RaggedLayout, shift: int, hashes: Tensor | None, rate: float, dtype: torch.dtype
+    embeddings: Any,
+    segments: Tensor,
+    layout: RaggedLayout,
+    shift: int,
+    hashes: Tensor | None,
+    rate: float,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Words, positions and segments looked up, summed, normed and dropped in one kernel.
 
@@ -55,8 +62,11 @@ def embedded(
         dtype: Of the result, [tokens, dim].
     """
     words, places, kinds, norm = (
-        embeddings.word_embeddings, embeddings.position_embeddings, embeddings.token_type_embeddings, embeddings.LayerNorm
-    )  # fmt: skip
+        embeddings.word_embeddings,
+        embeddings.position_embeddings,
+        embeddings.token_type_embeddings,
+        embeddings.LayerNorm,
+    )
     where = Where(layout, segments, shift, hashes, rate, norm.eps, dtype, words.padding_idx)
     found: Any = _Embedded.apply(where, words.weight, places.weight, kinds.weight, norm.weight, norm.bias)
     return found
@@ -81,7 +91,8 @@ def position_sums(values: Tensor, layout: RaggedLayout, places: int) -> Tensor:
     Args:
         values: [tokens, dim].
         layout: Of the tokens.
-        places: As many as the longest row of any batch has: a CUDA graph meets other maximum lengths than the one that it was captured with.
+        places: As many as the longest row of any batch has: a CUDA graph meets other maximum lengths than the one that
+            it was captured with.
 
     Returns:
         [places, dim]
@@ -96,14 +107,26 @@ def position_sums(values: Tensor, layout: RaggedLayout, places: int) -> Tensor:
 
 class _Embedded(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, where: Where, words: Tensor, places: Tensor, kinds: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, where: Where, words: Tensor, places: Tensor, kinds: Tensor, gain: Tensor, shift: Tensor
+    ) -> Tensor:
         ctx.where = where
         ctx.save_for_backward(words, places, kinds, gain)
         ctx.shift_type = shift.dtype
         ids, positions = where.layout.batch.tokens, where.layout.positions
         return kernel.embedding_norm(
-            (words, places, kinds), ids, positions, where.segments, where.offset, where.hashes, where.rate, gain, shift, where.epsilon, where.dtype
-        )  # fmt: skip
+            (words, places, kinds),
+            ids,
+            positions,
+            where.segments,
+            where.offset,
+            where.hashes,
+            where.rate,
+            gain,
+            shift,
+            where.epsilon,
+            where.dtype,
+        )
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -111,7 +134,16 @@ class _Embedded(torch.autograd.Function):
         where, (words, places, kinds, gain) = ctx.where, ctx.saved_tensors
         ids, positions = where.layout.batch.tokens, where.layout.positions
         grad, sums = kernel.embedding_norm_backward(
-            above, (words, places, kinds), ids, positions, where.segments, where.offset, where.hashes, where.rate, gain, where.epsilon
+            above,
+            (words, places, kinds),
+            ids,
+            positions,
+            where.segments,
+            where.offset,
+            where.hashes,
+            where.rate,
+            gain,
+            where.epsilon,
         )
         by_word = by_place = None
         if ctx.needs_input_grad[1]:
@@ -150,4 +182,6 @@ class _Segments(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, above: Tensor) -> tuple[Any, ...]:
         (segments,) = ctx.saved_tensors
-        return torch.stack([above.masked_fill((segments != row).unsqueeze(1), 0.0).sum(0) for row in range(ctx.rows)]), None
+        return torch.stack(
+            [above.masked_fill((segments != row).unsqueeze(1), 0.0).sum(0) for row in range(ctx.rows)]
+        ), None

@@ -48,8 +48,8 @@ def check_model_folder(folder: str | Path) -> None:
     A name that is no folder here is a hub's, which serves single files of one repository.
 
     Raises:
-        CheckpointError: Its index of weights leads outside, its configuration asks for code or for quantised weights, or it is an adapter
-            of a model elsewhere.
+        CheckpointError: Its index of weights leads outside, its configuration asks for code or for quantised weights,
+            or it is an adapter of a model elsewhere.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -57,14 +57,22 @@ def check_model_folder(folder: str | Path) -> None:
     config = read_object(folder / "config.json")
     for key in REFUSED:
         if config.get(key):
-            raise CheckpointError(f"{folder / 'config.json'}: {key}: expected none, got {config[key]!r}; such models are not supported")
+            raise CheckpointError(
+                f"{folder / 'config.json'}: {key}: expected none, got {config[key]!r}; such models are not supported"
+            )
     for key in ATTENTION:
         if "/" in str(config.get(key) or ""):
-            raise CheckpointError(f"{folder / 'config.json'}: {key}: expected the name of an implementation, got {config[key]!r}")
+            raise CheckpointError(
+                f"{folder / 'config.json'}: {key}: expected the name of an implementation, got {config[key]!r}"
+            )
     if (folder / ADAPTER).exists():
-        raise CheckpointError(f"{folder}: expected a whole model, got an adapter ({ADAPTER}) of one that lies elsewhere; merge the two")
+        raise CheckpointError(
+            f"{folder}: expected a whole model, got an adapter ({ADAPTER}) of one that lies elsewhere; merge the two"
+        )
     for index in folder.glob("*.index.json"):
         names = read_object(index).get("weight_map")
         for name in names.values() if isinstance(names, dict) else ():
             if leads_out(str(name)):
-                raise CheckpointError(f"{index}: expected the files of its weights to stay inside {folder}, got {name!r}")
+                raise CheckpointError(
+                    f"{index}: expected the files of its weights to stay inside {folder}, got {name!r}"
+                )

@@ -15,7 +15,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     characters = [*ascii_lowercase, *digits, *punctuation]
     pairs = ["".join(pair) for pair in product(ascii_lowercase, repeat=2)]
     pieces = special + characters + pairs + [f"##{piece}" for piece in characters + pairs]
-    backend = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]", max_input_chars_per_word=200))  # type: ignore[call-arg]
+    backend = Tokenizer(
+        models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]", max_input_chars_per_word=200)
+    )  # type: ignore[call-arg]
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.post_processor = processors.TemplateProcessing(

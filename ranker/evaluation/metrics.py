@@ -22,8 +22,11 @@ from ranker.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from ranker.types import Qrels, Run
 
-# Only what is exact: gdeval rounds to 5 digits, msmarco breaks ties its own way. cwl_eval serves RBP, BPM, ... where it is installed.
-_EXACT = FallbackProvider([ir_measures.pytrec_eval, ir_measures.judged, ir_measures.compat, ir_measures.accuracy, ir_measures.cwl_eval])
+# Only what is exact: gdeval rounds to 5 digits, msmarco breaks ties its own way. cwl_eval serves RBP, BPM, ... where it
+# is installed.
+_EXACT = FallbackProvider(
+    [ir_measures.pytrec_eval, ir_measures.judged, ir_measures.compat, ir_measures.accuracy, ir_measures.cwl_eval]
+)
 _QUERIES_AT_ONCE = 500
 _UNJUDGED = "<no doc>"  # no id: ids hold no blanks
 
@@ -38,7 +41,8 @@ class Evaluation:
         num_queries: Number of judged queries.
         warnings: What a reader of the means should know, one sentence each.
         num_without_results: Judged queries that the run lacks; they count 0.
-        num_without_relevant: Judged queries without a doc of at least the relevance threshold; binary measures are 0 for them.
+        num_without_relevant: Judged queries without a doc of at least the relevance threshold; binary measures are 0
+            for them.
         num_ignored: Queries of the run that nobody judged.
     """
 
@@ -85,7 +89,10 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str | Measure], relevanc
     missing = [query_id for query_id in judged if not run.get(query_id)]
     barren = [query_id for query_id, docs in judged.items() if max(docs.values()) < relevance]
     return Evaluation(
-        means={str(measure): _aggregate(measure, [values[str(measure)] for values in per_query.values()]) for measure in asked},
+        means={
+            str(measure): _aggregate(measure, [values[str(measure)] for values in per_query.values()])
+            for measure in asked
+        },
         per_query=per_query,
         num_queries=len(judged),
         warnings=[*_overlap_warnings(run, judged, missing), *_query_warnings(barren, ignored, relevance)],
@@ -95,7 +102,8 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str | Measure], relevanc
     )
 
 
-# names ------------------------------------------------------------------------------------------------------------------------------
+# names
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def parse_measures(names: Sequence[str | Measure]) -> list[Measure]:
@@ -129,9 +137,12 @@ def with_relevance(measures: Sequence[Measure], relevance: int) -> list[Measure]
     if relevance < 1:
         raise ConfigError(f"relevance: expected a grade of at least 1, got {relevance}; 1 counts every grade above 0")
     binary = [m.SUPPORTED_PARAMS["rel"].default == 1 if "rel" in m.SUPPORTED_PARAMS else False for m in measures]
-    return list(dict.fromkeys(
-        m(rel=relevance) if is_binary and "rel" not in m.params and relevance > 1 else m for m, is_binary in zip(measures, binary, strict=True)
-    ))  # fmt: skip
+    return list(
+        dict.fromkeys(
+            m(rel=relevance) if is_binary and "rel" not in m.params and relevance > 1 else m
+            for m, is_binary in zip(measures, binary, strict=True)
+        )
+    )
 
 
 def _parse(name: str | Measure) -> Measure:
@@ -173,7 +184,8 @@ def _hint(name: str, error: Exception) -> str:
         return f"did you mean {known[close[0]]}{rest}?" if close else "https://ir-measur.es lists them"
 
 
-# values -----------------------------------------------------------------------------------------------------------------------------
+# values
+# -----------------------------------------------------------------------------------------------------------------------------
 
 _FROM_QRELS = ("NumRel", "NumQ")  # need no results; ir-measures would leave out the queries that the run lacks
 
@@ -182,11 +194,15 @@ def _measure(asked: Sequence[Measure], judged: Qrels, ranked: Run) -> Iterator[t
     """Yield each measure with the values of the queries that have results; `ranked` holds strictly ordered scores."""
     grades = {relevance for docs in judged.values() for relevance in docs.values()}
     computed = {measure: _computed(measure, grades) for measure in asked if measure.NAME not in _FROM_QRELS}
-    # ir-measures 0.4.3 lets nDCG and NumRet ride in any group of trec_eval options, also one with other gains or judged docs only
+    # ir-measures 0.4.3 lets nDCG and NumRet ride in any group of trec_eval options, also one with other gains or judged
+    # docs only
     groups: dict[tuple[str, bool], list[Measure]] = {}
     for measure in dict.fromkeys(computed.values()):
-        groups.setdefault((repr(measure.params.get("gains")), measure.params.get("judged_only", False)), []).append(measure)
-    # trec_eval reads beyond its tables where all grades of a query are negative: one more doc of grade 0 changes no value
+        groups.setdefault((repr(measure.params.get("gains")), measure.params.get("judged_only", False)), []).append(
+            measure
+        )
+    # trec_eval reads beyond its tables where all grades of a query are negative: one more doc of grade 0 changes no
+    # value
     safe = {q: docs if max(docs.values()) >= 0 else {**docs, _UNJUDGED: 0} for q, docs in judged.items()}
     values: dict[Measure, dict[str, float]] = {measure: {} for measure in computed.values()}
     for group in groups.values() if ranked else ():
@@ -197,7 +213,10 @@ def _measure(asked: Sequence[Measure], judged: Qrels, ranked: Run) -> Iterator[t
         if measure.NAME in _FROM_QRELS:
             yield measure, {query_id: _from_qrels(measure, docs) for query_id, docs in judged.items()}
         else:
-            yield measure, {query_id: _finished(measure, value) for query_id, value in values[computed[measure]].items()}
+            yield (
+                measure,
+                {query_id: _finished(measure, value) for query_id, value in values[computed[measure]].items()},
+            )
 
 
 def _computed(measure: Measure, grades: set[int]) -> Measure:
@@ -209,14 +228,21 @@ def _computed(measure: Measure, grades: set[int]) -> Measure:
     if measure.NAME == "nDCG" and params.get("dcg") == "exp-log2" and "gains" not in params:
         largest = max(grades, default=0)
         if 2**largest - 1 > MAX_GRADE:
-            raise DataError(f"qrels: expected grades up to 13 for {measure}, whose gain is 2^grade - 1, got {largest}; use nDCG")
+            raise DataError(
+                f"qrels: expected grades up to 13 for {measure}, whose gain is 2^grade - 1, got {largest}; use nDCG"
+            )
         del params["dcg"]
         return type(measure)(gains={grade: 2**grade - 1 for grade in sorted(grades) if grade > 0}, **params)
     return measure
 
 
 def _finished(measure: Measure, value: float) -> float:
-    if measure.NAME == "RR" and "cutoff" in measure.params and value > 0 and round(1 / value) > measure.params["cutoff"]:
+    if (
+        measure.NAME == "RR"
+        and "cutoff" in measure.params
+        and value > 0
+        and round(1 / value) > measure.params["cutoff"]
+    ):
         return 0.0
     return value
 
@@ -234,13 +260,16 @@ def _aggregate(measure: Measure, values: Sequence[float]) -> float:
     return float(aggregator.result())
 
 
-# input ------------------------------------------------------------------------------------------------------------------------------
+# input
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def _checked_grades(query_id: str, docs: Mapping[str, int]) -> dict[str, int]:
     for doc_id, relevance in docs.items():
         if int(relevance) != relevance or abs(relevance) > MAX_GRADE:
-            raise DataError(f"qrels: expected whole grades up to {MAX_GRADE}, got {relevance!r} for query {query_id!r} and doc {doc_id!r}")
+            raise DataError(
+                f"qrels: expected whole grades up to {MAX_GRADE}, got {relevance!r} for query {query_id!r} and doc {doc_id!r}"
+            )
     return {doc_id: int(relevance) for doc_id, relevance in docs.items()}
 
 
@@ -263,7 +292,8 @@ def _strictly_ranked(query_id: str, docs: Mapping[str, float]) -> dict[str, floa
     return dict(zip(ranked, map(float, range(len(ranked), 0, -1)), strict=True))
 
 
-# warnings ---------------------------------------------------------------------------------------------------------------------------
+# warnings
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def _overlap_warnings(run: Run, judged: Qrels, missing: Sequence[str]) -> Iterator[str]:
@@ -275,7 +305,9 @@ def _overlap_warnings(run: Run, judged: Qrels, missing: Sequence[str]) -> Iterat
         return
     if missing:
         queries = (
-            "1 judged query has no results and counts" if len(missing) == 1 else f"{len(missing)} judged queries have no results and count"
+            "1 judged query has no results and counts"
+            if len(missing) == 1
+            else f"{len(missing)} judged queries have no results and count"
         )
         yield f"{queries} 0, as {missing[0]!r}"
     if all(judged[query_id].keys().isdisjoint(run[query_id]) for query_id in found):

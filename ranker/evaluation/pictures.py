@@ -1,6 +1,7 @@
 """Pictures of a run, PNG in its folder's `pictures/`: learning curves, gains per query, ranks of relevant docs before and after.
 
-What is drawn comes from functions of its own, so that tests see the numbers. matplotlib is imported when something is drawn.
+What is drawn comes from functions of its own, so that tests see the numbers. matplotlib is imported when something is
+drawn.
 """
 
 from __future__ import annotations
@@ -30,8 +31,13 @@ Curves = dict[str, list[tuple[int, float]]]
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#999999"
 OTHERS = ("#56b4e9", "#e69f00", "#cc79a7", "#f0e442", "#000000")
 STYLE: dict[Any, Any] = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.3,
-}  # fmt: skip
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.alpha": 0.3,
+}
 
 
 def save(figure: Figure, folder: Path, name: str) -> Path:
@@ -42,7 +48,9 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
     return path
 
 
-def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, share_x: bool = False) -> tuple[Figure, list[Axes]]:
+def new_figure(
+    width: float, height: float, rows: int = 1, columns: int = 1, share_x: bool = False
+) -> tuple[Figure, list[Axes]]:
     """An empty figure in the house's style, sizes in inches; no window system is asked for."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -54,7 +62,8 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, sha
     return figure, list(grid.ravel())
 
 
-# learning curves --------------------------------------------------------------------------------------------------------------------
+# learning curves
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def read_curves(*folders: Path) -> Curves:
@@ -119,7 +128,9 @@ def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | Non
     for name, colour in zip(shown, (BLUE, *OTHERS), strict=False):
         steps, values = zip(*measured[name], strict=True)
         wide = 1.8 if name == monitor else 0.9
-        axes["val"].plot(steps, values, color=colour, linewidth=wide, marker="o", markersize=3, label=name.removeprefix("val/"))
+        axes["val"].plot(
+            steps, values, color=colour, linewidth=wide, marker="o", markersize=3, label=name.removeprefix("val/")
+        )
         if name == monitor:
             best = int(np.argmax(values))
             axes["val"].plot(steps[best], values[best], marker="*", markersize=11, color=ORANGE, linestyle="none",
@@ -132,7 +143,8 @@ def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | Non
     return figure
 
 
-# against the baseline ---------------------------------------------------------------------------------------------------------------
+# against the baseline
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def gains(per_query: Sequence[Mapping[str, Any]], measure: str) -> list[tuple[str, float]]:
@@ -142,7 +154,11 @@ def gains(per_query: Sequence[Mapping[str, Any]], measure: str) -> list[tuple[st
     >>> gains(rows, "RR")
     [('q2', 0.75), ('q1', -0.5)]
     """
-    found = [(str(row["query_id"]), row["measures"][measure] - row["baseline"][measure]) for row in per_query if "baseline" in row]
+    found = [
+        (str(row["query_id"]), row["measures"][measure] - row["baseline"][measure])
+        for row in per_query
+        if "baseline" in row
+    ]
     return sorted(found, key=lambda pair: (-pair[1], pair[0]))
 
 
@@ -178,7 +194,9 @@ def rank_changes(run: Run, baseline: Run, qrels: Qrels, relevance: int = 1) -> C
         wanted = [doc_id for doc_id, grade in judged.items() if grade >= relevance]
         if not wanted or query_id not in run or query_id not in baseline:
             continue
-        before, after = ({doc_id: rank for rank, doc_id in enumerate(rank_docs(ranked[query_id]), 1)} for ranked in (baseline, run))
+        before, after = (
+            {doc_id: rank for rank, doc_id in enumerate(rank_docs(ranked[query_id]), 1)} for ranked in (baseline, run)
+        )
         changes.update((before[doc_id], after[doc_id]) for doc_id in wanted if doc_id in before and doc_id in after)
     return changes
 
@@ -189,12 +207,18 @@ def draw_rank_changes(changes: Mapping[tuple[int, int], int], title: str) -> Fig
     deepest = max((rank for pair in changes for rank in pair), default=1)
     most = max(changes.values(), default=1)
     axes.plot([1, deepest], [1, deepest], color="black", linewidth=0.6)
-    kinds = (("moved up", BLUE, lambda b, a: a < b), ("moved down", ORANGE, lambda b, a: a > b), ("stayed", GREY, lambda b, a: a == b))
+    kinds = (
+        ("moved up", BLUE, lambda b, a: a < b),
+        ("moved down", ORANGE, lambda b, a: a > b),
+        ("stayed", GREY, lambda b, a: a == b),
+    )
     for name, colour, belongs in kinds:
         own = {pair: count for pair, count in changes.items() if belongs(*pair)}
         befores, afters = ([pair[side] for pair in own] for side in (0, 1))
         areas = [12 + 300 * count / most for count in own.values()]
-        axes.scatter(befores, afters, s=areas, color=colour, alpha=0.55, linewidths=0, label=f"{name}: {sum(own.values())}")
+        axes.scatter(
+            befores, afters, s=areas, color=colour, alpha=0.55, linewidths=0, label=f"{name}: {sum(own.values())}"
+        )
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(0.75, deepest * 1.3)
@@ -212,7 +236,8 @@ def draw_rank_changes(changes: Mapping[tuple[int, int], int], title: str) -> Fig
     return figure
 
 
-# a run's pictures -------------------------------------------------------------------------------------------------------------------
+# a run's pictures
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def write_curves(folders: Sequence[Path], monitor: str | None, title: str) -> Path | None:
@@ -221,7 +246,9 @@ def write_curves(folders: Sequence[Path], monitor: str | None, title: str) -> Pa
     return None if figure is None else save(figure, folders[-1], "learning_curves")
 
 
-def write_comparison(folder: Path, name: str, measure: str, run: Run, baseline: Run, qrels: Qrels, relevance: int = 1) -> list[Path]:
+def write_comparison(
+    folder: Path, name: str, measure: str, run: Run, baseline: Run, qrels: Qrels, relevance: int = 1
+) -> list[Path]:
     """Draw a set's `pictures/SET_gains.png` and `SET_ranks.png`, after `evaluation/SET/` has been written."""
     lines = (folder / "evaluation" / name / "per_query.jsonl").read_text(encoding="utf-8").splitlines()
     found = gains([json.loads(line) for line in lines], measure)

@@ -29,7 +29,9 @@ _UNJUDGED = Evaluation({}, {}, 0, ["no query is judged: the run is written, noth
 def first_stage_run(collection: Collection, depth: int) -> Run | None:
     """What a re-ranking is compared with: the first stage's docs of the judged queries; None where its scores order nothing."""
     candidates = collection.candidates
-    if candidates is None or not any(len(np.unique(candidates.scores_of(query_id)[:depth])) > 1 for query_id in candidates):
+    if candidates is None or not any(
+        len(np.unique(candidates.scores_of(query_id)[:depth])) > 1 for query_id in candidates
+    ):
         return None
     run = candidates.to_run(depth)
     return {query_id: docs for query_id, docs in run.items() if query_id in collection.qrels} or None
@@ -43,8 +45,9 @@ def write_evaluation(
 
     Where no query is judged there is nothing to measure: the run is written, and `metrics.json` says so.
 
-    The written scores are the run's own, except that ties are separated by the least float32 step, so that outside tools with another
-    tie rule find the same order. `metrics.json` comes last: where it lies, the other files are whole.
+    The written scores are the run's own, except that ties are separated by the least float32 step, so that outside
+    tools with another tie rule find the same order. `metrics.json` comes last: where it lies, the other files are
+    whole.
 
     Args:
         folder: Where to write; made if missing.
@@ -95,11 +98,14 @@ def compare(evaluation: Evaluation, baseline: Evaluation) -> dict[str, dict[str,
     """Compare two evaluations query by query, measure by measure.
 
     Returns:
-        measure -> `baseline` (its mean), `delta` (run minus baseline), `p_value` (randomisation test), `p_value_t` (t-test),
-        `p_value_holm` (`p_value`, Holm's correction over the measures), and the numbers of `wins`, `losses` and `ties`.
+        measure -> `baseline` (its mean), `delta` (run minus baseline), `p_value` (randomisation test), `p_value_t`
+        (t-test), `p_value_holm` (`p_value`, Holm's correction over the measures), and the numbers of `wins`, `losses`
+        and `ties`.
     """
     differences = {
-        name: np.array([values[name] - baseline.per_query[query_id][name] for query_id, values in evaluation.per_query.items()])
+        name: np.array(
+            [values[name] - baseline.per_query[query_id][name] for query_id, values in evaluation.per_query.items()]
+        )
         for name in evaluation.means
     }
     p_values = {name: randomisation_test(values) for name, values in differences.items()}
@@ -143,12 +149,22 @@ def print_table(name: str, metrics: Mapping[str, Any], console: Console | None =
         row: list[str | Text] = [Text(measure), f"{value:.4f}"]
         if comparison:
             entry = comparison[measure]
-            row += [f"{entry['baseline']:.4f}", f"{entry['delta']:+.4f}", _p(entry["p_value"]), _p(entry["p_value_holm"])]
+            row += [
+                f"{entry['baseline']:.4f}",
+                f"{entry['delta']:+.4f}",
+                _p(entry["p_value"]),
+                _p(entry["p_value_holm"]),
+            ]
             row += [f"{entry['wins']}/{entry['losses']}/{entry['ties']}"]
         table.add_row(*row)
     console.print(table)
     if comparison:
-        console.print(Text("p: paired randomisation test over the judged queries, two-sided; Holm: corrected over the measures", "dim"))
+        console.print(
+            Text(
+                "p: paired randomisation test over the judged queries, two-sided; Holm: corrected over the measures",
+                "dim",
+            )
+        )
     for warning in metrics["warnings"]:
         console.print(Text(f"warning: {warning}", "yellow"))
 

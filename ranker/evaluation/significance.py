@@ -15,8 +15,9 @@ _SIGNS_AT_ONCE = 1 << 22
 def randomisation_test(differences: np.ndarray, num_samples: int = 20_000, seed: int = 0) -> float:
     """Two-sided p-value of Fisher's paired randomisation test: how often random signs give a mean at least as far from 0.
 
-    With up to 12 differences that are not 0 all sign patterns are counted; beyond that `num_samples` are drawn, and the observed pattern
-    counts as one of them, p = (b + 1) / (m + 1), so that p is never 0 (Smucker, Allan and Carterette, CIKM 2007).
+    With up to 12 differences that are not 0 all sign patterns are counted; beyond that `num_samples` are drawn, and the
+    observed pattern counts as one of them, p = (b + 1) / (m + 1), so that p is never 0 (Smucker, Allan and Carterette,
+    CIKM 2007).
 
     Args:
         differences: Run minus baseline, float64 [queries].
@@ -37,7 +38,9 @@ def randomisation_test(differences: np.ndarray, num_samples: int = 20_000, seed:
     at_least, left = 0, num_samples
     while left:
         rows = min(left, max(1, _SIGNS_AT_ONCE // len(changed)))
-        negative = np.unpackbits(generator.integers(0, 256, (rows, -(-len(changed) // 8)), np.uint8), axis=1, count=len(changed))
+        negative = np.unpackbits(
+            generator.integers(0, 256, (rows, -(-len(changed) // 8)), np.uint8), axis=1, count=len(changed)
+        )
         sums = changed.sum() - 2.0 * (negative @ changed)
         at_least += int(np.count_nonzero(np.abs(sums) >= observed))
         left -= rows

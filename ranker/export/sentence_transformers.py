@@ -35,9 +35,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"identity": nn.Identity, "tanh": nn.T
 def with_prompt(tokenizer: PreTrainedTokenizerFast, single: Template, prompt: str) -> Template:
     """The layout of texts with a prompt, tokenized as sentence-transformers does: prompt and text are one string.
 
-    Where a tokenizer treats both alike apart and together (WordPiece after a blank), the prompt's tokens are special tokens of the layout
-    and token stores hold texts alone. Others look across the seam: byte-level BPE and SentencePiece join the blank to the next word. Then
-    what follows the prompt's last special token is the layout's prefix, and token stores hold prefix and text.
+    Where a tokenizer treats both alike apart and together (WordPiece after a blank), the prompt's tokens are special
+    tokens of the layout and token stores hold texts alone. Others look across the seam: byte-level BPE and
+    SentencePiece join the blank to the next word. Then what follows the prompt's last special token is the layout's
+    prefix, and token stores hold prefix and text.
 
     Args:
         tokenizer: The encoder's.
@@ -57,10 +58,15 @@ def with_prompt(tokenizer: PreTrainedTokenizerFast, single: Template, prompt: st
     end = max((prompt.rfind(token) + len(token) for token in specials if token in prompt), default=0)
     special, prefix = prompt[:end], prompt[end:]
     if together != [ids(special) + ids(prefix + text) for text in SEAMS]:
-        log.warning("prompt %r: the tokenizer treats texts after it in another way than by themselves; scores may differ from those of "
-                    "sentence-transformers", prompt)  # fmt: skip
+        log.warning(
+            "prompt %r: the tokenizer treats texts after it in another way than by themselves; scores may differ from those of "
+            "sentence-transformers",
+            prompt,
+        )
     columns = zip(*(ids(prefix + text) for text in SEAMS), strict=False)  # as long as the shortest
-    return single.with_prompt(ids(special), prefix, sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns)))
+    return single.with_prompt(
+        ids(special), prefix, sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    )
 
 
 def _splits_at_end(tokenizer: PreTrainedTokenizerFast, prompt: str) -> bool:
@@ -71,7 +77,9 @@ def _splits_at_end(tokenizer: PreTrainedTokenizerFast, prompt: str) -> bool:
         normal = backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
         return [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normal)]
 
-    return backend.pre_tokenizer is not None and all(pieces(prompt + text) == pieces(prompt) + pieces(text) for text in SEAMS)
+    return backend.pre_tokenizer is not None and all(
+        pieces(prompt + text) == pieces(prompt) + pieces(text) for text in SEAMS
+    )
 
 
 def is_layout(folder: Path) -> bool:
@@ -105,11 +113,15 @@ def read_modules(folder: Path) -> dict[str, list[Module]]:
         CheckpointError: modules.json is missing or starts with something that is neither a Transformer nor a Router.
     """
     if not is_layout(folder):
-        raise CheckpointError(f"{folder}: expected modules.json of sentence-transformers' layout, got a folder without it")
+        raise CheckpointError(
+            f"{folder}: expected modules.json of sentence-transformers' layout, got a folder without it"
+        )
     try:
         return _sides(folder, read_json(folder / "modules.json"))
     except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{folder}: expected modules.json to list modules with path and type, got {error!r}") from error
+        raise CheckpointError(
+            f"{folder}: expected modules.json to list modules with path and type, got {error!r}"
+        ) from error
 
 
 def _sides(folder: Path, entries: Any) -> dict[str, list[Module]]:
@@ -121,7 +133,9 @@ def _sides(folder: Path, entries: Any) -> dict[str, list[Module]]:
         raise CheckpointError(f"{folder}: expected a Transformer or a Router as first module, got {first.kind}")
     router = read_object(first.folder / "router_config.json")
     if sorted(router.get("structure", {})) != ["document", "query"]:
-        raise CheckpointError(f"{folder}: expected a router with the routes query and document, got {sorted(router.get('structure', {}))}")
+        raise CheckpointError(
+            f"{folder}: expected a router with the routes query and document, got {sorted(router.get('structure', {}))}"
+        )
     return {
         route: [Module(router["types"][name].rpartition(".")[2], _inside(first.folder, name)) for name in names] + rest
         for route, names in router["structure"].items()
@@ -141,10 +155,17 @@ def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str,
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     check_config(config, str(folder))
     model, info = AutoModel.from_pretrained(
-        folder, config=config, output_loading_info=True, dtype=torch.float32, trust_remote_code=False, **without_pooler(config)
+        folder,
+        config=config,
+        output_loading_info=True,
+        dtype=torch.float32,
+        trust_remote_code=False,
+        **without_pooler(config),
     )
     if info["missing_keys"]:
-        raise CheckpointError(f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing")
+        raise CheckpointError(
+            f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing"
+        )
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     settings = read_object(folder / "sentence_bert_config.json")
     if settings.get("do_lower_case"):
@@ -164,7 +185,9 @@ def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
 
 def text_limit(encoder: Encoder, config: dict[str, Any], key: str, template: Template) -> int:
     """Longest text of a side without special tokens: the side's own length, else `max_seq_length`, else the tokenizer's."""
-    longest = template.max_tokens or config.get(key) or config.get("max_seq_length") or encoder.tokenizer.model_max_length
+    longest = (
+        template.max_tokens or config.get(key) or config.get("max_seq_length") or encoder.tokenizer.model_max_length
+    )
     return max(1, min(int(longest), encoder.max_tokens) - template.num_added)
 
 
@@ -187,7 +210,9 @@ def read_dense(module: Module) -> tuple[nn.Linear, str]:
     config = module.config
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
     if activation not in ACTIVATIONS or config.get("use_residual"):
-        raise CheckpointError(f"{module.folder}: expected a Dense with activation Identity or Tanh and no residual, got {config}")
+        raise CheckpointError(
+            f"{module.folder}: expected a Dense with activation Identity or Tanh and no residual, got {config}"
+        )
     path = module.folder / "model.safetensors"
     if path.is_file():
         state = load_file(path)
@@ -216,13 +241,19 @@ def write_dense(folder: Path, linear: nn.Linear, activation: str, extra: dict[st
         "activation_function": names[activation], **(extra or {}),
     })  # fmt: skip
     save_file(
-        {f"linear.{name}": value.detach().contiguous().cpu() for name, value in linear.named_parameters()}, folder / "model.safetensors"
+        {f"linear.{name}": value.detach().contiguous().cpu() for name, value in linear.named_parameters()},
+        folder / "model.safetensors",
     )
 
 
-def write_modules(folder: Path, modules: list[tuple[str, str]], prompts: dict[str, str], kind: str, similarity: str) -> None:
+def write_modules(
+    folder: Path, modules: list[tuple[str, str]], prompts: dict[str, str], kind: str, similarity: str
+) -> None:
     """Write modules.json from (path, dotted class) and config_sentence_transformers.json."""
-    write_json(folder / "modules.json", [{"idx": i, "name": str(i), "path": path, "type": name} for i, (path, name) in enumerate(modules)])
+    write_json(
+        folder / "modules.json",
+        [{"idx": i, "name": str(i), "path": path, "type": name} for i, (path, name) in enumerate(modules)],
+    )
     write_json(
         folder / "config_sentence_transformers.json",
         {"model_type": kind, "prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity},

@@ -38,7 +38,9 @@ class TextVectors(Movable):
 
     def take(self, texts: Tensor) -> TextVectors:
         """The chosen texts, int64 [texts], in that order."""
-        return TextVectors(self.values.index_select(0, self.places(texts)), None if self.counts is None else self.counts[texts])
+        return TextVectors(
+            self.values.index_select(0, self.places(texts)), None if self.counts is None else self.counts[texts]
+        )
 
     def padded(self) -> tuple[Tensor, Tensor]:
         """Return [texts, most vectors, dim] with zeros where no vector is, and the mask [texts, most vectors]."""
@@ -76,7 +78,9 @@ def maxsim_pairs(queries: TextVectors, docs: TextVectors, owners: Tensor) -> Ten
     query_grid, query_mask = queries.padded()
     doc_grid, doc_mask = docs.padded()
     with torch.autocast(doc_grid.device.type, enabled=False):
-        similarities = query_grid.index_select(0, owners) @ doc_grid.transpose(1, 2)  # [docs, query vectors, doc vectors]
+        similarities = query_grid.index_select(0, owners) @ doc_grid.transpose(
+            1, 2
+        )  # [docs, query vectors, doc vectors]
     best = similarities.masked_fill(~doc_mask.unsqueeze(1), -torch.inf).max(2).values
     return best.masked_fill(~query_mask.index_select(0, owners), 0.0).sum(1)
 

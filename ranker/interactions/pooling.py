@@ -26,7 +26,9 @@ def pool(states: Tensor, batch: TokenBatch, how: str) -> Tensor:
     if how == "cls":
         return states.index_select(0, batch.cu_seqlens[:-1])
     lengths = batch.cu_seqlens.diff().long()
-    rows = torch.repeat_interleave(torch.arange(batch.num_rows, device=states.device), lengths, output_size=states.shape[0])
+    rows = torch.repeat_interleave(
+        torch.arange(batch.num_rows, device=states.device), lengths, output_size=states.shape[0]
+    )
     if how == "mean":
         if states.is_cuda:  # index_add adds up with atomics there, in an order that may change
             sums: Any = RowSums.apply(states, lengths, rows)
@@ -49,7 +51,9 @@ def sums_in_order(values: Tensor, lengths: Tensor) -> Tensor:
     Returns:
         [sums, dim]
     """
-    exact = values if values.dtype == torch.float64 else values.float()  # half precision would be summed in half precision
+    exact = (
+        values if values.dtype == torch.float64 else values.float()
+    )  # half precision would be summed in half precision
     return torch.segment_reduce(exact, "sum", lengths=lengths, axis=0, unsafe=True)  # safe would wait for the device
 
 

@@ -25,9 +25,9 @@ def require_positive(key: str, value: float) -> float:
 def real_cells(scores: Tensor, labels: Tensor, doc_mask: Tensor) -> tuple[Tensor, Tensor]:
     """Return scores and labels [batch, docs] in one dtype with 0 where a group has no doc.
 
-    The dtype is float32, or float64 if the scores are; half precision is too coarse for sums of exponentials, and labels may be ints.
-    Cells are filled before any arithmetic: a NaN or inf there would survive a multiplication with the mask, and also a `where` behind
-    the formula, whose gradient would still be NaN.
+    The dtype is float32, or float64 if the scores are; half precision is too coarse for sums of exponentials, and
+    labels may be ints. Cells are filled before any arithmetic: a NaN or inf there would survive a multiplication with
+    the mask, and also a `where` behind the formula, whose gradient would still be NaN.
     """
     dtype = torch.promote_types(scores.dtype, torch.float32)
     return scores.to(dtype).masked_fill(~doc_mask, 0.0), labels.to(dtype).masked_fill(~doc_mask, 0.0)
@@ -44,14 +44,18 @@ def ordered_pairs(labels: Tensor, doc_mask: Tensor) -> Tensor:
 
 
 def mean_in_groups(values: Tensor, chosen: Tensor) -> Tensor:
-    """Return the mean over groups of each group's mean over its chosen cells; a group without any counts 0. Both [batch, ...]."""
+    """Return the mean over groups of each group's mean over its chosen cells; a group without any counts 0.
+
+    Both [batch, ...].
+    """
     sums = values.masked_fill(~chosen, 0.0).flatten(1).sum(1)
     return (sums / chosen.flatten(1).sum(1).clamp(min=1)).mean()
 
 
 def log_softmax(values: Tensor, doc_mask: Tensor) -> Tensor:
     """Return each real doc's log-probability in its group, and 0 where there is no doc, [batch, docs]."""
-    # The lowest finite number instead of -inf: the softmax of nothing but -inf, a group without docs, is NaN and so is its gradient.
+    # The lowest finite number instead of -inf: the softmax of nothing but -inf, a group without docs, is NaN and so is
+    # its gradient.
     logits = values.masked_fill(~doc_mask, torch.finfo(values.dtype).min)
     return functional.log_softmax(logits, dim=1).masked_fill(~doc_mask, 0.0)
 
@@ -68,7 +72,9 @@ def ndcg_gains(labels: Tensor, doc_mask: Tensor, k: int | None = None) -> Tensor
     """
     grades = labels.masked_fill(~doc_mask, 0.0).clamp(min=0.0)
     top = grades.amax(1, keepdim=True)
-    gains = torch.exp2(grades - top) - torch.exp2(-top)  # over 2^top, which the ratio below cancels and no label can overflow
+    gains = torch.exp2(grades - top) - torch.exp2(
+        -top
+    )  # over 2^top, which the ratio below cancels and no label can overflow
     ideal = gains.sort(dim=1, descending=True).values[:, :k]
     ranks = torch.arange(1, ideal.shape[1] + 1, device=labels.device, dtype=labels.dtype)
     best = (ideal * discounts(ranks)).sum(1, keepdim=True)

@@ -15,11 +15,12 @@ class ApproxNDCG(nn.Module):
 
     The value lies between 0 and 1. Labels below 0 gain nothing. A group without a label above 0 counts 0.
 
-    Source: Qin, Liu and Li, "A general approximation framework for direct optimization of information retrieval measures", Information
-    Retrieval 13, 2010.
+    Source: Qin, Liu and Li, "A general approximation framework for direct optimization of information retrieval
+    measures", Information Retrieval 13, 2010.
 
     Args:
-        alpha: Steepness of the sigmoid, in 1/score; must be positive. A larger one is closer to nDCG, but pairs far apart learn nothing.
+        alpha: Steepness of the sigmoid, in 1/score; must be positive. A larger one is closer to nDCG, but pairs far
+            apart learn nothing.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])
@@ -35,7 +36,9 @@ class ApproxNDCG(nn.Module):
         """Return the mean over groups of 1 - ApproxNDCG (0 if no label is above 0). All inputs [batch, docs]."""
         scores, labels = real_cells(scores, labels, doc_mask)
         gains = ndcg_gains(labels, doc_mask)
-        ahead = (-self.alpha * gaps(scores)).sigmoid().masked_fill(~doc_mask.unsqueeze(1), 0.0)  # how far j is ahead of i
+        ahead = (
+            (-self.alpha * gaps(scores)).sigmoid().masked_fill(~doc_mask.unsqueeze(1), 0.0)
+        )  # how far j is ahead of i
         ranks = 0.5 + ahead.sum(2)  # the sum counts a doc against itself, with sigmoid(0) = 0.5
         ndcg = (gains * discounts(ranks)).sum(1)
         return (1.0 - ndcg).masked_fill(gains.amax(1) == 0, 0.0).mean()

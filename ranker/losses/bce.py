@@ -14,11 +14,13 @@ class BCE(nn.Module):
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i [-w\, t_i \log \sigma(s_i) - (1 - t_i) \log (1 - \sigma(s_i))],
         \quad t_i = \min(\max(y_i / m, 0), 1)
 
-    A label beyond 0 or `max_label` counts as that bound: past it the loss would fall without end. A group without docs counts 0.
+    A label beyond 0 or `max_label` counts as that bound: past it the loss would fall without end. A group without docs
+    counts 0.
 
     Args:
         max_label: The label m that means certainly relevant; graded labels are divided by it. Must be positive.
-        positive_weight: Weight w of the relevant part; number of negatives per positive balances the two. Must be positive.
+        positive_weight: Weight w of the relevant part; number of negatives per positive balances the two. Must be
+            positive.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 1.5]])

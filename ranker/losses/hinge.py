@@ -31,6 +31,9 @@ class Hinge(nn.Module):
         self.margin = require_positive("loss.margin", margin)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's mean over ordered pairs (0 if it has none). All inputs [batch, docs]."""
+        """Return the mean over groups of each group's mean over ordered pairs (0 if it has none).
+
+        All inputs [batch, docs].
+        """
         scores, labels = real_cells(scores, labels, doc_mask)
         return mean_in_groups(relu(self.margin - gaps(scores)), ordered_pairs(labels, doc_mask))

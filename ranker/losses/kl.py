@@ -13,13 +13,14 @@ class KL(nn.Module):
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \sum_i p_i (\log p_i - \log q_i), \quad
         p = \mathrm{softmax}(y / \tau), \; q = \mathrm{softmax}(s / \tau)
 
-    Least, 0, where student and teacher agree up to a constant. Equal labels are a teacher's opinion too: they pull the scores
-    together. A group with no or one doc counts 0. The value is not multiplied by :math:`\tau^2`.
+    Least, 0, where student and teacher agree up to a constant. Equal labels are a teacher's opinion too: they pull the
+    scores together. A group with no or one doc counts 0. The value is not multiplied by :math:`\tau^2`.
 
     Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", arXiv:1503.02531, 2015.
 
     Args:
-        temperature: What both sides are divided by; a larger one gives the teacher's lower docs more say. Must be positive.
+        temperature: What both sides are divided by; a larger one gives the teacher's lower docs more say. Must be
+            positive.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[3.0, 1.0]]), torch.tensor([[7.0, 5.0]])

@@ -22,17 +22,18 @@ class LambdaLoss(nn.Module):
         \delta_{ij} = \left|\frac{1}{D(|r_i - r_j|)} - \frac{1}{D(|r_i - r_j| + 1)}\right|, \quad
         D(r) = \log_2(1 + r), \quad G_i = \frac{2^{y_i} - 1}{\max \mathrm{DCG@}k}
 
-    :math:`\rho` is LambdaRank's weight, :math:`\delta` that of the tighter bound NDCG-Loss2; the sum of both is NDCG-Loss2++. Ranks
-    carry no gradient. Docs with equal scores are ranked with the lower label first, so that a scorer without an opinion pays for it
-    and the value does not depend on the docs' order in the batch. Labels below 0 gain nothing. A group without an ordered pair
-    counts 0.
+    :math:`\rho` is LambdaRank's weight, :math:`\delta` that of the tighter bound NDCG-Loss2; the sum of both is
+    NDCG-Loss2++. Ranks carry no gradient. Docs with equal scores are ranked with the lower label first, so that a
+    scorer without an opinion pays for it and the value does not depend on the docs' order in the batch. Labels below 0
+    gain nothing. A group without an ordered pair counts 0.
 
     Source: Wang et al., "The LambdaLoss Framework for Ranking Metric Optimization", CIKM 2018.
 
     Args:
         sigma: Steepness of the logistic curve, in 1/score; must be positive.
         mu: Weight of delta against rho, 0 or more; 0 leaves LambdaRank. 10 is the paper's value.
-        k: Depth of the nDCG that is aimed at: a rank beyond it is worth nothing, and a pair wholly beyond it costs nothing. None: all ranks.
+        k: Depth of the nDCG that is aimed at: a rank beyond it is worth nothing, and a pair wholly beyond it costs
+            nothing. None: all ranks.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])
@@ -43,15 +44,22 @@ class LambdaLoss(nn.Module):
     def __init__(self, sigma: float = 1.0, mu: float = 10.0, k: int | None = None) -> None:
         super().__init__()
         if not (math.isfinite(mu) and mu >= 0):
-            raise ConfigError(f"loss.mu: expected a finite number of 0 or more, got {mu!r}; set loss.mu to one, as 10.0")
+            raise ConfigError(
+                f"loss.mu: expected a finite number of 0 or more, got {mu!r}; set loss.mu to one, as 10.0"
+            )
         if k is not None and k < 1:
-            raise ConfigError(f"loss.k: expected a rank of 1 or more, or null for all ranks, got {k!r}; set loss.k to one, as 10")
+            raise ConfigError(
+                f"loss.k: expected a rank of 1 or more, or null for all ranks, got {k!r}; set loss.k to one, as 10"
+            )
         self.sigma = require_positive("loss.sigma", sigma)
         self.mu = mu
         self.k = k
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's weighted sum over ordered pairs (0 if it has none). All inputs [batch, docs]."""
+        """Return the mean over groups of each group's weighted sum over ordered pairs (0 if it has none).
+
+        All inputs [batch, docs].
+        """
         scores, labels = real_cells(scores, labels, doc_mask)
         ordered = ordered_pairs(labels, doc_mask)
         weight = self._pair_weights(scores.detach(), labels, doc_mask).masked_fill(~ordered, 0.0)

@@ -15,9 +15,9 @@ class LCE(nn.Module):
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > 0}
         -\log \frac{e^{s_i / \tau}}{e^{s_i / \tau} + \sum_{y_j \le 0} e^{s_j / \tau}}
 
-    Positives are docs with a label above 0. Where a group has several, each stands against the negatives only, never against another
-    positive. Fewer negatives than others have simply make a smaller sum: padding is masked, no negative is repeated. A group without
-    a positive or without a negative counts 0.
+    Positives are docs with a label above 0. Where a group has several, each stands against the negatives only, never
+    against another positive. Fewer negatives than others have simply make a smaller sum: padding is masked, no negative
+    is repeated. A group without a positive or without a negative counts 0.
 
     Source: Gao, Dai and Callan, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline", ECIR 2021.
 
@@ -39,10 +39,16 @@ class LCE(nn.Module):
         self.temperature = require_positive("loss.temperature", temperature)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's mean over positives (0 if it has none). All inputs [batch, docs]."""
+        """Return the mean over groups of each group's mean over positives (0 if it has none).
+
+        All inputs [batch, docs].
+        """
         scores, labels = real_cells(scores, labels, doc_mask)
         logits = scores / self.temperature
         positive = labels > 0
-        # The lowest finite number instead of -inf: logsumexp of nothing but -inf, a group without a negative, is NaN on its way back.
-        against = logits.masked_fill(positive | ~doc_mask, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)  # [batch, 1]
+        # The lowest finite number instead of -inf: logsumexp of nothing but -inf, a group without a negative, is NaN on
+        # its way back.
+        against = logits.masked_fill(positive | ~doc_mask, torch.finfo(logits.dtype).min).logsumexp(
+            1, keepdim=True
+        )  # [batch, 1]
         return mean_in_groups(-logsigmoid(logits - against), positive)

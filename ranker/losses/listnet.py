@@ -12,12 +12,14 @@ class ListNet(nn.Module):
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} -\sum_i \mathrm{softmax}(y / \tau_y)_i \log \mathrm{softmax}(s / \tau_s)_i
 
-    A group whose labels are all equal states no order and counts 0. The least value is the entropy of the labels' side, not 0.
+    A group whose labels are all equal states no order and counts 0. The least value is the entropy of the labels' side,
+    not 0.
 
     Source: Cao et al., "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML 2007.
 
     Args:
-        label_temperature: What labels are divided by; a smaller one puts more of the weight on the highest grade. Must be positive.
+        label_temperature: What labels are divided by; a smaller one puts more of the weight on the highest grade. Must
+            be positive.
         score_temperature: What scores are divided by; must be positive.
 
     >>> import torch
@@ -32,7 +34,10 @@ class ListNet(nn.Module):
         self.score_temperature = require_positive("loss.score_temperature", score_temperature)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of each group's cross-entropy (0 if all labels are equal). All inputs [batch, docs]."""
+        """Return the mean over groups of each group's cross-entropy (0 if all labels are equal).
+
+        All inputs [batch, docs].
+        """
         scores, labels = real_cells(scores, labels, doc_mask)
         wanted = log_softmax(labels / self.label_temperature, doc_mask).exp()
         doc_loss = -wanted * log_softmax(scores / self.score_temperature, doc_mask)  # 0 where there is no doc

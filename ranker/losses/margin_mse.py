@@ -9,18 +9,21 @@ from ranker.losses._groups import gaps, mean_in_groups, ordered_pairs, real_cell
 
 
 class MarginMSE(nn.Module):
-    r"""Squared error between the score gap of two docs and the gap that the teacher sees. Labels are the teacher's scores.
+    r"""Squared error between the score gap of two docs and the gap that the teacher sees.
+
+    Labels are the teacher's scores.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{(i, j)} ((s_i - s_j) - (y_i - y_j))^2
 
-    over pairs with :math:`y_i > y_j`. Only gaps count, so student and teacher may differ by a constant. A group without such a pair
-    counts 0.
+    over pairs with :math:`y_i > y_j`. Only gaps count, so student and teacher may differ by a constant. A group without
+    such a pair counts 0.
 
-    Source: Hofstätter et al., "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
-    arXiv:2010.02666, 2020 (there one positive and one negative per query).
+    Source: Hofstätter et al., "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge
+    Distillation", arXiv:2010.02666, 2020 (there one positive and one negative per query).
 
     Args:
-        pairs: `ordered` takes every pair that the teacher orders, `best` only those of the teacher's best doc (or docs) with a lower one.
+        pairs: `ordered` takes every pair that the teacher orders, `best` only those of the teacher's best doc (or docs)
+            with a lower one.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[1.0, 0.0]]), torch.tensor([[8.0, 5.0]])
@@ -31,7 +34,9 @@ class MarginMSE(nn.Module):
     def __init__(self, pairs: str = "ordered") -> None:
         super().__init__()
         if pairs not in ("ordered", "best"):
-            raise ConfigError(f"loss.pairs: expected one of ordered, best; got {pairs!r}; set loss.pairs to one of them")
+            raise ConfigError(
+                f"loss.pairs: expected one of ordered, best; got {pairs!r}; set loss.pairs to one of them"
+            )
         self.pairs = pairs
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:

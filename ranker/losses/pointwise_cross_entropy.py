@@ -13,10 +13,10 @@ class PointwiseCrossEntropy(nn.Module):
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i \begin{cases} -\log p_i & y_i > 0 \\ -\log (1 - p_i) & y_i \le 0 \end{cases}
 
-    with :math:`p = \mathrm{softmax}(l_0, l_1)_1`. A softmax over two logits only depends on their difference: where the score is the
-    log-odds :math:`s = l_1 - l_0`, then :math:`p = 1 / (1 + e^{-s})`, so this is the paper's cross-entropy with one number per doc.
-    The paper averages over all pairs of a batch; here each group counts the same, however many docs it has. A doc is relevant if its
-    label is above 0, whatever the grade. A group without docs counts 0.
+    with :math:`p = \mathrm{softmax}(l_0, l_1)_1`. A softmax over two logits only depends on their difference: where the
+    score is the log-odds :math:`s = l_1 - l_0`, then :math:`p = 1 / (1 + e^{-s})`, so this is the paper's cross-entropy
+    with one number per doc. The paper averages over all pairs of a batch; here each group counts the same, however many
+    docs it has. A doc is relevant if its label is above 0, whatever the grade. A group without docs counts 0.
 
     Source: Nogueira and Cho, "Passage Re-ranking with BERT", arXiv:1901.04085, 2019.
 

@@ -31,8 +31,8 @@ SIMILARITIES = ("cosine", "dot")
 class ColBERT(nn.Module):
     """Score a query and a doc by the sum, over the query's tokens, of the best similarity with a token of the doc.
 
-    A query is laid out as `[CLS] [Q] query [SEP] [MASK] ...`, a doc as `[CLS] [D] doc [SEP]`. The tokenizer learns the markers as special
-    tokens, so that no text can hold them.
+    A query is laid out as `[CLS] [Q] query [SEP] [MASK] ...`, a doc as `[CLS] [D] doc [SEP]`. The tokenizer learns the
+    markers as special tokens, so that no text can hold them.
 
     Args:
         encoder: The encoder of both.
@@ -40,12 +40,14 @@ class ColBERT(nn.Module):
         similarity: Of two token vectors: `cosine` or `dot`.
         query_prompt: Marker before each query, `[Q]`: one token where the vocabulary has it, else its pieces.
         doc_prompt: Marker before each doc, `[D]`.
-        query_length: Shorter queries are filled up with `[MASK]` to so many tokens, special ones included; 0: no expansion.
-        attend_to_expansion: Whether other tokens attend to the filling; off, as in the paper, it leaves the query's own vectors as they are.
+        query_length: Shorter queries are filled up with `[MASK]` to so many tokens, special ones included; 0: no
+            expansion.
+        attend_to_expansion: Whether other tokens attend to the filling; off, as in the paper, it leaves the query's own
+            vectors as they are.
         cut_queries: Whether longer queries are cut to `query_length`, as in the paper.
         mask_punctuation: Whether a doc's punctuation has no vectors.
-        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives (all token vectors of the step are held
-            then); None: unless labels are a teacher's scores.
+        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives (all token vectors of
+            the step are held then); None: unless labels are a teacher's scores.
         symmetric: Whether each positive doc is also set against the step's other queries.
     """
 
@@ -82,18 +84,24 @@ class ColBERT(nn.Module):
         check_layout(encoder, 1)
         self.encoder, self.similarity = encoder, similarity
         # with the blank that other programs put between marker and text
-        self.query_prompt, self.doc_prompt = (f"{prompt.strip()} " if prompt.strip() else "" for prompt in (query_prompt, doc_prompt))
+        self.query_prompt, self.doc_prompt = (
+            f"{prompt.strip()} " if prompt.strip() else "" for prompt in (query_prompt, doc_prompt)
+        )
         self.query_length, self.attend_to_expansion, self.cut_queries = query_length, attend_to_expansion, cut_queries
         self.in_batch_negatives, self.symmetric = in_batch_negatives, symmetric
         self.projection = _projection(encoder, projection) if projection is not None else None
         vocabulary = encoder.tokenizer.get_vocab()
         markers = [prompt.strip() for prompt in (query_prompt, doc_prompt) if prompt.strip() in vocabulary]
-        encoder.tokenizer.add_tokens([AddedToken(marker, normalized=False, special=True) for marker in markers], special_tokens=True)
+        encoder.tokenizer.add_tokens(
+            [AddedToken(marker, normalized=False, special=True) for marker in markers], special_tokens=True
+        )
         self.skiplist = [mark for mark in string.punctuation if mark in vocabulary] if mask_punctuation else []
         self._skipped: Tensor
         self.register_buffer("_skipped", torch.zeros(1 + max(vocabulary.values()), dtype=torch.bool), persistent=False)
         self._skip()
-        self.text_limits: tuple[int, int] | None = None  # longest query and doc without special tokens, where the loaded folder says so
+        self.text_limits: tuple[int, int] | None = (
+            None  # longest query and doc without special tokens, where the loaded folder says so
+        )
 
     def _skip(self) -> None:
         vocabulary = self.encoder.tokenizer.get_vocab()
@@ -110,16 +118,25 @@ class ColBERT(nn.Module):
         single = Template.of(tokenizer, 1)
         query, doc = (layout.with_prompt(tokenizer, single, prompt) for prompt in (self.query_prompt, self.doc_prompt))
         expanded = replace(
-            query, fill_to=self.query_length, fill_token=tokenizer.mask_token_id or 0, attend_fill=self.attend_to_expansion,
+            query,
+            fill_to=self.query_length,
+            fill_token=tokenizer.mask_token_id or 0,
+            attend_fill=self.attend_to_expansion,
             max_tokens=self.query_length if self.cut_queries else None,
-        )  # fmt: skip
+        )
         return expanded, doc
 
     def settings(self) -> dict[str, Any]:
         """What decides the vectors beside weights and tokenizer; an index remembers its hash."""
-        return {"scorer": "colbert", "similarity": self.similarity, "skiplist": self.skiplist, "layouts": repr(self.layouts())}
+        return {
+            "scorer": "colbert",
+            "similarity": self.similarity,
+            "skiplist": self.skiplist,
+            "layouts": repr(self.layouts()),
+        }
 
-    # vectors and scores ---------------------------------------------------------------------------------------------------------------
+    # vectors and scores
+    # ---------------------------------------------------------------------------------------------------------------
 
     def encode_queries(self, batch: TokenBatch) -> TextVectors:
         """One vector per token, expansion included."""
@@ -159,7 +176,8 @@ class ColBERT(nn.Module):
         scores = maxsim_pairs(self.encode_queries(batch.queries), self.encode_docs(batch.docs), owners)
         return to_grid(scores, batch.doc_mask)
 
-    # folders ------------------------------------------------------------------------------------------------------------------------------
+    # folders
+    # ------------------------------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:
         """Write the layout of sentence-transformers' MultiVectorEncoder (6.0 on).
@@ -170,8 +188,11 @@ class ColBERT(nn.Module):
             max_query_tokens: Longest query, special tokens included; None: `max_tokens`.
         """
         expansion = {
-            "strategy": "fixed" if self.cut_queries else "min", "attend": self.attend_to_expansion, "token": None, "length": self.query_length,
-        }  # fmt: skip
+            "strategy": "fixed" if self.cut_queries else "min",
+            "attend": self.attend_to_expansion,
+            "token": None,
+            "length": self.query_length,
+        }
         queries = {} if self.cut_queries else {"query_length": max(max_query_tokens or max_tokens, self.query_length)}
         layout.write_encoder(
             folder, self.encoder, max_tokens,
@@ -179,16 +200,22 @@ class ColBERT(nn.Module):
         )  # fmt: skip
         modules = [("", "sentence_transformers.base.modules.transformer.Transformer")]
         if self.projection is not None:
-            layout.write_dense(folder / "1_Dense", self.projection, "identity", {"module_input_name": "token_embeddings"})
+            layout.write_dense(
+                folder / "1_Dense", self.projection, "identity", {"module_input_name": "token_embeddings"}
+            )
             modules.append(("1_Dense", "sentence_transformers.base.modules.dense.Dense"))
         mask = f"{len(modules)}_MultiVectorMask"
-        layout.write_json(folder / mask / "config.json", {"skiplist_words": self.skiplist, "skiplist_tasks": ["document"]})
+        layout.write_json(
+            folder / mask / "config.json", {"skiplist_words": self.skiplist, "skiplist_tasks": ["document"]}
+        )
         modules.append((mask, "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"))
         if self.similarity == "cosine":
             path = f"{len(modules)}_Normalize"
             layout.write_json(folder / path / "config.json", {"module_input_name": "token_embeddings"})
             modules.append((path, "sentence_transformers.base.modules.normalize.Normalize"))
-        layout.write_modules(folder, modules, {"query": self.query_prompt, "document": self.doc_prompt}, "MultiVectorEncoder", "maxsim")
+        layout.write_modules(
+            folder, modules, {"query": self.query_prompt, "document": self.doc_prompt}, "MultiVectorEncoder", "maxsim"
+        )
 
     @classmethod
     def load(cls, folder: Path, execution: Execution = DEFAULT) -> ColBERT:
@@ -197,14 +224,18 @@ class ColBERT(nn.Module):
         Raises:
             CheckpointError: Neither, or settings that this model has not.
         """
-        return cls._load_modules(folder, execution) if layout.is_layout(folder) else cls._load_stanford(folder, execution)
+        return (
+            cls._load_modules(folder, execution) if layout.is_layout(folder) else cls._load_stanford(folder, execution)
+        )
 
     @classmethod
     def _load_modules(cls, folder: Path, execution: Execution) -> ColBERT:
         modules = layout.read_modules(folder)["query"]
         kinds = [module.kind for module in modules]
         if kinds[0] != "Transformer" or "MultiVectorMask" not in kinds or kinds.count("Dense") > 1:
-            raise CheckpointError(f"{folder}: expected Transformer, at most one Dense, MultiVectorMask, Normalize; got {', '.join(kinds)}")
+            raise CheckpointError(
+                f"{folder}: expected Transformer, at most one Dense, MultiVectorMask, Normalize; got {', '.join(kinds)}"
+            )
         encoder, config = layout.read_encoder(modules[0].folder, execution)
         by_kind = {module.kind: module for module in modules}
         projection, activation = layout.read_dense(by_kind["Dense"]) if "Dense" in by_kind else (None, "identity")
@@ -213,7 +244,8 @@ class ColBERT(nn.Module):
         settings = read_object(folder / "config_sentence_transformers.json")
         refused = {
             "an activation after the projection": activation != "identity",
-            "skiplist_tasks": mask.get("skiplist_tasks", ["document"]) != ["document"] and bool(mask.get("skiplist_words")),
+            "skiplist_tasks": mask.get("skiplist_tasks", ["document"]) != ["document"]
+            and bool(mask.get("skiplist_words")),
             "keep_only_token_ids": bool(mask.get("keep_only_token_ids")),
             "an expansion token other than the mask token": bool((expansion or {}).get("token")),
             "similarity_fn_name": settings.get("similarity_fn_name") not in (None, "maxsim"),
@@ -224,11 +256,16 @@ class ColBERT(nn.Module):
             )
         prompts = settings.get("prompts") or {}
         scorer = cls(
-            encoder, projection=None, similarity="cosine" if "Normalize" in by_kind else "dot",
-            query_prompt="", doc_prompt="",
-            query_length=expansion["length"] if expansion else 0, attend_to_expansion=bool(expansion and expansion.get("attend")),
-            cut_queries=bool(expansion and expansion["strategy"] == "fixed"), mask_punctuation=False,
-        )  # fmt: skip
+            encoder,
+            projection=None,
+            similarity="cosine" if "Normalize" in by_kind else "dot",
+            query_prompt="",
+            doc_prompt="",
+            query_length=expansion["length"] if expansion else 0,
+            attend_to_expansion=bool(expansion and expansion.get("attend")),
+            cut_queries=bool(expansion and expansion["strategy"] == "fixed"),
+            mask_punctuation=False,
+        )
         # as they are: a marker that the folder's tokenizer cuts is cut by that program, too
         scorer.query_prompt, scorer.doc_prompt = prompts.get("query") or "", prompts.get("document") or ""
         return scorer._complete(projection, mask.get("skiplist_words") or [], config)
@@ -236,7 +273,9 @@ class ColBERT(nn.Module):
     @classmethod
     def _load_stanford(cls, folder: Path, execution: Execution) -> ColBERT:
         if "HF_ColBERT" not in (read_object(folder / "config.json").get("architectures") or []):
-            raise CheckpointError(f"{folder}: expected modules.json, or config.json with the architecture HF_ColBERT; got neither")
+            raise CheckpointError(
+                f"{folder}: expected modules.json, or config.json with the architecture HF_ColBERT; got neither"
+            )
         metadata: dict[str, Any] = read_object(folder / "artifact.metadata")
         if metadata.get("similarity", "cosine") != "cosine":
             raise CheckpointError(f"{folder}: similarity: expected cosine, got {metadata['similarity']!r}")
@@ -248,7 +287,9 @@ class ColBERT(nn.Module):
             attend_to_expansion=bool(metadata.get("attend_to_mask_tokens")), cut_queries=True, mask_punctuation=False,
         )  # fmt: skip
         skiplist = list(string.punctuation) if metadata.get("mask_punctuation", True) else []
-        return scorer._complete(layout.linear_of(weight, None), skiplist, {"document_length": metadata.get("doc_maxlen")})
+        return scorer._complete(
+            layout.linear_of(weight, None), skiplist, {"document_length": metadata.get("doc_maxlen")}
+        )
 
     def _complete(self, projection: nn.Linear | None, skiplist: list[str], config: dict[str, Any]) -> ColBERT:
         """Put in what a folder holds beside the encoder."""
@@ -265,7 +306,9 @@ class ColBERT(nn.Module):
 
 def _projection(encoder: Encoder, size: int) -> nn.Linear:
     linear = nn.Linear(encoder.dim, size, bias=False)
-    nn.init.orthogonal_(linear.weight)  # keeps angles where it can, so that training starts from the encoder's own similarities
+    nn.init.orthogonal_(
+        linear.weight
+    )  # keeps angles where it can, so that training starts from the encoder's own similarities
     return linear
 
 
@@ -278,5 +321,7 @@ def _stanford_projection(folder: Path) -> Tensor:
     else:
         raise CheckpointError(f"{folder}: expected model.safetensors or pytorch_model.bin, got neither")
     if "linear.weight" not in state:
-        raise CheckpointError(f"{folder}: expected the projection linear.weight among the weights, got {json.dumps(sorted(state)[:3])} ...")
+        raise CheckpointError(
+            f"{folder}: expected the projection linear.weight among the weights, got {json.dumps(sorted(state)[:3])} ..."
+        )
     return state["linear.weight"]

@@ -44,7 +44,8 @@ class DPR(nn.Module):
         activation: After the projection: `identity` or `tanh`.
         query_prompt: Text before each query, tokenized together with it; a special token of the tokenizer stays one.
         doc_prompt: The same before each doc.
-        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: unless labels are a teacher's scores.
+        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: unless labels
+            are a teacher's scores.
         symmetric: Whether each positive doc is also set against the step's other queries.
     """
 
@@ -80,7 +81,9 @@ class DPR(nn.Module):
         self.projection = _projection(encoder, projection) if projection is not None else None
         self.doc_encoder = None if tied else copy.deepcopy(encoder)
         self.doc_projection = None if tied else copy.deepcopy(self.projection)
-        self.text_limits: tuple[int, int] | None = None  # longest query and doc without special tokens, where the loaded folder says so
+        self.text_limits: tuple[int, int] | None = (
+            None  # longest query and doc without special tokens, where the loaded folder says so
+        )
 
     @property
     def tied(self) -> bool:
@@ -96,16 +99,23 @@ class DPR(nn.Module):
         """How a query and a doc are laid out."""
         single = Template.of(self.encoder.tokenizer, 1)
         tokenizer = self.encoder.tokenizer
-        return layout.with_prompt(tokenizer, single, self.query_prompt), layout.with_prompt(tokenizer, single, self.doc_prompt)
+        return layout.with_prompt(tokenizer, single, self.query_prompt), layout.with_prompt(
+            tokenizer, single, self.doc_prompt
+        )
 
     def settings(self) -> dict[str, Any]:
         """What decides the vectors beside weights and tokenizer; an index remembers its hash."""
         return {
-            "scorer": "dpr", "pooling": self.pooling, "similarity": self.similarity, "activation": self.activation, "tied": self.tied,
+            "scorer": "dpr",
+            "pooling": self.pooling,
+            "similarity": self.similarity,
+            "activation": self.activation,
+            "tied": self.tied,
             "layouts": repr(self.layouts()),
-        }  # fmt: skip
+        }
 
-    # vectors and scores ---------------------------------------------------------------------------------------------------------------
+    # vectors and scores
+    # ---------------------------------------------------------------------------------------------------------------
 
     def encode_queries(self, batch: TokenBatch) -> TextVectors:
         """One vector per query."""
@@ -113,7 +123,9 @@ class DPR(nn.Module):
 
     def encode_docs(self, batch: TokenBatch) -> TextVectors:
         """One vector per doc."""
-        return self._encode(batch, self.doc_encoder or self.encoder, self.projection if self.tied else self.doc_projection)
+        return self._encode(
+            batch, self.doc_encoder or self.encoder, self.projection if self.tied else self.doc_projection
+        )
 
     def _encode(self, batch: TokenBatch, encoder: Encoder, projection: nn.Linear | None) -> TextVectors:
         pooled = encoder.pooled(batch, self.pooling)
@@ -149,7 +161,8 @@ class DPR(nn.Module):
             scores = (queries.values.index_select(0, owners) * docs.values).sum(1) / self.divisor()
         return to_grid(scores, batch.doc_mask)
 
-    # the sentence-transformers folder ---------------------------------------------------------------------------------------------------
+    # the sentence-transformers folder
+    # ---------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:
         """Write sentence-transformers' layout: Transformer, Pooling, Dense, Normalize; two of each behind a Router if not tied.
@@ -161,17 +174,35 @@ class DPR(nn.Module):
             max_tokens: Longest doc, special tokens included.
             max_query_tokens: Longest query, special tokens included; None: `max_tokens`.
         """
-        extra = {} if max_query_tokens in (None, max_tokens) else {"query_length": max_query_tokens, "document_length": max_tokens}
+        extra = (
+            {}
+            if max_query_tokens in (None, max_tokens)
+            else {"query_length": max_query_tokens, "document_length": max_tokens}
+        )
         normalize = [("Normalize", "sentence_transformers.models.Normalize")] if self.similarity == "cosine" else []
         if self.tied:
-            names = self._write_side(folder, ("", "1_Pooling", "2_Dense"), self.encoder, self.projection, max_tokens, extra)
+            names = self._write_side(
+                folder, ("", "1_Pooling", "2_Dense"), self.encoder, self.projection, max_tokens, extra
+            )
         else:
             routes = {
-                "query": self._write_side(folder, tuple(f"query_{part}" for part in ("0_Transformer", "1_Pooling", "2_Dense")),
-                                          self.encoder, self.projection, max_tokens, extra),
-                "document": self._write_side(folder, tuple(f"document_{part}" for part in ("0_Transformer", "1_Pooling", "2_Dense")),
-                                             self.doc_encoder, self.doc_projection, max_tokens, extra),
-            }  # fmt: skip
+                "query": self._write_side(
+                    folder,
+                    tuple(f"query_{part}" for part in ("0_Transformer", "1_Pooling", "2_Dense")),
+                    self.encoder,
+                    self.projection,
+                    max_tokens,
+                    extra,
+                ),
+                "document": self._write_side(
+                    folder,
+                    tuple(f"document_{part}" for part in ("0_Transformer", "1_Pooling", "2_Dense")),
+                    self.doc_encoder,
+                    self.doc_projection,
+                    max_tokens,
+                    extra,
+                ),
+            }
             layout.write_json(folder / "router_config.json", {
                 "types": {path: name for side in routes.values() for path, name in side},
                 "structure": {route: [path for path, _ in side] for route, side in routes.items()},
@@ -182,10 +213,16 @@ class DPR(nn.Module):
         for path, _ in modules[len(names) :]:
             layout.write_json(folder / path / "config.json", {})
         layout.write_modules(
-            folder, modules, {"query": self.query_prompt, "document": self.doc_prompt}, "SentenceTransformer", self.similarity
+            folder,
+            modules,
+            {"query": self.query_prompt, "document": self.doc_prompt},
+            "SentenceTransformer",
+            self.similarity,
         )
         learned = self.log_temperature is not None
-        temperature = float(self.log_temperature.detach()) if self.log_temperature is not None else self.fixed_temperature
+        temperature = (
+            float(self.log_temperature.detach()) if self.log_temperature is not None else self.fixed_temperature
+        )
         layout.write_json(folder / "scorer.json", {"temperature": temperature, "learned": learned})
 
     def _write_side(
@@ -199,7 +236,10 @@ class DPR(nn.Module):
             folder / paths[1] / "config.json",
             {"word_embedding_dimension": encoder.dim, **{key: how == self.pooling for how, key in modes.items()}},
         )
-        names = [(paths[0], "sentence_transformers.models.Transformer"), (paths[1], "sentence_transformers.models.Pooling")]
+        names = [
+            (paths[0], "sentence_transformers.models.Transformer"),
+            (paths[1], "sentence_transformers.models.Pooling"),
+        ]
         if projection is not None:
             layout.write_dense(folder / paths[2], projection, self.activation)
             names.append((paths[2], "sentence_transformers.models.Dense"))
@@ -214,7 +254,11 @@ class DPR(nn.Module):
         """
         sides = layout.read_modules(folder)
         tied = sides["query"] == sides["document"]
-        query, doc = (_Side(folder, sides[name], execution) for name in ("query", "document")) if not tied else (_Side(folder, sides["query"], execution),) * 2  # fmt: skip
+        query, doc = (
+            (_Side(folder, sides[name], execution) for name in ("query", "document"))
+            if not tied
+            else (_Side(folder, sides["query"], execution),) * 2
+        )
         if (query.pooling, query.activation, query.normalized) != (doc.pooling, doc.activation, doc.normalized):
             raise CheckpointError(f"{folder}: expected the same pooling and activation of queries and docs, got two")
         if tokenizer_fingerprint(query.encoder.tokenizer) != tokenizer_fingerprint(doc.encoder.tokenizer):
@@ -233,7 +277,8 @@ class DPR(nn.Module):
         learned = own.get("learned", False)
         scorer = cls(
             query.encoder, pooling=query.pooling, similarity=similarity, activation=query.activation,
-            query_prompt=prompts.get("query") or "", doc_prompt=prompts.get("document") or "",  # `encode_document` reads no other key
+            # `encode_document` reads no other key
+            query_prompt=prompts.get("query") or "", doc_prompt=prompts.get("document") or "",
             temperature=1.0 if learned else own.get("temperature", 1.0), learn_temperature=learned,
         )  # fmt: skip
         scorer.projection = query.projection
@@ -265,9 +310,13 @@ class _Side:
             elif module.kind == "Normalize":
                 self.normalized = True
             else:
-                raise CheckpointError(f"{folder}: expected Transformer, Pooling, at most one Dense, Normalize; got {module.kind}")
+                raise CheckpointError(
+                    f"{folder}: expected Transformer, Pooling, at most one Dense, Normalize; got {module.kind}"
+                )
         if not self.pooling:
-            raise CheckpointError(f"{folder}: expected a Pooling module, got none; a model of token vectors loads as colbert")
+            raise CheckpointError(
+                f"{folder}: expected a Pooling module, got none; a model of token vectors loads as colbert"
+            )
 
 
 def _pooling_of(module: layout.Module) -> str:
@@ -284,6 +333,8 @@ def _pooling_of(module: layout.Module) -> str:
 
 def _projection(encoder: Encoder, size: int) -> nn.Linear:
     linear = nn.Linear(encoder.dim, size)
-    nn.init.orthogonal_(linear.weight)  # keeps angles where it can, so that training starts from the encoder's own similarities
+    nn.init.orthogonal_(
+        linear.weight
+    )  # keeps angles where it can, so that training starts from the encoder's own similarities
     nn.init.zeros_(linear.bias)
     return linear

@@ -26,7 +26,12 @@ from ranker.types import RankBatch
 log = logging.getLogger(__name__)
 
 SMALL = 2.0**-12  # see MonoBERT.save
-CLASSIFIERS = ("bert", "roberta", "xlm-roberta", "camembert")  # families whose classifier is dense, tanh, linear on the first token
+CLASSIFIERS = (
+    "bert",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+)  # families whose classifier is dense, tanh, linear on the first token
 HEAD_FILE = "head.safetensors"
 # of older checkpoints: a constant, and a layer that RoBERTa's never reads
 UNUSED = ("position_ids", "pooler.dense.weight", "pooler.dense.bias")
@@ -45,7 +50,9 @@ class MonoBERT(nn.Module):
 
     reads = "pairs"
 
-    def __init__(self, encoder: Encoder, pooling: str = "cls", pooler: bool = False, num_labels: int = 1, dropout: float = 0.0) -> None:
+    def __init__(
+        self, encoder: Encoder, pooling: str = "cls", pooler: bool = False, num_labels: int = 1, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         if pooling not in POOLINGS:
             raise ConfigError(f"model.pooling: expected one of {', '.join(POOLINGS)}; got {pooling!r}")
@@ -67,7 +74,9 @@ class MonoBERT(nn.Module):
 
     def read(self, pooled: Tensor) -> Tensor:
         """Return the logits of rows from their pooled states [rows, dim], float32, [rows, num_labels]."""
-        with torch.autocast(pooled.device.type, enabled=False):  # in bf16 good candidates would tie: its scores are 1/64 apart above 2
+        with torch.autocast(
+            pooled.device.type, enabled=False
+        ):  # in bf16 good candidates would tie: its scores are 1/64 apart above 2
             logits = self.head(self.dropout(self.pooler(pooled)))
         return logits if logits.dtype == torch.float64 else logits.float()
 
@@ -80,18 +89,21 @@ class MonoBERT(nn.Module):
         scores = logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
         return to_grid(scores, doc_mask)
 
-    # the Hugging Face folder -------------------------------------------------------------------------------------------------------
+    # the Hugging Face folder
+    # -------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, max_tokens: int) -> None:
         """Write config.json, model.safetensors and the tokenizer, as a sequence classification model where the family has one that fits.
 
-        transformers' BERT and RoBERTa classifiers put a dense layer and tanh between the first token and the logits. A scorer without
-        a pooler is written with the dense layer `2^-12 I` and the head times `2^12`: tanh is the identity there up to 1e-7, and powers
-        of two scale without rounding, so other programs give the same scores and `load` gives the same weights back. For other families
-        and poolings the encoder is written by itself, with the head beside it in `head.safetensors`, which only `load` reads.
+        transformers' BERT and RoBERTa classifiers put a dense layer and tanh between the first token and the logits. A
+        scorer without a pooler is written with the dense layer `2^-12 I` and the head times `2^12`: tanh is the
+        identity there up to 1e-7, and powers of two scale without rounding, so other programs give the same scores and
+        `load` gives the same weights back. For other families and poolings the encoder is written by itself, with the
+        head beside it in `head.safetensors`, which only `load` reads.
 
-        A tokenizer's files hold the pair's length alone, not the limits of query and doc. Other programs shorten the longer text first, so
-        they give the same scores for the pairs of which `ranker.data.pair_cuts` says that they are cut alike.
+        A tokenizer's files hold the pair's length alone, not the limits of query and doc. Other programs shorten the
+        longer text first, so they give the same scores for the pairs of which `ranker.data.pair_cuts` says that they
+        are cut alike.
 
         Args:
             folder: Where to.
@@ -104,8 +116,11 @@ class MonoBERT(nn.Module):
         if model is not None:
             model.save_pretrained(folder)
             return
-        log.warning("model/: %s with %s pooling has no such classifier in transformers; the head lies in head.safetensors",
-                    self.encoder.config.model_type, self.pooling)  # fmt: skip
+        log.warning(
+            "model/: %s with %s pooling has no such classifier in transformers; the head lies in head.safetensors",
+            self.encoder.config.model_type,
+            self.pooling,
+        )
         self.encoder.model.save_pretrained(folder)
         own = {key: value.contiguous() for key, value in self.state_dict().items() if not key.startswith("encoder.")}
         save_file(own, folder / HEAD_FILE, metadata={"pooling": self.pooling, "dropout": str(self.dropout.p)})
@@ -142,7 +157,8 @@ class MonoBERT(nn.Module):
         """Load a sequence classification folder: one written by `save`, or any of the same families with 1 or 2 labels.
 
         Raises:
-            CheckpointError: The folder has no trained head, or one of another size; a weight is missing or has no place.
+            CheckpointError: The folder has no trained head, or one of another size; a weight is missing or has no
+                place.
         """
         if (Path(folder) / HEAD_FILE).is_file():
             return cls._load_apart(Path(folder), execution)
@@ -155,7 +171,9 @@ class MonoBERT(nn.Module):
                 "its head would be random: train it first with encoder.name=..."
             )
         if config.model_type not in CLASSIFIERS:
-            raise CheckpointError(f"{folder}: expected a classifier of one of {', '.join(CLASSIFIERS)}, got {config.model_type!r}")
+            raise CheckpointError(
+                f"{folder}: expected a classifier of one of {', '.join(CLASSIFIERS)}, got {config.model_type!r}"
+            )
         if config.num_labels not in (1, 2):
             raise CheckpointError(
                 f"{folder}: expected a head of 1 or 2 labels, got {config.num_labels}; train a new one with encoder.name=..."
@@ -164,10 +182,14 @@ class MonoBERT(nn.Module):
             folder, output_loading_info=True, dtype=torch.float32, trust_remote_code=False
         )
         if info["missing_keys"]:
-            raise CheckpointError(f"{folder}: expected all weights, {', '.join(sorted(info['missing_keys']))} are missing")
+            raise CheckpointError(
+                f"{folder}: expected all weights, {', '.join(sorted(info['missing_keys']))} are missing"
+            )
         unknown = sorted(key for key in info["unexpected_keys"] if not key.endswith(UNUSED))
         if unknown:
-            raise CheckpointError(f"{folder}: expected the weights that its config.json describes, got {', '.join(unknown)} as well")
+            raise CheckpointError(
+                f"{folder}: expected the weights that its config.json describes, got {', '.join(unknown)} as well"
+            )
         dense, out = _classifier_of(model)
         plain = torch.equal(dense.weight, torch.eye(config.hidden_size) * SMALL)
         base = model.base_model

@@ -80,7 +80,9 @@ def _head(entry: Any, where: str) -> Head:
     options = parameters_of(target) or {}
     for key, value in head.options.items():
         if key not in options:
-            raise ConfigError(f"{where}.options.{key}: unknown key for {head.task}{did_you_mean(str(key), list(options))}")
+            raise ConfigError(
+                f"{where}.options.{key}: unknown key for {head.task}{did_you_mean(str(key), list(options))}"
+            )
         fault = options[key].fault(value)
         if fault:
             raise ConfigError(f"{where}.options.{key}: {fault}")
@@ -92,7 +94,9 @@ def _check_labels(head: Head, target: str, where: str) -> None:
     """Refuse labels that the task does not have."""
     kind = labels_of(target)
     if head.regression and kind in ("closed", "open"):
-        raise ConfigError(f"{where}.regression: expected false for {head.task}, whose labels are classes, got true; leave it out")
+        raise ConfigError(
+            f"{where}.regression: expected false for {head.task}, whose labels are classes, got true; leave it out"
+        )
     if head.classes is not None:
         if kind in ("closed", "numbers"):
             what = "bins of numbers" if kind == "numbers" else "labels"
@@ -100,9 +104,13 @@ def _check_labels(head: Head, target: str, where: str) -> None:
                 f"{where}.classes: expected none for {head.task}, which has its own {what}, got {head.classes!r}; leave them out"
             )
         if head.regression:
-            raise ConfigError(f"{where}.classes: expected none beside regression: true, got {head.classes!r}; leave one of them out")
+            raise ConfigError(
+                f"{where}.classes: expected none beside regression: true, got {head.classes!r}; leave one of them out"
+            )
         if len({str(name) for name in head.classes}) != len(head.classes) or len(head.classes) < 2:
-            raise ConfigError(f"{where}.classes: expected at least two labels, each once, got {head.classes!r}; name all that occur")
+            raise ConfigError(
+                f"{where}.classes: expected at least two labels, each once, got {head.classes!r}; name all that occur"
+            )
     if head.options.get("bins", 2) < 2:
         raise ConfigError(f"{where}.options.bins: expected at least 2, got {head.options['bins']!r}")
 
@@ -131,7 +139,9 @@ def task_target(task: str, where: str) -> str:
         known = sorted(own.stem for own in TASKS.glob("*.py") if own.stem != "__init__")
         raise ConfigError(f"{where}: expected one of {', '.join(known)}; got {task!r}")
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and any(isinstance(part, ast.FunctionDef) and part.name == "examples" for part in node.body):
+        if isinstance(node, ast.ClassDef) and any(
+            isinstance(part, ast.FunctionDef) and part.name == "examples" for part in node.body
+        ):
             return f"ranker.probing.tasks.{task}.{node.name}"
     raise ConfigError(f"{where}: expected a class with `examples` in {path}, got none")
 
@@ -153,28 +163,42 @@ def labels_of(target: str) -> str:
     return "file"
 
 
-# checks of a whole `model` node -------------------------------------------------------------------------------------------------------
+# checks of a whole `model` node
+# -------------------------------------------------------------------------------------------------------
 
 
 def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]:
     """What is wrong with a multitask `model` node for an `encoder` node, one line a fault."""
     if not isinstance(model.get("heads"), list):  # said by the check of signatures
-        return [] if model.get("heads") is not None else ["model.heads: expected a list as [{task: bm25, layer: 5}], got null"]
+        return (
+            []
+            if model.get("heads") is not None
+            else ["model.heads: expected a list as [{task: bm25, layer: 5}], got null"]
+        )
     found: list[str] = []
     heads: list[Head] = []
     made: dict[str, Any] = {}
     try:
         heads = read_heads(model.get("heads"))
         if not heads:
-            found.append("model.heads: expected at least one head as [{task: bm25, layer: 5}], got none; model=monobert trains without")
+            found.append(
+                "model.heads: expected at least one head as [{task: bm25, layer: 5}], got none; model=monobert trains without"
+            )
     except ConfigError as error:
         found += str(error).split("\n")
-    for key, kind in (("sampling", TaskSampling), ("weighting", TaskWeighting), ("labels", TaskLabels), ("auto", AutoLayers)):
+    for key, kind in (
+        ("sampling", TaskSampling),
+        ("weighting", TaskWeighting),
+        ("labels", TaskLabels),
+        ("auto", AutoLayers),
+    ):
         if not isinstance(model.get(key) or {}, Mapping):
             found.append(f"model.{key}: expected keys and values, got {model[key]!r}")
             continue
         try:
-            made[key] = kind(**{name: value for name, value in (model.get(key) or {}).items() if not name.startswith("_")})
+            made[key] = kind(
+                **{name: value for name, value in (model.get(key) or {}).items() if not name.startswith("_")}
+            )
         except ConfigError as error:
             found.append(str(error))
         except TypeError:  # said by the check of signatures
@@ -195,7 +219,9 @@ def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]
 
 
 def reported_name(head: Head) -> str:
-    """The name under which a probing report has a head's task: a variant's own, as sem_svd. Imports the task, and torch with it.
+    """The name under which a probing report has a head's task: a variant's own, as sem_svd.
+
+    Imports the task, and torch with it.
 
     >>> reported_name(Head(task="gap"))
     'coref_gap'
@@ -221,7 +247,9 @@ def auto_layers(heads: Sequence[Head], auto: AutoLayers, encoder: Mapping[str, A
         )
     path = Path(auto.report) / "probe_results.csv"
     if not path.is_file():
-        raise ConfigError(f"model.auto.report: expected a finished probing run with probe_results.csv, got {auto.report!r}")
+        raise ConfigError(
+            f"model.auto.report: expected a finished probing run with probe_results.csv, got {auto.report!r}"
+        )
     with path.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row.get("control") == "none" and row.get("layer")]
     rows = [row for row in rows if row["model"] == rows[0]["model"]]
@@ -240,7 +268,9 @@ def auto_layers(heads: Sequence[Head], auto: AutoLayers, encoder: Mapping[str, A
             if row["task"] == name and int(row["layer"]) in allowed:
                 by_layer.setdefault(int(row["layer"]), []).append(float(row["compression"]))
         if not by_layer:
-            faults.append(f"model.auto.last_layer: expected other layers than the last one in {path}, got none for {head.task}")
+            faults.append(
+                f"model.auto.last_layer: expected other layers than the last one in {path}, got none for {head.task}"
+            )
             continue
         chosen[head.label] = max(by_layer, key=lambda layer: (sum(by_layer[layer]) / len(by_layer[layer]), -layer))
     if faults:
@@ -262,13 +292,16 @@ def _allowed_layers(layers: set[int], auto: AutoLayers, encoder: Mapping[str, An
     """Those of a report's layers that may be chosen.
 
     Raises:
-        ConfigError: The report says that it is of another encoder; or it does not tell which layer is the last, which is to be left out.
+        ConfigError: The report says that it is of another encoder; or it does not tell which layer is the last, which
+            is to be left out.
     """
     assert auto.report is not None
     stored = Path(auto.report) / "config.yaml"
     told: Any = load_stored(stored) if stored.is_file() else {}
     probed = {} if told.get("checkpoint") else told.get("encoder") or {}
-    wanted, got = ("/".join(str(node[key]) for key in ("package", "name") if node.get(key)) for node in (encoder, probed))
+    wanted, got = (
+        "/".join(str(node[key]) for key in ("package", "name") if node.get(key)) for node in (encoder, probed)
+    )
     if got and got != wanted:
         raise ConfigError(
             f"model.auto.report: expected a report on {wanted}, which is trained, got one on {got} in {auto.report!r}; "
@@ -276,7 +309,9 @@ def _allowed_layers(layers: set[int], auto: AutoLayers, encoder: Mapping[str, An
         )
     if auto.last_layer:
         return layers
-    last = encoder.get("layers") or (max(layers, default=0) if not told.get("layers") and not probed.get("layers") else None)
+    last = encoder.get("layers") or (
+        max(layers, default=0) if not told.get("layers") and not probed.get("layers") else None
+    )
     if last is None:
         raise ConfigError(
             f"model.auto.last_layer: expected a report on all layers, to know which is the last, got one on some in {auto.report!r}; "

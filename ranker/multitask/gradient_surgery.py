@@ -13,8 +13,9 @@ def combine(gradients: Tensor, reach: Tensor, method: str, seed: int = 0) -> Ten
 
     .. math:: g_i \leftarrow g_i - \frac{g_i \cdot g_j}{\lVert g_j \rVert^2} g_j \quad \text{if } g_i \cdot g_j < 0
 
-    with j's original gradient. `guard` does it for the auxiliary tasks against ranking alone: ranking's gradient stays as it is. A task
-    that reads a lower layer has no gradient above it and gets none: products and norms are over the parameters that it reaches.
+    with j's original gradient. `guard` does it for the auxiliary tasks against ranking alone: ranking's gradient stays
+    as it is. A task that reads a lower layer has no gradient above it and gets none: products and norms are over the
+    parameters that it reaches.
 
     Args:
         gradients: Weighted gradients, ranking's first [tasks, parameters].
@@ -35,7 +36,11 @@ def combine(gradients: Tensor, reach: Tensor, method: str, seed: int = 0) -> Ten
     total = gradients[0].clone() if method == "guard" else torch.zeros_like(gradients[0])
     generator = torch.Generator().manual_seed(seed)
     for task in range(1 if method == "guard" else 0, len(gradients)):
-        others = [0] if method == "guard" else [j for j in torch.randperm(len(gradients), generator=generator).tolist() if j != task]
+        others = (
+            [0]
+            if method == "guard"
+            else [j for j in torch.randperm(len(gradients), generator=generator).tolist() if j != task]
+        )
         own = gradients[task].clone()
         for other in others:
             against = gradients[other] * reach[task]

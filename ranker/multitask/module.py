@@ -26,9 +26,9 @@ log = logging.getLogger(__name__)
 class MultitaskModule(RerankModule):
     """Train ranking and its auxiliary heads by one optimizer step per `TaskStep`; only ranking is validated, so only it decides.
 
-    A task's loss is the mean over its targets in the whole step (ranking's over its groups), whatever micro-batches and devices hold them.
-    Gradients are summed over micro-batches here and over devices in one reduction of this module's own: which parameters have a gradient
-    depends on the step, and what no task of a step reaches is not touched by it.
+    A task's loss is the mean over its targets in the whole step (ranking's over its groups), whatever micro-batches and
+    devices hold them. Gradients are summed over micro-batches here and over devices in one reduction of this module's
+    own: which parameters have a gradient depends on the step, and what no task of a step reaches is not touched by it.
 
     Args:
         weighting: What the tasks' losses and gradients count.
@@ -55,9 +55,13 @@ class MultitaskModule(RerankModule):
         self.register_buffer("rows_before", torch.zeros(len(self.tasks), dtype=torch.int64))  # this epoch
         self.rows_seen: Tensor
         self.rows_before: Tensor
-        self._found: tuple[Tensor, Tensor | None] | None = None  # a step's losses and gradient norms, until it is judged
+        self._found: tuple[Tensor, Tensor | None] | None = (
+            None  # a step's losses and gradient norms, until it is judged
+        )
         self._trunk = _last_shared_layer(scorer)
-        if weighting.mode == "gradnorm" and not any(self._trunk.search(name) for name, p in self.named_parameters() if p.requires_grad):
+        if weighting.mode == "gradnorm" and not any(
+            self._trunk.search(name) for name, p in self.named_parameters() if p.requires_grad
+        ):
             raise ConfigError(
                 "model.weighting.mode: expected trained parameters in the last layer that all tasks share for gradnorm, got none by "
                 f"{self._trunk.pattern} in {type(scorer.encoder.model).__name__}; take another mode, as uncertainty"
@@ -81,7 +85,9 @@ class MultitaskModule(RerankModule):
                 for place, (task, part) in enumerate(parts.items()):
                     gradients.add(part, task, keep_graph=place < len(parts) - 1)
             else:
-                gradients.add(torch.stack([coefficients[task].to(part.dtype) * part for task, part in parts.items()]).sum(), 0)
+                gradients.add(
+                    torch.stack([coefficients[task].to(part.dtype) * part for task, part in parts.items()]).sum(), 0
+                )
         gradients.sum_over_devices()
         if dist.is_initialized():
             dist.all_reduce(losses)
@@ -93,7 +99,9 @@ class MultitaskModule(RerankModule):
         else:
             gradients.assign(torch.ones(1, device=self.device), "none")
         self._found = losses, gradients.norms(self._trunk) if self.weighting.mode == "gradnorm" else None
-        return total.double() if self.trainer.is_global_zero else torch.zeros((), dtype=torch.float64, device=self.device)
+        return (
+            total.double() if self.trainer.is_global_zero else torch.zeros((), dtype=torch.float64, device=self.device)
+        )
 
     def learn(self, step: TrainStep, finite: Tensor) -> None:
         """Count the step's rows and move learned weights if the step was `finite`, bool []; the device decides, the host does not wait."""
@@ -106,13 +114,18 @@ class MultitaskModule(RerankModule):
 
     def on_train_epoch_end(self) -> None:
         """Name the tasks that no step of the epoch taught (PC-55)."""
-        idle = [name for name, some in zip(self.tasks, (self.rows_seen > self.rows_before).tolist(), strict=True) if not some]
+        idle = [
+            name
+            for name, some in zip(self.tasks, (self.rows_seen > self.rows_before).tolist(), strict=True)
+            if not some
+        ]
         self.rows_before.copy_(self.rows_seen)
         if idle and self.trainer.is_global_zero:
             log.warning(
                 "epoch %d: expected rows of every task, got none of %s, so that its head learned nothing; raise its share in model.sampling",
-                self.current_epoch, ", ".join(idle),
-            )  # fmt: skip
+                self.current_epoch,
+                ", ".join(idle),
+            )
 
     def task_losses(self, batch: TaskBatch) -> dict[int, Tensor]:
         """This micro-batch's part of each task's loss; the parts of a step add up to it."""
@@ -141,10 +154,15 @@ class MultitaskModule(RerankModule):
         # straight to the loggers: `log` would repeat the last value at steps that have none
         values = {f"train/loss/{name}": losses[task] for task, name in enumerate(self.tasks) if step.rows[task]}
         if gradients is not None:
-            values |= {f"cosine/{name}": gradients.cosine(task) for task, name in enumerate(self.tasks) if task and step.rows[task]}
+            values |= {
+                f"cosine/{name}": gradients.cosine(task)
+                for task, name in enumerate(self.tasks)
+                if task and step.rows[task]
+            }
         for logger in self.loggers:
             logger.log_metrics(
-                {"epoch": float(self.current_epoch), **{key: float(value) for key, value in values.items()}}, step=self.trainer.global_step
+                {"epoch": float(self.current_epoch), **{key: float(value) for key, value in values.items()}},
+                step=self.trainer.global_step,
             )
 
 
@@ -159,12 +177,16 @@ class Gradients:
     def __init__(self, module: nn.Module, num_tasks: int) -> None:
         own = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         shared = [item for item in own if item[0].startswith("scorer.encoder.")]
-        self.names, self.parameters = zip(*shared, *(item for item in own if not item[0].startswith("scorer.encoder.")), strict=True)
+        self.names, self.parameters = zip(
+            *shared, *(item for item in own if not item[0].startswith("scorer.encoder.")), strict=True
+        )
         self.sizes = [p.numel() for p in self.parameters]
         self.num_shared = sum(p.numel() for _, p in shared)
         dtype = torch.promote_types(self.parameters[0].dtype, torch.float32)
         self.values = torch.zeros(num_tasks, sum(self.sizes), dtype=dtype, device=self.parameters[0].device)
-        self.reached = torch.zeros(num_tasks, len(self.sizes), dtype=torch.bool)  # on the host, which knows and has to know
+        self.reached = torch.zeros(
+            num_tasks, len(self.sizes), dtype=torch.bool
+        )  # on the host, which knows and has to know
 
     def add(self, loss: Tensor, task: int, keep_graph: bool = False) -> None:
         """Add a loss's gradient to a task's."""
@@ -194,11 +216,18 @@ class Gradients:
 
     def norms(self, trunk: re.Pattern[str]) -> Tensor:
         """Norm of each task's gradient by the parameters that a pattern names [tasks]."""
-        views = [view for name, view in zip(self.names, self.values.split(self.sizes, dim=1), strict=True) if trunk.search(name)]
+        views = [
+            view
+            for name, view in zip(self.names, self.values.split(self.sizes, dim=1), strict=True)
+            if trunk.search(name)
+        ]
         return torch.cat(views, dim=1).norm(dim=1)
 
     def assign(self, coefficients: Tensor, surgery: str, seed: int = 0) -> None:
-        """Put the weighted sum into the parameters' `grad`; surgery is done on the shared ones. None where no task has a gradient."""
+        """Put the weighted sum into the parameters' `grad`; surgery is done on the shared ones.
+
+        None where no task has a gradient.
+        """
         weights = coefficients.to(self.values)
         if surgery == "none":
             total = weights @ self.values
@@ -214,4 +243,6 @@ class Gradients:
 def _last_shared_layer(scorer: Multitask) -> re.Pattern[str]:
     """Names of the parameters of the last layer that every task reaches; without such a layer, of all that is in none."""
     layer = min([scorer.encoder.num_layers, *(head.deepest for head in scorer.task_heads())])
-    return re.compile(rf"^scorer\.encoder\..*\blayers?\.{layer - 1}\." if layer else r"^scorer\.encoder\.(?!.*\blayers?\.\d)")
+    return re.compile(
+        rf"^scorer\.encoder\..*\blayers?\.{layer - 1}\." if layer else r"^scorer\.encoder\.(?!.*\blayers?\.\d)"
+    )

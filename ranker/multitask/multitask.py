@@ -1,6 +1,7 @@
 """Multitask cross-encoder: monoBERT with heads on probing tasks, each at the layer where its task lives.
 
-After Wallat, Beringer, Anand and Anand, "Probing BERT for Ranking Abilities" (ECIR 2023, DOI 10.1007/978-3-031-28238-6_17).
+After Wallat, Beringer, Anand and Anand, "Probing BERT for Ranking Abilities" (ECIR 2023, DOI
+10.1007/978-3-031-28238-6_17).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class TaskHead(nn.Module):
 
     Args:
         head: What was asked for.
-        layers: The layers it reads; of several, a learned mix (softmax weights that start equal; Peters et al., 2018, arXiv:1802.05365).
+        layers: The layers it reads; of several, a learned mix (softmax weights that start equal; Peters et al., 2018,
+            arXiv:1802.05365).
         pooling: `cls`, `mean` or `span`.
         dim: Size of a state.
         num_outputs: Classes; 1 for a number.
@@ -44,7 +46,9 @@ class TaskHead(nn.Module):
         dropout: Both dropouts.
     """
 
-    def __init__(self, head: Head, layers: Sequence[int], pooling: str, dim: int, num_outputs: int, hidden: int, dropout: float) -> None:
+    def __init__(
+        self, head: Head, layers: Sequence[int], pooling: str, dim: int, num_outputs: int, hidden: int, dropout: float
+    ) -> None:
         super().__init__()
         self.asked, self.layers, self.pooling, self.num_outputs = head, tuple(layers), pooling, num_outputs
         self.parts = SLOTS if pooling == "span" else 1
@@ -66,7 +70,11 @@ class TaskHead(nn.Module):
     def forward(self, states: Sequence[Tensor], batch: HeadBatch) -> Tensor:
         """Return outputs of each target, float32 [targets, outputs]; `states` [tokens, dim] are those of `layers`."""
         read = [own.index_select(0, batch.tokens) for own in states]
-        mixed = read[0] if self.mix is None else torch.einsum("l,ltd->td", self.mix.softmax(0).to(read[0].dtype), torch.stack(read))
+        mixed = (
+            read[0]
+            if self.mix is None
+            else torch.einsum("l,ltd->td", self.mix.softmax(0).to(read[0].dtype), torch.stack(read))
+        )
         sums = mixed.new_zeros(len(batch.lengths), mixed.shape[1]).index_add(0, batch.owners, mixed)
         pooled = (sums / batch.lengths.unsqueeze(1).to(sums.dtype)).view(-1, self.parts * mixed.shape[1])
         outputs = self.out(self.dropout(functional.relu(self.inner(self.dropout(pooled)))))
@@ -156,18 +164,23 @@ class Multitask(MonoBERT):
             scores = self.scores(self.read(pooled), batch.doc_mask)
         return scores, [head([states[layer] for layer in head.layers], own) for head, own in asked]
 
-    # the folder -----------------------------------------------------------------------------------------------------------------------
+    # the folder
+    # -----------------------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, max_tokens: int) -> None:
         """Write monoBERT's folder, which other programs load, and the heads beside it: `heads.json` and `heads.safetensors`."""
         super().save(folder, max_tokens)
         described = {
             name: {
-                "asked": head.asked.record(), "layers": list(head.layers), "pooling": head.pooling, "outputs": head.num_outputs,
-                "hidden": head.inner.out_features, "dropout": head.dropout.p,
+                "asked": head.asked.record(),
+                "layers": list(head.layers),
+                "pooling": head.pooling,
+                "outputs": head.num_outputs,
+                "hidden": head.inner.out_features,
+                "dropout": head.dropout.p,
             }
             for name, head in zip(self.heads, self.task_heads(), strict=True)
-        }  # fmt: skip
+        }
         (folder / HEADS[0]).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
         save_file({key: value.contiguous() for key, value in self.heads.state_dict().items()}, folder / HEADS[1])
 
@@ -183,11 +196,19 @@ class Multitask(MonoBERT):
             described = json.loads((Path(folder) / HEADS[0]).read_text(encoding="utf-8"))
             for name, own in described.items():
                 scorer.heads[name] = TaskHead(
-                    Head(**own["asked"]), own["layers"], own["pooling"], scorer.encoder.dim, own["outputs"], own["hidden"], own["dropout"]
+                    Head(**own["asked"]),
+                    own["layers"],
+                    own["pooling"],
+                    scorer.encoder.dim,
+                    own["outputs"],
+                    own["hidden"],
+                    own["dropout"],
                 )
             scorer.heads.load_state_dict(load_file(Path(folder) / HEADS[1]))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            raise CheckpointError(f"{folder}: expected the heads of a multitask model in {' and '.join(HEADS)}, got {error}") from error
+            raise CheckpointError(
+                f"{folder}: expected the heads of a multitask model in {' and '.join(HEADS)}, got {error}"
+            ) from error
         return scorer
 
 

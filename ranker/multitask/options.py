@@ -1,4 +1,7 @@
-"""What a multitask training is asked for: heads, labels, sampling, weighting. Knows no torch, so that mistakes are answered at once."""
+"""What a multitask training is asked for: heads, labels, sampling, weighting.
+
+Knows no torch, so that mistakes are answered at once.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +27,10 @@ class Head:
 
     Args:
         task: A probing task, a file in `ranker/probing/tasks`.
-        layer: What the head reads: a layer (0 is the embeddings), a list of layers (their learned mix), `middle`, `last`, or `auto`.
-        pooling: `cls`, `mean` (the row's tokens) or `span` (the mean of each of the target's spans, one after another); None takes `span`
-            for tasks about words and `mean` for tasks about whole texts.
+        layer: What the head reads: a layer (0 is the embeddings), a list of layers (their learned mix), `middle`,
+            `last`, or `auto`.
+        pooling: `cls`, `mean` (the row's tokens) or `span` (the mean of each of the target's spans, one after another);
+            None takes `span` for tasks about words and `mean` for tasks about whole texts.
         regression: Learn the task's number, scaled to 0 to 1, instead of its bin.
         weight: Factor on the task's loss, beside the weighting's.
         classes: Labels of a task whose set of labels is open.
@@ -127,7 +131,9 @@ class TaskSampling:
         one_of("model.sampling.composition", self.composition, COMPOSITIONS)
         one_of("model.sampling.mode", self.mode, SAMPLINGS)
         if self.main_fraction is not None and not 0 < self.main_fraction < 1:
-            raise ConfigError(f"model.sampling.main_fraction: expected a number above 0 and below 1, or null; got {self.main_fraction!r}")
+            raise ConfigError(
+                f"model.sampling.main_fraction: expected a number above 0 and below 1, or null; got {self.main_fraction!r}"
+            )
         if self.temperature != math.inf:
             at_least("model.sampling.temperature", self.temperature, 1)
         if self.cap is not None:
@@ -139,12 +145,14 @@ class TaskWeighting:
     """What the tasks' losses and gradients count.
 
     Args:
-        mode: `static` (the heads' weights), `log_k` (over ln of the number of classes), `row_mean` (each row of a step counts the same),
-            `uncertainty` or `gradnorm` (learned).
-        surgery: `none`, `pcgrad` (every task's gradient gives way to the others') or `guard` (auxiliary gradients give way to ranking's).
+        mode: `static` (the heads' weights), `log_k` (over ln of the number of classes), `row_mean` (each row of a step
+            counts the same), `uncertainty` or `gradnorm` (learned).
+        surgery: `none`, `pcgrad` (every task's gradient gives way to the others') or `guard` (auxiliary gradients give
+            way to ranking's).
         lr: Of modes uncertainty and gradnorm: their own learning rate.
         alpha: Of mode gradnorm: how strongly tasks that learn slowly are favoured.
-        cosine_every: Log the cosine of ranking's and each task's gradient at every so many-th logged step that has both; 0: never.
+        cosine_every: Log the cosine of ranking's and each task's gradient at every so many-th logged step that has
+            both; 0: never.
     """
 
     mode: str = "log_k"

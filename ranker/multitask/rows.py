@@ -34,8 +34,8 @@ class TaskRows:
         name: Name of the head.
         rows: Row of each pair in `Sequences`, int64 [pairs].
         targets: Pair i has the targets `targets[i]` to `targets[i + 1]`, int64 [pairs + 1].
-        spans: Tokens of each part that a target's head reads, from and to, counted from the row's first token; equal where there is no
-            part, int64 [targets, parts, 2].
+        spans: Tokens of each part that a target's head reads, from and to, counted from the row's first token; equal
+            where there is no part, int64 [targets, parts, 2].
         labels: Class (int64) or number (float32) of each target.
     """
 
@@ -50,7 +50,12 @@ class TaskRows:
 
 
 def label_tasks(
-    collection: Collection, tasks: Sequence[ProbeTask], options: TaskLabels, held_out: Mapping[str, Collection], seed: int, cache_dir: Path
+    collection: Collection,
+    tasks: Sequence[ProbeTask],
+    options: TaskLabels,
+    held_out: Mapping[str, Collection],
+    seed: int,
+    cache_dir: Path,
 ) -> list[list[ProbeExample]]:
     """Make the examples of each task, of training queries only.
 
@@ -69,9 +74,13 @@ def label_tasks(
     sample = sample_pairs(collection, options.max_pairs, options.docs_per_query, options.depth, seed, 0.0, 0.0)
     found = []
     for task in tasks:
-        examples = [example for example in labelled_examples(task, sample, cache_dir) if example.part in (None, "train")]
+        examples = [
+            example for example in labelled_examples(task, sample, cache_dir) if example.part in (None, "train")
+        ]
         if not examples:
-            raise DataError(f"model.heads.{task.name}: expected examples of the training part, got none; take another data or task")
+            raise DataError(
+                f"model.heads.{task.name}: expected examples of the training part, got none; take another data or task"
+            )
         refuse_held_out(task.name, examples, collection, held_out)
         found.append(examples[: options.max_pairs])
     forget()
@@ -85,22 +94,36 @@ def _with_pairs(collection: Collection, max_pairs: int) -> Collection:
     docs: dict[str, dict[str, None]] = {}
     for query_id, more, less in islice(collection.triples, max_pairs):
         docs.setdefault(query_id, {}).update({more: None, less: None})
-    return replace(collection, candidates=Candidates.from_lists((query_id, list(own), [0.0] * len(own)) for query_id, own in docs.items()))
+    return replace(
+        collection,
+        candidates=Candidates.from_lists((query_id, list(own), [0.0] * len(own)) for query_id, own in docs.items()),
+    )
 
 
-def refuse_held_out(name: str, examples: Sequence[ProbeExample], train: Collection, held_out: Mapping[str, Collection]) -> None:
+def refuse_held_out(
+    name: str, examples: Sequence[ProbeExample], train: Collection, held_out: Mapping[str, Collection]
+) -> None:
     """Refuse labels on queries that are evaluated on: what a model learns of them would make its measures worthless.
 
-    They are known by their texts; by their ids as well where no training query has the id and the doc's is one of the evaluated docs.
+    They are known by their texts; by their ids as well where no training query has the id and the doc's is one of the
+    evaluated docs.
 
     Raises:
         DataError: There are such queries; the message names one.
     """
     texts = {_same(example.query): example.query_id for example in examples if example.query.strip()}
-    brought = sorted({(example.query_id, example.doc_id) for example in examples if example.query_id not in train.queries})
+    brought = sorted(
+        {(example.query_id, example.doc_id) for example in examples if example.query_id not in train.queries}
+    )
     for part, collection in held_out.items():
-        shared = [(query_id, texts[_same(text)], "text") for query_id, text in collection.queries.items() if _same(text) in texts]
-        shared += [(own, own, "id") for own, doc_id in brought if own in collection.queries and doc_id in collection.docs]
+        shared = [
+            (query_id, texts[_same(text)], "text")
+            for query_id, text in collection.queries.items()
+            if _same(text) in texts
+        ]
+        shared += [
+            (own, own, "id") for own, doc_id in brought if own in collection.queries and doc_id in collection.docs
+        ]
         if shared:
             theirs, own, what = shared[0]
             count = len({own for _, own, _ in shared})
@@ -145,7 +168,12 @@ def to_rows(
 
 
 def _rows_of(
-    head: Head, task: ProbeTask, examples: Sequence[ProbeExample], pooling: str, sequences: Sequences, place_of: dict[tuple[str, str], int]
+    head: Head,
+    task: ProbeTask,
+    examples: Sequence[ProbeExample],
+    pooling: str,
+    sequences: Sequences,
+    place_of: dict[tuple[str, str], int],
 ) -> TaskRows:
     rows, ends, spans, targets, cut = [], [0], [], [], 0
     parts = SLOTS if pooling == "span" else 1
@@ -165,7 +193,9 @@ def _rows_of(
             rows.append(row)
             ends.append(len(targets))
     if not targets:
-        raise DataError(f"model.heads.{head.label}: expected targets, got none of {len(examples)} pairs that truncation left whole; raise max_doc_tokens")  # fmt: skip
+        raise DataError(
+            f"model.heads.{head.label}: expected targets, got none of {len(examples)} pairs that truncation left whole; raise max_doc_tokens"
+        )
     if cut:
         log.info("%s: %d of %d targets are left out, since truncation cut them", head.label, cut, cut + len(targets))
     labels = _labels(head, task, [target.value for target in targets], [target.label for target in targets])
@@ -176,9 +206,13 @@ def _labels(head: Head, task: ProbeTask, values: Sequence[float | None], names: 
     """Classes int64, or numbers float32 clipped at two standard deviations about their mean and scaled to 0 to 1."""
     numeric = all(value is not None for value in values)
     if head.regression and not numeric:
-        raise ConfigError(f"model.heads.{head.label}.regression: expected a task of numbers, got {task.name}, whose labels are classes")
+        raise ConfigError(
+            f"model.heads.{head.label}.regression: expected a task of numbers, got {task.name}, whose labels are classes"
+        )
     if numeric and head.classes is not None:
-        raise ConfigError(f"model.heads.{head.label}.classes: expected none, since the targets of {task.name} have numbers; leave them out")
+        raise ConfigError(
+            f"model.heads.{head.label}.classes: expected none, since the targets of {task.name} have numbers; leave them out"
+        )
     if numeric:
         numbers = np.array(values, dtype=np.float64)
         if head.regression:
@@ -186,11 +220,15 @@ def _labels(head: Head, task: ProbeTask, values: Sequence[float | None], names: 
         return fit_bins(numbers, getattr(task, "bins", 10), getattr(task, "binning", "mean2std"))(numbers)
     classes = class_names(head, task)
     if classes is None:
-        raise DataError(f"model.heads.{head.label}: expected a value in every target of {task.name}, as in the first, got one without")
+        raise DataError(
+            f"model.heads.{head.label}: expected a value in every target of {task.name}, as in the first, got one without"
+        )
     place_of = {name: place for place, name in enumerate(classes)}
     unknown = sorted({str(name) for name in names} - set(place_of))
     if unknown:
-        raise DataError(f"model.heads.{head.label}: expected one of the labels {', '.join(classes)}, got {unknown[0]!r}; add it to classes")
+        raise DataError(
+            f"model.heads.{head.label}: expected one of the labels {', '.join(classes)}, got {unknown[0]!r}; add it to classes"
+        )
     return np.array([place_of[str(name)] for name in names], dtype=np.int64)
 
 

@@ -17,8 +17,8 @@ _PASS = 1 << 20  # a later pass over the ranking groups within an epoch shuffles
 def probabilities(sampling: TaskSampling, sizes: tuple[int, ...], epoch: int, num_epochs: int) -> np.ndarray:
     r"""Share of each task's rows, float64 [tasks]; the first is ranking's.
 
-    proportional: p_t ~ N_t. uniform: 1 / T. temperature (Aharoni et al., 2019): p_t ~ min(N_t, cap)^(1 / tau). annealed (Stickland and
-    Murray, 2019): p_t ~ N_t^a with a = 1 - 0.8 (e - 1) / (E - 1) over epochs e = 1 .. E.
+    proportional: p_t ~ N_t. uniform: 1 / T. temperature (Aharoni et al., 2019): p_t ~ min(N_t, cap)^(1 / tau). annealed
+    (Stickland and Murray, 2019): p_t ~ N_t^a with a = 1 - 0.8 (e - 1) / (E - 1) over epochs e = 1 .. E.
 
     Args:
         sampling: Mode and its numbers.
@@ -50,9 +50,10 @@ def probabilities(sampling: TaskSampling, sizes: tuple[int, ...], epoch: int, nu
 class TaskPlan:
     """The optimizer steps of an epoch over all tasks, fixed by the config alone.
 
-    A mixed step has the ranking groups that it would have without other tasks, and rows of these in addition, so many that ranking has its
-    share; an epoch is one pass over the ranking groups. A homogeneous step is one task's: `batch.queries` ranking groups, or as many rows
-    as these have; an epoch is as long as one pass over the ranking groups takes at the first epoch's shares.
+    A mixed step has the ranking groups that it would have without other tasks, and rows of these in addition, so many
+    that ranking has its share; an epoch is one pass over the ranking groups. A homogeneous step is one task's:
+    `batch.queries` ranking groups, or as many rows as these have; an epoch is as long as one pass over the ranking
+    groups takes at the first epoch's shares.
 
     Args:
         ranking: Plan of the ranking groups.
@@ -136,8 +137,9 @@ def _in_order(size: int, seed: int, epoch: int, task: int, start: int, count: in
     """Places `start` to `start + count` of one shuffled pass after another."""
     places = np.arange(start, start + count)
     parts = [
-        _shuffled(size, seed, epoch, task, int(turn))[places[places // size == turn] % size] for turn in np.unique(places // size)
-    ]  # fmt: skip
+        _shuffled(size, seed, epoch, task, int(turn))[places[places // size == turn] % size]
+        for turn in np.unique(places // size)
+    ]
     return np.concatenate(parts) if parts else places
 
 

@@ -66,7 +66,10 @@ class TaskBatch(RankBatch):
         assert self.pairs is not None
         rows, tokens = self.num_rank_rows, self.num_rank_tokens
         return TokenBatch(
-            self.pairs.tokens[:tokens], self.pairs.segments[:tokens], self.pairs.cu_seqlens[: rows + 1], self.pairs.max_length
+            self.pairs.tokens[:tokens],
+            self.pairs.segments[:tokens],
+            self.pairs.cu_seqlens[: rows + 1],
+            self.pairs.max_length,
         )
 
 
@@ -104,7 +107,9 @@ class TaskSteps(Dataset[TaskStep]):
     def __getitem__(self, key: tuple[int, int]) -> TaskStep:
         epoch, index = key
         groups = self.plan.groups(epoch, index)
-        doc_rows, labels = self.sampler.draw(epoch, groups) if len(groups) else (np.zeros((0, 1), dtype=np.int64), np.zeros((0, 1)))
+        doc_rows, labels = (
+            self.sampler.draw(epoch, groups) if len(groups) else (np.zeros((0, 1), dtype=np.int64), np.zeros((0, 1)))
+        )
         query_rows = self.sampler.query_rows[groups]
         sizes = self.collator.group_sizes(query_rows, doc_rows).tolist() if len(groups) else []
         drawn = self.plan.rows(epoch, index)
@@ -123,8 +128,13 @@ class TaskSteps(Dataset[TaskStep]):
             micro_batches.append(self._with_rows(ranked, others, task_of[others], number_of[others], num_targets))
         num_docs = int((doc_rows >= 0).sum())
         return TaskStep(
-            epoch, index, tuple(micro_batches), len(groups), num_docs + len(rows), rows=(num_docs, *(len(own) for own in drawn))
-        )  # fmt: skip
+            epoch,
+            index,
+            tuple(micro_batches),
+            len(groups),
+            num_docs + len(rows),
+            rows=(num_docs, *(len(own) for own in drawn)),
+        )
 
     def _rows(self, task_of: np.ndarray, number_of: np.ndarray) -> np.ndarray:
         """Rows in `sequences` of some tasks' pairs, int64."""
@@ -137,7 +147,12 @@ class TaskSteps(Dataset[TaskStep]):
         return [query_id.decode() for query_id in self.collator.queries.ids()[rows]]
 
     def _with_rows(
-        self, ranked: RankBatch | None, places: np.ndarray, task_of: np.ndarray, number_of: np.ndarray, num_targets: Sequence[int]
+        self,
+        ranked: RankBatch | None,
+        places: np.ndarray,
+        task_of: np.ndarray,
+        number_of: np.ndarray,
+        num_targets: Sequence[int],
     ) -> TaskBatch:
         """Put auxiliary rows, which stand at some places among the step's, behind the ranking groups' rows."""
         first = 0 if ranked is None or ranked.pairs is None else ranked.pairs.num_tokens
@@ -152,7 +167,9 @@ class TaskSteps(Dataset[TaskStep]):
         )
         if ranked is None:
             empty = torch.zeros(0, 1)
-            return TaskBatch(empty, empty.bool(), torch.zeros(0, dtype=torch.int64), 0.0, concatenate(blocks), heads=heads)
+            return TaskBatch(
+                empty, empty.bool(), torch.zeros(0, dtype=torch.int64), 0.0, concatenate(blocks), heads=heads
+            )
         assert ranked.pairs is not None
         pairs = concatenate([ranked.pairs, *blocks])
         return TaskBatch(
@@ -164,7 +181,8 @@ class TaskSteps(Dataset[TaskStep]):
         """Token batches of some rows with their names, one a layout, and the order in which they hold the rows."""
         kinds = self._kinds[rows]
         blocks = [
-            replace(self.sequences.take(rows[kinds == kind]), names=torch.from_numpy(names[kinds == kind])) for kind in np.unique(kinds)
+            replace(self.sequences.take(rows[kinds == kind]), names=torch.from_numpy(names[kinds == kind]))
+            for kind in np.unique(kinds)
         ]
         return blocks, np.argsort(kinds, kind="stable")
 
@@ -192,7 +210,10 @@ def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
     if len(batches) == 1:
         return batches[0]
     ends = np.cumsum([0, *(batch.num_tokens for batch in batches)])
-    seqlens = [batches[0].cu_seqlens[:1], *(batch.cu_seqlens[1:] + int(start) for batch, start in zip(batches, ends, strict=False))]
+    seqlens = [
+        batches[0].cu_seqlens[:1],
+        *(batch.cu_seqlens[1:] + int(start) for batch, start in zip(batches, ends, strict=False)),
+    ]
     names = [batch.names for batch in batches if batch.names is not None]
     return TokenBatch(
         torch.cat([batch.tokens for batch in batches]),

@@ -18,13 +18,17 @@ class TaskWeights(nn.Module):
     r"""Coefficients c_t of the total loss, the sum of c_t L_t; ranking is the first task.
 
     - `static`: the heads' own weights w_t.
-    - `log_k`: w_t / ln k_t for k_t classes, 1 / ln 2 for ranking and for numbers (MUPPET; Aghajanyan et al., 2021, arXiv:2101.11038).
-    - `row_mean`: w_t times the task's share of the step's rows, so that each row counts the same and a rare task is not noisy.
+    - `log_k`: w_t / ln k_t for k_t classes, 1 / ln 2 for ranking and for numbers (MUPPET; Aghajanyan et al., 2021,
+      arXiv:2101.11038).
+    - `row_mean`: w_t times the task's share of the step's rows, so that each row counts the same and a rare task is not
+      noisy.
     - `uncertainty` (Kendall et al., 2018, arXiv:1705.07115): with s_t = ln sigma_t^2, clamped to -5 .. 5, a task adds
       exp(-s) L + s / 2, one of numbers 0.5 exp(-s) L + s / 2.
-    - `gradnorm` (Chen et al., 2018, arXiv:1711.02257): weights whose gradient norms on the last shared layer follow the tasks' training rates.
+    - `gradnorm` (Chen et al., 2018, arXiv:1711.02257): weights whose gradient norms on the last shared layer follow the
+      tasks' training rates.
 
-    What is learned moves by plain gradient steps of its own rate, without weight decay. It lies in buffers, so that a checkpoint has it.
+    What is learned moves by plain gradient steps of its own rate, without weight decay. It lies in buffers, so that a
+    checkpoint has it.
 
     Args:
         options: Mode and its numbers.
@@ -33,7 +37,9 @@ class TaskWeights(nn.Module):
         regression: Which tasks are about numbers.
     """
 
-    def __init__(self, options: TaskWeighting, given: Sequence[float], classes: Sequence[int], regression: Sequence[bool]) -> None:
+    def __init__(
+        self, options: TaskWeighting, given: Sequence[float], classes: Sequence[int], regression: Sequence[bool]
+    ) -> None:
         super().__init__()
         self.options = options
         fixed = [w / math.log(k) if options.mode == "log_k" else w for w, k in zip(given, classes, strict=True)]
@@ -66,7 +72,9 @@ class TaskWeights(nn.Module):
             total = total + (self.log_variance * (self.fixed.new_tensor(rows) > 0)).sum().to(losses.dtype) / 2
         return total
 
-    def learn(self, losses: Tensor, rows: Sequence[int], norms: Tensor | None = None, finite: Tensor | bool = True) -> None:
+    def learn(
+        self, losses: Tensor, rows: Sequence[int], norms: Tensor | None = None, finite: Tensor | bool = True
+    ) -> None:
         """Take a step of what is learned; the same on every device. Losses and norms that are not finite teach nothing.
 
         Args:
@@ -87,13 +95,20 @@ class TaskWeights(nn.Module):
             unseen = present & (self.first_losses < 0)
             self.first_losses.copy_(torch.where(unseen, losses, self.first_losses))
             slopes = gradnorm_slopes(
-                self.learned, self.fixed * norms.to(self.fixed.dtype), losses, self.first_losses, present, self.options.alpha
+                self.learned,
+                self.fixed * norms.to(self.fixed.dtype),
+                losses,
+                self.first_losses,
+                present,
+                self.options.alpha,
             )
             moved = (self.learned - self.options.lr * slopes).clamp(min=SMALLEST)
             self.learned.copy_(torch.where(present.any(), moved * len(moved) / moved.sum(), self.learned))
 
 
-def gradnorm_slopes(weights: Tensor, norms: Tensor, losses: Tensor, first: Tensor, present: Tensor, alpha: float) -> Tensor:
+def gradnorm_slopes(
+    weights: Tensor, norms: Tensor, losses: Tensor, first: Tensor, present: Tensor, alpha: float
+) -> Tensor:
     r"""Slopes of :math:`\sum_t |G_t - \bar G r_t^\alpha|` by the weights w_t, the targets held constant; 0 for tasks that are not present.
 
     Norms and losses of those are not looked at: they may be anything.

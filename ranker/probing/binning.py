@@ -45,8 +45,9 @@ class Bins:
 def fit_bins(values: np.ndarray, num_bins: int = 10, method: str = "mean2std") -> Bins:
     """Find the edges.
 
-    `mean2std` cuts the range of two standard deviations about the mean into equal bins and clips what is outside; `minmax` the whole range
-    (outliers squeeze the bins); `quantile` gives bins of about equal size, fewer than asked where many values are equal.
+    `mean2std` cuts the range of two standard deviations about the mean into equal bins and clips what is outside;
+    `minmax` the whole range (outliers squeeze the bins); `quantile` gives bins of about equal size, fewer than asked
+    where many values are equal.
 
     Args:
         values: Training values, float64 [targets].

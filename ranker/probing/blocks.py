@@ -33,7 +33,9 @@ class BlockStore:
             path.parent.mkdir(parents=True, exist_ok=True)
             with self._readable():
                 self._connection = sqlite3.connect(path, timeout=600)
-                self._connection.execute("CREATE TABLE IF NOT EXISTS blocks (key TEXT PRIMARY KEY, arrays BLOB NOT NULL)")
+                self._connection.execute(
+                    "CREATE TABLE IF NOT EXISTS blocks (key TEXT PRIMARY KEY, arrays BLOB NOT NULL)"
+                )
                 self._connection.commit()
 
     def get(self, key: str) -> dict[str, np.ndarray] | None:

@@ -1,7 +1,7 @@
 """Minimum description length by online (prequential) coding (Voita and Titov, EMNLP 2020, arXiv:2003.12298), in bits.
 
-The labels are sent in blocks. The first block costs log2 k bits a target. Before each later block a fresh probe is trained on all that
-was sent so far, and the block costs -log2 p(label) a target under it.
+The labels are sent in blocks. The first block costs log2 k bits a target. Before each later block a fresh probe is
+trained on all that was sent so far, and the block costs -log2 p(label) a target under it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,9 @@ def portion_ends(num_pairs: int, fractions: Sequence[float] = FRACTIONS) -> list
     """
     rises = all(0 < low < high for low, high in pairwise(fractions))
     if not fractions or fractions[-1] != 1 or fractions[0] <= 0 or not rises:
-        raise ConfigError(f"portions: expected rising shares above 0 that end in 1.0, got {list(fractions)}; set portions=[0.1,0.5,1.0]")
+        raise ConfigError(
+            f"portions: expected rising shares above 0 that end in 1.0, got {list(fractions)}; set portions=[0.1,0.5,1.0]"
+        )
     # 0.001 * 3000 is 3 - 4e-16 in floating point
     ends = [int(fraction * num_pairs + 1e-9) for fraction in fractions]
     return sorted({end for end in ends if end > 0})

@@ -52,7 +52,9 @@ def control_labels(types: Sequence[str], labels: np.ndarray, train: np.ndarray, 
     True
     """
     edges = np.cumsum(np.bincount(labels[train], minlength=classes)) / max(1, train.sum())
-    places = np.array([int.from_bytes(hashlib.blake2b(f"{seed}:{kind}".encode(), digest_size=8).digest()) / 2**64 for kind in types])
+    places = np.array(
+        [int.from_bytes(hashlib.blake2b(f"{seed}:{kind}".encode(), digest_size=8).digest()) / 2**64 for kind in types]
+    )
     return np.minimum(np.searchsorted(edges, places, side="right"), classes - 1).astype(np.int64)
 
 
@@ -85,7 +87,13 @@ def surface_features(query: str, doc: str) -> list[float]:
     counts = Counter(told)
     shared = {word for word in asked if counts[word]}
     frequency = sum(counts[word] for word in asked) / len(told) / len(asked) if asked and told else 0.0
-    return [float(len(asked)), float(len(told)), float(len(shared)), len(shared) / len(set(asked)) if asked else 0.0, frequency]
+    return [
+        float(len(asked)),
+        float(len(told)),
+        float(len(shared)),
+        len(shared) / len(set(asked)) if asked else 0.0,
+        frequency,
+    ]
 
 
 def standardised(features: np.ndarray, train: np.ndarray) -> np.ndarray:

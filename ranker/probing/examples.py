@@ -104,7 +104,10 @@ class PairSample:
 
 
 class TaskUnavailable(DataError):
-    """A task whose labels can't be made here: a package or a file is missing. `probe=all` goes on without it and says so."""
+    """A task whose labels can't be made here: a package or a file is missing.
+
+    `probe=all` goes on without it and says so.
+    """
 
 
 class ProbeTask(Protocol):
@@ -129,7 +132,9 @@ class ProbeTask(Protocol):
         ...
 
 
-def whole_text_example(ids_and_texts: tuple[str, str, str, str], label: str | None = None, value: float | None = None) -> ProbeExample:
+def whole_text_example(
+    ids_and_texts: tuple[str, str, str, str], label: str | None = None, value: float | None = None
+) -> ProbeExample:
     """An example whose one target reads the whole query and the whole doc."""
     query_id, doc_id, query, doc = ids_and_texts
     return ProbeExample(query_id, doc_id, query, doc, (Target((Span("query"), Span("doc")), label, value),))
@@ -144,7 +149,8 @@ def file_fingerprint(path: Path) -> str:
     return digest.hexdigest()
 
 
-# files ------------------------------------------------------------------------------------------------------------------------------
+# files
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def to_record(example: ProbeExample, source: str) -> dict[str, Any]:
@@ -188,7 +194,9 @@ def from_record(record: Any, where: str) -> ProbeExample:
 
 def _target(entry: dict[str, Any]) -> Target:
     spans = tuple(
-        Span(part["side"], part.get("start"), part.get("end")) for key in ("span1", "span2") if (part := entry.get(key)) is not None
+        Span(part["side"], part.get("start"), part.get("end"))
+        for key in ("span1", "span2")
+        if (part := entry.get(key)) is not None
     )
     value = entry.get("value")
     label = entry.get("label")
@@ -210,14 +218,20 @@ def check_example(example: ProbeExample, where: str) -> None:
     for span in (span for target in example.targets for span in target.spans):
         text = example.query if span.side == "query" else example.doc
         if span.side not in SIDES:
-            raise DataError(f"{where}: expected a span's side to be query or doc, got {shown(span.side)}; mend the span")
+            raise DataError(
+                f"{where}: expected a span's side to be query or doc, got {shown(span.side)}; mend the span"
+            )
         whole = span.start is None and span.end is None
-        if not whole and not (type(span.start) is int and type(span.end) is int and 0 <= span.start < span.end <= len(text)):
+        if not whole and not (
+            type(span.start) is int and type(span.end) is int and 0 <= span.start < span.end <= len(text)
+        ):
             raise DataError(
                 f"{where}: expected a span inside the {span.side}'s {len(text)} characters, got {shown(span.start)} to {shown(span.end)}; mend the span"
             )
     if example.part not in (None, *PARTS):
-        raise DataError(f"{where}: expected part to be train, val or test, got {shown(example.part)}; mend it or leave it out")
+        raise DataError(
+            f"{where}: expected part to be train, val or test, got {shown(example.part)}; mend it or leave it out"
+        )
 
 
 def write_examples(path: Path, examples: Iterable[ProbeExample], source: str) -> None:
@@ -248,5 +262,7 @@ def parse_line(line: str, where: str) -> Any:
         try:
             json.dumps(record, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise DataError(f"{where}: expected characters, got the lone surrogate {error.object[error.start]!r}; remove it") from None
+            raise DataError(
+                f"{where}: expected characters, got the lone surrogate {error.object[error.start]!r}; remove it"
+            ) from None
     return record

@@ -49,9 +49,16 @@ def make_jobs(
             inputs = Inputs(states[name][0], own_spans, first.pair_starts, device)
             columns = [column_of(each, kind, label_seed) for kind in kinds for each in group]
             return Job(
-                inputs, states[name][1], its_layers, columns, len(first.classes), first.pairs_in("train"), first.pairs_in("val"),
-                first.pairs_in("test"), its_seeds,
-            )  # fmt: skip
+                inputs,
+                states[name][1],
+                its_layers,
+                columns,
+                len(first.classes),
+                first.pairs_in("train"),
+                first.pairs_in("val"),
+                first.pairs_in("test"),
+                its_seeds,
+            )
 
         # the control task reads the same batches as the task, so its states are gathered once
         jobs.append(job(MAIN, places, [MAIN, *(["control_task"] if "control_task" in controls else [])], some))
@@ -97,4 +104,14 @@ def _surface_job(group: list[ProbeData], seeds: list[int], device: torch.device)
     inputs = Inputs(TensorStates(torch.from_numpy(rows)[None].to(device)), spans, data.pair_starts, device)
     key = f"surface@1 {hashlib.blake2b(rows.tobytes(), digest_size=10).hexdigest()}"
     columns = [Column(own.task.name, "surface", own.labels) for own in group]
-    return Job(inputs, key, {0: 0}, columns, len(data.classes), data.pairs_in("train"), data.pairs_in("val"), data.pairs_in("test"), seeds)
+    return Job(
+        inputs,
+        key,
+        {0: 0},
+        columns,
+        len(data.classes),
+        data.pairs_in("train"),
+        data.pairs_in("val"),
+        data.pairs_in("test"),
+        seeds,
+    )

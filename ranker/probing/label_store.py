@@ -43,11 +43,25 @@ def labelled_examples(task: ProbeTask, sample: PairSample, cache_dir: Path) -> l
         DataError: The task finds no example, or the kept ones are damaged.
     """
     candidates = sample.collection.candidates
-    key = [FORMAT, task.name, task.labeller, collection_fingerprint(sample.collection), list(sample.pairs), sample.parts,
-           sample.max_pairs, sample.docs_per_query, sample.depth, sample.seed,
-           [] if candidates is None else [candidates[query_id][: sample.depth] for query_id in sample.parts],
-           *([sample.collection.relevance] if task.ranks else [])]  # fmt: skip
-    folder = cache_dir / "probe_labels" / f"{task.name}-{hashlib.blake2b(json.dumps(key).encode(), digest_size=10).hexdigest()}"
+    key = [
+        FORMAT,
+        task.name,
+        task.labeller,
+        collection_fingerprint(sample.collection),
+        list(sample.pairs),
+        sample.parts,
+        sample.max_pairs,
+        sample.docs_per_query,
+        sample.depth,
+        sample.seed,
+        [] if candidates is None else [candidates[query_id][: sample.depth] for query_id in sample.parts],
+        *([sample.collection.relevance] if task.ranks else []),
+    ]
+    folder = (
+        cache_dir
+        / "probe_labels"
+        / f"{task.name}-{hashlib.blake2b(json.dumps(key).encode(), digest_size=10).hexdigest()}"
+    )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
@@ -57,7 +71,9 @@ def labelled_examples(task: ProbeTask, sample: PairSample, cache_dir: Path) -> l
         verify_folder(folder, fix=REBUILD)
     examples = list(read_examples(folder / "examples.jsonl"))
     if not examples:
-        raise DataError(f"probe.{task.name}: expected at least one example, got none among {len(sample.pairs)} pairs; take more pairs")
+        raise DataError(
+            f"probe.{task.name}: expected at least one example, got none among {len(sample.pairs)} pairs; take more pairs"
+        )
     return examples
 
 
@@ -114,16 +130,24 @@ class ProbeData:
 
     def record(self) -> dict[str, Any]:
         """What to keep beside the results."""
-        by_part = {part: np.bincount(self.labels[self.target_parts == part], minlength=len(self.classes)).tolist() for part in PARTS}
+        by_part = {
+            part: np.bincount(self.labels[self.target_parts == part], minlength=len(self.classes)).tolist()
+            for part in PARTS
+        }
         train, test = ([self.examples[pair] for pair in self.pairs_in(part)] for part in ("train", "test"))
         docs, queries = {example.doc_id for example in train}, {example.query_id for example in train}
         return {
-            "task": self.task.name, "labeller": self.task.labeller, "data_hash": self.fingerprint, "classes": list(self.classes),
+            "task": self.task.name,
+            "labeller": self.task.labeller,
+            "data_hash": self.fingerprint,
+            "classes": list(self.classes),
             "bins": None if self.bins is None else self.bins.record(),
-            "pairs": {part: int(np.sum(self.part == part)) for part in PARTS}, "class_counts": by_part, "cut_targets": self.num_cut,
+            "pairs": {part: int(np.sum(self.part == part)) for part in PARTS},
+            "class_counts": by_part,
+            "cut_targets": self.num_cut,
             "test_pairs_with_a_training_doc": float(np.mean([example.doc_id in docs for example in test])),
             "test_pairs_with_a_training_query": float(np.mean([example.query_id in queries for example in test])),
-        }  # fmt: skip
+        }
 
 
 def build_data(
@@ -152,7 +176,9 @@ def build_data(
         num_cut += len(example.targets) - len(kept)
         if not kept:
             continue
-        kept_examples.append(ProbeExample(example.query_id, example.doc_id, example.query, example.doc, tuple(kept), example.part))
+        kept_examples.append(
+            ProbeExample(example.query_id, example.doc_id, example.query, example.doc, tuple(kept), example.part)
+        )
         kept_parts.append(part)
         counts.append(len(kept))
         for target in kept:
@@ -160,12 +186,16 @@ def build_data(
             names.append(target.label)
             types.append(type_of(example, target))
     if {len(target.spans) for example in kept_examples for target in example.targets} not in ({1}, {2}):
-        raise DataError(f"probe.{task.name}: expected targets of one span, or of two, got both or none; make two tasks of them")
+        raise DataError(
+            f"probe.{task.name}: expected targets of one span, or of two, got both or none; make two tasks of them"
+        )
     part_of = np.array(kept_parts)
     train = np.repeat(part_of == "train", counts[1:])
     for part in PARTS:
         if not np.any(part_of == part):
-            raise DataError(f"probe.{task.name}: expected pairs in {part}, got none of {len(kept_examples)}; raise max_pairs")
+            raise DataError(
+                f"probe.{task.name}: expected pairs in {part}, got none of {len(kept_examples)}; raise max_pairs"
+            )
     bins: Bins | None = None
     if all(value is not None for value in values):
         numbers = np.array(values, dtype=np.float64)
@@ -176,21 +206,36 @@ def build_data(
         place_of = {name: i for i, name in enumerate(classes)}
         unknown = sorted({str(name) for name in names} - set(classes))
         if unknown:
-            raise DataError(f"probe.{task.name}: expected one of the labels {', '.join(classes)}, got {unknown[0]!r}; mend the labels")
+            raise DataError(
+                f"probe.{task.name}: expected one of the labels {', '.join(classes)}, got {unknown[0]!r}; mend the labels"
+            )
         labels = np.array([place_of[str(name)] for name in names], dtype=np.int64)
     if not 2 <= len(classes) <= max_classes:
-        raise DataError(f"probe.{task.name}: expected 2 to {max_classes} classes, got {len(classes)}; is there anything to tell apart?")
+        raise DataError(
+            f"probe.{task.name}: expected 2 to {max_classes} classes, got {len(classes)}; is there anything to tell apart?"
+        )
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([FORMAT, task.name, task.labeller, classes, kept_parts], ensure_ascii=True).encode())
     for example in kept_examples:
         digest.update(json.dumps(to_record(example, ""), ensure_ascii=True).encode())
     digest.update(labels.tobytes())
     return ProbeData(
-        task, kept_examples, classes, part_of, np.cumsum(counts).astype(np.int64), labels, types, bins, num_cut, digest.hexdigest()
+        task,
+        kept_examples,
+        classes,
+        part_of,
+        np.cumsum(counts).astype(np.int64),
+        labels,
+        types,
+        bins,
+        num_cut,
+        digest.hexdigest(),
     )
 
 
-def span_tokens(examples: Sequence[ProbeExample], sequences: Sequences, place_of: dict[tuple[str, str], int]) -> list[list[Any]]:
+def span_tokens(
+    examples: Sequence[ProbeExample], sequences: Sequences, place_of: dict[tuple[str, str], int]
+) -> list[list[Any]]:
     """Tokens of each example's targets, [slots][2] each, or None where truncation cut one.
 
     Args:
@@ -208,4 +253,6 @@ def span_tokens(examples: Sequence[ProbeExample], sequences: Sequences, place_of
 
 def span_array(data: ProbeData, sequences: Sequences, place_of: dict[tuple[str, str], int]) -> np.ndarray:
     """Tokens of the kept targets' spans, int64 [targets, slots, 2]."""
-    return np.array([target for row in span_tokens(data.examples, sequences, place_of) for target in row], dtype=np.int64)
+    return np.array(
+        [target for row in span_tokens(data.examples, sequences, place_of) for target in row], dtype=np.int64
+    )

@@ -17,15 +17,35 @@ from ranker.probing.subject import Subject
 RELABELLED = ("control_task", "shuffled")  # controls whose labels are not relevance
 
 
-def result_of(subject: Subject, data: ProbeData, outcome: Outcome, portions: Sequence[float], collection: Collection) -> Result:
+def result_of(
+    subject: Subject, data: ProbeData, outcome: Outcome, portions: Sequence[float], collection: Collection
+) -> Result:
     """The row of a layer, seed and label set."""
     column = outcome.column
-    measures = ranking_measures(data, outcome.scores, collection) if data.task.ranks and column.control not in RELABELLED else {}
+    measures = (
+        ranking_measures(data, outcome.scores, collection)
+        if data.task.ranks and column.control not in RELABELLED
+        else {}
+    )
     return Result(
-        subject.name, data.task.name, None if column.control == "surface" else outcome.layer, outcome.seed, column.control, outcome.code,
-        float(_prior_bits(data, column.labels, outcome.seed, portions)[0].sum()), outcome.accuracy, outcome.macro_f1, measures,
-        outcome.epochs, outcome.seconds, data.fingerprint, subject.fingerprint, outcome.bits, outcome.block_ends, outcome.block_bits,
-    )  # fmt: skip
+        subject.name,
+        data.task.name,
+        None if column.control == "surface" else outcome.layer,
+        outcome.seed,
+        column.control,
+        outcome.code,
+        float(_prior_bits(data, column.labels, outcome.seed, portions)[0].sum()),
+        outcome.accuracy,
+        outcome.macro_f1,
+        measures,
+        outcome.epochs,
+        outcome.seconds,
+        data.fingerprint,
+        subject.fingerprint,
+        outcome.bits,
+        outcome.block_ends,
+        outcome.block_bits,
+    )
 
 
 def ranking_measures(data: ProbeData, scores: np.ndarray, collection: Collection) -> dict[str, float]:
@@ -59,12 +79,29 @@ def prior_result(subject: Subject, data: ProbeData, seed: int, portions: Sequenc
     told = np.full(len(truth), np.bincount(data.labels[data.target_parts == "train"]).argmax())
     block_bits = [float(part.sum()) for part in np.split(bits, block_ends[:-1])]
     return Result(
-        subject.name, data.task.name, None, seed, "label_prior", code, float(bits.sum()), accuracy(told, truth), macro_f1(told, truth), {},
-        0.0, 0.0, data.fingerprint, subject.fingerprint, own, block_ends, block_bits,
-    )  # fmt: skip
+        subject.name,
+        data.task.name,
+        None,
+        seed,
+        "label_prior",
+        code,
+        float(bits.sum()),
+        accuracy(told, truth),
+        macro_f1(told, truth),
+        {},
+        0.0,
+        0.0,
+        data.fingerprint,
+        subject.fingerprint,
+        own,
+        block_ends,
+        block_bits,
+    )
 
 
-def _prior_bits(data: ProbeData, labels: np.ndarray, seed: int, portions: Sequence[float]) -> tuple[np.ndarray, list[int]]:
+def _prior_bits(
+    data: ProbeData, labels: np.ndarray, seed: int, portions: Sequence[float]
+) -> tuple[np.ndarray, list[int]]:
     """Bits of each training target under the label prior in the seed's order, and where its blocks end, in targets."""
     train = data.pairs_in("train")
     order = train[permutation(seed, len(train))]

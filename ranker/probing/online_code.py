@@ -77,7 +77,8 @@ class Outcome:
         seed: The seed.
         column: The label set.
         code: The description length.
-        bits: Bits of each training target, float32 [training targets], in the order of the pairs' numbers; log2 k in block 1.
+        bits: Bits of each training target, float32 [training targets], in the order of the pairs' numbers; log2 k in
+            block 1.
         block_ends: Where each block ended, in targets of this seed's order.
         block_bits: Bits of each block.
         predicted: Class told for each test target after training on all pairs.
@@ -110,8 +111,10 @@ class OnlineCoder:
     Args:
         options: How a probe is trained.
         fractions: Shares of the training pairs at which blocks end.
-        validation: `fixed` looks at the validation pairs; `within` at a tenth of the pairs sent so far, so that the code is self-contained.
-        batching: `stacked` trains all layers and seeds in one module, `separate` one after another; `auto` stacks on a GPU.
+        validation: `fixed` looks at the validation pairs; `within` at a tenth of the pairs sent so far, so that the
+            code is self-contained.
+        batching: `stacked` trains all layers and seeds in one module, `separate` one after another; `auto` stacks on a
+            GPU.
         store: Where finished blocks are kept.
         progress: Called with the number of members and blocks done.
     """
@@ -144,7 +147,12 @@ class OnlineCoder:
     def code_stack(self, job: Job, layers: list[int], seeds: list[int]) -> list[Outcome]:
         """Code some layers and seeds of a job together."""
         probe = EdgeProbe(
-            job.inputs.states.dim, job.inputs.spans.shape[1], job.classes, self.options.hidden, self.options.dropout, self.options.head
+            job.inputs.states.dim,
+            job.inputs.spans.shape[1],
+            job.classes,
+            self.options.hidden,
+            self.options.dropout,
+            self.options.head,
         )
         ends = portion_ends(len(job.train), self.fractions)
         order = np.stack([job.train[permutation(seed, len(job.train))] for seed in seeds])
@@ -160,11 +168,24 @@ class OnlineCoder:
         ]
 
     def _block(
-        self, job: Job, probe: EdgeProbe, layers: list[int], seeds: list[int], order: np.ndarray, portion: int, start: int, end: int | None
+        self,
+        job: Job,
+        probe: EdgeProbe,
+        layers: list[int],
+        seeds: list[int],
+        order: np.ndarray,
+        portion: int,
+        start: int,
+        end: int | None,
     ) -> dict[tuple[int, int, int], dict[str, np.ndarray]]:
         """Results of one portion for each member: trained on the first `start` pairs, applied to those up to `end` (None: to the test)."""
-        members = [(place, s, c) for place in range(len(layers)) for s in range(len(seeds)) for c in range(len(job.columns))]
-        keys = {(p, s, c): self._key(job, probe, layers[p], seeds[s], job.columns[c], portion, start, end) for p, s, c in members}
+        members = [
+            (place, s, c) for place in range(len(layers)) for s in range(len(seeds)) for c in range(len(job.columns))
+        ]
+        keys = {
+            (p, s, c): self._key(job, probe, layers[p], seeds[s], job.columns[c], portion, start, end)
+            for p, s, c in members
+        }
         found = {member: self.store.get(keys[member]) for member in members}
         missing = [member for member in members if found[member] is None]
         self.progress(len(members) - len(missing))
@@ -203,16 +224,28 @@ class OnlineCoder:
         made = {}
         for place, s, v in np.ndindex(len(layers), len(seeds), len(columns)):
             own = {kind: values[place, s, v, chosen[s]] for kind, values in said.items()}
-            made[place, s, columns[v]] = own | {"epochs": fitted.epochs[place, s, v].numpy(), "seconds": np.array(seconds)}
+            made[place, s, columns[v]] = own | {
+                "epochs": fitted.epochs[place, s, v].numpy(),
+                "seconds": np.array(seconds),
+            }
         return made
 
     def _apply(
-        self, job: Job, probe: EdgeProbe, fitted: Fitted, positions: list[int], labels: torch.Tensor, read: np.ndarray, test: bool
+        self,
+        job: Job,
+        probe: EdgeProbe,
+        fitted: Fitted,
+        positions: list[int],
+        labels: torch.Tensor,
+        read: np.ndarray,
+        test: bool,
     ) -> dict[str, np.ndarray]:
         """What the trained probes say about the targets of the read pairs, each [layers, seeds, columns, all targets]."""
         layers, seeds, columns = fitted.parameters.shape[:3]
         kinds = ("predicted", "scores") if test else ("bits",)
-        said = {kind: np.full((layers, seeds, columns, len(job.inputs.spans)), np.nan, dtype=np.float32) for kind in kinds}
+        said = {
+            kind: np.full((layers, seeds, columns, len(job.inputs.spans)), np.nan, dtype=np.float32) for kind in kinds
+        }
         for batch, logs in log_probabilities(probe, fitted.parameters, job.inputs, positions, read):
             targets = batch.targets.expand(seeds, -1)
             if test:
@@ -228,7 +261,14 @@ class OnlineCoder:
         return said
 
     def _outcome(
-        self, job: Job, order: np.ndarray, ends: list[int], layer: int, seed: int, column: Column, blocks: list[dict[str, np.ndarray]]
+        self,
+        job: Job,
+        order: np.ndarray,
+        ends: list[int],
+        layer: int,
+        seed: int,
+        column: Column,
+        blocks: list[dict[str, np.ndarray]],
     ) -> Outcome:
         coded, last = blocks[:-1], blocks[-1]
         targets = job.inputs.targets_of(order)
@@ -243,10 +283,20 @@ class OnlineCoder:
         truth = column.labels[job.inputs.targets_of(job.test)]
         predicted = last["predicted"].astype(np.int64)
         return Outcome(
-            layer, seed, column, code, bits, block_ends, [code.first_bits, *(float(block["bits"].sum(dtype=np.float64)) for block in coded)],
-            predicted, last["scores"], accuracy(predicted, truth), macro_f1(predicted, truth), float(last["epochs"]),
+            layer,
+            seed,
+            column,
+            code,
+            bits,
+            block_ends,
+            [code.first_bits, *(float(block["bits"].sum(dtype=np.float64)) for block in coded)],
+            predicted,
+            last["scores"],
+            accuracy(predicted, truth),
+            macro_f1(predicted, truth),
+            float(last["epochs"]),
             float(sum(block["seconds"] for block in blocks)),
-        )  # fmt: skip
+        )
 
     def _key(
         self, job: Job, probe: EdgeProbe, layer: int, seed: int, column: Column, portion: int, start: int, end: int | None

@@ -37,7 +37,10 @@ class Dropout:
             self._step += 1
             return torch.stack([self._draw(key, targets) for key in self._keys])
         if self._used == self._steps:
-            drawn = [torch.rand(self._steps, *self._shape, generator=own, device=self._device) >= self._rate for own in self._generators]
+            drawn = [
+                torch.rand(self._steps, *self._shape, generator=own, device=self._device) >= self._rate
+                for own in self._generators
+            ]
             self._kept, self._used = torch.stack(drawn).float().div_(1 - self._rate), 0
         assert self._kept is not None
         self._used += 1
@@ -45,7 +48,9 @@ class Dropout:
 
     def _draw(self, key: int, targets: int) -> Tensor:
         """A member's factors of this step [targets, hidden], no more than are used; more rows would begin with the same ones."""
-        drawn = np.random.Generator(np.random.SFC64([key, self._step])).integers(0, 1 << 16, (targets, self._shape[1]), dtype=np.uint16)
+        drawn = np.random.Generator(np.random.SFC64([key, self._step])).integers(
+            0, 1 << 16, (targets, self._shape[1]), dtype=np.uint16
+        )
         return torch.from_numpy(drawn >= round(self._rate * (1 << 16))).float().div_(1 - self._rate)
 
     def keep(self, members: Tensor) -> None:
@@ -95,17 +100,34 @@ class Adam:
     def _step_each(self, clipped: Tensor) -> None:
         """One member after another, by torch's fused kernel: on a CPU reading the numbers once is what counts."""
         steps = torch.tensor(float(self._steps))
-        for member, (rate, factor) in enumerate(zip(self.rates.squeeze(1).tolist(), clipped.squeeze(1).tolist(), strict=True)):
+        for member, (rate, factor) in enumerate(
+            zip(self.rates.squeeze(1).tolist(), clipped.squeeze(1).tolist(), strict=True)
+        ):
             if rate == 0:
                 continue
             if factor < 1:
                 self.gradient[member].mul_(factor)
             torch._fused_adam_(
-                [self.parameters[member]], [self.gradient[member]], [self._mean[member]], [self._square[member]], [], [steps], lr=rate,
-                beta1=self.BETAS[0], beta2=self.BETAS[1], weight_decay=0.0, eps=self.EPS, amsgrad=False, maximize=False,
-            )  # fmt: skip
+                [self.parameters[member]],
+                [self.gradient[member]],
+                [self._mean[member]],
+                [self._square[member]],
+                [],
+                [steps],
+                lr=rate,
+                beta1=self.BETAS[0],
+                beta2=self.BETAS[1],
+                weight_decay=0.0,
+                eps=self.EPS,
+                amsgrad=False,
+                maximize=False,
+            )
 
     def keep(self, members: Tensor) -> None:
         """Go on with some members only, int64 [members]."""
-        self.parameters, self.gradient, self.rates = self.parameters[members], self.gradient[members], self.rates[members]
+        self.parameters, self.gradient, self.rates = (
+            self.parameters[members],
+            self.gradient[members],
+            self.rates[members],
+        )
         self._mean, self._square = self._mean[members], self._square[members]

@@ -15,7 +15,13 @@ GROUPINGS = ("query", "doc", "pair")
 
 
 def sample_pairs(
-    collection: Collection, max_pairs: int, docs_per_query: int, depth: int, seed: int, val_fraction: float, test_fraction: float
+    collection: Collection,
+    max_pairs: int,
+    docs_per_query: int,
+    depth: int,
+    seed: int,
+    val_fraction: float,
+    test_fraction: float,
 ) -> PairSample:
     """Shuffle the queries that have candidates and draw docs uniformly from each one's first `depth`, until there are enough pairs.
 
@@ -32,9 +38,13 @@ def sample_pairs(
         DataError: No query has candidates.
     """
     candidates = collection.candidates
-    queries = [] if candidates is None else [query_id for query_id in collection.queries if len(candidates.ids(query_id))]
+    queries = (
+        [] if candidates is None else [query_id for query_id in collection.queries if len(candidates.ids(query_id))]
+    )
     if not queries or candidates is None:
-        raise DataError(f"{collection.name}: expected queries with candidates to probe, got none; take another data or split")
+        raise DataError(
+            f"{collection.name}: expected queries with candidates to probe, got none; take another data or split"
+        )
     rng = np.random.default_rng(seed)
     pairs: list[tuple[str, str]] = []
     used: list[str] = []
@@ -78,12 +88,15 @@ def assign_parts(
         training = [_group(example, group_by) for example in examples if example.part == "train"]
         held_out = set(split_queries(dict.fromkeys(training), val_fraction, 0.0, sample.seed)["dev"])
         parts = [
-            "val" if example.part == "train" and _group(example, group_by) in held_out else example.part or "train" for example in examples
+            "val" if example.part == "train" and _group(example, group_by) in held_out else example.part or "train"
+            for example in examples
         ]
     elif group_by == "query" and all(example.query_id in sample.parts for example in examples):
         parts = [sample.parts[example.query_id] for example in examples]
     else:
-        ids = split_queries(dict.fromkeys(_group(example, group_by) for example in examples), val_fraction, test_fraction, sample.seed)
+        ids = split_queries(
+            dict.fromkeys(_group(example, group_by) for example in examples), val_fraction, test_fraction, sample.seed
+        )
         held = dict.fromkeys(ids["dev"], "val") | dict.fromkeys(ids["test"], "test")
         parts = [held.get(_group(example, group_by), "train") for example in examples]
     part_of: dict[str, str] = {}

@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BANDS = {
-    "label_prior": ("label prior", "#7f7f7f"), "shuffled": ("shuffled labels", "#bcbd22"), "surface": ("surface features", "#8c564b"),
-    "random_embeddings": ("random embeddings", "#e377c2"), "random_encoder": ("random encoder", "#ff7f0e"),
-}  # fmt: skip
+    "label_prior": ("label prior", "#7f7f7f"),
+    "shuffled": ("shuffled labels", "#bcbd22"),
+    "surface": ("surface features", "#8c564b"),
+    "random_embeddings": ("random embeddings", "#e377c2"),
+    "random_encoder": ("random encoder", "#ff7f0e"),
+}
 MODEL_COLOURS = ("#1f77b4", "#d62728", "#2ca02c")
 
 
@@ -118,7 +121,10 @@ def compression_lines(results: Results) -> Figure:
     for task, axes in axes_of.items():
         for model, colour in zip(results.models, MODEL_COLOURS, strict=False):
             _line(axes, results, model, task, "none", model, colour, "-")
-            if "random_encoder" in {result.control for result in results.of(model, task, "random_encoder")} and model == results.models[0]:
+            if (
+                "random_encoder" in {result.control for result in results.of(model, task, "random_encoder")}
+                and model == results.models[0]
+            ):
                 _line(axes, results, model, task, "random_encoder", *BANDS["random_encoder"], "--")
         for control, (name, colour) in BANDS.items():
             found = [result.code.compression(results.units) for result in results.of(results.models[0], task, control)]
@@ -133,12 +139,22 @@ def compression_lines(results: Results) -> Figure:
     return figure
 
 
-def _line(axes: Axes, results: Results, model: str, task: str, control: str, name: str, colour: str, style: str) -> None:
+def _line(
+    axes: Axes, results: Results, model: str, task: str, control: str, name: str, colour: str, style: str
+) -> None:
     by_layer = results.by_layer(model, task, control)
     values = {layer: [result.code.compression(results.units) for result in own] for layer, own in by_layer.items()}
     layers = list(values)
-    axes.plot(layers, [np.mean(values[layer]) for layer in layers], style, color=colour, marker="o", markersize=3, label=name)
-    axes.fill_between(layers, [min(values[layer]) for layer in layers], [max(values[layer]) for layer in layers], color=colour, alpha=0.2)
+    axes.plot(
+        layers, [np.mean(values[layer]) for layer in layers], style, color=colour, marker="o", markersize=3, label=name
+    )
+    axes.fill_between(
+        layers,
+        [min(values[layer]) for layer in layers],
+        [max(values[layer]) for layer in layers],
+        color=colour,
+        alpha=0.2,
+    )
 
 
 def online_curves(results: Results, model: str) -> Figure:
@@ -154,9 +170,17 @@ def online_curves(results: Results, model: str) -> Figure:
             for result in own:
                 sizes = np.diff([0, *result.block_ends])
                 curves.append(np.array(result.block_bits) / np.maximum(sizes, 1))
-            known = np.mean([[result.block_ends[i - 1] if i else 0 for i in range(len(result.block_ends))] for result in own], axis=0)
+            known = np.mean(
+                [[result.block_ends[i - 1] if i else 0 for i in range(len(result.block_ends))] for result in own],
+                axis=0,
+            )
             # nothing is known before block 1, which costs log2 k whatever the layer
-            axes.plot(known[1:], np.mean(curves, axis=0)[1:], color=colormaps["viridis"](layer / deepest), label=f"layer {layer}")
+            axes.plot(
+                known[1:],
+                np.mean(curves, axis=0)[1:],
+                color=colormaps["viridis"](layer / deepest),
+                label=f"layer {layer}",
+            )
         prior = results.of(model, task, "label_prior")
         if prior:
             ends = prior[0].block_ends
@@ -167,8 +191,13 @@ def online_curves(results: Results, model: str) -> Figure:
                 color=BANDS["label_prior"][1],
                 label="label prior",
             )
-        axes.axhline(math.log2(results.by_layer(model, task)[0][0].code.classes) if 0 in results.by_layer(model, task) else math.nan,
-                     color="black", linewidth=0.5)  # fmt: skip
+        axes.axhline(
+            math.log2(results.by_layer(model, task)[0][0].code.classes)
+            if 0 in results.by_layer(model, task)
+            else math.nan,
+            color="black",
+            linewidth=0.5,
+        )
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.set_minor_formatter(NullFormatter())
@@ -193,5 +222,9 @@ def _panels(tasks: list[str]) -> tuple[dict[str, Axes], Figure]:
 
 
 def _legend(figure: Figure, axes_of: Mapping[str, Axes]) -> None:
-    named = {label: handle for axes in axes_of.values() for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    named = {
+        label: handle
+        for axes in axes_of.values()
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
     figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=4, fontsize=8)

@@ -1,10 +1,12 @@
 """The edge probe (Tenney et al., ICLR 2019, arXiv:1905.06316), many at a time, in its pool-then-project form.
 
-A probe projects each token of a span, weights the tokens by a learned score of the projection, adds them up, and classifies the spans'
-sums. Since the weights of a span sum to 1, projecting the weighted sum of the raw states is the same function: sum a_n (W h_n + b)
-= W (sum a_n h_n) + b, and softmax(v.(W h_n + b)) = softmax((W v).h_n). It takes one projection a span instead of one a token.
+A probe projects each token of a span, weights the tokens by a learned score of the projection, adds them up, and
+classifies the spans' sums. Since the weights of a span sum to 1, projecting the weighted sum of the raw states is the
+same function: sum a_n (W h_n + b) = W (sum a_n h_n) + b, and softmax(v.(W h_n + b)) = softmax((W v).h_n). It takes one
+projection a span instead of one a token.
 
-Axes of a stack: layers (each reads its own states), seeds (each reads its own batch), columns (label sets that share states and batch).
+Axes of a stack: layers (each reads its own states), seeds (each reads its own batch), columns (label sets that share
+states and batch).
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ class EdgeProbe:
         classes: Number of classes.
         hidden: Size of a projected span and of the hidden layer.
         dropout: Dropout before the output layer (edge head only).
-        head: What reads the spans' sums: `edge` (linear, tanh, layer norm, dropout, linear), `mlp2` (two ReLU layers; Hewitt and Liang,
-            EMNLP 2019) or `linear`.
+        head: What reads the spans' sums: `edge` (linear, tanh, layer norm, dropout, linear), `mlp2` (two ReLU layers;
+            Hewitt and Liang, EMNLP 2019) or `linear`.
     """
 
     dim: int
@@ -58,7 +60,12 @@ class EdgeProbe:
         if self.head == "edge":
             shapes |= {"inner": (wide, hidden), "inner_bias": (hidden,), "norm": (hidden,), "norm_bias": (hidden,)}
         elif self.head == "mlp2":
-            shapes |= {"inner": (wide, hidden), "inner_bias": (hidden,), "second": (hidden, hidden), "second_bias": (hidden,)}
+            shapes |= {
+                "inner": (wide, hidden),
+                "inner_bias": (hidden,),
+                "second": (hidden, hidden),
+                "second_bias": (hidden,),
+            }
         last = wide if self.head == "linear" else hidden
         return shapes | {"out": (last, self.classes), "out_bias": (self.classes,)}
 
@@ -74,7 +81,8 @@ class EdgeProbe:
     def initial(self, seed: int) -> Tensor:
         """Initial parameters, float32 [parameters]: those of torch's linear layers, the same for every layer, subject and control.
 
-        The output layer starts at 0, so that an untrained probe is the uniform code and not a random one that costs more.
+        The output layer starts at 0, so that an untrained probe is the uniform code and not a random one that costs
+        more.
         """
         generator = torch.Generator().manual_seed(seed)
         parts = []
@@ -97,19 +105,24 @@ class EdgeProbe:
             start += size
         return views
 
-    def logits(self, parameters: dict[str, Tensor], spans: Sequence[Sequence[SpanStates]], kept: Tensor | None = None) -> Tensor:
+    def logits(
+        self, parameters: dict[str, Tensor], spans: Sequence[Sequence[SpanStates]], kept: Tensor | None = None
+    ) -> Tensor:
         """Classify targets.
 
         Args:
             parameters: Views [layers, seeds, columns, ...].
             spans: The states of each slot's spans; each target has at least one token.
-            kept: Dropout's factors, 0 or 1 / (1 - rate), [layers, seeds, columns, targets, hidden]; None without dropout.
+            kept: Dropout's factors, 0 or 1 / (1 - rate), [layers, seeds, columns, targets, hidden]; None without
+                dropout.
 
         Returns:
             [layers, seeds, columns, targets, classes]
         """
         names = ("project", "bias", "score")
-        sums = [_SpanSums.apply(*(parameters[f"{name}{slot}"] for name in names), spans[slot]) for slot in range(self.slots)]
+        sums = [
+            _SpanSums.apply(*(parameters[f"{name}{slot}"] for name in names), spans[slot]) for slot in range(self.slots)
+        ]
         read = sums[0] if self.slots == 1 else torch.cat(sums, dim=-1)
         if self.head == "edge":
             inner = torch.tanh(_linear(read, parameters["inner"], parameters["inner_bias"]))
@@ -135,8 +148,12 @@ class _SpanSums(torch.autograd.Function):
         for chunk in chunks:
             states = chunk.read()  # [layers, seeds, targets, tokens, dim]
             # few rows times many columns: the other way round, a CPU's product takes five times as long
-            scores = (direction @ states.flatten(2, 3).transpose(-1, -2)).unflatten(3, states.shape[2:4]).transpose(2, 3)
-            weights = scores.masked_fill(~chunk.mask.unsqueeze(-2), -torch.inf).softmax(dim=-1)  # [layers, seeds, targets, columns, tokens]
+            scores = (
+                (direction @ states.flatten(2, 3).transpose(-1, -2)).unflatten(3, states.shape[2:4]).transpose(2, 3)
+            )
+            weights = scores.masked_fill(~chunk.mask.unsqueeze(-2), -torch.inf).softmax(
+                dim=-1
+            )  # [layers, seeds, targets, columns, tokens]
             sums.append((weights @ states).transpose(2, 3))
             if ctx.needs_input_grad[0]:
                 kept += [states, weights]
@@ -164,5 +181,7 @@ class _SpanSums(torch.autograd.Function):
 def _linear(read: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """[layers, seeds, columns, targets, in] -> [..., out], each member with its own weight [in, out]."""
     shape = read.shape[:-1]
-    made = torch.baddbmm(bias.reshape(-1, 1, bias.shape[-1]), read.reshape(-1, *read.shape[-2:]), weight.reshape(-1, *weight.shape[-2:]))
+    made = torch.baddbmm(
+        bias.reshape(-1, 1, bias.shape[-1]), read.reshape(-1, *read.shape[-2:]), weight.reshape(-1, *weight.shape[-2:])
+    )
     return made.view(*shape, -1)

@@ -83,7 +83,11 @@ def _picture(title: str, name: str, shown: dict[str, Path]) -> list[str]:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
     """Lines of a Markdown table."""
-    return [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}", *(f"| {' | '.join(map(_cell, row))} |" for row in rows)]
+    return [
+        f"| {' | '.join(head)} |",
+        f"|{' --- |' * len(head)}",
+        *(f"| {' | '.join(map(_cell, row))} |" for row in rows),
+    ]
 
 
 def _cell(value: Any) -> str:
@@ -99,9 +103,18 @@ def _data_table(results: Results) -> list[str]:
         counts = own["class_counts"]["train"]
         largest = max(counts) / max(1, sum(counts))
         rows.append(
-            [name, own["labeller"], "/".join(str(own["pairs"][part]) for part in ("train", "val", "test")), sum(counts), len(own["classes"]),
-             f"{largest:.0%}", len(set(record.queries.tolist())), own["cut_targets"], own["data_hash"][:8]]
-        )  # fmt: skip
+            [
+                name,
+                own["labeller"],
+                "/".join(str(own["pairs"][part]) for part in ("train", "val", "test")),
+                sum(counts),
+                len(own["classes"]),
+                f"{largest:.0%}",
+                len(set(record.queries.tolist())),
+                own["cut_targets"],
+                own["data_hash"][:8],
+            ]
+        )
     head = [
         "task",
         "labels by",
@@ -118,21 +131,49 @@ def _data_table(results: Results) -> list[str]:
 
 def _summary_table(results: Results, model: str) -> list[str]:
     found = {task: summarise(results, model, task) for task in results.tasks}
-    head = ["task", "best layer", "compression", "+-", "tied with it", "detectable (bits/target)", "centre of gravity", "expected layer",
-            "last-layer drop", "accuracy", "macro F1", "selectivity", "control/task length"]  # fmt: skip
+    head = [
+        "task",
+        "best layer",
+        "compression",
+        "+-",
+        "tied with it",
+        "detectable (bits/target)",
+        "centre of gravity",
+        "expected layer",
+        "last-layer drop",
+        "accuracy",
+        "macro F1",
+        "selectivity",
+        "control/task length",
+    ]
     lines = table(head, (_summary_row(task, own) for task, own in found.items()))
     ranked = {task: own.measures for task, own in found.items() if own.measures}
     if ranked:
         names = list(dict.fromkeys(name for own in ranked.values() for name in own))
         lines += ["", "Ranking the test queries' docs by the probe at the best layer:", ""]
-        lines += table(["task", *names], ([task, *(own.get(name, math.nan) for name in names)] for task, own in ranked.items()))
+        lines += table(
+            ["task", *names], ([task, *(own.get(name, math.nan) for name in names)] for task, own in ranked.items())
+        )
     return lines
 
 
 def _summary_row(task: str, own: TaskSummary) -> list[Any]:
     tied = ", ".join(str(layer) for layer in own.tied if layer != own.best) or "none"
-    return [task, own.best, own.compression, own.compression_error, tied, own.detectable, own.gravity, own.expected, f"{own.drop:.0%}",
-            own.accuracy, own.macro_f1, own.selectivity, own.control_ratio]  # fmt: skip
+    return [
+        task,
+        own.best,
+        own.compression,
+        own.compression_error,
+        tied,
+        own.detectable,
+        own.gravity,
+        own.expected,
+        f"{own.drop:.0%}",
+        own.accuracy,
+        own.macro_f1,
+        own.selectivity,
+        own.control_ratio,
+    ]
 
 
 def _comparison_table(results: Results) -> list[str]:
@@ -142,11 +183,23 @@ def _comparison_table(results: Results) -> list[str]:
         own: Comparison = compare(results, first, second, task)
         for layer, difference in own.bits.items():
             rows.append(
-                [task, layer, f"{own.compression[layer]:+.3f}", f"{difference.mean:+.4f}", f"{difference.low:+.4f} to {difference.high:+.4f}",
-                 f"{difference.detectable:.4f}", f"{own.p_holm[layer]:.3f}", "tied" if own.tied(layer) else ""]
-            )  # fmt: skip
+                [
+                    task,
+                    layer,
+                    f"{own.compression[layer]:+.3f}",
+                    f"{difference.mean:+.4f}",
+                    f"{difference.low:+.4f} to {difference.high:+.4f}",
+                    f"{difference.detectable:.4f}",
+                    f"{own.p_holm[layer]:.3f}",
+                    "tied" if own.tied(layer) else "",
+                ]
+            )
     head = ["task", "layer", "compression", "bits/target", "95% over queries", "detectable", "p (Holm)", ""]
-    return ["Second minus first; fewer bits are better, so a negative number of bits is a gain.", "", *table(head, rows)]
+    return [
+        "Second minus first; fewer bits are better, so a negative number of bits is a gain.",
+        "",
+        *table(head, rows),
+    ]
 
 
 def _control_table(results: Results) -> list[str]:
@@ -159,7 +212,9 @@ def _control_table(results: Results) -> list[str]:
             # counting few labels can cost more than the uniform code, from which every probe starts
             leak = controls["shuffled"] - (prior if math.isnan(prior) else max(1.0, prior))
             rows.append([task, model, best, *controls.values(), f"{leak:+.3f}" if not math.isnan(leak) else ""])
-    names = [f"{label}, its best layer" if name in SEVERAL_LAYERS else label for name, (label, _) in pictures.BANDS.items()]
+    names = [
+        f"{label}, its best layer" if name in SEVERAL_LAYERS else label for name, (label, _) in pictures.BANDS.items()
+    ]
     return table(["task", "subject", "best layer", *names, "shuffled minus prior or 1"], rows)
 
 
@@ -190,11 +245,16 @@ def log_to_wandb(logger: Any, results: Results, shown: dict[str, Path]) -> None:
     for name, path in shown.items():
         logger.log_image(key=f"probe/{name}", images=[str(path)])
     rows = [result.row(results.units) for result in results.all]
-    logger.log_table(key="probe/results", columns=list(rows[0]), data=[[str(value) for value in row.values()] for row in rows])
+    logger.log_table(
+        key="probe/results", columns=list(rows[0]), data=[[str(value) for value in row.values()] for row in rows]
+    )
     best: dict[str, float] = {}
     for model in results.models:
         for task in results.tasks:
             own = summarise(results, model, task)
-            best |= {f"probe/{model}/{task}/best_layer": float(own.best), f"probe/{model}/{task}/compression": own.compression}
+            best |= {
+                f"probe/{model}/{task}/best_layer": float(own.best),
+                f"probe/{model}/{task}/compression": own.compression,
+            }
     logger.log_metrics(best)
     logger.experiment.finish()

@@ -21,9 +21,29 @@ from ranker.probing.controls import MAIN
 RANKING = ("AP", "RR", "nDCG@10", "nDCG@20", "P@10", "P@20")
 LENIENT = ("AP(rel=1)", "RR(rel=1)", "P(rel=1)@10", "P(rel=1)@20")  # of judgements whose threshold is higher
 COLUMNS = (
-    "model", "task", "layer", "seed", "control", "n_targets", "k", "t1", "mdl_bits", "mdl_legacy", "compression", "units", "uniform_bits",
-    "prior_bits", "acc", "macro_f1", *RANKING, *LENIENT, "epochs", "seconds", "data_hash", "model_hash",
-)  # fmt: skip
+    "model",
+    "task",
+    "layer",
+    "seed",
+    "control",
+    "n_targets",
+    "k",
+    "t1",
+    "mdl_bits",
+    "mdl_legacy",
+    "compression",
+    "units",
+    "uniform_bits",
+    "prior_bits",
+    "acc",
+    "macro_f1",
+    *RANKING,
+    *LENIENT,
+    "epochs",
+    "seconds",
+    "data_hash",
+    "model_hash",
+)
 
 
 @dataclass(frozen=True)
@@ -72,12 +92,27 @@ class Result:
         """The row of the table."""
         code = self.code
         row = {
-            "model": self.model, "task": self.task, "layer": "" if self.layer is None else self.layer, "seed": self.seed,
-            "control": self.control, "n_targets": code.targets, "k": code.classes, "t1": code.first, "mdl_bits": code.bits,
-            "mdl_legacy": code.legacy_mixed, "compression": code.compression(units), "units": units, "uniform_bits": code.uniform_bits,
-            "prior_bits": self.prior_bits, "acc": self.accuracy, "macro_f1": self.macro_f1, "epochs": self.epochs, "seconds": self.seconds,
-            "data_hash": self.data_hash, "model_hash": self.model_hash,
-        }  # fmt: skip
+            "model": self.model,
+            "task": self.task,
+            "layer": "" if self.layer is None else self.layer,
+            "seed": self.seed,
+            "control": self.control,
+            "n_targets": code.targets,
+            "k": code.classes,
+            "t1": code.first,
+            "mdl_bits": code.bits,
+            "mdl_legacy": code.legacy_mixed,
+            "compression": code.compression(units),
+            "units": units,
+            "uniform_bits": code.uniform_bits,
+            "prior_bits": self.prior_bits,
+            "acc": self.accuracy,
+            "macro_f1": self.macro_f1,
+            "epochs": self.epochs,
+            "seconds": self.seconds,
+            "data_hash": self.data_hash,
+            "model_hash": self.model_hash,
+        }
         row |= {name: self.measures.get(name, "") for name in (*RANKING, *LENIENT)}
         return {name: row[name] for name in COLUMNS}
 
@@ -122,7 +157,10 @@ class Results:
     def compression(self, model: str, task: str, control: str = MAIN) -> dict[int, float]:
         """Mean compression over seeds, by layer."""
         found = self.by_layer(model, task, control)
-        return {layer: float(np.mean([result.code.compression(self.units) for result in own])) for layer, own in found.items()}
+        return {
+            layer: float(np.mean([result.code.compression(self.units) for result in own]))
+            for layer, own in found.items()
+        }
 
     def value(self, model: str, task: str, control: str) -> float:
         """Compression of a control, the mean over seeds, at its best layer where it has some; NaN without it."""
@@ -139,7 +177,8 @@ class Results:
         """Bits a target of each seed."""
         return [result.code.bits / result.code.targets for result in self.by_layer(model, task)[layer]]
 
-    # files ------------------------------------------------------------------------------------------------------------------------
+    # files
+    # ------------------------------------------------------------------------------------------------------------------------
 
     def write(self, folder: Path) -> None:
         """Write `probe_results.csv`, `codes/TASK.npz` and `data/TASK.json`."""
@@ -151,7 +190,15 @@ class Results:
             for place, result in enumerate(result for result in self.all if result.task == name):
                 arrays[f"bits{place}"] = result.bits
                 notes.append(
-                    [result.model, result.layer, result.seed, result.control, result.block_ends, result.block_bits, result.measures]
+                    [
+                        result.model,
+                        result.layer,
+                        result.seed,
+                        result.control,
+                        result.block_ends,
+                        result.block_bits,
+                        result.measures,
+                    ]
                 )
             arrays["notes"] = np.array(json.dumps(notes))
             with write_whole(folder / "codes" / f"{name}.npz", binary=True) as packed:
@@ -172,7 +219,9 @@ class Results:
         """
         path = folder / "probe_results.csv"
         if not path.is_file():
-            raise DataError(f"{folder}: expected a finished probing run with probe_results.csv, got none; give another folder")
+            raise DataError(
+                f"{folder}: expected a finished probing run with probe_results.csv, got none; give another folder"
+            )
         verify_folder(folder)
         with path.open(encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
@@ -195,7 +244,21 @@ def _result(row: dict[str, str], note: Sequence[Any], bits: np.ndarray) -> Resul
     code = CodeLength(int(row["k"]), int(row["t1"]), int(row["n_targets"]), 0.0)
     code = CodeLength(code.classes, code.first, code.targets, float(row["mdl_bits"]) - code.first_bits)
     return Result(
-        row["model"], row["task"], None if row["layer"] == "" else int(row["layer"]), int(row["seed"]), row["control"], code,
-        float(row["prior_bits"]), float(row["acc"]), float(row["macro_f1"]), note[6], float(row["epochs"]), float(row["seconds"]),
-        row["data_hash"], row["model_hash"], bits, note[4], note[5],
-    )  # fmt: skip
+        row["model"],
+        row["task"],
+        None if row["layer"] == "" else int(row["layer"]),
+        int(row["seed"]),
+        row["control"],
+        code,
+        float(row["prior_bits"]),
+        float(row["acc"]),
+        float(row["macro_f1"]),
+        note[6],
+        float(row["epochs"]),
+        float(row["seconds"]),
+        row["data_hash"],
+        row["model_hash"],
+        bits,
+        note[4],
+        note[5],
+    )

@@ -33,15 +33,23 @@ class OffsetTexts:
     def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
-            raise ConfigError(f"encoder tokenizer: expected a fast one, which knows characters, got {type(tokenizer).__name__!r}")
+            raise ConfigError(
+                f"encoder tokenizer: expected a fast one, which knows characters, got {type(tokenizer).__name__!r}"
+            )
         backend = copy.deepcopy(backend)  # the caller's keeps its state
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = True  # a literal [SEP] in a text is text
-        control = {place for place, token in backend.get_added_tokens_decoder().items() if token.special} - {tokenizer.unk_token_id}
+        control = {place for place, token in backend.get_added_tokens_decoder().items() if token.special} - {
+            tokenizer.unk_token_id
+        }
         ids, starts, ends, lengths = [], [], [], []
         for encoding in backend.encode_batch(list(texts), add_special_tokens=False):
-            kept = [(token, *place) for token, place in zip(encoding.ids, encoding.offsets, strict=True) if token not in control]
+            kept = [
+                (token, *place)
+                for token, place in zip(encoding.ids, encoding.offsets, strict=True)
+                if token not in control
+            ]
             lengths.append(len(kept))
             ids += [token for token, _, _ in kept]
             starts += [start for _, start, _ in kept]
@@ -67,8 +75,8 @@ class OffsetTexts:
 class Sequences:
     """The token sequences of some (query, doc) pairs, shortest first, as an encoder reads them.
 
-    A cross-encoder reads both texts in one sequence (`pairs`), a bi-encoder one text a sequence (`texts`), each text once. A pair with an
-    empty query is its doc alone.
+    A cross-encoder reads both texts in one sequence (`pairs`), a bi-encoder one text a sequence (`texts`), each text
+    once. A pair with an empty query is its doc alone.
 
     Args:
         texts: The texts.
@@ -124,7 +132,9 @@ class Sequences:
         pair, single = Template.of(tokenizer, 2), Template.of(tokenizer, 1)
         alone = layouts or (single, single)
         if positions < pair.num_special + 2:
-            raise ConfigError(f"encoder: expected room for at least {pair.num_special + 2} tokens, got {positions} positions")
+            raise ConfigError(
+                f"encoder: expected room for at least {pair.num_special + 2} tokens, got {positions} positions"
+            )
         placed = np.array([[unique[query] if query else -1, unique[doc]] for query, doc in pairs], dtype=np.int64)
         if reads == "pairs":
             rows, inverse = np.unique(placed, axis=0, return_inverse=True)
@@ -145,7 +155,9 @@ class Sequences:
         queries = np.minimum(queries, np.where(kinds == PAIR, room - 1, room))
         docs = np.where(rows[:, 1] >= 0, np.minimum(_lengths(texts, rows[:, 1]), max_doc_tokens), 0)
         docs = np.minimum(docs, room - queries)
-        lengths = np.stack([layout.row_lengths(queries + docs) for layout in (*alone, pair)])[kinds, np.arange(len(rows))]
+        lengths = np.stack([layout.row_lengths(queries + docs) for layout in (*alone, pair)])[
+            kinds, np.arange(len(rows))
+        ]
         order = np.lexsort((lengths, kinds))  # one layout a batch, then like lengths together
         places = np.where(placed >= 0, np.argsort(order)[places], -1)
         starts = np.concatenate([[0], np.cumsum(lengths[order])]).astype(np.int64)
@@ -218,7 +230,9 @@ class Sequences:
             before += int(self.kept[row, 0]) + len(layout.specials[1])
         kept = int(self.kept[row, side])
         text = int((self.queries, self.docs)[side][row])
-        first, last = (0, kept) if span.start is None or span.end is None else self.texts.tokens_of(text, span.start, span.end)
+        first, last = (
+            (0, kept) if span.start is None or span.end is None else self.texts.tokens_of(text, span.start, span.end)
+        )
         if first >= last or last > kept:
             return None
         start = int(self.starts[row]) + before

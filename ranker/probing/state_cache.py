@@ -1,7 +1,8 @@
 """States of all layers, computed once: a memory-mapped file [layers, tokens, dim], resumable chunk by chunk.
 
-Layer after layer, not token after token: a probe reads one layer, and then its pages are all it touches. A cache is as large as its states in
-full, unless only the tokens of spans are kept (the same numbers come out) or each number is a byte (nearly the same).
+Layer after layer, not token after token: a probe reads one layer, and then its pages are all it touches. A cache is as
+large as its states in full, unless only the tokens of spans are kept (the same numbers come out) or each number is a
+byte (nearly the same).
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ from ranker.training.run_writer import write_json
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-DTYPES = {"float16": torch.float16, "float32": torch.float32, "int8": torch.float32}  # what is checked, and rounded if it is int8
+DTYPES = {
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "int8": torch.float32,
+}  # what is checked, and rounded if it is int8
 TOKENS = ("all", "spans")
 STATES = "states.bin"
 AT_ONCE = 8  # chunks that are in memory at a time on a CPU
@@ -61,11 +66,22 @@ class StateCache:
         for key, value, known in (("dtype", dtype, tuple(DTYPES)), ("tokens", tokens, TOKENS)):
             if value not in known:
                 raise ConfigError(f"cache.{key}: expected one of {', '.join(known)}; got {value!r}")
-        self.folder, self.dtype, self.max_bytes, self.max_tokens, self.tokens = folder, dtype, max_bytes, max_tokens, tokens
+        self.folder, self.dtype, self.max_bytes, self.max_tokens, self.tokens = (
+            folder,
+            dtype,
+            max_bytes,
+            max_tokens,
+            tokens,
+        )
         self.sync_seconds = sync_seconds
 
     def states(
-        self, subject: Subject, sequences: Sequences, layers: Sequence[int], device: torch.device, kept: np.ndarray | None = None
+        self,
+        subject: Subject,
+        sequences: Sequences,
+        layers: Sequence[int],
+        device: torch.device,
+        kept: np.ndarray | None = None,
     ) -> TensorStates:
         """Open the states of these layers, or compute what is missing: memory-mapped, in the order of `layers`.
 
@@ -74,7 +90,8 @@ class StateCache:
             sequences: Of what.
             layers: Which.
             device: Where to compute.
-            kept: True at the tokens whose states are wanted, bool [tokens]; None: all. The others are left out of the token axis.
+            kept: True at the tokens whose states are wanted, bool [tokens]; None: all. The others are left out of the
+                token axis.
 
         Raises:
             ConfigError: They would take more than `max_bytes`, or more than the disk has.
@@ -90,13 +107,23 @@ class StateCache:
                 self._write(folder, identity, shape, subject, sequences, layers, device, kept)
         return self._open(folder, identity, shape)
 
-    def identity(self, subject: Subject, sequences: Sequences, layers: Sequence[int], kept: np.ndarray | None = None) -> dict[str, Any]:
+    def identity(
+        self, subject: Subject, sequences: Sequences, layers: Sequence[int], kept: np.ndarray | None = None
+    ) -> dict[str, Any]:
         """Everything that the states depend on."""
         identity = {
-            "format": FORMAT, "subject": subject.fingerprint, "sequences": sequences.fingerprint, "layers": list(layers), "dtype": self.dtype,
+            "format": FORMAT,
+            "subject": subject.fingerprint,
+            "sequences": sequences.fingerprint,
+            "layers": list(layers),
+            "dtype": self.dtype,
             "mode": "eval",
-        }  # fmt: skip
-        return identity if kept is None else identity | {"kept": hashlib.blake2b(np.packbits(kept).tobytes(), digest_size=16).hexdigest()}
+        }
+        return (
+            identity
+            if kept is None
+            else identity | {"kept": hashlib.blake2b(np.packbits(kept).tobytes(), digest_size=16).hexdigest()}
+        )
 
     def _open(self, folder: Path, identity: dict[str, Any], shape: tuple[int, int, int]) -> TensorStates:
         try:
@@ -104,14 +131,20 @@ class StateCache:
             if not isinstance(meta, dict) or not isinstance(meta.get("files", {}), dict):
                 raise ValueError("no JSON object")
         except (OSError, ValueError) as error:
-            raise DataError(f"{folder}: expected a readable meta.json, got {error}; delete the folder, it is made anew") from error
+            raise DataError(
+                f"{folder}: expected a readable meta.json, got {error}; delete the folder, it is made anew"
+            ) from error
         for key, expected in {**identity, "shape": list(shape), "complete": True}.items():
             if meta.get(key) != expected:
-                raise DataError(f"{folder}: expected {key} {expected!r}, got {meta.get(key)!r}; delete the folder, it is made anew")
+                raise DataError(
+                    f"{folder}: expected {key} {expected!r}, got {meta.get(key)!r}; delete the folder, it is made anew"
+                )
         for name, expected in self._sizes(shape).items():
             size = _size(folder / name)
             if size != expected:
-                raise DataError(f"{folder / name}: expected {expected} bytes, got {size}; delete the folder, it is made anew")
+                raise DataError(
+                    f"{folder / name}: expected {expected} bytes, got {size}; delete the folder, it is made anew"
+                )
         verify(folder, meta.get("files", {}))  # an earlier version wrote no checksums
         return TensorStates.mapped(folder / STATES, self.dtype, shape)
 
@@ -135,7 +168,9 @@ class StateCache:
             )
         free = shutil.disk_usage(folder).free
         if size - there > free:
-            raise ConfigError(f"cache_dir: expected room for {size:.3g} bytes of states, got {free:.3g} bytes free; set another cache_dir")
+            raise ConfigError(
+                f"cache_dir: expected room for {size:.3g} bytes of states, got {free:.3g} bytes free; set another cache_dir"
+            )
         chunks = sequences.chunks(self.max_tokens)
         whole = all(_size(folder / name) == expected for name, expected in sizes.items())
         done = self._progress(folder, chunks) if whole else 0
@@ -156,10 +191,14 @@ class StateCache:
             batch = sequences.batch(first, last).to(device)
             chosen = None
             if kept is not None:
-                chosen = torch.from_numpy(kept[sequences.starts[first] : sequences.starts[last]].nonzero()[0]).to(device)
+                chosen = torch.from_numpy(kept[sequences.starts[first] : sequences.starts[last]].nonzero()[0]).to(
+                    device
+                )
             for layer, states in enumerate(encoders[sequences.kind(first)].layers(batch)):
                 if layer in layers:
-                    found = _checked((states if chosen is None else states[chosen]).to(DTYPES[self.dtype]), subject, layer)
+                    found = _checked(
+                        (states if chosen is None else states[chosen]).to(DTYPES[self.dtype]), subject, layer
+                    )
                     for file, part in zip(files, quantised(found) if self.dtype == "int8" else (found,), strict=True):
                         file[list(layers).index(layer), own] = part.cpu().numpy()
                 if layer == max(layers):

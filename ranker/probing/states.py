@@ -38,7 +38,8 @@ class TensorStates:
 
     Args:
         data: [layers, tokens, dim], any float type, or int8.
-        scales: What each token's numbers are multiplied by, float32 [layers, tokens]; None: they are the states themselves.
+        scales: What each token's numbers are multiplied by, float32 [layers, tokens]; None: they are the states
+            themselves.
     """
 
     def __init__(self, data: Tensor, scales: Tensor | None = None) -> None:
@@ -80,7 +81,8 @@ class TensorStates:
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    # read-only, since a file that is mapped for writing counts as memory, and may be larger than that; nothing is ever written to it
+    # read-only, since a file that is mapped for writing counts as memory, and may be larger than that; nothing is ever
+    # written to it
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(np.memmap(path, dtype=dtype, mode="r", shape=shape))

@@ -85,12 +85,15 @@ class Difference:
 
 
 def compare_bits(
-    first: np.ndarray, second: np.ndarray, queries: np.ndarray, seed_lengths: tuple[Sequence[float], Sequence[float]] | None = None
+    first: np.ndarray,
+    second: np.ndarray,
+    queries: np.ndarray,
+    seed_lengths: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> Difference:
     """Compare the code lengths of two runs on the same targets.
 
-    The least detectable difference is the larger of the one over queries and, with several seeds, the one over seeds (of the paired
-    differences, which share permutation and initial weights).
+    The least detectable difference is the larger of the one over queries and, with several seeds, the one over seeds
+    (of the paired differences, which share permutation and initial weights).
 
     Args:
         first: Bits of each target, the mean over seeds, [targets].
@@ -111,7 +114,9 @@ def compare_bits(
         by_seeds = _quantiles(len(paired) - 1) * float(np.std(paired, ddof=1)) / np.sqrt(len(paired))
         detectable = float(np.nanmax([detectable, by_seeds]))
     low, high = np.quantile(means, [0.025, 0.975])
-    return Difference(float(values.mean()), float(low), float(high), detectable, randomisation_test(sums, num_samples=5_000))
+    return Difference(
+        float(values.mean()), float(low), float(high), detectable, randomisation_test(sums, num_samples=5_000)
+    )
 
 
 def holm_ties(differences: Mapping[int, Difference]) -> dict[int, float]:
@@ -120,7 +125,8 @@ def holm_ties(differences: Mapping[int, Difference]) -> dict[int, float]:
     return {layer: corrected[str(layer)] for layer in differences}
 
 
-# where a task lives -----------------------------------------------------------------------------------------------------------------
+# where a task lives
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def centre_of_gravity(compression: Mapping[int, float], control: Mapping[int, float]) -> float:
@@ -137,8 +143,8 @@ def centre_of_gravity(compression: Mapping[int, float], control: Mapping[int, fl
 def expected_layer(compression: Mapping[int, float]) -> float:
     """Expected layer at which the information appears (Tenney et al., ACL 2019, arXiv:1905.05950), on the best compression so far.
 
-    The published one scores probes over all layers up to l; here the running maximum over single layers stands for that. NaN where no layer
-    adds to layer 0.
+    The published one scores probes over all layers up to l; here the running maximum over single layers stands for
+    that. NaN where no layer adds to layer 0.
 
     >>> expected_layer({0: 1.0, 1: 2.0, 2: 1.5, 3: 3.0})
     2.0

@@ -98,7 +98,9 @@ class StudyOptions:
             dtype: How states are kept.
         """
         names = ("validation", "max_query_tokens", "max_doc_tokens")
-        made = {name: getattr(self, name) for name in names} | {f"training.{name}": value for name, value in asdict(training).items()}
+        made = {name: getattr(self, name) for name in names} | {
+            f"training.{name}": value for name, value in asdict(training).items()
+        }
         return {"portions": list(self.portions), "cache.dtype": dtype} | made
 
 
@@ -137,14 +139,24 @@ class Study:
         cache: StateCache, cache_dir: Path, device: torch.device, reuse: bool = True,
     ) -> None:  # fmt: skip
         if len({subject.name for subject in subjects}) < len(subjects):
-            raise ConfigError(f"compare: expected another subject than {subjects[0].name!r}, got the same name twice; rename a run folder")
-        self.subjects, self.tasks, self.sample, self.options, self.training = list(subjects), list(tasks), sample, options, training
+            raise ConfigError(
+                f"compare: expected another subject than {subjects[0].name!r}, got the same name twice; rename a run folder"
+            )
+        self.subjects, self.tasks, self.sample, self.options, self.training = (
+            list(subjects),
+            list(tasks),
+            sample,
+            options,
+            training,
+        )
         self.cache, self.cache_dir, self.device = cache, cache_dir, device
         self.warnings: list[str] = []
         self.queries: dict[str, set[str]] = {}
         self._sets: list[PairSet] = []
         store = BlockStore(cache_dir / "probe_blocks.sqlite" if reuse else None)
-        self._coder = OnlineCoder(training, options.portions, options.validation, options.batching, store, self._progress)
+        self._coder = OnlineCoder(
+            training, options.portions, options.validation, options.batching, store, self._progress
+        )
         self._done, self._total, self._told = 0, 0, time.monotonic()
 
     def prepare(self) -> dict[str, TaskRecord]:
@@ -159,12 +171,19 @@ class Study:
                 pair_set.read = [self._sequences(subject, pair_set) for subject in self.subjects]
                 place_of = pair_set.place_of
                 pair_set.data = [
-                    build_data(task, examples, parts, [span_tokens(examples, sequences, place_of) for sequences in pair_set.read])
+                    build_data(
+                        task,
+                        examples,
+                        parts,
+                        [span_tokens(examples, sequences, place_of) for sequences in pair_set.read],
+                    )
                     for task, examples, parts in pair_set.tasks
                 ]
             self._warn()
         data = {own.task.name: own for pair_set in self._sets for own in pair_set.data}
-        self.queries = {name: {example.query for example in own.examples if example.query} for name, own in data.items()}
+        self.queries = {
+            name: {example.query for example in own.examples if example.query} for name, own in data.items()
+        }
         coding = {"coding": self.options.coding(self.training, self.cache.dtype)}
         return {
             task.name: TaskRecord(own.record() | coding, own.target_queries[own.target_parts == "train"])
@@ -183,7 +202,11 @@ class Study:
             for subject, sequences in zip(self.subjects, pair_set.read, strict=True):
                 waiting += [(job, subject, by_name) for job in self._jobs(subject, sequences, data, pair_set.place_of)]
                 if "label_prior" in self.options.controls:
-                    results += [prior_result(subject, own, seed, self.options.portions) for own in data for seed in self.options.seeds]
+                    results += [
+                        prior_result(subject, own, seed, self.options.portions)
+                        for own in data
+                        for seed in self.options.seeds
+                    ]
                 if self.device.type == "cuda":  # which holds one subject's states at a time
                     results += self._code(waiting)
                     waiting = []
@@ -194,7 +217,8 @@ class Study:
         results.sort(key=lambda r: (models[r.model], order[r.task], r.control != MAIN, r.control, r.layer or 0, r.seed))
         return Results(results, records, self.options.units)
 
-    # data -------------------------------------------------------------------------------------------------------------------------
+    # data
+    # -------------------------------------------------------------------------------------------------------------------------
 
     def _pair_sets(self) -> list[PairSet]:
         """Tasks on the shared pairs in one set, each other task in a set of its own."""
@@ -210,7 +234,9 @@ class Study:
                 self.warnings.append(f"{task.name} was left out: {error}")
                 log.warning("%s is left out: %s", task.name, error)
                 continue
-            parts = assign_parts(examples, self.sample, self.options.group_by, self.options.val_fraction, self.options.test_fraction)
+            parts = assign_parts(
+                examples, self.sample, self.options.group_by, self.options.val_fraction, self.options.test_fraction
+            )
             texts = dict.fromkeys((example.query, example.doc) for example in examples)
             if texts.keys() <= known:
                 shared.tasks.append((task, examples, parts))
@@ -218,14 +244,21 @@ class Study:
                 sets.append(PairSet(list(texts), [(task, examples, parts)]))
         forget()
         if not any(pair_set.tasks for pair_set in sets):
-            raise DataError("probe: expected at least one task whose labels can be made here, got none; see the warnings above")
+            raise DataError(
+                "probe: expected at least one task whose labels can be made here, got none; see the warnings above"
+            )
         return [pair_set for pair_set in sets if pair_set.tasks]
 
     def _sequences(self, subject: Subject, pair_set: PairSet) -> Sequences:
         return Sequences.of(
-            pair_set.texts, subject.encoder.tokenizer, subject.reads, subject.encoder.max_tokens, self.options.max_query_tokens,
-            self.options.max_doc_tokens, subject.layouts,
-        )  # fmt: skip
+            pair_set.texts,
+            subject.encoder.tokenizer,
+            subject.reads,
+            subject.encoder.max_tokens,
+            self.options.max_query_tokens,
+            self.options.max_doc_tokens,
+            subject.layouts,
+        )
 
     def _warn(self) -> None:
         """Say what truncation cost, which classes are empty, and what test and training pairs share."""
@@ -234,10 +267,14 @@ class Study:
         for name, record in records.items():
             if record["cut_targets"]:
                 whole = sum(map(sum, record["class_counts"].values())) + record["cut_targets"]
-                self.warnings.append(f"{name}: {record['cut_targets']} of {whole} targets lie beyond the truncation and are left out")
+                self.warnings.append(
+                    f"{name}: {record['cut_targets']} of {whole} targets lie beyond the truncation and are left out"
+                )
             empty = record["class_counts"]["train"].count(0)
             if empty:
-                self.warnings.append(f"{name}: k = {len(record['classes'])}, of which {empty} empty in training; log2 k counts them all")
+                self.warnings.append(
+                    f"{name}: k = {len(record['classes'])}, of which {empty} empty in training; log2 k counts them all"
+                )
         own_parts = {own.task.name for own in data if says_parts(own.examples)}
         for what, least in (("doc", 0.1), ("query", 0.0)):
             shares = {name: record[f"test_pairs_with_a_training_{what}"] for name, record in records.items()}
@@ -245,11 +282,18 @@ class Study:
                 (False, f"group_by={what} avoids it"),
                 (True, "parts of the task's own, which group_by leaves as they are"),
             ):
-                some = [f"{name} {share:.0%}" for name, share in shares.items() if share > least and (name in own_parts) == said]
+                some = [
+                    f"{name} {share:.0%}"
+                    for name, share in shares.items()
+                    if share > least and (name in own_parts) == said
+                ]
                 if some:
-                    self.warnings.append(f"test pairs whose {what} also occurs in a training pair: {', '.join(some)} ({remedy})")
+                    self.warnings.append(
+                        f"test pairs whose {what} also occurs in a training pair: {', '.join(some)} ({remedy})"
+                    )
 
-    # probing ----------------------------------------------------------------------------------------------------------------------
+    # probing
+    # ----------------------------------------------------------------------------------------------------------------------
 
     def layers_of(self, subject: Subject) -> list[int]:
         """The layers of a subject to probe.
@@ -263,7 +307,9 @@ class Study:
             raise ConfigError(f"layers: expected 0 to {subject.num_states - 1} for {subject.name}, got {wrong[0]}")
         return layers
 
-    def _jobs(self, subject: Subject, sequences: Sequences, data: Sequence[ProbeData], place_of: dict[tuple[str, str], int]) -> list[Job]:
+    def _jobs(
+        self, subject: Subject, sequences: Sequences, data: Sequence[ProbeData], place_of: dict[tuple[str, str], int]
+    ) -> list[Job]:
         """Encode, and say what is to be coded."""
         layers = self.layers_of(subject)
         controls, seeds = self.options.controls, list(self.options.seeds)
@@ -278,31 +324,45 @@ class Study:
             states["random_encoder"] = self._states(subject.randomised(self.options.seed), sequences, layers, kept)
         if "random_embeddings" in controls:
             states["random_embeddings"] = self._random_embeddings(subject, sequences, kept)
-        return make_jobs(data, spans, states, layers, controls, seeds, self.options.control_seeds, self.options.seed, self.device)
+        return make_jobs(
+            data, spans, states, layers, controls, seeds, self.options.control_seeds, self.options.seed, self.device
+        )
 
     def _code(self, owned: Sequence[Owned]) -> list[Result]:
         """Code jobs side by side, and measure."""
         jobs = [job for job, _, _ in owned]
         probes = sum(
-            len(job.layers) * len(job.columns) * len(job.seeds) * len(portion_ends(len(job.train), self.options.portions)) for job in jobs
+            len(job.layers)
+            * len(job.columns)
+            * len(job.seeds)
+            * len(portion_ends(len(job.train), self.options.portions))
+            for job in jobs
         )
         self._total = self._done + probes
         log.info("%d probes to train", probes)
         return [
             result_of(subject, by_name[outcome.column.task], outcome, self.options.portions, self.sample.collection)
-            for (_, subject, by_name), outcomes in zip(owned, code_jobs(self._coder, jobs, self.options.workers), strict=True)
+            for (_, subject, by_name), outcomes in zip(
+                owned, code_jobs(self._coder, jobs, self.options.workers), strict=True
+            )
             for outcome in outcomes
         ]
 
-    def _states(self, subject: Subject, sequences: Sequences, layers: list[int], kept: np.ndarray | None) -> KeyedStates:
+    def _states(
+        self, subject: Subject, sequences: Sequences, layers: list[int], kept: np.ndarray | None
+    ) -> KeyedStates:
         states = self.cache.states(subject, sequences, layers, self.device, kept)
         if self.device.type == "cuda" and states.nbytes * 1.5 < torch.cuda.mem_get_info(self.device)[0]:
             states = states.to(self.device)
-        key = hashlib.blake2b(repr(self.cache.identity(subject, sequences, layers, kept)).encode(), digest_size=10).hexdigest()
+        key = hashlib.blake2b(
+            repr(self.cache.identity(subject, sequences, layers, kept)).encode(), digest_size=10
+        ).hexdigest()
         return states, key
 
     def _random_embeddings(self, subject: Subject, sequences: Sequences, kept: np.ndarray | None) -> KeyedStates:
-        tokens = np.concatenate([sequences.batch(*chunk).tokens.numpy() for chunk in sequences.chunks(self.cache.max_tokens)])
+        tokens = np.concatenate(
+            [sequences.batch(*chunk).tokens.numpy() for chunk in sequences.chunks(self.cache.max_tokens)]
+        )
         vocabulary = max(int(tokens.max()) + 1, subject.encoder.config.vocab_size)
         own = tokens if kept is None else tokens[kept]
         made = RandomEmbeddings.of(own, vocabulary, subject.encoder.dim, self.options.seed, self.device)

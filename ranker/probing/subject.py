@@ -89,12 +89,16 @@ class Subject:
         Raises:
             CheckpointError: There is no trained ranker, or it has no encoder.
         """
-        from ranker.checkpoint import load_scorer  # brings the configuration with it, which an encoder by itself does not need
+        from ranker.checkpoint import (
+            load_scorer,
+        )  # brings the configuration with it, which an encoder by itself does not need
 
         scorer: Any = load_scorer(path, weights)
         encoder = getattr(scorer, "encoder", None)
         if not isinstance(encoder, Encoder):
-            raise CheckpointError(f"{path}: expected a ranker with an encoder to probe, got {type(scorer).__name__}; probe another")
+            raise CheckpointError(
+                f"{path}: expected a ranker with an encoder to probe, got {type(scorer).__name__}; probe another"
+            )
         name = f"{type(scorer).__name__} {path.resolve().name}"
         if scorer.reads == "pairs":
             return cls(name, encoder)
@@ -105,14 +109,18 @@ class Subject:
         """The same architecture with random weights, drawn as BERT's are: N(0, 0.02) or the model's own range, biases 0, norms 1."""
         own_docs = self.frozen_docs is not self.frozen
         docs = _random_weights(self.frozen_docs.encoder, seed) if own_docs else None
-        return Subject(f"{self.name} (random weights)", _random_weights(self.encoder, seed), self.reads, docs, self.layouts)
+        return Subject(
+            f"{self.name} (random weights)", _random_weights(self.encoder, seed), self.reads, docs, self.layouts
+        )
 
 
 def _apart(layout: Template, tokenizer: Any) -> Template:
     """The layout with the prompt's tokens, so that a text's tokens are those of its words: spans of examples say where they are."""
     if not layout.prefix:
         return layout
-    log.warning("probing: the prompt %r is tokenized by itself, where the ranker reads it together with the text", layout.prefix)
+    log.warning(
+        "probing: the prompt %r is tokenized by itself, where the ranker reads it together with the text", layout.prefix
+    )
     return layout.with_prompt(tokenizer(layout.prefix, add_special_tokens=False)["input_ids"])
 
 
@@ -136,9 +144,15 @@ def _random_weights(encoder: Encoder, seed: int) -> Encoder:
 def encoder_fingerprint(encoder: Encoder) -> str:
     """Hash of weights, sizes and tokenizer."""
     digest = hashlib.blake2b(digest_size=16)
-    sizes = {key: value for key, value in encoder.config.to_dict().items() if isinstance(value, (int, float, str, bool))}
+    sizes = {
+        key: value for key, value in encoder.config.to_dict().items() if isinstance(value, (int, float, str, bool))
+    }
     # where it was loaded from and with which library is not what it computes
-    digest.update(json.dumps({key: sizes[key] for key in sorted(sizes) if key not in ("_name_or_path", "transformers_version")}).encode())
+    digest.update(
+        json.dumps(
+            {key: sizes[key] for key in sorted(sizes) if key not in ("_name_or_path", "transformers_version")}
+        ).encode()
+    )
     digest.update(tokenizer_fingerprint(encoder.tokenizer).encode())
     for name, weight in sorted(encoder.model.state_dict().items()):
         digest.update(name.encode())

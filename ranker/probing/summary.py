@@ -89,10 +89,15 @@ def layer_differences(results: Results, model: str, task: str, best: int) -> dic
     queries = results.tasks[task].queries
     reference, reference_seeds = results.mean_bits(model, task, best), results.seed_lengths(model, task, best)
     return {
-        layer: compare_bits(results.mean_bits(model, task, layer), reference, queries, (results.seed_lengths(model, task, layer), reference_seeds))
+        layer: compare_bits(
+            results.mean_bits(model, task, layer),
+            reference,
+            queries,
+            (results.seed_lengths(model, task, layer), reference_seeds),
+        )
         for layer in results.by_layer(model, task)
         if layer != best
-    }  # fmt: skip
+    }
 
 
 def _by_control(results: Results, model: str, task: str) -> dict[int, list[tuple[float, float, float, float]]]:
@@ -108,12 +113,16 @@ def _by_control(results: Results, model: str, task: str) -> dict[int, list[tuple
 
 def selectivity(results: Results, model: str, task: str) -> dict[int, float]:
     """Accuracy of the task minus that of its control task, by layer (Hewitt and Liang, 2019)."""
-    return {layer: float(np.mean([a - b for a, b, _, _ in own])) for layer, own in _by_control(results, model, task).items()}
+    return {
+        layer: float(np.mean([a - b for a, b, _, _ in own])) for layer, own in _by_control(results, model, task).items()
+    }
 
 
 def control_ratios(results: Results, model: str, task: str) -> dict[int, float]:
     """Description length of the control task over that of the task, by layer."""
-    return {layer: float(np.mean([d / c for _, _, c, d in own])) for layer, own in _by_control(results, model, task).items()}
+    return {
+        layer: float(np.mean([d / c for _, _, c, d in own])) for layer, own in _by_control(results, model, task).items()
+    }
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,9 @@ def compare(results: Results, first: str, second: str, task: str) -> Comparison:
         )
     seeds = ({result.seed for result in own} for own in (ours, theirs))
     if len({frozenset(own) for own in seeds}) > 1:
-        raise DataError(f"compare: {task}: expected the same seeds for {first} and {second}; run both with the same seeds")
+        raise DataError(
+            f"compare: {task}: expected the same seeds for {first} and {second}; run both with the same seeds"
+        )
     before, after = results.compression(first, task), results.compression(second, task)
     queries = results.tasks[task].queries
     layers = sorted(set(before) & set(after))

@@ -27,7 +27,8 @@ class TrainingOptions:
         lr: Adam's rate at the start.
         batch_pairs: Pairs of a batch.
         max_rounds: Rounds at most.
-        round_steps: A round is one pass over the training pairs, or as many as make this number of steps where that is more.
+        round_steps: A round is one pass over the training pairs, or as many as make this number of steps where that is
+            more.
         patience: Stop after so many rounds without a lower validation loss.
         small_val_pairs: Validation pairs looked at where less than 5 % of the training pairs are trained on; None: all.
         lr_factor: After each such round the rate is multiplied by this.
@@ -60,9 +61,13 @@ class TrainingOptions:
         if not self.lr > 0:
             raise ConfigError(f"training.lr: expected a number above 0, got {self.lr}")
         if not self.clip > 0:
-            raise ConfigError(f"training.clip: expected a number above 0, got {self.clip}; set training.clip=.inf to clip nothing")
+            raise ConfigError(
+                f"training.clip: expected a number above 0, got {self.clip}; set training.clip=.inf to clip nothing"
+            )
         if not 0 < self.lr_factor <= 1:
-            raise ConfigError(f"training.lr_factor: expected above 0 and at most 1, got {self.lr_factor}; 1 keeps the rate")
+            raise ConfigError(
+                f"training.lr_factor: expected above 0 and at most 1, got {self.lr_factor}; 1 keeps the rate"
+            )
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,13 @@ class Fitted:
 
 
 def fit(
-    probe: EdgeProbe, inputs: Inputs, stack: Stack, train: np.ndarray, val: np.ndarray, options: TrainingOptions, portion: int
+    probe: EdgeProbe,
+    inputs: Inputs,
+    stack: Stack,
+    train: np.ndarray,
+    val: np.ndarray,
+    options: TrainingOptions,
+    portion: int,
 ) -> Fitted:
     """Train every member on its seed's pairs and keep its best weights by validation loss.
 
@@ -116,7 +127,13 @@ def fit(
 
 
 def _fit(
-    probe: EdgeProbe, inputs: Inputs, stack: Stack, train: np.ndarray, val: np.ndarray, options: TrainingOptions, portion: int
+    probe: EdgeProbe,
+    inputs: Inputs,
+    stack: Stack,
+    train: np.ndarray,
+    val: np.ndarray,
+    options: TrainingOptions,
+    portion: int,
 ) -> Fitted:
     layers, seeds, columns = stack.shape
     reader = partial(read_spans, inputs, stack.layers)
@@ -134,13 +151,19 @@ def _fit(
     members = torch.arange(layers * seeds * columns)  # the stack's number of each member that still trains
     batches_per_epoch = -(-train.shape[1] // options.batch_pairs)
     epochs_per_round = -(-options.round_steps // batches_per_epoch)
-    val_batches = [(batch, reader(batch)) for batch in make_batches(inputs, val, pairs_at_once(inputs, layers))] if val.size else []
+    val_batches = (
+        [(batch, reader(batch)) for batch in make_batches(inputs, val, pairs_at_once(inputs, layers))]
+        if val.size
+        else []
+    )
     epoch = 0
     for _ in range(options.max_rounds):
         shape = (layers, seeds, len(active))
         views = _leaves(probe, optimizer, shape)
         for _ in range(epochs_per_round):
-            order = np.stack([np.random.default_rng([seed, portion, epoch]).permutation(train.shape[1]) for seed in stack.seeds])
+            order = np.stack(
+                [np.random.default_rng([seed, portion, epoch]).permutation(train.shape[1]) for seed in stack.seeds]
+            )
             epoch += 1
             for batch in make_batches(inputs, np.take_along_axis(train, order, axis=1), options.batch_pairs):
                 kept = dropout(batch.targets.shape[1])
@@ -186,18 +209,27 @@ def _leaves(probe: EdgeProbe, optimizer: Adam, shape: tuple[int, int, int]) -> d
 
 
 def _losses(
-    probe: EdgeProbe, views: dict[str, Tensor], spans: list[list[SpanStates]], labels: Tensor, batch: Batch, kept: Tensor | None
+    probe: EdgeProbe,
+    views: dict[str, Tensor],
+    spans: list[list[SpanStates]],
+    labels: Tensor,
+    batch: Batch,
+    kept: Tensor | None,
 ) -> Tensor:
     """Mean cross entropy of each member over its targets, [layers, seeds, columns]."""
     logits = probe.logits(views, spans, kept)
-    truth = labels[:, batch.targets].transpose(0, 1).expand(logits.shape[0], -1, -1, -1)  # [layers, seeds, columns, targets]
+    truth = (
+        labels[:, batch.targets].transpose(0, 1).expand(logits.shape[0], -1, -1, -1)
+    )  # [layers, seeds, columns, targets]
     costs = functional.cross_entropy(logits.flatten(0, 3), truth.reshape(-1), reduction="none").view(truth.shape)
     real = batch.real.unsqueeze(1)
     return (costs * real).sum(dim=-1) / real.sum(dim=-1)
 
 
 @torch.no_grad()
-def mean_loss(probe: EdgeProbe, flat: Tensor, labels: Tensor, batches: Sequence[tuple[Batch, list[list[SpanStates]]]]) -> Tensor:
+def mean_loss(
+    probe: EdgeProbe, flat: Tensor, labels: Tensor, batches: Sequence[tuple[Batch, list[list[SpanStates]]]]
+) -> Tensor:
     """Mean cross entropy over all targets of batches with their spans, float64 [layers, seeds, columns]; those of one seed serve all."""
     layers, seeds, columns, _ = flat.shape
     total = torch.zeros(layers, seeds, columns, dtype=torch.float64, device=flat.device)

@@ -72,14 +72,17 @@ def unit(vectors: np.ndarray) -> np.ndarray:
 def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
     """Read a text file of `word number number ...` lines; only wanted words are kept, but every line counts for the unknown word's mean.
 
-    The first line says how many numbers a line ends with; what stands before them is the word, which may hold spaces (glove.840B).
+    The first line says how many numbers a line ends with; what stands before them is the word, which may hold spaces
+    (glove.840B).
 
     Raises:
         TaskUnavailable: No such file.
         DataError: A line of another width, or not one wanted word in it.
     """
     if not path.is_file():
-        raise TaskUnavailable(f"probe.sem.vectors: expected a file of word vectors in GloVe's layout, got {str(path)!r}, which is none")
+        raise TaskUnavailable(
+            f"probe.sem.vectors: expected a file of word vectors in GloVe's layout, got {str(path)!r}, which is none"
+        )
     words: list[str] = []
     rows: list[np.ndarray] = []
     total: np.ndarray | None = None
@@ -92,12 +95,16 @@ def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
             with np.errstate(over="ignore"):
                 row = np.array(numbers, dtype=np.float32)
         except ValueError as error:
-            raise DataError(f"{path}:{number}: expected a word and numbers, got {shown(line)}; mend the line") from error
+            raise DataError(
+                f"{path}:{number}: expected a word and numbers, got {shown(line)}; mend the line"
+            ) from error
         if not len(row) or not np.isfinite(row).all():
             raise DataError(f"{path}:{number}: expected a word and finite numbers, got {shown(line)}; mend the line")
         if total is not None and (len(row) != len(total) or _is_number(word.rpartition(" ")[2] if " " in word else "")):
             got = len(line.split()) - 1
-            raise DataError(f"{path}:{number}: expected {len(total)} numbers as in the first line, got {got}; mend the line")
+            raise DataError(
+                f"{path}:{number}: expected {len(total)} numbers as in the first line, got {got}; mend the line"
+            )
         total = row.astype(np.float64) if total is None else total + row
         lines += 1
         if word in wanted:
@@ -141,7 +148,9 @@ def ppmi_svd(
 
     texts = list(islice(docs, max_docs))
     counts = Counter(word for words in texts for word in words)
-    ranked = sorted((word for word, count in counts.items() if count >= min_count), key=lambda word: (-counts[word], word))
+    ranked = sorted(
+        (word for word, count in counts.items() if count >= min_count), key=lambda word: (-counts[word], word)
+    )
     vocabulary = ranked[:max_words]
     if len(vocabulary) < 3:
         raise DataError(

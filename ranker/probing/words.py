@@ -7,11 +7,13 @@ from collections.abc import Callable
 
 from ranker.errors import ConfigError
 
-# Letters join at ' . : and digits at . , ' as in Unicode's word boundaries (UAX 29), which Lucene's standard tokenizer follows.
+# Letters join at ' . : and digits at . , ' as in Unicode's word boundaries (UAX 29), which Lucene's standard tokenizer
+# follows.
 _STANDARD = re.compile(r"\w+(?:(?:(?<=[^\W\d_])['’.:](?=[^\W\d_])|(?<=\d)[.,'’](?=\d))\w+)*")
 _PIECES = re.compile(r"\w+|[^\w\s]")
 
-# Pronouns, articles, auxiliaries, prepositions, conjunctions and their contractions' halves; content words are left alone.
+# Pronouns, articles, auxiliaries, prepositions, conjunctions and their contractions' halves; content words are left
+# alone.
 STOP_WORDS = frozenset(
     """
     a about above after again against all am an and any are aren as at be because been before being below between both but by can cannot
@@ -39,7 +41,8 @@ def content_stems(text: str, legacy_case: bool = False) -> list[str]:
 
     Args:
         text: The text.
-        legacy_case: Look for stop words before lower-casing, so that a capitalised one stays, as the published labels have it.
+        legacy_case: Look for stop words before lower-casing, so that a capitalised one stays, as the published labels
+            have it.
 
     >>> content_stems("The servers were serving 3 files."), content_stems("The servers", legacy_case=True)
     (['server', 'serv', '3', 'file'], ['the', 'server'])

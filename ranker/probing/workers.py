@@ -29,7 +29,10 @@ def code_jobs(coder: OnlineCoder, jobs: Sequence[Job], workers: int | None = Non
         workers: Processes; None for one a core.
     """
     stacks = [(number, layers, seeds) for number, job in enumerate(jobs) for layers, seeds in coder.stacks(job)]
-    work = sum(len(jobs[number].train) * len(layers) * len(seeds) * len(jobs[number].columns) for number, layers, seeds in stacks)
+    work = sum(
+        len(jobs[number].train) * len(layers) * len(seeds) * len(jobs[number].columns)
+        for number, layers, seeds in stacks
+    )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     processes = min(cores if workers is None else workers, len(stacks))
     on_cpu = all(job.inputs.device.type == "cpu" for job in jobs)
@@ -40,7 +43,10 @@ def code_jobs(coder: OnlineCoder, jobs: Sequence[Job], workers: int | None = Non
     found: dict[int, list[Outcome]] = {}
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_start) as pool:
         # the largest first, so that no process is left with a long one at the end
-        order = sorted(range(len(stacks)), key=lambda place: -len(jobs[stacks[place][0]].columns) * len(jobs[stacks[place][0]].train))
+        order = sorted(
+            range(len(stacks)),
+            key=lambda place: -len(jobs[stacks[place][0]].columns) * len(jobs[stacks[place][0]].train),
+        )
         running: dict[Future[list[Outcome]], int] = {}
         try:
             for place in order:

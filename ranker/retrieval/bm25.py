@@ -57,7 +57,8 @@ class BM25:
         stemmer: Snowball stemmer by language, or None for whole words.
         stopwords: Stop word list of bm25s by language, or None.
         min_word_chars: Shorter words are left out, of queries and docs.
-        bigrams: Whether Chinese, Japanese, Korean, Thai ... are searched by pairs of characters and single ones (`ranker.retrieval.words`).
+        bigrams: Whether Chinese, Japanese, Korean, Thai ... are searched by pairs of characters and single ones
+            (`ranker.retrieval.words`).
         threads: Queries searched at a time.
 
     Raises:
@@ -75,7 +76,8 @@ class BM25:
         bigrams: bool = True,
         threads: int = 1,
     ) -> None:
-        # bm25s and its progress bars are wanted here alone; a source that brings its candidates does not pay for the import.
+        # bm25s and its progress bars are wanted here alone; a source that brings its candidates does not pay for the
+        # import.
         import bm25s
 
         logging.getLogger("bm25s").setLevel(logging.INFO)  # it sets itself to DEBUG
@@ -105,7 +107,11 @@ class BM25:
     @property
     def num_bytes(self) -> int:
         """Size of the index in memory."""
-        arrays = [] if self._index is None else [part for part in self._index.scores.values() if isinstance(part, np.ndarray)]
+        arrays = (
+            []
+            if self._index is None
+            else [part for part in self._index.scores.values() if isinstance(part, np.ndarray)]
+        )
         return sum(part.nbytes for part in arrays) + self._doc_ids.nbytes
 
     def _token_ids(self, docs: Docs, ids: list[bytes]) -> tuple[_TokenIds, dict[str, int]]:
@@ -158,8 +164,11 @@ def warn_of_no_words(queries: dict[str, str], total: int) -> None:
     query_id, text = next(iter(queries.items()))
     log.warning(
         "BM25: %d of %d queries have no words but stop words, as %r (%r), and find nothing; see the options in conf/model/bm25.yaml",
-        len(queries), total, query_id, text[:100],
-    )  # fmt: skip
+        len(queries),
+        total,
+        query_id,
+        text[:100],
+    )
 
 
 @dataclass(frozen=True)
@@ -189,8 +198,8 @@ def first_stage(
 ) -> Candidates:
     """BM25 candidates for all queries of a collection, made once and kept in `cache_dir`.
 
-    The file's name is a hash of docs, queries and settings, so nothing stale is ever read. It appears whole or not at all, and of
-    several processes one makes it while the others wait.
+    The file's name is a hash of docs, queries and settings, so nothing stale is ever read. It appears whole or not at
+    all, and of several processes one makes it while the others wait.
 
     Args:
         collection: Docs and queries; its candidates, if any, are not looked at.
@@ -212,7 +221,9 @@ def first_stage(
         if fingerprint not in indexes:
             log.info("BM25: indexing %d docs for %s", len(collection.docs), collection.name)
             indexes[fingerprint] = BM25(collection.docs, **asdict(options), threads=threads or os.cpu_count() or 1)
-        log.info("BM25: searching the best %d docs for %d queries of %s", depth, len(collection.queries), collection.name)
+        log.info(
+            "BM25: searching the best %d docs for %d queries of %s", depth, len(collection.queries), collection.name
+        )
         made = indexes[fingerprint].search(collection.queries, depth + collection.drop_query_docs)
         if collection.drop_query_docs:
             made = made.where(~has_own_id(made)).top(depth)
@@ -226,13 +237,17 @@ def _warn_again(collection: Collection, found: Candidates, options: FirstStage) 
     if without:
         split = Words(options.stemmer, options.stopwords, options.min_word_chars, options.bigrams)
         words = split([collection.queries[query_id] for query_id in without])
-        empty = {query_id: collection.queries[query_id] for query_id, there in zip(without, words, strict=True) if not there}
+        empty = {
+            query_id: collection.queries[query_id] for query_id, there in zip(without, words, strict=True) if not there
+        }
         if empty:
             warn_of_no_words(empty, len(collection.queries))
 
 
 def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, options: FirstStage = FirstStage()) -> Splits:
-    """Fill in BM25 candidates where a split has none; a training set with triples needs none. A corpus is indexed once at most.
+    """Fill in BM25 candidates where a split has none; a training set with triples needs none.
+
+    A corpus is indexed once at most.
 
     Raises:
         DataError: BM25 finds nothing for any query of a split.

@@ -74,7 +74,13 @@ class Description:
         return hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=10).hexdigest()
 
 
-ARCHITECTURE = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id")  # what weights do not show
+ARCHITECTURE = (
+    "model_type",
+    "num_attention_heads",
+    "hidden_act",
+    "layer_norm_eps",
+    "pad_token_id",
+)  # what weights do not show
 
 
 def scorer_hash(scorer: Any) -> str:
@@ -97,9 +103,17 @@ def describe(
     if dtype not in DTYPES:
         raise DataError(f"dtype: expected one of {', '.join(DTYPES)}; got {dtype!r}")
     return Description(
-        scorer_hash(scorer), fingerprint, len(docs), scorer.similarity, scorer.dim, hasattr(scorer, "doc_vectors"), dtype, precision,
-        max_doc_tokens, shard_docs,
-    )  # fmt: skip
+        scorer_hash(scorer),
+        fingerprint,
+        len(docs),
+        scorer.similarity,
+        scorer.dim,
+        hasattr(scorer, "doc_vectors"),
+        dtype,
+        precision,
+        max_doc_tokens,
+        shard_docs,
+    )
 
 
 def claim(folder: Path, description: Description) -> None:
@@ -112,7 +126,9 @@ def claim(folder: Path, description: Description) -> None:
     path = folder / "encoded.json"
     with FileLock(folder / ".lock"):
         if not path.is_file():
-            check_unused("encode.folder", folder, [".lock", *(begun.name for begun in folder.glob(f".*.{path.name}.partial"))])
+            check_unused(
+                "encode.folder", folder, [".lock", *(begun.name for begun in folder.glob(f".*.{path.name}.partial"))]
+            )
             with write_whole(path) as file:
                 file.write(json.dumps(asdict(description), indent=1) + "\n")
     there = read_description(folder)
@@ -126,7 +142,9 @@ def claim(folder: Path, description: Description) -> None:
             )
     if there != description:
         other = {key: value for key, value in asdict(there).items() if value != getattr(description, key)}
-        raise CheckpointError(f"{folder}: expected vectors of the same settings, got {other}; name another folder, delete it, or set these")
+        raise CheckpointError(
+            f"{folder}: expected vectors of the same settings, got {other}; name another folder, delete it, or set these"
+        )
 
 
 def read_description(folder: Path) -> Description:
@@ -163,7 +181,8 @@ class Device:
 def encode_docs(scorer: Any, collator: Collator, folder: Path, description: Description, where: Device) -> int:
     """Encode the shards of this process that are not there yet; memory does not grow with the collection.
 
-    A shard's bytes depend on its docs alone, not on who encodes it nor on what was there. It appears whole or not at all.
+    A shard's bytes depend on its docs alone, not on who encodes it nor on what was there. It appears whole or not at
+    all.
 
     Args:
         scorer: The bi-encoder, on the device.
@@ -185,13 +204,17 @@ def encode_docs(scorer: Any, collator: Collator, folder: Path, description: Desc
         with FileLock(folder / f".{path.name}.lock"):  # against another run over the same folder
             if path.is_dir():
                 continue
-            rows = np.arange(shard * description.shard_docs, min((shard + 1) * description.shard_docs, description.num_docs))
+            rows = np.arange(
+                shard * description.shard_docs, min((shard + 1) * description.shard_docs, description.num_docs)
+            )
             with write_folder(path) as unfinished:
                 _encode_shard(scorer, collator, rows, unfinished, description, where)
         done += len(rows)
         if time.perf_counter() - told > LOG_SECONDS:
             told = time.perf_counter()
-            log.info("encoding: shard %d of %d, %.0f docs/s", shard + 1, description.num_shards, done / (told - started))
+            log.info(
+                "encoding: shard %d of %d, %.0f docs/s", shard + 1, description.num_shards, done / (told - started)
+            )
     return done
 
 
@@ -199,7 +222,9 @@ def _shard(folder: Path, shard: int) -> Path:
     return folder / f"shard-{shard:05d}"
 
 
-def _encode_shard(scorer: Any, collator: Collator, rows: np.ndarray, folder: Path, description: Description, where: Device) -> None:
+def _encode_shard(
+    scorer: Any, collator: Collator, rows: np.ndarray, folder: Path, description: Description, where: Device
+) -> None:
     """Write one shard's files: vectors in the order of the docs, counts where a doc has several, ids."""
     lengths = collator.doc.row_lengths(collator.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64)))
     order = np.argsort(-lengths, kind="stable")
@@ -245,16 +270,22 @@ def encode_queries(scorer: Any, collator: Collator, rows: np.ndarray, where: Dev
     parts = []
     for batch in fill(np.arange(len(rows)), lengths, where.max_tokens):
         with torch.inference_mode(), where.autocast():
-            parts.append(scorer.encode_queries(collator.query_batch(rows[batch]).to(where.device)).to("cpu", non_blocking=False))
+            parts.append(
+                scorer.encode_queries(collator.query_batch(rows[batch]).to(where.device)).to("cpu", non_blocking=False)
+            )
     if not parts:
-        return TextVectors(torch.zeros(0, scorer.dim), torch.zeros(0, dtype=torch.int64) if hasattr(scorer, "doc_vectors") else None)
+        return TextVectors(
+            torch.zeros(0, scorer.dim), torch.zeros(0, dtype=torch.int64) if hasattr(scorer, "doc_vectors") else None
+        )
     counts = None if parts[0].counts is None else torch.cat([part.counts for part in parts if part.counts is not None])
     vectors = TextVectors(torch.cat([part.values for part in parts]).float(), counts)
     bad = (~vectors.values.isfinite().all(dim=1)).nonzero()
     if len(bad):
         owner = int(bad[0]) if counts is None else int(torch.searchsorted(counts.cumsum(0), bad[0], right=True))
         query_id = collator.queries.ids()[rows[owner]].decode()
-        raise DataError(f"encoding: expected finite vectors, got NaN or infinity in that of query {query_id!r}; look at the checkpoint")
+        raise DataError(
+            f"encoding: expected finite vectors, got NaN or infinity in that of query {query_id!r}; look at the checkpoint"
+        )
     return vectors
 
 
@@ -266,7 +297,11 @@ def _read_shard(folder: Path, number: int, description: Description) -> tuple[np
         vectors = map_array(folder / "vectors.bin", description.dtype).reshape(-1, description.dim)
         ids = np.fromfile(folder / "ids.bin", dtype=f"S{meta['id_bytes']}")
         several = description.several
-        counts = np.fromfile(folder / "counts.bin", dtype="<i4").astype(np.int64) if several else np.ones(docs, dtype=np.int64)
+        counts = (
+            np.fromfile(folder / "counts.bin", dtype="<i4").astype(np.int64)
+            if several
+            else np.ones(docs, dtype=np.int64)
+        )
         if not len(ids) == len(counts) == meta["docs"] == docs or not len(vectors) == counts.sum() == meta["vectors"]:
             raise ValueError(f"{len(ids)} ids, {len(counts)} counts and {len(vectors)} vectors for {docs} docs")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -300,7 +335,9 @@ class Encoded:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(partial(verify_folder, fix=REBUILD), shards))
         if time.monotonic() - started > LOG_SECONDS:
-            log.info("%s: compared %d shards with their checksums in %.0f s", folder, len(shards), time.monotonic() - started)
+            log.info(
+                "%s: compared %d shards with their checksums in %.0f s", folder, len(shards), time.monotonic() - started
+            )
         for number, shard in enumerate(shards):
             vectors, own_ids, own_counts = _read_shard(shard, number, self.description)
             self._vectors.append(vectors)
@@ -335,7 +372,11 @@ class Encoded:
     def sample(self, count: int, seed: int = 0) -> np.ndarray:
         """So many vectors (or all), drawn without replacement, float32."""
         if count >= self.num_vectors:
-            return np.concatenate(list(self.chunks())) if self._vectors else np.zeros((0, self.description.dim), dtype=np.float32)
+            return (
+                np.concatenate(list(self.chunks()))
+                if self._vectors
+                else np.zeros((0, self.description.dim), dtype=np.float32)
+            )
         return self._at(np.sort(np.random.default_rng(seed).choice(self.num_vectors, count, replace=False)))
 
     def take(self, rows: np.ndarray) -> TextVectors:

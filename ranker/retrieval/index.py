@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 TRAINED_PER_LIST = 64  # vectors per centroid that k-means learns from; faiss warns below 39
 FEW_PER_LIST = 39
-# what faiss can do on a GPU (its wiki, "Faiss on the GPU"): vectors fetched and lists probed; bytes of a compressed vector
+# what faiss can do on a GPU (its wiki, "Faiss on the GPU"): vectors fetched and lists probed; bytes of a compressed
+# vector
 GPU_MOST = 2048
 GPU_SUBVECTORS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
 
@@ -63,7 +64,8 @@ class VectorIndex:
         index: The filled faiss index.
         kind: What it was made by.
         num_bytes: Its size.
-        in_memory: For an index on GPUs, makes its copy in main memory, where more vectors can be fetched; None: it lies there.
+        in_memory: For an index on GPUs, makes its copy in main memory, where more vectors can be fetched; None: it lies
+            there.
     """
 
     def __init__(self, index: Any, kind: Kind, num_bytes: int, in_memory: Callable[[], Any] | None = None) -> None:
@@ -86,7 +88,9 @@ class VectorIndex:
         if path.is_file() and path.with_suffix(".json").is_file():
             index = _read(faiss, path, _meta(kind, encoded))
             if index.ntotal != encoded.num_vectors or index.d != dim or index.metric_type != faiss.METRIC_INNER_PRODUCT:
-                raise CheckpointError(f"{path}: expected an index of {encoded.num_vectors} vectors of {dim}; delete it, it is built anew")
+                raise CheckpointError(
+                    f"{path}: expected an index of {encoded.num_vectors} vectors of {dim}; delete it, it is built anew"
+                )
             index_settings(kind, index, encoded.num_vectors)
             placed, in_memory = _placed(faiss, index, kind.gpu)
             return cls(placed, kind, path.stat().st_size, in_memory)
@@ -114,8 +118,8 @@ class VectorIndex:
             count: Vectors per query; more than there are gives all.
 
         Returns:
-            Inner products (approximate for compressed vectors) and places [queries, min(count, vectors)]; place -1 and -inf where the
-            index found fewer.
+            Inner products (approximate for compressed vectors) and places [queries, min(count, vectors)]; place -1 and
+            -inf where the index found fewer.
         """
         count = min(count, self.num_vectors)
         if not len(queries) or not count:
@@ -130,9 +134,12 @@ class VectorIndex:
             self._told.add("few")
             fewest = int((~empty).sum(axis=1).min())
             log.warning(
-                "index: %d of %d queries got fewer than %d vectors, the fewest %d; raise index.probes", int(empty.any(axis=1).sum()), len(queries),
-                count, fewest,
-            )  # fmt: skip
+                "index: %d of %d queries got fewer than %d vectors, the fewest %d; raise index.probes",
+                int(empty.any(axis=1).sum()),
+                len(queries),
+                count,
+                fewest,
+            )
         return np.where(empty, -np.inf, scores), places
 
     def _copied(self, count: int) -> Any:
@@ -160,8 +167,11 @@ def _fill(index: Any, lists: int, kind: Kind, encoded: Encoded) -> None:
         sample = encoded.sample(wanted)
         if len(sample) < FEW_PER_LIST * lists:
             log.warning(
-                "index: %d lists learn from %d vectors, fewer than %d each; lower index.lists", lists, len(sample), FEW_PER_LIST
-            )  # fmt: skip
+                "index: %d lists learn from %d vectors, fewer than %d each; lower index.lists",
+                lists,
+                len(sample),
+                FEW_PER_LIST,
+            )
         index.train(sample)
     place = 0
     for chunk in encoded.chunks():
@@ -206,14 +216,18 @@ def _read(faiss: Any, path: Path, meta: dict[str, Any]) -> Any:
     try:
         return faiss.read_index(str(path))
     except RuntimeError as error:
-        raise DataError(f"{path}: expected an index that faiss can read, got {' '.join(str(error).split())[:200]}; {fix}") from error
+        raise DataError(
+            f"{path}: expected an index that faiss can read, got {' '.join(str(error).split())[:200]}; {fix}"
+        ) from error
 
 
 def _faiss() -> Any:
     try:
         import faiss
     except ImportError as error:
-        raise ConfigError("index: expected faiss, got no such package; install it with: pip install -e '.[cpu]' (or '.[gpu]')") from error
+        raise ConfigError(
+            "index: expected faiss, got no such package; install it with: pip install -e '.[cpu]' (or '.[gpu]')"
+        ) from error
     return faiss
 
 
@@ -221,17 +235,23 @@ def _placed(faiss: Any, index: Any, asked: bool | None) -> tuple[Any, Callable[[
     """The index, on all GPUs where that was asked for, or is possible and not refused; then also what makes its copy in main memory."""
     count = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0
     if asked and not count:
-        raise ConfigError("index.gpu: expected a GPU that faiss sees, got none; install faiss-gpu-cu12, or set index.gpu=null")
+        raise ConfigError(
+            "index.gpu: expected a GPU that faiss sees, got none; install faiss-gpu-cu12, or set index.gpu=null"
+        )
     if not count or asked is False:
         return index, None
     unfit = _unfit(index)
     if unfit and asked:
-        raise ConfigError(f"index.gpu: expected an index that fits a GPU, got {unfit}; change that, or set index.gpu=null")
+        raise ConfigError(
+            f"index.gpu: expected an index that fits a GPU, got {unfit}; change that, or set index.gpu=null"
+        )
     if unfit:
         log.info("index: stays on the CPU, since it has %s", unfit)
         return index, None
     options = faiss.GpuMultipleClonerOptions()
-    options.useFloat16 = hasattr(index, "pq")  # lookup tables only: those of more than 48 subvectors are too large in float32
+    options.useFloat16 = hasattr(
+        index, "pq"
+    )  # lookup tables only: those of more than 48 subvectors are too large in float32
     moved = faiss.index_cpu_to_all_gpus(index, co=options)
     return moved, lambda: faiss.index_gpu_to_cpu(moved)
 
@@ -250,7 +270,11 @@ def _unfit(index: Any) -> str:
 
 def _settings(kind: Kind) -> dict[str, Any]:
     """What decides the built index; how it is searched may change later."""
-    return {key: value for key, value in sorted(vars(kind).items()) if key not in ("gpu", "probes", "rescore", "search_depth")}
+    return {
+        key: value
+        for key, value in sorted(vars(kind).items())
+        if key not in ("gpu", "probes", "rescore", "search_depth")
+    }
 
 
 def _digest(kind: Kind) -> str:

@@ -28,8 +28,8 @@ class Mining:
         count: Negatives per query, at most.
         order: Which of the window: the `top` ones, or `random` ones.
         margin: A negative's score is at least so much below that of the query's best positive; None: any score will do.
-        teacher_margin: The same for the scores of a teacher (a cross-encoder), which tells overlooked positives from negatives
-            (denoising; Qu et al., 2021); a doc without a teacher's score is left out.
+        teacher_margin: The same for the scores of a teacher (a cross-encoder), which tells overlooked positives from
+            negatives (denoising; Qu et al., 2021); a doc without a teacher's score is left out.
         seed: Of the random draws.
     """
 
@@ -59,8 +59,8 @@ def mine(
 ) -> Run:
     """Choose hard negatives from a search over the training queries.
 
-    A doc that is judged with `collection.relevance` or more for a query is never one of its negatives, nor is one with the same text, nor
-    one with the query's own id or text, whatever the options.
+    A doc that is judged with `collection.relevance` or more for a query is never one of its negatives, nor is one with
+    the same text, nor one with the query's own id or text, whatever the options.
 
     Args:
         found: The search's ranking, best first.
@@ -75,7 +75,9 @@ def mine(
     run: Run = {}
     without = 0
     for number, query_id in enumerate(found.query_ids):
-        positives = {doc_id for doc_id, grade in collection.qrels.get(query_id, {}).items() if grade >= collection.relevance}
+        positives = {
+            doc_id for doc_id, grade in collection.qrels.get(query_id, {}).items() if grade >= collection.relevance
+        }
         ids, scores = found[query_id][: options.last], found.scores_of(query_id)[: options.last].tolist()
         texts = {_plain(collection.docs[doc_id].full_text) for doc_id in positives if doc_id in collection.docs}
         texts.add(_plain(collection.queries[query_id]))
@@ -91,7 +93,11 @@ def mine(
         if teacher is not None:
             taught = teacher.get(query_id, {})
             best = max((taught[doc_id] for doc_id in positives if doc_id in taught), default=-np.inf)
-            window = [(doc_id, value) for doc_id, value in window if taught.get(doc_id, np.inf) <= best - options.teacher_margin]
+            window = [
+                (doc_id, value)
+                for doc_id, value in window
+                if taught.get(doc_id, np.inf) <= best - options.teacher_margin
+            ]
         if options.order == "random":
             keys = mix(options.seed, number, np.arange(len(window)))
             window = [window[i] for i in np.argsort(keys, kind="stable")]
@@ -102,8 +108,9 @@ def mine(
     if without:
         log.warning(
             "mining: %d of %d queries have no doc left to be a negative; train with data.random_negatives=true, or widen the window",
-            without, len(found.query_ids),
-        )  # fmt: skip
+            without,
+            len(found.query_ids),
+        )
     return run
 
 

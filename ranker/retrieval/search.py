@@ -109,7 +109,11 @@ class VectorEngine:
             vectors = encode_queries(self.scorer, self.collator, places[first : first + ENCODED], self.where)
             for start in range(0, vectors.num_texts, QUERIES):
                 some = vectors.take(torch.arange(start, min(start + QUERIES, vectors.num_texts)))
-                found += self._late(some, depth) if self.encoded.description.several else self._single(some.values.numpy(), depth)
+                found += (
+                    self._late(some, depth)
+                    if self.encoded.description.several
+                    else self._single(some.values.numpy(), depth)
+                )
         offsets = np.concatenate([[0], np.cumsum([len(rows) for rows, _ in found])]).astype(np.int64)
         rows = np.concatenate([rows for rows, _ in found] or [np.zeros(0, dtype=np.int64)])
         scores = np.concatenate([scores for _, scores in found] or [np.zeros(0, dtype=np.float32)])
@@ -130,21 +134,34 @@ class VectorEngine:
         scores = self._exact(query, rows)
         bad = np.flatnonzero(~np.isfinite(scores))
         if len(bad):
-            raise _not_finite(len(bad), len(scores), float(scores[bad[0]]), query_id, self.encoded.doc_ids[rows[bad[0]]].decode())
-        return dict(zip((doc_id for doc_id, there in zip(doc_ids, known, strict=True) if there), scores.tolist(), strict=True))
+            raise _not_finite(
+                len(bad), len(scores), float(scores[bad[0]]), query_id, self.encoded.doc_ids[rows[bad[0]]].decode()
+            )
+        return dict(
+            zip((doc_id for doc_id, there in zip(doc_ids, known, strict=True) if there), scores.tolist(), strict=True)
+        )
 
     def _single(self, queries: np.ndarray, depth: int) -> list[tuple[np.ndarray, np.ndarray]]:
         """One vector a doc."""
-        found: list[tuple[np.ndarray, np.ndarray]] = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))] * len(queries)
+        found: list[tuple[np.ndarray, np.ndarray]] = [
+            (np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))
+        ] * len(queries)
         pending, fetched = np.arange(len(queries)), depth * self.index.kind.rescore + SPARE
         while len(pending):
             scores, places = self.index.search(queries[pending], fetched)
             tied = []
             for query, row_scores, row_places in zip(pending.tolist(), scores, places, strict=True):
                 rows = row_places[row_places >= 0]
-                found[query] = self._best(rows, self._exact(TextVectors(torch.from_numpy(queries[query : query + 1])), rows), depth)
-                # more docs than were fetched may tie with the last place: fetch more, so that the cut follows the tie rule
-                if self.index.kind.exact and depth < len(rows) < self.index.num_vectors and row_scores[-1] >= row_scores[depth - 1] - 1e-5:
+                found[query] = self._best(
+                    rows, self._exact(TextVectors(torch.from_numpy(queries[query : query + 1])), rows), depth
+                )
+                # more docs than were fetched may tie with the last place: fetch more, so that the cut follows the tie
+                # rule
+                if (
+                    self.index.kind.exact
+                    and depth < len(rows) < self.index.num_vectors
+                    and row_scores[-1] >= row_scores[depth - 1] - 1e-5
+                ):
                     tied.append(query)
             pending, fetched = np.array(tied, dtype=np.int64), fetched * 8
         return found
@@ -166,9 +183,12 @@ class VectorEngine:
         if min(counts) < depth and not self._told:
             self._told = True
             log.warning(
-                "search: %d of %d queries got fewer than %d docs, the fewest %d; raise late.token_depth", sum(count < depth for count in counts),
-                len(counts), depth, min(counts),
-            )  # fmt: skip
+                "search: %d of %d queries got fewer than %d docs, the fewest %d; raise late.token_depth",
+                sum(count < depth for count in counts),
+                len(counts),
+                depth,
+                min(counts),
+            )
         return found
 
     def _promising(self, scores: np.ndarray, places: np.ndarray, wanted: int) -> np.ndarray:
@@ -188,7 +208,9 @@ class VectorEngine:
         """Scores of docs from their stored vectors, the same whatever they were found with, float32 [docs]."""
         if not self.encoded.description.several:
             # in double precision, so that equal docs tie and the order of summation decides nothing
-            products = self.encoded.take(rows).values.numpy().astype(np.float64) @ query.values[0].numpy().astype(np.float64)
+            products = self.encoded.take(rows).values.numpy().astype(np.float64) @ query.values[0].numpy().astype(
+                np.float64
+            )
             return (products / self._divisor).astype(np.float32)
         return self._maxsim(query, rows)[0]
 

@@ -56,7 +56,9 @@ def encode_sets(
         if fingerprint in folders:
             continue
         if options.folder is not None and folders:
-            raise DataError(f"encode.folder: expected one corpus for {options.folder}, got several; set encode.folder=null")
+            raise DataError(
+                f"encode.folder: expected one corpus for {options.folder}, got several; set encode.folder=null"
+            )
         collator = data.collator(collection)
         description = describe(
             scorer, collator.docs, fingerprint, collator.max_doc_tokens, options.dtype, precision, options.shard_docs
@@ -84,7 +86,10 @@ def vector_engines(
             started = time.perf_counter()
             opened[fingerprint] = vectors, VectorIndex.over(vectors, kind)
             log.info(
-                "index over %d vectors of %d docs ready in %.1f s", vectors.num_vectors, vectors.num_docs, time.perf_counter() - started
+                "index over %d vectors of %d docs ready in %.1f s",
+                vectors.num_vectors,
+                vectors.num_docs,
+                time.perf_counter() - started,
             )
         engines[name] = VectorEngine(scorer, data.collator(collection), *opened[fingerprint], where, late)
     return engines
@@ -103,8 +108,8 @@ def search_set(engine: Engine, collection: Collection, depth: int, latency_queri
     """Search for all judged queries; for all queries where none is judged.
 
     Returns:
-        The run, and what the search cost: queries, seconds, queries per second, milliseconds per query (p50, p95), bytes of the index and of
-        the stored vectors beside it.
+        The run, and what the search cost: queries, seconds, queries per second, milliseconds per query (p50, p95),
+        bytes of the index and of the stored vectors beside it.
     """
     queries = [query_id for query_id in collection.qrels or collection.queries if query_id in collection.queries]
     blank = [query_id for query_id in queries if not collection.queries[query_id].strip()]
@@ -120,7 +125,9 @@ def search_set(engine: Engine, collection: Collection, depth: int, latency_queri
         "depth": depth,
         "seconds": seconds,
         "queries_per_second": len(queries) / seconds if seconds else None,
-        "latency_ms": {"p50": float(np.percentile(spent, 50)), "p95": float(np.percentile(spent, 95))} if len(spent) else None,
+        "latency_ms": {"p50": float(np.percentile(spent, 50)), "p95": float(np.percentile(spent, 95))}
+        if len(spent)
+        else None,
         "index_bytes": engine.num_bytes,
         "vector_bytes": engine.vector_bytes,
         "docs": len(collection.docs),
@@ -160,7 +167,10 @@ def add_positives(collection: Collection, depth: int) -> Collection:
     assert candidates is not None
     ranked = []
     for query_id in collection.qrels:
-        ids, scores = candidates[query_id][:depth] if query_id in candidates else [], candidates.scores_of(query_id)[:depth].tolist()
+        ids, scores = (
+            candidates[query_id][:depth] if query_id in candidates else [],
+            candidates.scores_of(query_id)[:depth].tolist(),
+        )
         lacking = [
             doc_id
             for doc_id, grade in collection.qrels[query_id].items()

@@ -11,11 +11,18 @@ import regex
 
 from ranker.errors import ConfigError
 
-# Scripts whose words are not separated by blanks; Hangul's are, but particles are written to them (as in Lucene's CJKAnalyzer).
+# Scripts whose words are not separated by blanks; Hangul's are, but particles are written to them (as in Lucene's
+# CJKAnalyzer).
 UNSPACED = ("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer", "Myanmar")
 _UNSPACED = "[" + "".join(rf"\p{{scx={script}}}" for script in UNSPACED) + "]"
-ENGLISH = ("english", "en", "english_plus", "en_plus")  # lists that lack the pronoun "I", which bm25s' own tokenizer never gives
-# A letter after an apostrophe is no word: the s of "user's". The first branch has no group, so that such a letter matches as "".
+ENGLISH = (
+    "english",
+    "en",
+    "english_plus",
+    "en_plus",
+)  # lists that lack the pronoun "I", which bm25s' own tokenizer never gives
+# A letter after an apostrophe is no word: the s of "user's". The first branch has no group, so that such a letter
+# matches as "".
 _ASCII = re.compile(r"(?<=\w')\w\b|(\w+)")
 # `regex`, unlike `re`, takes combining marks (Indic vowel signs) and joiners within a word for parts of it.
 _ANY = regex.compile(rf"(?V1)(?<=\w['’])\w\b|([\w--{_UNSPACED}]+)|([\w&&{_UNSPACED}]+)")
@@ -25,8 +32,8 @@ _CHARACTERS = regex.compile(r"\X")
 class Words:
     """Split texts into words, drop stop words and stem the others.
 
-    A word is a run of letters, marks, digits and underscores, in lower case and in Unicode's form NFKC. In scripts without blanks between
-    words a run becomes its overlapping pairs of characters and its single characters.
+    A word is a run of letters, marks, digits and underscores, in lower case and in Unicode's form NFKC. In scripts
+    without blanks between words a run becomes its overlapping pairs of characters and its single characters.
 
     Args:
         stemmer: Snowball stemmer by language, or None for whole words.
@@ -49,7 +56,9 @@ class Words:
         from bm25s.tokenization import Tokenizer
 
         if stemmer is not None and stemmer not in Stemmer.algorithms():
-            raise ConfigError(f"bm25.stemmer: expected one of {', '.join(Stemmer.algorithms())} or null, got {stemmer!r}; set one of these")
+            raise ConfigError(
+                f"bm25.stemmer: expected one of {', '.join(Stemmer.algorithms())} or null, got {stemmer!r}; set one of these"
+            )
         if min_word_chars < 1:
             raise ConfigError(f"bm25.min_word_chars: expected at least 1, got {min_word_chars}; raise it")
         try:

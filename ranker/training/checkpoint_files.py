@@ -24,7 +24,9 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 class WholeFiles(CheckpointIO):
     """Checkpoints that are there whole or not at all, after a kill and after a power cut; reading one runs no code of its."""
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: dict[str, Path] | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: dict[str, Path] | None = None
+    ) -> None:
         """Write beside the file, then take its place.
 
         Args:
@@ -50,7 +52,12 @@ class WholeFiles(CheckpointIO):
                 f"python train.py checkpoint={path.parent.parent} resume=true"
             ) from error
 
-    def load_checkpoint(self, path: str | Path, map_location: Any = "cpu", weights_only: bool | None = True) -> dict[str, Any]:  # noqa: ARG002
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Any = "cpu",
+        weights_only: bool | None = True,  # noqa: ARG002
+    ) -> dict[str, Any]:
         """Read tensors and plain values, whatever Lightning asks for.
 
         Raises:
@@ -76,7 +83,9 @@ def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -
     """
     damage = fault(path)
     if damage is not None:
-        raise CheckpointError(f"{path}: expected a whole checkpoint, got {damage}; use another one: previous.ckpt is the last.ckpt before")
+        raise CheckpointError(
+            f"{path}: expected a whole checkpoint, got {damage}; use another one: previous.ckpt is the last.ckpt before"
+        )
     try:
         content = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except Exception as error:
@@ -123,5 +132,7 @@ def to_resume_from(folder: Path) -> Path:
             return path
         faults.append(f"{path}: expected a whole checkpoint, got {found}")
     if not (folder / "checkpoints" / LAST).exists():
-        raise CheckpointError(f"checkpoint: expected {folder / 'checkpoints' / LAST}, which a training writes as it goes, got no such file")
+        raise CheckpointError(
+            f"checkpoint: expected {folder / 'checkpoints' / LAST}, which a training writes as it goes, got no such file"
+        )
     raise CheckpointError("; ".join(faults))

@@ -26,14 +26,21 @@ class SaveBest(ModelCheckpoint):
     Args:
         folder: Where to.
         monitor: The logged measure.
-        resumed: The folder of the checkpoint that the run goes on from; its best is looked for there first, since folders move.
+        resumed: The folder of the checkpoint that the run goes on from; its best is looked for there first, since
+            folders move.
     """
 
     def __init__(self, folder: Path, monitor: str | None, resumed: Path | None = None) -> None:
         super().__init__(
-            folder, filename="best", monitor=monitor, mode="max", save_top_k=1, enable_version_counter=False, auto_insert_metric_name=False,
+            folder,
+            filename="best",
+            monitor=monitor,
+            mode="max",
+            save_top_k=1,
+            enable_version_counter=False,
+            auto_insert_metric_name=False,
             save_on_train_epoch_end=False,  # right after the validation, so that `SaveLast` sees it
-        )  # fmt: skip
+        )
         self._resumed = resumed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -61,11 +68,13 @@ class SaveBest(ModelCheckpoint):
 class SaveLast(Checkpoint):
     """Write `last.ckpt` every n optimizer steps, at each validation, at the end, and when SIGTERM asks the training to stop.
 
-    The one before stays as `previous.ckpt`. Where a validation is due at a step, the checkpoint waits for it: Lightning would skip that
-    validation after a resume. A training whose last step no scheduled validation follows is validated once more: one that ends at `max_steps`
-    in the middle of an epoch, and one whose last epoch is none of every `check_val_every_n_epoch`.
+    The one before stays as `previous.ckpt`. Where a validation is due at a step, the checkpoint waits for it: Lightning
+    would skip that validation after a resume. A training whose last step no scheduled validation follows is validated
+    once more: one that ends at `max_steps` in the middle of an epoch, and one whose last epoch is none of every
+    `check_val_every_n_epoch`.
 
-    Lightning calls `Checkpoint`s after all other callbacks, in the order given: this one comes last, so that it saves what the others know.
+    Lightning calls `Checkpoint`s after all other callbacks, in the order given: this one comes last, so that it saves
+    what the others know.
 
     Args:
         path: The file.
@@ -84,7 +93,9 @@ class SaveLast(Checkpoint):
             self._saved = trainer.global_step
             for logger in trainer.loggers:  # what was logged up to the checkpoint is as safe as it is
                 logger.save()
-            trainer.save_checkpoint(self.path, storage_options={"previous": self.path.with_name(PREVIOUS)})  # on all devices: a collective
+            trainer.save_checkpoint(
+                self.path, storage_options={"previous": self.path.with_name(PREVIOUS)}
+            )  # on all devices: a collective
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
         """Begin with the checkpoint that the training goes on from, so that it can be killed and resumed in turn."""
@@ -102,13 +113,24 @@ class SaveLast(Checkpoint):
         loop = trainer.fit_loop.epoch_loop
         done = loop.batch_progress.current.completed
         if loop.restarting and done and _validate_last(trainer, done - 1) and not _validation_is_due(trainer, done - 1):
-            trainer.should_stop = True  # its last state was validated out of turn: Lightning would take another step instead
+            trainer.should_stop = (
+                True  # its last state was validated out of turn: Lightning would take another step instead
+            )
         # a training that stopped early and was killed before its end: it has no validation that would tell it again
         stopped = (callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping))  # type: ignore[attr-defined]
-        if any(callback.wait_count >= max(callback.patience, 1) for callback in stopped):  # patience 0 stops at the first, too
+        if any(
+            callback.wait_count >= max(callback.patience, 1) for callback in stopped
+        ):  # patience 0 stops at the first, too
             trainer.should_stop = True
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
         """Save when it is time, or when a device was asked to stop, and no validation is due."""
         last = _validate_last(trainer, batch_idx)
         stop = bool(module.stop_asked if trainer.world_size == 1 else module.stop_agreed)
@@ -123,9 +145,14 @@ class SaveLast(Checkpoint):
         if due or (ends and _validates_in_this_epoch(trainer)):
             return
         if stop or trainer.global_step % self.every_steps == 0:
-            # Lightning hands this step's values to the loggers after the checkpoint: without them a resumed run would lack them
+            # Lightning hands this step's values to the loggers after the checkpoint: without them a resumed run would
+            # lack them
             if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
-                self._row = {name: float(v) for name, v in trainer.callback_metrics.items() if name.startswith(("train/", "optim/"))}
+                self._row = {
+                    name: float(v)
+                    for name, v in trainer.callback_metrics.items()
+                    if name.startswith(("train/", "optim/"))
+                }
             self._save(trainer)
             self._row = {}
         if stop:
@@ -162,14 +189,20 @@ class SaveLast(Checkpoint):
 
     def _preempted(self, trainer: pl.Trainer) -> Preempted:
         log.info("stopped by SIGTERM after step %d", trainer.global_step)
-        # a child of Lightning's launcher ends quietly: its parent speaks for it, and would be killed for a child's exit code
-        is_child = isinstance(getattr(trainer.strategy, "cluster_environment", None), LightningEnvironment) and trainer.local_rank > 0  # type: ignore[attr-defined]
+        # a child of Lightning's launcher ends quietly: its parent speaks for it, and would be killed for a child's exit
+        # code
+        is_child = (
+            isinstance(getattr(trainer.strategy, "cluster_environment", None), LightningEnvironment)
+            and trainer.local_rank > 0
+        )  # type: ignore[attr-defined]
         text = f"stopped by SIGTERM after step {trainer.global_step}, which is saved; go on with python train.py checkpoint={self.path.parent.parent} resume=true"
         return Preempted("" if trainer.global_rank > 0 else text, 0 if is_child else Preempted.exit_code)
 
 
 def _on_sigterm(handler: Callable[..., None]) -> None:
-    if threading.current_thread() is threading.main_thread():  # Python takes handlers from no other; Lightning puts the old one back
+    if (
+        threading.current_thread() is threading.main_thread()
+    ):  # Python takes handlers from no other; Lightning puts the old one back
         signal.signal(signal.SIGTERM, handler)
 
 

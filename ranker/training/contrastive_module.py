@@ -16,21 +16,25 @@ from ranker.types import Contrast, RankBatch, TrainStep
 
 log = logging.getLogger(__name__)
 
-# Vectors (padded) of queries and of docs that are compared at a time: their similarities are BLOCK_QUERIES x BLOCK_DOCS floats, 16 MiB
+# Vectors (padded) of queries and of docs that are compared at a time: their similarities are BLOCK_QUERIES x BLOCK_DOCS
+# floats, 16 MiB
 BLOCK_QUERIES, BLOCK_DOCS = 1024, 4096
-# A loss over pairs holds [queries, docs, docs]: it is given as many queries at a time as this leaves room for, 64 MiB in float32
+# A loss over pairs holds [queries, docs, docs]: it is given as many queries at a time as this leaves room for, 64 MiB
+# in float32
 BLOCK_PAIRS = 2**24
 
 
 class ContrastiveModule(RerankModule):
     """Train a bi-encoder on the score matrix of a whole step: every query against its own docs and the other queries'.
 
-    GradCache (Gao et al., 2021, arXiv:2101.06983) over micro-batches and devices. Pass 1 encodes every micro-batch without a graph. The
-    vectors are gathered, each at its place in the step; each device scores its own queries against all docs, and the loss is computed
-    on the step's whole matrix, some rows at a time. Its gradient reaches the vectors block by block. Pass 2 encodes again, with the same
-    dropout, and carries on from there. Memory is a micro-batch's plus the step's vectors, held once, and its score matrix.
+    GradCache (Gao et al., 2021, arXiv:2101.06983) over micro-batches and devices. Pass 1 encodes every micro-batch
+    without a graph. The vectors are gathered, each at its place in the step; each device scores its own queries against
+    all docs, and the loss is computed on the step's whole matrix, some rows at a time. Its gradient reaches the vectors
+    block by block. Pass 2 encodes again, with the same dropout, and carries on from there. Memory is a micro-batch's
+    plus the step's vectors, held once, and its score matrix.
 
-    Steps must have `contrast`. The scorer must have `encode_queries`, `encode_docs`, `score_block` and `scoring_parameters`.
+    Steps must have `contrast`. The scorer must have `encode_queries`, `encode_docs`, `score_block` and
+    `scoring_parameters`.
 
     Args:
         symmetric: Take the mean of the loss and of the same loss over each positive doc's scores with all queries.
@@ -51,7 +55,8 @@ class ContrastiveModule(RerankModule):
         mine = torch.cat([part[0] for part in parts]).sort().values if parts else step.contrast.owners[:0]
         total, on_scores, on_loss = self._loss_of_step(queries, docs, mine, step)
         on_queries, on_docs, on_scoring = self._through_scores(queries, docs, mine, on_scores)
-        # every device has the whole gradient of the loss's own parameters, and of the scorer's what its own queries give
+        # every device has the whole gradient of the loss's own parameters, and of the scorer's what its own queries
+        # give
         own = [*zip(self._loss_parameters(), on_loss, strict=True), *((p, g * world) for p, g in on_scoring)]
         direct = sum(((p * g).sum() for p, g in own), start=torch.zeros((), device=self.device))
         if not step.micro_batches:  # every device must take part in the reduction
@@ -63,8 +68,12 @@ class ContrastiveModule(RerankModule):
                 of_queries, of_docs = self._encode(batch)
                 carried = (of_queries.values * on_queries.index_select(0, query_places)).sum()
                 carried = carried + (of_docs.values * on_docs.index_select(0, doc_places)).sum()
-                self.manual_backward(carried * world + direct if last else carried * world)  # DDP divides by the number of devices
-        return total.double() if self.trainer.is_global_zero else torch.zeros((), dtype=torch.float64, device=self.device)
+                self.manual_backward(
+                    carried * world + direct if last else carried * world
+                )  # DDP divides by the number of devices
+        return (
+            total.double() if self.trainer.is_global_zero else torch.zeros((), dtype=torch.float64, device=self.device)
+        )
 
     def _encode(self, batch: RankBatch) -> tuple[TextVectors, TextVectors]:
         scorer: Any = self.scorer
@@ -78,7 +87,9 @@ class ContrastiveModule(RerankModule):
         scorer: Any = self.scorer
         query_counts = doc_counts = None
         if hasattr(scorer, "doc_vectors"):  # several vectors a text; how many is known before they are made
-            query_counts, doc_counts = (torch.zeros(n, dtype=torch.int64, device=self.device) for n in (step.num_groups, step.num_docs))
+            query_counts, doc_counts = (
+                torch.zeros(n, dtype=torch.int64, device=self.device) for n in (step.num_groups, step.num_docs)
+            )
             for batch, (query_rows, doc_rows) in zip(step.micro_batches, parts, strict=True):
                 assert batch.queries is not None
                 query_counts[query_rows] = batch.queries.cu_seqlens.diff().long()
@@ -92,7 +103,8 @@ class ContrastiveModule(RerankModule):
                 of_queries, of_docs = self._encode(batch)
                 queries.values[queries.places(query_rows)] = of_queries.values
                 docs.values[docs.places(doc_rows)] = of_docs.values
-        # autocast keeps the weights that it converted; those of a pass without a graph would cut the second pass off from its weights
+        # autocast keeps the weights that it converted; those of a pass without a graph would cut the second pass off
+        # from its weights
         torch.clear_autocast_cache()
         _sum_over_devices(queries.values)
         _sum_over_devices(docs.values)
@@ -104,7 +116,9 @@ class ContrastiveModule(RerankModule):
         rows = num_texts if counts is None else int(counts.sum())
         return TextVectors(torch.zeros(rows, scorer.dim, dtype=dtype, device=self.device), counts)
 
-    def _loss_of_step(self, queries: TextVectors, docs: TextVectors, mine: Tensor, step: TrainStep) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def _loss_of_step(
+        self, queries: TextVectors, docs: TextVectors, mine: Tensor, step: TrainStep
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The step's loss, its gradient by the scores [groups, docs], and by the loss's own parameters."""
         assert step.contrast is not None
         scorer: Any = self.scorer
@@ -112,20 +126,29 @@ class ContrastiveModule(RerankModule):
         with torch.no_grad():
             for query_rows in self._query_blocks(queries, mine):
                 for doc_rows in self._doc_blocks(docs):
-                    scores[query_rows.unsqueeze(1), doc_rows] = scorer.score_block(queries.take(query_rows), docs.take(doc_rows))
+                    scores[query_rows.unsqueeze(1), doc_rows] = scorer.score_block(
+                        queries.take(query_rows), docs.take(doc_rows)
+                    )
         _sum_over_devices(scores)
         return self._loss_of_scores(scores, step.contrast)
 
     def _loss_of_scores(self, scores: Tensor, contrast: Contrast) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The loss of scores [groups, docs], its gradient by them and by its own parameters; a query's own docs have their labels, others' 0.
 
-        A loss is a mean over rankings, so that blocks of them, weighted by their number, give the whole, however few fit into memory.
+        A loss is a mean over rankings, so that blocks of them, weighted by their number, give the whole, however few
+        fit into memory.
         """
         assert self.loss is not None
         if scores.shape[1] == 1:
-            log.warning("in-batch negatives: a step with one doc has none and teaches nothing; raise batch.queries or batch.docs")
+            log.warning(
+                "in-batch negatives: a step with one doc has none and teaches nothing; raise batch.queries or batch.docs"
+            )
         groups, parameters = torch.arange(len(scores), device=scores.device), self._loss_parameters()
-        loss, on_scores, on_loss = scores.new_zeros(()), torch.zeros_like(scores), [torch.zeros_like(p) for p in parameters]
+        loss, on_scores, on_loss = (
+            scores.new_zeros(()),
+            torch.zeros_like(scores),
+            [torch.zeros_like(p) for p in parameters],
+        )
         # rankings and their groups, the ranked and their groups and labels, scores and what is written, who is ranked
         directions = [(groups, groups, contrast.owners, contrast.labels, scores, on_scores, contrast.mask)]
         positive = contrast.positive.nonzero().squeeze(1) if self.symmetric else groups[:0]
@@ -135,7 +158,9 @@ class ContrastiveModule(RerankModule):
         for rankings, row_groups, column_groups, column_labels, values, on_values, mask in directions:
             most = BLOCK_PAIRS // values.shape[1] ** 2 if getattr(self.loss, "pairwise", True) else len(rankings)
             for rows in rankings.split(max(1, most)):
-                labels = torch.where(row_groups[rows].unsqueeze(1) == column_groups, column_labels.to(scores.dtype), 0.0)
+                labels = torch.where(
+                    row_groups[rows].unsqueeze(1) == column_groups, column_labels.to(scores.dtype), 0.0
+                )
                 some = values[rows].requires_grad_(True)
                 with torch.enable_grad():
                     part = self.loss(some, labels, mask[rows]) * (len(rows) / len(rankings) / len(directions))
@@ -164,7 +189,9 @@ class ContrastiveModule(RerankModule):
                 inputs = [some_queries.values.requires_grad_(True), some_docs.values.requires_grad_(True), *parameters]
                 with torch.enable_grad():
                     scores = scorer.score_block(some_queries, some_docs)
-                by_queries, by_docs, *by_parameters = torch.autograd.grad(scores, inputs, on_scores[query_rows.unsqueeze(1), doc_rows])
+                by_queries, by_docs, *by_parameters = torch.autograd.grad(
+                    scores, inputs, on_scores[query_rows.unsqueeze(1), doc_rows]
+                )
                 on_docs += by_docs
                 on_queries.index_add_(0, queries.places(query_rows), by_queries)
                 for whole, part in zip(on_parameters, by_parameters, strict=True):
@@ -187,7 +214,9 @@ def _places(batch: RankBatch, contrast: Contrast) -> tuple[Tensor, Tensor]:
     starts = pad(torch.bincount(contrast.owners, minlength=contrast.mask.shape[0]).cumsum(0), (1, 0))[batch.places]
     assert batch.docs is not None
     num_docs = batch.docs.num_rows
-    within = torch.arange(num_docs, device=counts.device) - (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=num_docs)
+    within = torch.arange(num_docs, device=counts.device) - (counts.cumsum(0) - counts).repeat_interleave(
+        counts, output_size=num_docs
+    )
     return batch.places, starts.repeat_interleave(counts, output_size=num_docs) + within
 
 

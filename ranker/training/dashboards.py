@@ -1,6 +1,7 @@
 """What dashboards show beyond curves: the configuration, the queries won and lost most, the TREC runs and the pictures of a run folder.
 
-Each function does what a logger can: Weights & Biases everything, TensorBoard all but files, CSV nothing (the run folder holds it all).
+Each function does what a logger can: Weights & Biases everything, TensorBoard all but files, CSV nothing (the run
+folder holds it all).
 """
 
 from __future__ import annotations
@@ -39,18 +40,26 @@ def start(loggers: Iterable[Any], config: Mapping[str, Any], text: str) -> None:
                 log.info("logger: wandb at %s", url)
                 reason = unreachable(url)
                 if reason is not None:
-                    raise RankerError(f"logger: expected wandb at {url} to answer, got {reason}; logger.mode=offline needs no server")
+                    raise RankerError(
+                        f"logger: expected wandb at {url} to answer, got {reason}; logger.mode=offline needs no server"
+                    )
             try:
                 logger.log_hyperparams(dict(config))
             except errors.Error as error:
                 said = " ".join(str(error).split())
-                raise RankerError(f"logger: expected wandb to start, got {said!r}; logger.mode=offline needs no server") from error
+                raise RankerError(
+                    f"logger: expected wandb to start, got {said!r}; logger.mode=offline needs no server"
+                ) from error
         elif isinstance(logger, TensorBoardLogger):
             logger.experiment.add_text("config", f"```yaml\n{text}\n```")
 
 
 def report(
-    loggers: Iterable[Any], folder: Path, sets: Mapping[str, Mapping[str, str]], config: Mapping[str, Any], objective: float | None
+    loggers: Iterable[Any],
+    folder: Path,
+    sets: Mapping[str, Mapping[str, str]],
+    config: Mapping[str, Any],
+    objective: float | None,
 ) -> None:
     """Show what a run folder holds at the end of a training.
 
@@ -80,7 +89,9 @@ def show_pictures(loggers: Iterable[Any], folder: Path) -> None:
                 from PIL import Image
 
                 with Image.open(path) as image:
-                    logger.experiment.add_image(f"pictures/{path.stem}", np.asarray(image.convert("RGB")), dataformats="HWC")
+                    logger.experiment.add_image(
+                        f"pictures/{path.stem}", np.asarray(image.convert("RGB")), dataformats="HWC"
+                    )
 
 
 def finish(failed: bool) -> None:
@@ -90,7 +101,9 @@ def finish(failed: bool) -> None:
         wandb.run.finish(exit_code=1 if failed else 0)
 
 
-def _report_to_wandb(logger: WandbLogger, folder: Path, sets: Mapping[str, Mapping[str, str]], objective: float | None) -> None:
+def _report_to_wandb(
+    logger: WandbLogger, folder: Path, sets: Mapping[str, Mapping[str, str]], objective: float | None
+) -> None:
     import wandb
 
     if objective is not None:
@@ -105,12 +118,18 @@ def _report_to_wandb(logger: WandbLogger, folder: Path, sets: Mapping[str, Mappi
 
 
 def _report_to_tensorboard(
-    logger: TensorBoardLogger, folder: Path, sets: Mapping[str, Mapping[str, str]], config: Mapping[str, Any], objective: float | None
+    logger: TensorBoardLogger,
+    folder: Path,
+    sets: Mapping[str, Mapping[str, str]],
+    config: Mapping[str, Any],
+    objective: float | None,
 ) -> None:
     for name, queries in sets.items():
         columns, rows = per_query_table(folder / "evaluation" / name, queries)
         lines = [columns, ["---"] * len(columns), *rows]
-        logger.experiment.add_text(f"queries/{name}", "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines))
+        logger.experiment.add_text(
+            f"queries/{name}", "\n".join(f"| {' | '.join(map(_cell, line))} |" for line in lines)
+        )
     if objective is not None:
         logger.log_hyperparams(dict(config), {"objective": objective})
 
@@ -144,9 +163,11 @@ def per_query_table(folder: Path, queries: Mapping[str, str], count: int = COUNT
     columns = ["query_id", "query", *([f"{measure} gain", f"{measure} baseline"] if compared else []), measure, *others]
     table = [
         [
-            row["query_id"], queries.get(row["query_id"], ""), *([gain(row), row["baseline"][measure]] if compared else []),
+            row["query_id"],
+            queries.get(row["query_id"], ""),
+            *([gain(row), row["baseline"][measure]] if compared else []),
             *(row["measures"][name] for name in (measure, *others)),
         ]
         for row in kept
-    ]  # fmt: skip
+    ]
     return columns, table

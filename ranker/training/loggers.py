@@ -53,9 +53,10 @@ def wandb(
 class Wandb(WandbLogger):
     """Lightning's logger, so that a resumed training goes on as the same wandb run, from `wandb.json` (its id) and `wandb.jsonl` (its curves).
 
-    Every entry carries `trainer/global_step`, the x axis of all curves; wandb's own counter only goes up, so that no value is dropped
-    (PC-89). wandb's file lacks the last seconds of a run that is killed, so a resumed one first logs what the earlier one has logged and the
-    server does not have: offline, all of it. It repeats the steps after its checkpoint, bit by bit; those values are not logged twice.
+    Every entry carries `trainer/global_step`, the x axis of all curves; wandb's own counter only goes up, so that no
+    value is dropped (PC-89). wandb's file lacks the last seconds of a run that is killed, so a resumed one first logs
+    what the earlier one has logged and the server does not have: offline, all of it. It repeats the steps after its
+    checkpoint, bit by bit; those values are not logged twice.
 
     Args:
         folder: The run folder.
@@ -66,18 +67,31 @@ class Wandb(WandbLogger):
         tags: Tags.
     """
 
-    def __init__(self, folder: Path, earlier: Path | None, project: str, mode: str, group: str | None, tags: list[str] | None) -> None:
+    def __init__(
+        self, folder: Path, earlier: Path | None, project: str, mode: str, group: str | None, tags: list[str] | None
+    ) -> None:
         from wandb import Settings
 
         self._folder = folder
         self._run_id, self._before = _read(earlier) if earlier is not None else (secrets.token_hex(4), [])
         self._logged = {(entry["trainer/global_step"], name) for entry in self._before for name in entry}
         super().__init__(
-            name="/".join(folder.parts[-2:]), save_dir=folder, id=self._run_id, project=project, group=group, tags=tags or None, mode=mode,
+            name="/".join(folder.parts[-2:]),
+            save_dir=folder,
+            id=self._run_id,
+            project=project,
+            group=group,
+            tags=tags or None,
+            mode=mode,
             settings=Settings(
-                console="off", silent=True, init_timeout=CONNECT_SECONDS, finish_timeout=FINISH_SECONDS, save_code=False, disable_code=True
+                console="off",
+                silent=True,
+                init_timeout=CONNECT_SECONDS,
+                finish_timeout=FINISH_SECONDS,
+                save_code=False,
+                disable_code=True,
             ),
-        )  # fmt: skip
+        )
         self._wandb_init.pop("anonymous", None)  # wandb warns of it, even where it is None
 
     @rank_zero_only
@@ -89,7 +103,9 @@ class Wandb(WandbLogger):
         there = self.experiment.step  # 0 offline; what the server has ends here
         for entry in self._before:
             if entry["_step"] >= there:
-                self.experiment.log({name: value for name, value in entry.items() if name != "_step"}, step=entry["_step"], commit=True)
+                self.experiment.log(
+                    {name: value for name, value in entry.items() if name != "_step"}, step=entry["_step"], commit=True
+                )
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:

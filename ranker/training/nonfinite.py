@@ -32,13 +32,18 @@ class Unjudged:
     Args:
         step: This device's part.
         number: Optimizer steps before it.
-        seen: Loss, gradient norm and requests to stop [3] of the whole step; on a GPU their way to the host begins here.
+        seen: Loss, gradient norm and requests to stop [3] of the whole step; on a GPU their way to the host begins
+            here.
     """
 
     def __init__(self, step: TrainStep, number: int, seen: Tensor) -> None:
         self.step, self.number = step, number
         self._arrived = torch.cuda.Event() if seen.is_cuda else None
-        self._seen = torch.empty(seen.shape, dtype=seen.dtype, pin_memory=True).copy_(seen, non_blocking=True) if self._arrived else seen
+        self._seen = (
+            torch.empty(seen.shape, dtype=seen.dtype, pin_memory=True).copy_(seen, non_blocking=True)
+            if self._arrived
+            else seen
+        )
         if self._arrived is not None:
             self._arrived.record()
 
@@ -49,7 +54,9 @@ class Unjudged:
         return self._seen
 
 
-def write_dump(module: Any, step: TrainStep, number: int, loss: float, norm: float, query_ids: list[str]) -> Path | None:
+def write_dump(
+    module: Any, step: TrainStep, number: int, loss: float, norm: float, query_ids: list[str]
+) -> Path | None:
     """Write the weights before the step, and each device's part of it; called on every device.
 
     Args:
@@ -65,7 +72,9 @@ def write_dump(module: Any, step: TrainStep, number: int, loss: float, norm: flo
     """
     trainer = module.trainer
     enough = len(list(module.dumps.glob("step-*"))) >= MAX_DUMPS
-    dumps = trainer.strategy.broadcast(None if enough else str(module.dumps), src=0)  # the run folder is known to the first device
+    dumps = trainer.strategy.broadcast(
+        None if enough else str(module.dumps), src=0
+    )  # the run folder is known to the first device
     if dumps is None:
         return None
     folder = Path(dumps) / f"step-{number}"
@@ -76,7 +85,10 @@ def write_dump(module: Any, step: TrainStep, number: int, loss: float, norm: flo
         partial.mkdir(parents=True, exist_ok=True)
         _save_step(partial / f"device-{trainer.global_rank}", replace(step, seeds=seeds))
         if trainer.is_global_zero:
-            save_file({name: value.detach().cpu().clone() for name, value in module.state_dict().items()}, partial / "weights.safetensors")
+            save_file(
+                {name: value.detach().cpu().clone() for name, value in module.state_dict().items()},
+                partial / "weights.safetensors",
+            )
             shutil.copyfile(module.dumps.parent / "config.yaml", partial / "config.yaml")
             write_json(partial / "dump.json", {
                 "step": number, "epoch": step.epoch, "index": step.index, "loss": str(loss), "grad_norm": str(norm),
@@ -107,9 +119,15 @@ def read_dump(folder: Path) -> tuple[TrainStep, dict[str, Tensor], dict[str, Any
         if not all(isinstance(part, TrainStep) for part in parts) or not parts or not set(DUMPED) <= set(about):
             raise ValueError(f"no step, or a dump.json without one of {', '.join(DUMPED)}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
-        raise CheckpointError(f"{folder}: expected a step that a training wrote down (RUN/nonfinite/step-N), got {error!r}") from error
+        raise CheckpointError(
+            f"{folder}: expected a step that a training wrote down (RUN/nonfinite/step-N), got {error!r}"
+        ) from error
     micro_batches = tuple(batch for part in parts for batch in part.micro_batches)
-    return replace(parts[0], micro_batches=micro_batches, seeds=tuple(seed for part in parts for seed in part.seeds)), weights, about
+    return (
+        replace(parts[0], micro_batches=micro_batches, seeds=tuple(seed for part in parts for seed in part.seeds)),
+        weights,
+        about,
+    )
 
 
 def _save_step(stem: Path, step: TrainStep) -> None:
@@ -119,7 +137,9 @@ def _save_step(stem: Path, step: TrainStep) -> None:
 
 
 def _load_step(stem: Path) -> TrainStep:
-    return _put_together(json.loads(stem.with_suffix(".json").read_text(encoding="utf-8")), load_file(stem.with_suffix(".safetensors")))
+    return _put_together(
+        json.loads(stem.with_suffix(".json").read_text(encoding="utf-8")), load_file(stem.with_suffix(".safetensors"))
+    )
 
 
 def _take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -129,7 +149,10 @@ def _take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
         return {"tensor": name}
     if isinstance(value, Movable):
         kind = type(value)
-        own = {field.name: _take_apart(getattr(value, field.name), f"{name}.{field.name}", tensors) for field in fields(value)}  # type: ignore[arg-type]
+        own = {
+            field.name: _take_apart(getattr(value, field.name), f"{name}.{field.name}", tensors)
+            for field in fields(value)  # type: ignore[arg-type]
+        }
         return {"type": f"{kind.__module__}.{kind.__name__}", "fields": own}
     if isinstance(value, tuple):
         return [_take_apart(part, f"{name}.{i}", tensors) for i, part in enumerate(value)]
@@ -145,7 +168,11 @@ def _put_together(node: Any, tensors: dict[str, Tensor]) -> Any:
     if "tensor" in node:
         return tensors[node["tensor"]]
     module, _, name = str(node["type"]).rpartition(".")
-    kind = getattr(importlib.import_module(module), name, None) if module in ("ranker.types", "ranker.multitask.steps") else None
+    kind = (
+        getattr(importlib.import_module(module), name, None)
+        if module in ("ranker.types", "ranker.multitask.steps")
+        else None
+    )
     if not (isinstance(kind, type) and issubclass(kind, Movable)):
         raise ValueError(f"no batch type: {node['type']}")
     return kind(**{key: _put_together(value, tensors) for key, value in node["fields"].items()})

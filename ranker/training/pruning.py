@@ -15,22 +15,30 @@ log = logging.getLogger(__name__)
 class Prune(pl.Callback):
     """Report each validation to the study, and stop a trial that is worse than most others were at the same validation.
 
-    The sweeper adds it to its jobs. Trials are compared validation by validation: the n-th of one with the n-th of the others, whatever
-    the number of steps between them. The last validation prunes nothing, since nothing is left to save.
+    The sweeper adds it to its jobs. Trials are compared validation by validation: the n-th of one with the n-th of the
+    others, whatever the number of steps between them. The last validation prunes nothing, since nothing is left to
+    save.
 
     Args:
         storage: Where the study is kept, a URL of SQLAlchemy.
         study: The study's name there.
         trial: The trial's number.
         monitor: The logged measure.
-        keep: Percent of the trials that are kept: 50 prunes what is worse than the others' median at this validation, 25 also what is
-            worse than the best quarter of them.
+        keep: Percent of the trials that are kept: 50 prunes what is worse than the others' median at this validation,
+            25 also what is worse than the best quarter of them.
         startup_trials: So many trials must have finished before any is pruned.
         warmup: So many validations go by before a trial can be pruned.
     """
 
     def __init__(
-        self, storage: str, study: str, trial: int, monitor: str, keep: float = 50.0, startup_trials: int = 4, warmup: int = 0
+        self,
+        storage: str,
+        study: str,
+        trial: int,
+        monitor: str,
+        keep: float = 50.0,
+        startup_trials: int = 4,
+        warmup: int = 0,
     ) -> None:
         self.storage, self.study, self.number, self.monitor = storage, study, trial, monitor
         self.keep, self.startup_trials, self.warmup = keep, startup_trials, warmup
@@ -44,7 +52,9 @@ class Prune(pl.Callback):
         import optuna
         from optuna.trial import Trial, TrialState
 
-        pruner = optuna.pruners.PercentilePruner(self.keep, n_startup_trials=self.startup_trials, n_warmup_steps=self.warmup + 1)
+        pruner = optuna.pruners.PercentilePruner(
+            self.keep, n_startup_trials=self.startup_trials, n_warmup_steps=self.warmup + 1
+        )
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
             study = optuna.load_study(study_name=self.study, storage=self.storage, pruner=pruner)

@@ -33,22 +33,23 @@ Evaluated = Callable[[str, Run], dict[str, float]]  # what to do with a finished
 class RerankModule(pl.LightningModule):
     """Train a scorer by one optimizer step per `TrainStep`, and evaluate it by one run per set.
 
-    A micro-batch's loss is the mean over its groups, weighted by its share of the step's groups; gradients are summed over
-    micro-batches and devices, so devices and memory change nothing but rounding.
+    A micro-batch's loss is the mean over its groups, weighted by its share of the step's groups; gradients are summed
+    over micro-batches and devices, so devices and memory change nothing but rounding.
 
     Args:
         scorer: Scores [batch, docs].
         measures: ir-measures names, computed on every validation.
-        loss: Scalar of scores, labels, mask; a mean over groups. None for a module that only evaluates, like the next two.
+        loss: Scalar of scores, labels, mask; a mean over groups. None for a module that only evaluates, like the next
+            two.
         optimizer: Makes the optimizer of parameter groups.
         schedule: Learning rate factor by (step from 1, total steps).
-        total_steps: Optimizer steps of the whole training; None asks Lightning, which then can't resume in the middle of an epoch
-            (it loads the data for the answer, and forgets to give the loader its state).
+        total_steps: Optimizer steps of the whole training; None asks Lightning, which then can't resume in the middle
+            of an epoch (it loads the data for the answer, and forgets to give the loader its state).
         weight_decay: Decay of matrices; biases and norms have none.
         max_norm: Gradient norm is clipped to this; None, 0 and less clip nothing, as in Lightning.
         seed: Seeds each step's dropout, so that a resumed run repeats it.
-        nonfinite: What to do with a step whose loss or gradient is not finite: `stop`, or `skip` (no weight and no moment changes, the
-            step counts).
+        nonfinite: What to do with a step whose loss or gradient is not finite: `stop`, or `skip` (no weight and no
+            moment changes, the step counts).
         dumps: Where such steps are written, so that ranker/commands/replay.py can repeat them; None writes none.
         on_evaluated: Called on the first device with a test set's name and run; gives the measures to log.
     """
@@ -76,11 +77,14 @@ class RerankModule(pl.LightningModule):
         self.on_evaluated = on_evaluated
         self.nonfinite, self.dumps, self.skipped_steps = nonfinite, dumps, 0
         self._unjudged: Unjudged | None = None
-        self.stop_asked = self.stop_agreed = False  # by a signal to this device's process; by all devices, in a step that is judged
+        self.stop_asked = self.stop_agreed = (
+            False  # by a signal to this device's process; by all devices, in a step that is judged
+        )
         self.shown: dict[str, float] = {}  # in the progress bar, see there
         self._scored: dict[int, list[tuple[Tensor, Tensor]]] = {}  # slots and scores, by loader
 
-    # training ---------------------------------------------------------------------------------------------------------------------
+    # training
+    # ---------------------------------------------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Any:
         """AdamW (or what the config names) with decay groups, and a schedule over optimizer steps."""
@@ -97,8 +101,8 @@ class RerankModule(pl.LightningModule):
         """One optimizer step: all micro-batches of this device, one gradient sync, clip, step."""
         total = self.accumulate(step)
         norm = self._clip()
-        # the devices' losses sum up to the step's; their gradients and so their norms are equal, yet all must come to the same decision,
-        # also to stop when one was asked to
+        # the devices' losses sum up to the step's; their gradients and so their norms are equal, yet all must come to
+        # the same decision, also to stop when one was asked to
         asked = torch.full_like(total, float(self.stop_asked))
         seen = torch.stack([total, norm.double() / self.trainer.world_size, asked])
         if dist.is_initialized():
@@ -109,7 +113,8 @@ class RerankModule(pl.LightningModule):
         self._unjudged = Unjudged(step, self.trainer.global_step, seen)
         finite = seen.isfinite().all()
         if optimizer.param_groups[0].get("fused"):  # a checkpoint's own choice, on whatever hardware
-            # its kernel leaves weights and moments alone where this says so; the host, which must not wait for a GPU, judges a step later
+            # its kernel leaves weights and moments alone where this says so; the host, which must not wait for a GPU,
+            # judges a step later
             optimizer.optimizer.found_inf = (~finite).float()
         elif not self._judge():
             optimizer.zero_grad()  # without gradients the optimizer's step touches nothing
@@ -137,11 +142,16 @@ class RerankModule(pl.LightningModule):
         stored = [float(group["lr"]) for group in groups]
         for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
             group["lr"] = base * factor(scheduler.last_epoch)
-        if self.trainer.is_global_zero and any(float(group["lr"]) != before for group, before in zip(groups, stored, strict=True)):
+        if self.trainer.is_global_zero and any(
+            float(group["lr"]) != before for group, before in zip(groups, stored, strict=True)
+        ):
             log.warning(
                 "training: the learning rate of step %d is %g, where the checkpoint has %g: the schedule or the number of steps is another "
-                "than that of the run that is resumed", scheduler.last_epoch + 1, groups[0]["lr"], stored[0],
-            )  # fmt: skip
+                "than that of the run that is resumed",
+                scheduler.last_epoch + 1,
+                groups[0]["lr"],
+                stored[0],
+            )
 
     def on_train_end(self) -> None:
         """Judge the last step; from here on dropout is random again."""
@@ -190,8 +200,8 @@ class RerankModule(pl.LightningModule):
     def _seed_dropout(self, step: TrainStep, micro_batch: int) -> None:
         """Each micro-batch's randomness depends on where it stands, so that resuming needs no saved random state.
 
-        Encoders without padding hash where each number stands in the step, so that their dropout does not hang on the cut into
-        micro-batches either; what else draws (heads, padded encoders) does.
+        Encoders without padding hash where each number stands in the step, so that their dropout does not hang on the
+        cut into micro-batches either; what else draws (heads, padded encoders) does.
         """
         seed = step.seeds[micro_batch] if step.seeds else self.micro_batch_seed(step, micro_batch)
         torch.default_generator.manual_seed(seed)
@@ -255,11 +265,13 @@ class RerankModule(pl.LightningModule):
         if self.trainer.is_global_zero:
             log.warning("%s; skipped", text)
 
-    # evaluation -------------------------------------------------------------------------------------------------------------------
+    # evaluation
+    # -------------------------------------------------------------------------------------------------------------------
 
     def _score(self, batch: ScoreBatch, loader: int = 0) -> None:
         scores = self.scorer(batch.batch)
-        # padding goes to the same slot as stand-ins; picking the real scores here would wait for the device at each batch
+        # padding goes to the same slot as stand-ins; picking the real scores here would wait for the device at each
+        # batch
         slots = torch.full(scores.shape, -1, dtype=batch.slots.dtype, device=scores.device).masked_scatter(
             batch.batch.doc_mask, batch.slots
         )
@@ -282,7 +294,8 @@ class RerankModule(pl.LightningModule):
         )
         for name, value in values.items():
             self.log(f"val/{name}", value, prog_bar=name == next(iter(values)), sync_dist=False)
-        # a collection's relevance is part of a measure's name, AP(rel=2); `monitor` knows it by the name that was asked for
+        # a collection's relevance is part of a measure's name, AP(rel=2); `monitor` knows it by the name that was asked
+        # for
         for asked in parse_measures(self.measures):
             (measured,) = with_relevance([asked], collection.relevance)
             if str(asked) not in values:
@@ -316,7 +329,9 @@ class RerankModule(pl.LightningModule):
             counts = [torch.zeros(1, dtype=torch.int64, device=self.device) for _ in range(self.trainer.world_size)]
             dist.all_gather(counts, torch.tensor([len(slots)], device=self.device))
             most = max(int(count) for count in counts)
-            slots, scores = (_gather(nn.functional.pad(part, (0, most - len(part))), counts) for part in (slots, scores))
+            slots, scores = (
+                _gather(nn.functional.pad(part, (0, most - len(part))), counts) for part in (slots, scores)
+            )
         return slots.cpu().numpy(), scores.cpu().numpy()
 
     def _on_first_device(self, compute: Callable[[], dict[str, float]]) -> dict[str, float]:

@@ -17,7 +17,18 @@ import torch
 
 from ranker.files import write_whole
 
-PACKAGES = ("ranker", "torch", "lightning", "transformers", "tokenizers", "hydra-core", "ir_datasets", "ir-measures", "bm25s", "numpy")
+PACKAGES = (
+    "ranker",
+    "torch",
+    "lightning",
+    "transformers",
+    "tokenizers",
+    "hydra-core",
+    "ir_datasets",
+    "ir-measures",
+    "bm25s",
+    "numpy",
+)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -41,7 +52,9 @@ def environment(seed: int) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else [],
         "cuda": torch.version.cuda,
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "git": _git_revision(),

@@ -1,7 +1,8 @@
 """Learning rates as a factor of the base rate, by optimizer step (never by micro-batch, device or epoch).
 
-Every step has a rate above 0: the warm-up's first step has 1 / warm-up steps, and a decay reaches its end after the last step. After the
-warm-up the factors are those of transformers' schedules of the same name; its warm-up begins at 0, which wastes the first step.
+Every step has a rate above 0: the warm-up's first step has 1 / warm-up steps, and a decay reaches its end after the
+last step. After the warm-up the factors are those of transformers' schedules of the same name; its warm-up begins at 0,
+which wastes the first step.
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ YARDSTICK = 8192  # a square bf16 matrix product of this size gives a card's rat
 def matmul_flops(config: Any, tokens: int, squares: float, last_layer_tokens: int | None = None) -> float:
     """Floating-point operations of a transformer encoder's matrix products, forward only.
 
-    2 l (4 d^2 + 2 d f) a token for the weights (queries, keys, values, output and both feed-forward products), and 4 l d n^2 a row of
-    n tokens for attention, with l layers, d states, f feed-forward states. Training takes three times as many: two products of the
-    backward pass for each of the forward pass. Embeddings, norms, heads and padding count nothing. Where only rows' first tokens leave the
-    last layer, as for a score that reads those, its weights count for them alone, and its attention, of h heads over whole states, 4 h d a
-    token.
+    2 l (4 d^2 + 2 d f) a token for the weights (queries, keys, values, output and both feed-forward products), and 4 l
+    d n^2 a row of n tokens for attention, with l layers, d states, f feed-forward states. Training takes three times as
+    many: two products of the backward pass for each of the forward pass. Embeddings, norms, heads and padding count
+    nothing. Where only rows' first tokens leave the last layer, as for a score that reads those, its weights count for
+    them alone, and its attention, of h heads over whole states, 4 h d a token.
 
     Args:
         config: A transformers configuration.
@@ -94,7 +94,14 @@ class Throughput(pl.Callback):
         """Leave the time between epochs out; the loader's start is part of this one."""
         self._since = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: TrainStep, batch_idx: int) -> None:  # noqa: ARG002
+    def on_train_batch_end(
+        self,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        outputs: Any,
+        batch: TrainStep,
+        batch_idx: int,  # noqa: ARG002
+    ) -> None:
         """Count the step."""
         self.steps += 1
         counts = self.counts
@@ -104,7 +111,9 @@ class Throughput(pl.Callback):
                 if texts is not None:
                     counts.tokens += trainer.world_size * texts.num_tokens
                     # stays on the device: reading it here would make the host wait
-                    counts.squares = counts.squares + trainer.world_size * texts.cu_seqlens.diff().double().square().sum()
+                    counts.squares = (
+                        counts.squares + trainer.world_size * texts.cu_seqlens.diff().double().square().sum()
+                    )
         for encoder in self._encoders:
             counts.computed_tokens += trainer.world_size * encoder.work.computed_tokens
             counts.last_layer_tokens += trainer.world_size * encoder.work.last_layer_tokens

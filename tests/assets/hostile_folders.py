@@ -1,6 +1,7 @@
 """Makes folders as someone might send them who wants to read, write or run more than a folder may.
 
-Each maker takes a `Site` and returns the folder; what it tries leaves a trace in `site.traces` or changes `site.outside`.
+Each maker takes a `Site` and returns the folder; what it tries leaves a trace in `site.traces` or changes
+`site.outside`.
 """
 
 import json
@@ -41,7 +42,12 @@ class Site:
 
     def state(self) -> dict[str, bytes]:
         """All files that nothing may add, remove or change: everything but the folder itself."""
-        return {str(path): path.read_bytes() for part in (self.traces, self.outside) for path in sorted(part.rglob("*")) if path.is_file()}
+        return {
+            str(path): path.read_bytes()
+            for part in (self.traces, self.outside)
+            for path in sorted(part.rglob("*"))
+            if path.is_file()
+        }
 
 
 class Evil:
@@ -54,7 +60,8 @@ class Evil:
         return os.system, (self.command,)
 
 
-# configurations --------------------------------------------------------------------------------------------------------------------------
+# configurations
+# --------------------------------------------------------------------------------------------------------------------------
 
 SOUND = """
 name: sound
@@ -81,7 +88,8 @@ def bomb() -> str:
     return "\n".join([*lines, "}"])
 
 
-# text that replaces a line of SOUND (by its key) or is added to it; TOUCH: a shell command that leaves a trace, OUT: a folder elsewhere
+# text that replaces a line of SOUND (by its key) or is added to it; TOUCH: a shell command that leaves a trace, OUT: a
+# folder elsewhere
 CONFIGURATIONS = {
     "callable as model": "model: {_target_: os.system, command: 'TOUCH'}",
     "callable in a list": "model: {_target_: ranker.models.monobert.MonoBERT, pooling: [{_target_: os.system, command: 'TOUCH'}]}",
@@ -128,7 +136,8 @@ def configuration(site: Site, trait: str) -> str:
     return "".join(f"{line}\n" for line in SOUND.strip().splitlines() if not line.startswith(f"{key}:")) + text + "\n"
 
 
-# model folders ---------------------------------------------------------------------------------------------------------------------------
+# model folders
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def changed(path: Path, **values: object) -> None:
@@ -139,7 +148,9 @@ def changed(path: Path, **values: object) -> None:
 def pickled(site: Site, folder: Path, target: Path | None = None) -> None:
     """Weights as a pickle that calls something."""
     (folder / "model.safetensors").unlink(missing_ok=True)
-    torch.save({"linear.weight": Evil(site.touch), "bert.x": Evil(site.touch)}, (target or folder) / "pytorch_model.bin")
+    torch.save(
+        {"linear.weight": Evil(site.touch), "bert.x": Evil(site.touch)}, (target or folder) / "pytorch_model.bin"
+    )
 
 
 def sharded(site: Site, folder: Path, name: str) -> None:
@@ -153,7 +164,9 @@ def sharded(site: Site, folder: Path, name: str) -> None:
 
 def own_code(site: Site, folder: Path) -> None:
     """A model that brings code along, as the hub allows."""
-    changed(folder / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config", "AutoModel": "evil.Model"})
+    changed(
+        folder / "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}
+    )
     (folder / "evil.py").write_text(f"import os\nos.system({site.touch!r})\n")
 
 
@@ -173,7 +186,8 @@ def elsewhere(site: Site, folder: Path) -> None:
 def modules(folder: Path, *entries: object) -> None:
     """A modules.json of these entries: (type, path) or anything else."""
     listed = [
-        {"idx": i, "name": str(i), "path": own[1], "type": own[0]} if isinstance(own, tuple) else own for i, own in enumerate(entries)
+        {"idx": i, "name": str(i), "path": own[1], "type": own[0]} if isinstance(own, tuple) else own
+        for i, own in enumerate(entries)
     ]
     (folder / "modules.json").write_text(json.dumps(listed))
 
@@ -183,34 +197,71 @@ TRANSFORMER = ("sentence_transformers.models.Transformer", "")
 MODELS: dict[str, tuple[str, Callable[[Site, Path], object]]] = {
     "pickled weights": ("monobert", pickled),
     "index that leads up": ("monobert", lambda site, folder: sharded(site, folder, "../outside/weights.safetensors")),
-    "index that leads elsewhere": ("monobert", lambda site, folder: sharded(site, folder, str(site.outside / "weights.safetensors"))),
+    "index that leads elsewhere": (
+        "monobert",
+        lambda site, folder: sharded(site, folder, str(site.outside / "weights.safetensors")),
+    ),
     "code beside the weights": ("monobert", own_code),
     "code beside the tokenizer": ("monobert", own_tokenizer),
-    "attention from the hub": ("monobert", lambda _, folder: changed(folder / "config.json", attn_implementation="evil/kernel")),
-    "quantised": ("monobert", lambda _, folder: changed(folder / "config.json", quantization_config={"quant_method": "evil"})),
-    "adapter": ("monobert", lambda _, folder: changed(folder / "adapter_config.json", base_model_name_or_path="../outside")),
+    "attention from the hub": (
+        "monobert",
+        lambda _, folder: changed(folder / "config.json", attn_implementation="evil/kernel"),
+    ),
+    "quantised": (
+        "monobert",
+        lambda _, folder: changed(folder / "config.json", quantization_config={"quant_method": "evil"}),
+    ),
+    "adapter": (
+        "monobert",
+        lambda _, folder: changed(folder / "adapter_config.json", base_model_name_or_path="../outside"),
+    ),
     "deep configuration": ("monobert", lambda _, folder: (folder / "config.json").write_text(deep(100_000))),
     "list as configuration": ("monobert", lambda _, folder: (folder / "config.json").write_text("[]")),
-    "no trusted scorer": ("monobert", lambda _, folder: (folder / "ranker.yaml").write_text("model: {_target_: torch.nn.Identity}\n")),
-    "no scorer at all": ("monobert", lambda _, folder: (folder / "ranker.yaml").write_text("model: {_target_: ranker.retrieval.bm25.BM25}\n")),
+    "no trusted scorer": (
+        "monobert",
+        lambda _, folder: (folder / "ranker.yaml").write_text("model: {_target_: torch.nn.Identity}\n"),
+    ),
+    "no scorer at all": (
+        "monobert",
+        lambda _, folder: (folder / "ranker.yaml").write_text("model: {_target_: ranker.retrieval.bm25.BM25}\n"),
+    ),
     "weights elsewhere": ("monobert", elsewhere),
-    "heads of another kind": ("multitask", lambda _, folder: (folder / "heads.json").write_text('{"a": {"asked": {"task": "../x"}}}')),
-    "module above": ("dpr", lambda _, folder: modules(folder, TRANSFORMER, ("sentence_transformers.models.Dense", "../outside"))),
+    "heads of another kind": (
+        "multitask",
+        lambda _, folder: (folder / "heads.json").write_text('{"a": {"asked": {"task": "../x"}}}'),
+    ),
+    "module above": (
+        "dpr",
+        lambda _, folder: modules(folder, TRANSFORMER, ("sentence_transformers.models.Dense", "../outside")),
+    ),
     "module elsewhere": ("dpr", lambda site, folder: modules(folder, TRANSFORMER, ("x.Dense", str(site.outside)))),
     "transformer elsewhere": ("dpr", lambda _, folder: modules(folder, ("x.Transformer", "../outside"))),
     "module's class": ("dpr", lambda _, folder: modules(folder, TRANSFORMER, ("evil.Module", "1_Pooling"))),
-    "router's route": ("dpr", lambda _, folder: (modules(folder, ("x.Router", "")), changed(
-        folder / "router_config.json", structure={"query": ["../outside"], "document": ["../outside"]}, types={"../outside": "x.Transformer"},
-    ))),
+    "router's route": (
+        "dpr",
+        lambda _, folder: (
+            modules(folder, ("x.Router", "")),
+            changed(
+                folder / "router_config.json",
+                structure={"query": ["../outside"], "document": ["../outside"]},
+                types={"../outside": "x.Transformer"},
+            ),
+        ),
+    ),
     "no module": ("dpr", lambda _, folder: modules(folder)),
     "modules without paths": ("dpr", lambda _, folder: modules(folder, {"evil": 1}, 3)),
     "deep modules": ("dpr", lambda _, folder: (folder / "modules.json").write_text(deep(100_000))),
     "pickled dense": ("dpr", lambda site, folder: pickled(site, folder / "2_Dense")),
     "activation": ("dpr", lambda _, folder: changed(folder / "2_Dense/config.json", activation_function="os.system")),
-    "pickled Stanford ColBERT": ("colbert", lambda site, folder: (
-        pickled(site, folder), changed(folder / "config.json", architectures=["HF_ColBERT"]), (folder / "modules.json").unlink(),
-    )),
-}  # fmt: skip
+    "pickled Stanford ColBERT": (
+        "colbert",
+        lambda site, folder: (
+            pickled(site, folder),
+            changed(folder / "config.json", architectures=["HF_ColBERT"]),
+            (folder / "modules.json").unlink(),
+        ),
+    ),
+}
 HARMLESS = ("weights elsewhere",)  # these load
 
 
@@ -223,14 +274,27 @@ def model(site: Site, trait: str) -> Path:
     return folder
 
 
-# steps to repeat -------------------------------------------------------------------------------------------------------------------------
+# steps to repeat
+# -------------------------------------------------------------------------------------------------------------------------
 
-ABOUT = {"step": 1, "epoch": 0, "index": 0, "loss": "nan", "grad_norm": "nan", "query_ids": ["q"], "devices": 1, "precision": "32-true"}
+ABOUT = {
+    "step": 1,
+    "epoch": 0,
+    "index": 0,
+    "loss": "nan",
+    "grad_norm": "nan",
+    "query_ids": ["q"],
+    "devices": 1,
+    "precision": "32-true",
+}
 STEP = {"type": "ranker.types.TrainStep", "fields": {}}
 # what dump.json says, and what the part of the first device says
 STEPS = {
     "callable as type": (ABOUT, {"type": "os.system", "fields": {"command": "TOUCH"}}),
-    "another of this program's": (ABOUT, {"type": "ranker.training.run_writer.write_text", "fields": {"path": "OUT/new", "text": ""}}),
+    "another of this program's": (
+        ABOUT,
+        {"type": "ranker.training.run_writer.write_text", "fields": {"path": "OUT/new", "text": ""}},
+    ),
     "imported there": (ABOUT, {"type": "ranker.types.dataclass", "fields": {}}),
     "no fields": (ABOUT, STEP),
     "unknown tensor": (ABOUT, {"tensor": "../../x"}),
@@ -248,7 +312,9 @@ def step(site: Site, trait: str) -> Path:
     folder = site.folder / "step-1"
     folder.mkdir()
     (folder / "dump.json").write_text(json.dumps(about))
-    (folder / "device-0.json").write_text(json.dumps(part).replace("TOUCH", site.touch).replace("OUT", str(site.outside)))
+    (folder / "device-0.json").write_text(
+        json.dumps(part).replace("TOUCH", site.touch).replace("OUT", str(site.outside))
+    )
     (folder / "config.yaml").write_text(SOUND)
     for name in ("device-0", "weights"):
         save_file({"none": torch.zeros(1)}, folder / f"{name}.safetensors")

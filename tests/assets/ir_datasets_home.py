@@ -32,7 +32,11 @@ TRIPLES = [("121352", "0", "3"), ("634306", "7", "1"), ("121352", "0", "4"), ("9
 DEV_QUERIES = {"1048585": "what is paula deen's capital", "2": "androgen receptor define"}
 DEV_QRELS = {"1048585": {"1": 1}, "2": {"5": 1}}
 TOP1000_DEV = [("2", "2"), ("1048585", "7"), ("2", "5"), ("1048585", "1")]  # lines of a query need not stand together
-DL19_QUERIES = {"156493": "do goldfish grow", "1110199": "what is wifi vs bluetooth", "1063750": "why did the us enter ww1"}
+DL19_QUERIES = {
+    "156493": "do goldfish grow",
+    "1110199": "what is wifi vs bluetooth",
+    "1063750": "why did the us enter ww1",
+}
 DL19_QRELS = {"156493": {"3": 3, "4": 1, "1": 0}, "1110199": {"6": 2, "0": 1}}
 DL20_QUERIES = {"1030303": "who is the capital", "997622": "where is the show shameless filmed"}
 DL20_QRELS = {"1030303": {"1": 2, "7": 0}}
@@ -54,7 +58,9 @@ def fresh_ir_datasets(monkeypatch, home):
 
 def shared_data():
     """The folder of real collections beside the checkout, or None."""
-    folder = Path(os.environ.get("RANKER_SHARED_DATA") or Path(__file__).resolve().parents[2] / ".." / "shared" / "data")
+    folder = Path(
+        os.environ.get("RANKER_SHARED_DATA") or Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
+    )
     return folder.resolve() if folder.is_dir() else None
 
 
@@ -74,21 +80,25 @@ def lay_out_msmarco(home, ir_datasets):
     """
     base = Path(home) / "msmarco-passage"
     files = {
-        "collectionandqueries.tar.gz": _tar({
-            "collection.tsv": _tsv(PASSAGES),
-            "queries.train.tsv": _tsv(TRAIN_QUERIES),
-            "queries.dev.small.tsv": _tsv(DEV_QUERIES),
-            "qrels.dev.small.tsv": _qrels(DEV_QRELS),
-        }),
+        "collectionandqueries.tar.gz": _tar(
+            {
+                "collection.tsv": _tsv(PASSAGES),
+                "queries.train.tsv": _tsv(TRAIN_QUERIES),
+                "queries.dev.small.tsv": _tsv(DEV_QUERIES),
+                "qrels.dev.small.tsv": _qrels(DEV_QRELS),
+            }
+        ),
         "queries.tar.gz": _tar({"queries.train.tsv": _tsv(TRAIN_QUERIES), "queries.dev.tsv": _tsv(DEV_QUERIES)}),
         "train/qrels": _qrels(TRAIN_QRELS).encode(),
         "train/docpairs.tsv.gz": gzip.compress("".join("\t".join(triple) + "\n" for triple in TRIPLES).encode()),
-        "top1000.dev.tar.gz": _tar({"top1000.dev": "".join(f"{q}\t{d}\t{DEV_QUERIES[q]}\t{PASSAGES[d]}\n" for q, d in TOP1000_DEV)}),
+        "top1000.dev.tar.gz": _tar(
+            {"top1000.dev": "".join(f"{q}\t{d}\t{DEV_QUERIES[q]}\t{PASSAGES[d]}\n" for q, d in TOP1000_DEV)}
+        ),
         "trec-dl-2019/qrels": _qrels(DL19_QRELS, iteration="Q0").encode(),
         "msmarco-test2019-queries.tsv.gz": gzip.compress(_tsv(DL19_QUERIES).encode()),
         "trec-dl-2020/qrels": _qrels(DL20_QRELS).encode(),
         "trec-dl-2020/queries.tsv.gz": gzip.compress(_tsv(DL20_QUERIES).encode()),
-    }  # fmt: skip
+    }
     for name, content in files.items():
         path = base / name
         path.parent.mkdir(parents=True, exist_ok=True)

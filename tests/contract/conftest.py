@@ -32,7 +32,9 @@ def follow_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
             (tmp_path / path).write_text(content, encoding="utf-8")
         module_path, yaml_path, test_path = (tmp_path / path for path in blocks)
         module = import_as(f"{package}.{module_path.stem}", module_path)
-        tests = [value for name, value in vars(import_as(test_path.stem, test_path)).items() if name.startswith("test_")]
+        tests = [
+            value for name, value in vars(import_as(test_path.stem, test_path)).items() if name.startswith("test_")
+        ]
         assert tests
         for test in tests:
             test()

@@ -1,6 +1,7 @@
 """What every loss must hold. Losses are found through `conf/loss/*.yaml`; a new one is tested as soon as its yaml lies there.
 
-A check is a plain function `check_...(loss)`. All checks run on all losses, and seeded faults around each loss must fail one of them.
+A check is a plain function `check_...(loss)`. All checks run on all losses, and seeded faults around each loss must
+fail one of them.
 """
 
 import doctest
@@ -30,7 +31,10 @@ def load(path: Path) -> torch.nn.Module:
 
 
 def groups(kind: str, sizes: tuple[int, ...] = SIZES, seed: int = 0, dtype: torch.dtype = torch.float32) -> Groups:
-    """Groups of unequal size; each has a label above 0 and a lower one. A teacher's labels are any floats, also below 0."""
+    """Groups of unequal size; each has a label above 0 and a lower one.
+
+    A teacher's labels are any floats, also below 0.
+    """
     rng = torch.Generator().manual_seed(seed)
     mask = torch.arange(max(sizes)) < torch.tensor(sizes).unsqueeze(1)
     scores = torch.randn(mask.shape, generator=rng, dtype=torch.float64)
@@ -200,7 +204,9 @@ def check_a_loss_that_compares_pairs_says_so(loss: Loss) -> None:
 def told_apart(loss: Loss, high: float, low: float) -> bool:
     """Whether two labels mean different things to the loss; to LCE, grades 1 and 2 do not."""
     scores, mask = torch.tensor([[0.3, -0.2]], dtype=torch.float64), torch.ones(1, 2, dtype=torch.bool)
-    one_way, other_way = (loss(scores, torch.tensor([pair], dtype=torch.float64), mask) for pair in ((high, low), (low, high)))
+    one_way, other_way = (
+        loss(scores, torch.tensor([pair], dtype=torch.float64), mask) for pair in ((high, low), (low, high))
+    )
     return not torch.allclose(one_way, other_way)
 
 
@@ -214,7 +220,9 @@ def check_descent_sorts_by_label(loss: Loss) -> None:
             _, scores.grad = value_and_gradient(loss, scores.detach(), labels, mask)
             optimizer.step()
         grades = labels[mask].unique().tolist()
-        for low, high in [(low, high) for low in grades for high in grades if low < high and told_apart(loss, high, low)]:
+        for low, high in [
+            (low, high) for low in grades for high in grades if low < high and told_apart(loss, high, low)
+        ]:
             worst_high = scores.masked_fill((labels != high) | ~mask, torch.inf).amin(1)
             best_low = scores.masked_fill((labels != low) | ~mask, -torch.inf).amax(1)
             assert (worst_high > best_low).all(), f"{kind}: label {high} above label {low}"
@@ -274,10 +282,16 @@ FAULTS: dict[str, Callable[[Loss, Tensor, Tensor, Tensor], Tensor]] = {
         each_group(loss, scores, labels, mask).sum() / has_order(labels, mask).sum().clamp(min=1)
     ),
     "sum_over_groups": lambda loss, scores, labels, mask: each_group(loss, scores, labels, mask).sum(),
-    "computed_in_half_precision": lambda loss, scores, labels, mask: loss(scores.bfloat16(), labels, mask).to(scores.dtype),
+    "computed_in_half_precision": lambda loss, scores, labels, mask: loss(scores.bfloat16(), labels, mask).to(
+        scores.dtype
+    ),
     "scores_detached": lambda loss, scores, labels, mask: loss(scores.detach(), labels, mask),
-    "asks_for_a_value": lambda loss, scores, labels, mask: loss(scores, labels, mask) if mask.any() else 0.0 * scores.sum(),
-    "depends_on_the_first_place": lambda loss, scores, labels, mask: loss(scores + torch.eye(1, mask.shape[1]), labels, mask),
+    "asks_for_a_value": lambda loss, scores, labels, mask: (
+        loss(scores, labels, mask) if mask.any() else 0.0 * scores.sum()
+    ),
+    "depends_on_the_first_place": lambda loss, scores, labels, mask: loss(
+        scores + torch.eye(1, mask.shape[1]), labels, mask
+    ),
 }
 
 

@@ -18,7 +18,9 @@ from ranker.losses.lce import LCE
 from ranker.retrieval.bm25 import with_candidates
 
 ROOT = Path(__file__).resolve().parents[2]
-MODELS = [path.stem for path in sorted((ROOT / "conf/model").glob("*.yaml")) if not OmegaConf.load(path).get("_partial_")]
+MODELS = [
+    path.stem for path in sorted((ROOT / "conf/model").glob("*.yaml")) if not OmegaConf.load(path).get("_partial_")
+]
 
 
 @pytest.fixture(params=MODELS)
@@ -26,10 +28,20 @@ def cfg(request, small_files, tmp_path):
     entry.register()
     torch.manual_seed(0)
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return compose("train", [
-            f"model={request.param}", "encoder=tiny", "data=files", f"data.path={small_files}", "depth=6", "batch.docs=4", "batch.queries=4",
-            f"cache_dir={tmp_path}", f"name={request.param}",
-        ])  # fmt: skip
+        return compose(
+            "train",
+            [
+                f"model={request.param}",
+                "encoder=tiny",
+                "data=files",
+                f"data.path={small_files}",
+                "depth=6",
+                "batch.docs=4",
+                "batch.queries=4",
+                f"cache_dir={tmp_path}",
+                f"name={request.param}",
+            ],
+        )
 
 
 @pytest.fixture

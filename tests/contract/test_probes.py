@@ -16,7 +16,15 @@ from ranker.cli import entry
 from ranker.config.check import check
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import DataError
-from ranker.probing.examples import PARTS, ProbeExample, ProbeTask, TaskUnavailable, check_example, from_record, to_record
+from ranker.probing.examples import (
+    PARTS,
+    ProbeExample,
+    ProbeTask,
+    TaskUnavailable,
+    check_example,
+    from_record,
+    to_record,
+)
 from ranker.probing.label_store import build_data, span_tokens
 from ranker.probing.pairs import assign_parts
 from ranker.probing.sequences import Sequences
@@ -43,8 +51,12 @@ def files(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "docs.jsonl").write_text(
         "".join(json.dumps({"id": doc.doc_id, "text": doc.text, "title": doc.title}) + "\n" for doc in collection.docs)
     )
-    (tmp_path / "queries.tsv").write_text("".join(f"{query_id}\t{text}\n" for query_id, text in collection.queries.items()))
-    lines = [f"{query_id}\t{doc_id}\t{'SUPPORT' if i % 3 else 'REFUTE'}" for i, (query_id, doc_id) in enumerate(SAMPLE.pairs)]
+    (tmp_path / "queries.tsv").write_text(
+        "".join(f"{query_id}\t{text}\n" for query_id, text in collection.queries.items())
+    )
+    lines = [
+        f"{query_id}\t{doc_id}\t{'SUPPORT' if i % 3 else 'REFUTE'}" for i, (query_id, doc_id) in enumerate(SAMPLE.pairs)
+    ]
     (tmp_path / "labels.tsv").write_text("query_id\tdoc_id\tlabel\n" + "\n".join(lines) + "\n")
     columns = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n"
     rows = "".join(f"{{}}-{i}\tAnn said Bea lost her bag.\ther\t18\tAnn\t0\tFALSE\tBea\t9\tTRUE\t\n" for i in range(4))
@@ -150,16 +162,22 @@ def test_a_missing_file_says_which_key_to_set(name: str) -> None:
             list(made.examples(SAMPLE))
 
 
-# seeded faults: the checks above must see them ---------------------------------------------------------------------------------------
+# seeded faults: the checks above must see them
+# ---------------------------------------------------------------------------------------
 
 
 def _shifted(example: ProbeExample) -> ProbeExample:
     """Spans one character beyond the text."""
     target = example.targets[0]
-    return replace(example, targets=(replace(target, spans=(replace(target.spans[0], start=0, end=len(example.doc) + 1, side="doc"),)),))
+    return replace(
+        example,
+        targets=(replace(target, spans=(replace(target.spans[0], start=0, end=len(example.doc) + 1, side="doc"),)),),
+    )
 
 
-@pytest.mark.parametrize("fault", [_shifted, lambda example: replace(example, targets=()), lambda example: replace(example, part="dev")])
+@pytest.mark.parametrize(
+    "fault", [_shifted, lambda example: replace(example, targets=()), lambda example: replace(example, part="dev")]
+)
 def test_seeded_faults_are_seen(fault, monkeypatch: pytest.MonkeyPatch) -> None:
     made = _load("tf")
     real = type(made).examples
@@ -168,7 +186,8 @@ def test_seeded_faults_are_seen(fault, monkeypatch: pytest.MonkeyPatch) -> None:
         test_examples_are_whole_and_repeatable(("tf", made))
 
 
-# the guide ------------------------------------------------------------------------------------------------------------------------------
+# the guide
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_documented_example_is_a_task(follow_guide) -> None:
@@ -176,7 +195,11 @@ def test_documented_example_is_a_task(follow_guide) -> None:
     module, yaml_path = follow_guide("add_a_probe.md", "ranker.probing.tasks")
     name = yaml_path.stem
     assert doctest.testmod(module) == (0, 1)
-    assert yaml_path.read_text().splitlines()[0] == f"# @package probe.{name}" == f"# @package probe.{module.__name__.rpartition('.')[2]}"
+    assert (
+        yaml_path.read_text().splitlines()[0]
+        == f"# @package probe.{name}"
+        == f"# @package probe.{module.__name__.rpartition('.')[2]}"
+    )
     node = OmegaConf.to_container(OmegaConf.load(yaml_path))
     constructor = inspect.signature(module.Coverage.__init__).parameters
     assert {key: value for key, value in node.items() if key != "_target_"} == {

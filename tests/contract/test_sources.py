@@ -28,7 +28,10 @@ YAMLS = sorted((ROOT / "conf" / "data").glob("*.yaml"))
 def files_options(folder):
     folder.mkdir()
     with gzip.open(folder / "docs.jsonl.gz", "wt") as file:
-        file.writelines(json.dumps({"id": f"{i:02d}", "text": f"text number{i}", "title": f"Title {i % 3}"}) + "\n" for i in range(40))
+        file.writelines(
+            json.dumps({"id": f"{i:02d}", "text": f"text number{i}", "title": f"Title {i % 3}"}) + "\n"
+            for i in range(40)
+        )
     (folder / "queries.tsv").write_text("".join(f"{i}\tnumber{i} of the texts\n" for i in range(30)))
     (folder / "qrels.txt").write_text("".join(f"{i} 0 {i:02d} 2\n{i} 0 {(i + 1) % 40:02d} 0\n" for i in range(30)))
     return {"path": str(folder)}
@@ -92,9 +95,16 @@ def test_ids_and_texts_are_strings(loads):
         for query_id, text in part.queries.items():
             assert type(query_id) is str and type(text) is str and query_id.split() == [query_id] and text.strip()
         for query_id, judged in part.qrels.items():
-            assert type(query_id) is str and all(type(doc_id) is str and type(grade) is int for doc_id, grade in judged.items())
+            assert type(query_id) is str and all(
+                type(doc_id) is str and type(grade) is int for doc_id, grade in judged.items()
+            )
         for doc in itertools.islice(part.docs, 200):
-            assert type(doc.doc_id) is str and type(doc.text) is str and type(doc.title) is str and doc.doc_id.split() == [doc.doc_id]
+            assert (
+                type(doc.doc_id) is str
+                and type(doc.text) is str
+                and type(doc.title) is str
+                and doc.doc_id.split() == [doc.doc_id]
+            )
 
 
 def test_judged_queries_have_texts_and_judged_docs_exist(loads):
@@ -108,7 +118,9 @@ def test_no_query_is_in_two_splits(loads):
     splits = loads[0]
     together = [splits.train, splits.val]
     for part in splits.tests.values():
-        assert not any(other.queries.get(query_id) == text for other in together for query_id, text in part.queries.items())
+        assert not any(
+            other.queries.get(query_id) == text for other in together for query_id, text in part.queries.items()
+        )
     assert not splits.train.queries.keys() & splits.val.queries.keys()
 
 
@@ -125,7 +137,12 @@ def test_docs_are_found_by_id_and_counted(loads):
 def test_two_loads_are_equal(loads):
     first, second = loads
     for one, other in zip(parts(first), parts(second), strict=True):
-        assert (one.name, one.queries, one.qrels, one.relevance) == (other.name, other.queries, other.qrels, other.relevance)
+        assert (one.name, one.queries, one.qrels, one.relevance) == (
+            other.name,
+            other.queries,
+            other.qrels,
+            other.relevance,
+        )
         assert list(one.queries) == list(other.queries)
         assert one.docs.fingerprint == other.docs.fingerprint
 
@@ -143,7 +160,9 @@ def test_triples_come_again_and_name_training_queries(loads):
         pytest.skip("this source trains on candidates")
     first, again = list(itertools.islice(train.triples, 1000)), list(itertools.islice(train.triples, 1000))
     assert first and first == again
-    assert all(query_id in train.queries and more in train.docs and less in train.docs for query_id, more, less in first)
+    assert all(
+        query_id in train.queries and more in train.docs and less in train.docs for query_id, more, less in first
+    )
 
 
 def test_every_split_can_be_given_candidates_from_its_corpus(loads, tmp_path):

@@ -14,13 +14,27 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(script: str, *arguments: str, cwd: Path | None = None, timeout: int = 400, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    script: str, *arguments: str, cwd: Path | None = None, timeout: int = 400, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """Run `python SCRIPT arguments` in a folder, so that what it writes lies there."""
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **environment}
+    variables = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "COLUMNS": "200",
+        **environment,
+    }
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", str(ROOT / script), *arguments],
-        cwd=cwd or ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        cwd=cwd or ROOT,
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -30,11 +44,14 @@ def run(script: str, *arguments: str, cwd: Path | None = None, timeout: int = 40
     return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
 
-def run_all(commands: dict[str, list[str]], where: Path, timeout: int = 900, forks: "Forks | None" = None) -> dict[str, dict]:
+def run_all(
+    commands: dict[str, list[str]], where: Path, timeout: int = 900, forks: "Forks | None" = None
+) -> dict[str, dict]:
     """Run many commands ([script, argument, ...]) one after another in one process, forked where `forks` is given; see `session.py`.
 
     Returns:
-        Name -> `code`; `out`, all that it printed; `err`, of that what went to stderr; `left`, the files that are new then.
+        Name -> `code`; `out`, all that it printed; `err`, of that what went to stderr; `left`, the files that are new
+        then.
     """
     (where / "commands.json").write_text(json.dumps(commands))
     script, arguments = "tests/end_to_end/session.py", ("commands.json", "results.json")

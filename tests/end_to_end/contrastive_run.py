@@ -108,7 +108,9 @@ class Job:
 def train(job: Job) -> dict[str, Any]:
     """Train as the job says; returns losses, weights and validation measures."""
     pl.seed_everything(1, verbose=False)
-    groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups: with two processes one of them has nothing to do in the third
+    groups = invariance_run.collection(
+        9
+    )  # steps of 4, 4 and 1 groups: with two processes one of them has nothing to do in the third
     config = tiny_config(dim=16)
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = job.dropout, job.attention_dropout
     encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer())
@@ -116,14 +118,25 @@ def train(job: Job) -> dict[str, Any]:
         scorer, loss = ColBERT(encoder, projection=8, query_length=12, in_batch_negatives=True), RankNet()
     else:
         options = (
-            {"tied": False, "projection": 8, "similarity": "dot", "temperature": 3.0} if job.model == "separate" else {"temperature": 0.5}
+            {"tied": False, "projection": 8, "similarity": "dot", "temperature": 3.0}
+            if job.model == "separate"
+            else {"temperature": 0.5}
         )
         scorer, loss = DPR(encoder, learn_temperature=True, symmetric=True, **options), LCE()
     data = RankData(
-        Splits(groups, groups, {}), scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens,
-        BatchOptions(queries=4, docs=5, positives=2, max_tokens=job.max_tokens, min_micro_batches=job.min_micro_batches),
-        TextLimits(16, 64), seed=3, cache_dir=job.cache, layouts=scorer.layouts(), in_batch=True,
-    )  # fmt: skip
+        Splits(groups, groups, {}),
+        scorer.encoder.tokenizer,
+        scorer.reads,
+        scorer.encoder.max_tokens,
+        BatchOptions(
+            queries=4, docs=5, positives=2, max_tokens=job.max_tokens, min_micro_batches=job.min_micro_batches
+        ),
+        TextLimits(16, 64),
+        seed=3,
+        cache_dir=job.cache,
+        layouts=scorer.layouts(),
+        in_batch=True,
+    )
     optimizer = torch.optim.AdamW if job.optimizer == "adamw" else torch.optim.SGD
     module = (OnePass if job.one_pass else faulty(job.fault))(
         scorer, ["nDCG@10", "RR"], symmetric=scorer.symmetric, loss=loss,
@@ -134,11 +147,21 @@ def train(job: Job) -> dict[str, Any]:
         module = module.double()
     losses = Losses()
     trainer = pl.Trainer(
-        accelerator="cpu", devices=job.devices, max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, callbacks=[losses],
+        accelerator="cpu",
+        devices=job.devices,
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        callbacks=[losses],
         precision=job.precision or ("64-true" if job.double else "32-true"),
-        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True) if job.devices > 1 else "auto",
-    )  # fmt: skip
+        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True)
+        if job.devices > 1
+        else "auto",
+    )
     whole = contrastive_module.BLOCK_QUERIES, contrastive_module.BLOCK_DOCS
     if job.small_blocks:
         contrastive_module.BLOCK_QUERIES, contrastive_module.BLOCK_DOCS = 24, 64
@@ -147,7 +170,11 @@ def train(job: Job) -> dict[str, Any]:
     finally:
         contrastive_module.BLOCK_QUERIES, contrastive_module.BLOCK_DOCS = whole
     measured = {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("val/")}
-    return {"losses": losses.values, "val": measured, "weights": {k: v.clone() for k, v in module.scorer.state_dict().items()}}
+    return {
+        "losses": losses.values,
+        "val": measured,
+        "weights": {k: v.clone() for k, v in module.scorer.state_dict().items()},
+    }
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Run the entry scripts in forked children of one process that has imported everything: a run costs a second, and its death is real.
 
-`Forks` is the tests' side; the same file as a script is the process that forks, one JSON line a command, one JSON line an answer.
-With `preloaded`, what a run starts as `python SCRIPT` or `python -m MODULE` is forked as well: an import of everything takes ten seconds.
+`Forks` is the tests' side; the same file as a script is the process that forks, one JSON line a command, one JSON line
+an answer. With `preloaded`, what a run starts as `python SCRIPT` or `python -m MODULE` is forked as well: an import of
+everything takes ten seconds.
 """
 
 import atexit
@@ -30,10 +31,20 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # what a training imports late: loaded once, before the first fork
 LATE = (
-    "ranker.run", "bm25s", "Stemmer", "transformers.models.bert.modeling_bert", "rich.table", "scipy.stats", "lightning.pytorch.loggers",
-    "matplotlib.pyplot", "pandas", "torch._dynamo", "ranker.probing.examples",
-)  # fmt: skip
-# in the place of `python`: asks the forking process for a child with this one's arguments, folder, variables and files, and ends as it does
+    "ranker.run",
+    "bm25s",
+    "Stemmer",
+    "transformers.models.bert.modeling_bert",
+    "rich.table",
+    "scipy.stats",
+    "lightning.pytorch.loggers",
+    "matplotlib.pyplot",
+    "pandas",
+    "torch._dynamo",
+    "ranker.probing.examples",
+)
+# in the place of `python`: asks the forking process for a child with this one's arguments, folder, variables and files,
+# and ends as it does
 STAND_IN = """#!{python} -IS
 import json, os, re, signal, socket, sys
 arguments = sys.argv[1:]
@@ -89,25 +100,43 @@ class Forks:
             cwd: The folder.
             devices: Processes, which find each other as under torchrun.
             timeout: Seconds after which all are killed and the test fails.
-            signals: `[device, target, signal name, audit event, part of its arguments, count, seconds]`: so many seconds after the count-th
-                such event in the device's process (Python's audit events: `open`, `os.rename`, ...) the signal is sent to the target:
-                another device, or `child`, the process that it started.
+            signals: `[device, target, signal name, audit event, part of its arguments, count, seconds]`: so many
+                seconds after the count-th such event in the device's process (Python's audit events: `open`,
+                `os.rename`, ...) the signal is sent to the target: another device, or `child`, the process that it
+                started.
             limit: Largest file that may be written, in bytes; 0 is no limit.
-            preloaded: Whether the Python processes that the run starts are forked too. They are no children of those that start them.
+            preloaded: Whether the Python processes that the run starts are forked too. They are no children of those
+                that start them.
             **environment: Environment variables.
         """
         if self.process is None:
             variables = {
-                **os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "COLUMNS": "200",
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "CUDA_VISIBLE_DEVICES": "",
+                "HF_HUB_OFFLINE": "1",
+                "COLUMNS": "200",
                 "MPLBACKEND": "agg",
-            }  # fmt: skip
+            }
             self.process = subprocess.Popen(
-                [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables, text=True, cwd=ROOT
+                [sys.executable, __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=variables,
+                text=True,
+                cwd=ROOT,
             )
         command = {
-            "script": script, "arguments": arguments, "cwd": str(cwd), "devices": devices, "timeout": timeout, "signals": signals or [],
-            "limit": limit, "preloaded": preloaded, "environment": environment,
-        }  # fmt: skip
+            "script": script,
+            "arguments": arguments,
+            "cwd": str(cwd),
+            "devices": devices,
+            "timeout": timeout,
+            "signals": signals or [],
+            "limit": limit,
+            "preloaded": preloaded,
+            "environment": environment,
+        }
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
         answer = json.loads(self.process.stdout.readline())
@@ -121,7 +150,9 @@ class Forks:
             self.process.wait()
 
 
-def send_at(ask: int, device: int, target: int | str, name: str, event: str, part: str, count: int, seconds: float) -> None:
+def send_at(
+    ask: int, device: int, target: int | str, name: str, event: str, part: str, count: int, seconds: float
+) -> None:
     """Send a signal some time after an audit event has been seen so many times."""
     number = getattr(signal, name)
     left = [count]
@@ -147,7 +178,10 @@ def send_at(ask: int, device: int, target: int | str, name: str, event: str, par
 
 def perform(arguments: list[str], stand_in: str | None) -> int:
     """Be `python arguments` in this process; returns its exit code."""
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1, closefd=False), os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stdout, sys.stderr = (
+        os.fdopen(1, "w", buffering=1, closefd=False),
+        os.fdopen(2, "w", buffering=1, closefd=False),
+    )
     warnings.simplefilter("ignore")
     code = 0
     try:
@@ -181,9 +215,15 @@ def child(command: dict, device: int, port: int, out: int, ask: int, stand_in: s
     os.environ |= command["environment"]
     if command["devices"] > 1:
         os.environ |= {
-            "RANK": str(device), "LOCAL_RANK": str(device), "WORLD_SIZE": str(command["devices"]), "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port), "GROUP_RANK": "0", "LOCAL_WORLD_SIZE": str(command["devices"]), "TORCHELASTIC_RUN_ID": "test",
-        }  # fmt: skip
+            "RANK": str(device),
+            "LOCAL_RANK": str(device),
+            "WORLD_SIZE": str(command["devices"]),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "GROUP_RANK": "0",
+            "LOCAL_WORLD_SIZE": str(command["devices"]),
+            "TORCHELASTIC_RUN_ID": "test",
+        }
     if command["limit"]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (command["limit"], command["limit"]))
     for source, *rest in command["signals"]:
@@ -230,7 +270,9 @@ class StandIns:
         self.path = folder / "python"
         self.path.write_text(STAND_IN.format(python=sys.executable, address=folder / "socket"))
         self.path.chmod(0o755)
-        self.running: dict[int, tuple[int, socket.socket]] = {}  # a file that tells of its end -> its id and its stand-in
+        self.running: dict[
+            int, tuple[int, socket.socket]
+        ] = {}  # a file that tells of its end -> its id and its stand-in
 
     def files(self) -> list:
         """What to wait for."""

@@ -92,27 +92,52 @@ def train(job: Job) -> dict[str, Any]:
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
     scorer = MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
     data = RankData(
-        Splits(groups, groups, {}), scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens,
-        BatchOptions(queries=4, docs=5, positives=2, max_tokens=job.max_tokens, min_micro_batches=job.min_micro_batches),
-        TextLimits(16, 64), seed=3, cache_dir=job.cache,
-    )  # fmt: skip
+        Splits(groups, groups, {}),
+        scorer.encoder.tokenizer,
+        scorer.reads,
+        scorer.encoder.max_tokens,
+        BatchOptions(
+            queries=4, docs=5, positives=2, max_tokens=job.max_tokens, min_micro_batches=job.min_micro_batches
+        ),
+        TextLimits(16, 64),
+        seed=3,
+        cache_dir=job.cache,
+    )
     optimizer = torch.optim.AdamW if job.optimizer == "adamw" else torch.optim.SGD
     module = seed_fault(job.fault)(
-        scorer, ["nDCG@10", "RR"], loss=RankNet(), optimizer=lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.3),
-        schedule=lambda step, total: linear(step, total, warmup=2), max_norm=1.0,
-    )  # fmt: skip
+        scorer,
+        ["nDCG@10", "RR"],
+        loss=RankNet(),
+        optimizer=lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.3),
+        schedule=lambda step, total: linear(step, total, warmup=2),
+        max_norm=1.0,
+    )
     if job.double:
         module = module.double()
     losses = Losses()
     trainer = pl.Trainer(
-        accelerator="cpu", devices=job.devices, max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, callbacks=[losses],
+        accelerator="cpu",
+        devices=job.devices,
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        callbacks=[losses],
         precision="64-true" if job.double else "32-true",
-        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True) if job.devices > 1 else "auto",
-    )  # fmt: skip
+        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True)
+        if job.devices > 1
+        else "auto",
+    )
     trainer.fit(module, datamodule=data)
     measured = {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("val/")}
-    return {"losses": losses.values, "val": measured, "weights": {k: v.clone() for k, v in module.scorer.state_dict().items()}}
+    return {
+        "losses": losses.values,
+        "val": measured,
+        "weights": {k: v.clone() for k, v in module.scorer.state_dict().items()},
+    }
 
 
 def seed_fault(fault: str) -> type[RerankModule]:
@@ -121,7 +146,9 @@ def seed_fault(fault: str) -> type[RerankModule]:
     class Faulty(Recorded):
         def micro_batch_loss(self, batch):
             loss = super().micro_batch_loss(batch)
-            return loss / batch.share if fault == "share" else loss / self.trainer.world_size if fault == "world" else loss
+            return (
+                loss / batch.share if fault == "share" else loss / self.trainer.world_size if fault == "world" else loss
+            )
 
         def _seed_dropout(self, step, micro_batch):
             super()._seed_dropout(step, micro_batch)

@@ -30,7 +30,10 @@ spec.loader.exec_module(invariance_run)
 CASES: dict[str, tuple[TaskSampling, TaskWeighting]] = {
     "log_k": (TaskSampling(main_fraction=0.6), TaskWeighting()),
     "guard and uncertainty": (TaskSampling(main_fraction=0.5), TaskWeighting(mode="uncertainty", surgery="guard")),
-    "pcgrad and gradnorm": (TaskSampling(mode="annealed", main_fraction=None), TaskWeighting(mode="gradnorm", surgery="pcgrad")),
+    "pcgrad and gradnorm": (
+        TaskSampling(mode="annealed", main_fraction=None),
+        TaskWeighting(mode="gradnorm", surgery="pcgrad"),
+    ),
     "one task a step": (TaskSampling(composition="homogeneous", main_fraction=0.5), TaskWeighting(mode="row_mean")),
 }
 
@@ -80,10 +83,16 @@ def spans_file(cache: Path, collection) -> Path:
         doc = collection.docs[f"d{6 * int(query_id[1:])}"].text
         word = doc.split()[0]
         spans = [(0, len(word)), (len(doc) - len(doc.split()[-1]), len(doc))]
-        records.append({
-            "info": {"qid": query_id, "pid": "d"}, "input": {"query": text, "passage": doc},
-            "targets": [{"span1": {"side": "doc", "start": a, "end": b}, "label": "long" if b - a > 3 else "short"} for a, b in spans],
-        })  # fmt: skip
+        records.append(
+            {
+                "info": {"qid": query_id, "pid": "d"},
+                "input": {"query": text, "passage": doc},
+                "targets": [
+                    {"span1": {"side": "doc", "start": a, "end": b}, "label": "long" if b - a > 3 else "short"}
+                    for a, b in spans
+                ],
+            }
+        )
     path = cache / "spans.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
@@ -96,17 +105,35 @@ def made(job: Job) -> tuple[Multitask, TaskData]:
     heads = [
         {"task": "bm25", "layer": 1, "options": {"bins": 4}},
         {"task": "tf", "layer": [0, 1, 2], "regression": True, "weight": 2.0},
-        {"task": "jsonl", "name": "words", "layer": "last", "classes": ["short", "long"], "options": {"path": str(cache / "spans.jsonl")}},
+        {
+            "task": "jsonl",
+            "name": "words",
+            "layer": "last",
+            "classes": ["short", "long"],
+            "options": {"path": str(cache / "spans.jsonl")},
+        },
     ]
     config = tiny_config(dim=16)
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
-    scorer = Multitask(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()), heads=heads, head_hidden=8)
+    scorer = Multitask(
+        Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()), heads=heads, head_hidden=8
+    )
     data = TaskData(
-        Splits(groups, None, {}), scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens,
-        BatchOptions(queries=4, docs=5, positives=2, max_tokens=job.max_tokens), TextLimits(16, 64), seed=3, cache_dir=job.cache,
-        heads=[head.asked for head in scorer.task_heads()], tasks=[make_task(head.asked) for head in scorer.task_heads()],
-        poolings=[head.pooling for head in scorer.task_heads()], labels=TaskLabels(docs_per_query=3), sampling=CASES[job.case][0], max_epochs=2,
-    )  # fmt: skip
+        Splits(groups, None, {}),
+        scorer.encoder.tokenizer,
+        scorer.reads,
+        scorer.encoder.max_tokens,
+        BatchOptions(queries=4, docs=5, positives=2, max_tokens=job.max_tokens),
+        TextLimits(16, 64),
+        seed=3,
+        cache_dir=job.cache,
+        heads=[head.asked for head in scorer.task_heads()],
+        tasks=[make_task(head.asked) for head in scorer.task_heads()],
+        poolings=[head.pooling for head in scorer.task_heads()],
+        labels=TaskLabels(docs_per_query=3),
+        sampling=CASES[job.case][0],
+        max_epochs=2,
+    )
     return scorer, data
 
 
@@ -115,15 +142,31 @@ def train(job: Job) -> dict[str, Any]:
     pl.seed_everything(1, verbose=False)
     scorer, data = made(job)
     module = (OwnMeans if job.fault == "own means" else Recorded)(
-        scorer, ["nDCG@10"], weighting=CASES[job.case][1], loss=RankNet(), optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3),
-        schedule=lambda step, total: linear(step, total, warmup=2), max_norm=1.0,
-    ).double()  # fmt: skip
+        scorer,
+        ["nDCG@10"],
+        weighting=CASES[job.case][1],
+        loss=RankNet(),
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3),
+        schedule=lambda step, total: linear(step, total, warmup=2),
+        max_norm=1.0,
+    ).double()
     module.kept, module.kept_tasks = [], []
     trainer = pl.Trainer(
-        accelerator="cpu", devices=job.devices, max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, use_distributed_sampler=False, num_sanity_val_steps=0, precision="64-true", log_every_n_steps=1,
-        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True) if job.devices > 1 else "auto",
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=job.devices,
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        precision="64-true",
+        log_every_n_steps=1,
+        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True)
+        if job.devices > 1
+        else "auto",
+    )
     whole = multitask_module.Gradients
     multitask_module.Gradients = Apart if job.fault == "no sum" else whole
     try:

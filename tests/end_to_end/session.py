@@ -1,8 +1,9 @@
 """Run several command lines one after another in one process, as a multirun does: what they import is imported once.
 
-Input: a JSON file of {name: [script, argument, ...]}; `@glob` as an argument's value stands for the first path that matches it by then.
-Output: a JSON file of {name: {"code", "out", "err", "left"}}; `err` is the part of `out` that went to stderr, `left` are the files that are
-new then.
+Input: a JSON file of {name: [script, argument, ...]}; `@glob` as an argument's value stands for the first path that
+matches it by then.
+Output: a JSON file of {name: {"code", "out", "err", "left"}}; `err` is the part of `out` that went to stderr, `left`
+are the files that are new then.
 """
 
 import contextlib

@@ -6,8 +6,14 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 SMALL = [
-    "encoder=tiny", "data=files", "batch.queries=4", "batch.docs=4", "trainer.max_steps=1", "depth=5", "trainer.enable_progress_bar=false",
-]  # fmt: skip
+    "encoder=tiny",
+    "data=files",
+    "batch.queries=4",
+    "batch.docs=4",
+    "trainer.max_steps=1",
+    "depth=5",
+    "trainer.enable_progress_bar=false",
+]
 
 
 def jobs(*arguments: str) -> list[tuple[str, ...]]:
@@ -21,11 +27,16 @@ def test_pc80_pc82_a_quoted_comma_is_one_value_and_paths_are_the_launch_folder_s
     assert len(jobs("seed=1,3", "data.path=what is, this")) == 4  # unquoted: a sweep
     assert len(jobs("seed=1,3", "data.path='what is, this'")) == 2
     (tmp_path / "what is, this").symlink_to(small_files)
-    done = forks.run("train.py", "-m", *SMALL, "data.path='what is, this'", "seed=1,3", "name=sweep", "cache_dir=cache", cwd=tmp_path)
+    done = forks.run(
+        "train.py", "-m", *SMALL, "data.path='what is, this'", "seed=1,3", "name=sweep", "cache_dir=cache", cwd=tmp_path
+    )
     assert done.code == 0, done.out
     results = sorted((tmp_path / "multirun/sweep").glob("*/*/result.json"))
     assert [path.parent.name for path in results] == ["0", "1"]
-    assert [f"seed: {seed}\n" in (path.parent / "config.yaml").read_text() for path, seed in zip(results, (1, 3), strict=True)] == [
+    assert [
+        f"seed: {seed}\n" in (path.parent / "config.yaml").read_text()
+        for path, seed in zip(results, (1, 3), strict=True)
+    ] == [
         True,
         True,
     ]

@@ -20,11 +20,17 @@ WRONG = [
     (["monitor=val/nDCG@5"], "monitor: expected one of val/nDCG@10"),
     (["measures=[nDGC@10]"], "nDGC@10"),
     (["batch.docs=0"], "batch.docs: expected at least 1, got 0"),
-    (["model=dpr", "batch.docs=1", "model.in_batch_negatives=false"], "batch.docs: expected more than batch.positives=1, got 1"),
+    (
+        ["model=dpr", "batch.docs=1", "model.in_batch_negatives=false"],
+        "batch.docs: expected more than batch.positives=1, got 1",
+    ),
     (["batch.docs=1"], "batch.docs: expected more than batch.positives=1, got 1"),
     (["trainer.accelerator=banana"], "trainer.accelerator: expected one of auto"),
     (["trainer.fast_dev_run=true"], "trainer.fast_dev_run: not supported"),
-    (["trainer.strategy=fsdp"], "got 'fsdp', which would synchronise gradients at each micro-batch and clip each shard by its own norm"),
+    (
+        ["trainer.strategy=fsdp"],
+        "got 'fsdp', which would synchronise gradients at each micro-batch and clip each shard by its own norm",
+    ),
     (["trainer.precision=16-mixed"], "trainer.precision: 16-mixed is refused"),
     (["trainer.overfit_batches=1"], "trainer.overfit_batches: not supported"),
     (["data=files"], "data.path: expected a value, got none; set data.path=..."),
@@ -41,7 +47,9 @@ WRONG = [
 def mistaken(forks, tmp_path_factory):
     """`train.py` with each of these mistakes, in one process."""
     return run_all(
-        {" ".join(arguments): ["train.py", *arguments] for arguments, _ in WRONG}, tmp_path_factory.mktemp("mistaken"), forks=forks
+        {" ".join(arguments): ["train.py", *arguments] for arguments, _ in WRONG},
+        tmp_path_factory.mktemp("mistaken"),
+        forks=forks,
     )
 
 
@@ -69,11 +77,18 @@ BROKEN = {
     "last of a model": (["checkpoint=model", "weights=last"], "weights: expected weights=best, since "),
 }
 FILES = {
-    "good.trec": "q1 Q0 d1 1 2.0 t\n", "nan.trec": "q1 Q0 d1 1 nan t\n", "twice.trec": "q1 Q0 d1 1 2.0 t\nq1 Q0 d1 2 1.0 t\n",
-    "short.trec": "q1 Q0 d1\n", "empty.trec": "", "qrels.txt": "q1 0 d1 1\n", "contradicting.txt": "q1 0 d1 1\nq1 0 d1 0\n",
-    "model/config.json": "{}", "ids.qrels": "1 0 7 1\n01 0 7 1\n", "ids.trec": "1 Q0 7 1 1.0 t\n01 Q0 07 1 1.0 t\n",
+    "good.trec": "q1 Q0 d1 1 2.0 t\n",
+    "nan.trec": "q1 Q0 d1 1 nan t\n",
+    "twice.trec": "q1 Q0 d1 1 2.0 t\nq1 Q0 d1 2 1.0 t\n",
+    "short.trec": "q1 Q0 d1\n",
+    "empty.trec": "",
+    "qrels.txt": "q1 0 d1 1\n",
+    "contradicting.txt": "q1 0 d1 1\nq1 0 d1 0\n",
+    "model/config.json": "{}",
+    "ids.qrels": "1 0 7 1\n01 0 7 1\n",
+    "ids.trec": "1 Q0 7 1 1.0 t\n01 Q0 07 1 1.0 t\n",
     "other.trec": "q9 Q0 d1 1 2.0 t\n",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +109,9 @@ def evaluated(forks, tmp_path_factory, small_files):
 def test_pc07_pc08_a_broken_file_is_one_line(evaluated, name):
     where, results = evaluated
     assert results[name]["code"] == 1
-    assert [BROKEN[name][1] in line for line in results[name]["out"].splitlines() if line.startswith("error: ")] == [True]
+    assert [BROKEN[name][1] in line for line in results[name]["out"].splitlines() if line.startswith("error: ")] == [
+        True
+    ]
     assert "Traceback" not in results[name]["out"]
     assert not list(where.glob("outputs/evaluate/*/[!.]*"))  # the good ones have other names
 
@@ -124,12 +141,20 @@ def test_all_faults_come_at_once(tmp_path):
 @pytest.mark.parametrize("script", ["train.py", "evaluate.py"])
 def test_help_and_check_import_no_torch(script):
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", str(ROOT / script), "--help"], capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, "-X", "importtime", str(ROOT / script), "--help"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
     )
     assert done.returncode == 0
     assert "model" in done.stdout
-    assert not {"torch", "lightning", "transformers"} & {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
-    done = subprocess.run([sys.executable, "-c", "import ranker, sys; sys.exit('torch' in sys.modules)"], cwd=ROOT, check=False)
+    assert not {"torch", "lightning", "transformers"} & {
+        line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", "import ranker, sys; sys.exit('torch' in sys.modules)"], cwd=ROOT, check=False
+    )
     assert done.returncode == 0
 
 

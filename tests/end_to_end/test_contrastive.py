@@ -50,7 +50,12 @@ def together(forks, cache, alone):
     jobs = {name: {"cache": str(cache), "devices": 2, **options} for name, options in TWO.items()}
     (cache / "jobs.json").write_text(json.dumps(jobs))
     done = forks.run(
-        "tests/end_to_end/contrastive_run.py", str(cache / "jobs.json"), str(cache / "results.pt"), cwd=cache, devices=2, timeout=300
+        "tests/end_to_end/contrastive_run.py",
+        str(cache / "jobs.json"),
+        str(cache / "results.pt"),
+        cwd=cache,
+        devices=2,
+        timeout=300,
     )
     assert done.codes == [0, 0], done.out
     return torch.load(cache / "results.pt", weights_only=True)
@@ -62,7 +67,9 @@ def furthest(one, other):
 
 def assert_equal_to_rounding(got, expected, double):
     assert len(got["losses"]) == 3
-    assert got["losses"] == (pytest.approx(expected["losses"], rel=0, abs=1e-12) if double else pytest.approx(expected["losses"], rel=1e-6))
+    assert got["losses"] == (
+        pytest.approx(expected["losses"], rel=0, abs=1e-12) if double else pytest.approx(expected["losses"], rel=1e-6)
+    )
     assert furthest(got, expected) < (1e-9 if double else 1e-5)
     assert got["val"] == pytest.approx(expected["val"], abs=1e-12)
 
@@ -70,7 +77,9 @@ def assert_equal_to_rounding(got, expected, double):
 @pytest.mark.parametrize("model", ["dpr", "separate", "colbert"])
 def test_a_tenth_of_the_memory_changes_nothing_but_rounding_in_float64(alone, model):
     expected = alone(model=model, **FLOAT64)
-    assert_equal_to_rounding(alone(model=model, small_blocks=model == "colbert", **FLOAT64, **TENTH), expected, double=True)
+    assert_equal_to_rounding(
+        alone(model=model, small_blocks=model == "colbert", **FLOAT64, **TENTH), expected, double=True
+    )
 
 
 @pytest.mark.parametrize("model", ["dpr", "colbert"])
@@ -96,7 +105,9 @@ def test_under_bf16_autocast_the_second_pass_reaches_the_weights(alone):
     cached, plain = (alone(precision="bf16-mixed", one_pass=one_pass, **FLOAT32) for one_pass in (False, True))
     assert cached["losses"] == pytest.approx(plain["losses"], rel=1e-2)
     assert furthest(cached, plain) < 1e-2
-    moved = {key: (value - alone(**FLOAT32)["weights"][key]).abs().max().item() for key, value in cached["weights"].items()}
+    moved = {
+        key: (value - alone(**FLOAT32)["weights"][key]).abs().max().item() for key, value in cached["weights"].items()
+    }
     assert max(moved.values()) < 0.05
 
 

@@ -11,10 +11,19 @@ from ranker.errors import RankerError
 from ranker.training import dashboards, loggers
 
 SMALL = [
-    "encoder=tiny", "data=files", "batch.queries=8", "batch.docs=4", "depth=5", "trainer.log_every_n_steps=1", "trainer.max_epochs=1",
-    "trainer.enable_progress_bar=false", "encoder.dropout=0.1", "save_every_steps=1",
-]  # fmt: skip
-# a step's checkpoint is written before the step is logged, a validation's after it: this one is that of the validation, after three steps
+    "encoder=tiny",
+    "data=files",
+    "batch.queries=8",
+    "batch.docs=4",
+    "depth=5",
+    "trainer.log_every_n_steps=1",
+    "trainer.max_epochs=1",
+    "trainer.enable_progress_bar=false",
+    "encoder.dropout=0.1",
+    "save_every_steps=1",
+]
+# a step's checkpoint is written before the step is logged, a validation's after it: this one is that of the validation,
+# after three steps
 KILL = [[0, 0, "SIGKILL", "open", ".last.ckpt.partial", 3, 0.0]]
 
 
@@ -27,7 +36,14 @@ def done(forks, tmp_path_factory, small_files):
     assert swept.code == 1, swept.out
     for logger in ("wandb", "tensorboard"):
         killed = forks.run(
-            "train.py", *small, f"name={logger}", f"logger={logger}", "optim.lr=3e-3", "trainer.max_epochs=2", cwd=where, signals=KILL
+            "train.py",
+            *small,
+            f"name={logger}",
+            f"logger={logger}",
+            "optim.lr=3e-3",
+            "trainer.max_epochs=2",
+            cwd=where,
+            signals=KILL,
         )
         assert killed.code == -9, killed.out
         folder = only(where, f"outputs/{logger}/*")
@@ -64,7 +80,14 @@ def test_pc88_an_offline_run_holds_all_that_the_run_folder_holds(done, small_fil
     assert board.config["optim"]["lr"] == 3e-3
     assert board.config["encoder"]["_target_"] == "ranker.encoders.loading.load_encoder"
     logged = rows_of(folder / "metrics.csv")
-    for name in ("train/loss", "train/grad_norm", "optim/lr", "train/pairs_per_second", "train/tokens_per_second", "val/nDCG@10"):
+    for name in (
+        "train/loss",
+        "train/grad_norm",
+        "optim/lr",
+        "train/pairs_per_second",
+        "train/tokens_per_second",
+        "val/nDCG@10",
+    ):
         expected = [(int(row["step"]), float(row[name])) for row in logged if row.get(name)]
         assert expected
         assert board.curve(name) == [(step, pytest.approx(value)) for step, value in expected], name
@@ -76,19 +99,34 @@ def test_pc88_an_offline_run_holds_all_that_the_run_folder_holds(done, small_fil
     assert board.artifacts[f"{board.id}-{name}"] == ("run", ["metrics.json", "per_query.jsonl", "run.trec"])
     pictures = {f"pictures/{path.stem}" for path in (folder / "pictures").glob("*.png")}
     assert pictures == {"pictures/learning_curves", f"pictures/{name}_gains", f"pictures/{name}_ranks"}
-    assert {"/".join(key.split("/")[:2]) for entry in board.history for key in entry if key.startswith("pictures/")} == pictures
+    assert {
+        "/".join(key.split("/")[:2]) for entry in board.history for key in entry if key.startswith("pictures/")
+    } == pictures
 
 
 def test_the_table_has_the_queries_won_and_lost_most(done, small_files):
     folder = only(done, "multirun/sweep/*/0")
     path = only(folder, f"wandb/offline-run-*/files/media/table/queries/{small_files.name}_*.table.json")
     table = json.loads(path.read_text())
-    assert table["columns"] == ["query_id", "query", "nDCG@10 gain", "nDCG@10 baseline", "nDCG@10", "RR@10", "AP@100", "R@100"]
-    rows = [json.loads(line) for line in (folder / "evaluation" / small_files.name / "per_query.jsonl").read_text().splitlines()]
+    assert table["columns"] == [
+        "query_id",
+        "query",
+        "nDCG@10 gain",
+        "nDCG@10 baseline",
+        "nDCG@10",
+        "RR@10",
+        "AP@100",
+        "R@100",
+    ]
+    rows = [
+        json.loads(line)
+        for line in (folder / "evaluation" / small_files.name / "per_query.jsonl").read_text().splitlines()
+    ]
     gains = {row["query_id"]: row["measures"]["nDCG@10"] - row["baseline"]["nDCG@10"] for row in rows}
     texts = dict(line.split("\t") for line in (small_files / "queries.tsv").read_text().splitlines())
     assert [(row[0], row[1], row[2]) for row in table["data"]] == [
-        (query, texts[query], pytest.approx(gain)) for query, gain in sorted(gains.items(), key=lambda pair: (-pair[1], pair[0]))
+        (query, texts[query], pytest.approx(gain))
+        for query, gain in sorted(gains.items(), key=lambda pair: (-pair[1], pair[0]))
     ]
 
 
@@ -97,7 +135,8 @@ def test_pc89_a_killed_run_goes_on_under_its_id_without_gap_double_or_step_back(
     killed, resumed = read(folder), opened(again)
     assert killed.exit_code is None and resumed.exit_code == 0
     assert resumed.id == json.loads((folder / "wandb.json").read_text())["id"]
-    # the resumed run has repeated the third step and its validation; wandb loses what it has not written when a run is killed
+    # the resumed run has repeated the third step and its validation; wandb loses what it has not written when a run is
+    # killed
     assert [int(row["step"]) for row in rows_of(again / "metrics.csv") if row["train/loss"]] == [1, 2, 3, 4, 5]
     assert [step for step, _ in resumed.curve("train/loss")] == [0, 1, 2, 3, 4, 5]
     assert [step for step, _ in resumed.curve("val/nDCG@10")] == [2, 5]
@@ -130,7 +169,8 @@ def test_pc89_a_value_of_an_earlier_step_is_kept_and_one_that_was_logged_is_not_
     for name, step in (("train/loss", 5), ("val/RR", 3), ("train/loss", 6)):
         logger.log_metrics({name: float(step)}, step)
     dashboards.finish(failed=True)
-    # ended between a step's two entries, in the middle of a line: the run that goes on repeats the steps after its checkpoint
+    # ended between a step's two entries, in the middle of a line: the run that goes on repeats the steps after its
+    # checkpoint
     with (second / "wandb.jsonl").open("a") as file:
         file.write('{"_step": 3, "val/')
     logger = loggers.wandb(third, second)
@@ -156,15 +196,21 @@ def test_each_job_of_a_sweep_is_a_run_of_one_group_and_says_how_it_ended(done):
     assert [len(board.curve("train/loss")) for board in boards] == [3, 1]
 
 
-@pytest.mark.parametrize("login", [None, "machine github.com login me password secret", "machine api.wandb.ai login me password"])
+@pytest.mark.parametrize(
+    "login", [None, "machine github.com login me password secret", "machine api.wandb.ai login me password"]
+)
 def test_pc88_online_without_a_key_is_refused_before_anything_is_loaded(forks, tmp_path, login):
     if login is not None:
         (tmp_path / ".netrc").write_text(login)
     nothing = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "WANDB_BASE_URL": "", "NETRC": ""}
     done = forks.run("train.py", "logger=wandb", "logger.mode=online", cwd=tmp_path, **nothing)
     assert done.code == 1
-    assert done.out.startswith("error: logger.mode: expected a key for mode online, got none for api.wandb.ai; set WANDB_API_KEY")
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".netrc" and ".hydra" not in path.parts]
+    assert done.out.startswith(
+        "error: logger.mode: expected a key for mode online, got none for api.wandb.ai; set WANDB_API_KEY"
+    )
+    assert not [
+        path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".netrc" and ".hydra" not in path.parts
+    ]
 
 
 def test_pc88_a_server_that_does_not_answer_ends_the_wait_with_one_line(tmp_path, monkeypatch):
@@ -176,7 +222,8 @@ def test_pc88_a_server_that_does_not_answer_ends_the_wait_with_one_line(tmp_path
     monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
     started = time.monotonic()
     with pytest.raises(
-        RankerError, match=r"^logger: expected wandb at http://127.0.0.1:9 to answer, got .*; logger.mode=offline needs no server$"
+        RankerError,
+        match=r"^logger: expected wandb at http://127.0.0.1:9 to answer, got .*; logger.mode=offline needs no server$",
     ):
         dashboards.start([loggers.wandb(tmp_path, mode="online")], {}, "")
     assert time.monotonic() - started < 30
@@ -189,15 +236,25 @@ def test_tensorboard_holds_curves_configuration_queries_and_pictures(done, small
     folder = only(done, "outputs/tensorboard-resumed/*")
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"images": 0, "scalars": 0, "tensors": 0})
     events.Reload()
-    expected = [(int(row["step"]), float(row["train/loss"])) for row in rows_of(folder / "metrics.csv") if row.get("train/loss")]
+    expected = [
+        (int(row["step"]), float(row["train/loss"])) for row in rows_of(folder / "metrics.csv") if row.get("train/loss")
+    ]
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [
         (step, pytest.approx(value)) for step, value in expected
     ]
     assert {"train/grad_norm", "optim/lr", "train/tokens_per_second", "val/nDCG@10"} <= set(events.Tags()["scalars"])
     name = small_files.name
-    assert set(events.Tags()["images"]) == {"pictures/learning_curves", f"pictures/{name}_gains", f"pictures/{name}_ranks"}
+    assert set(events.Tags()["images"]) == {
+        "pictures/learning_curves",
+        f"pictures/{name}_gains",
+        f"pictures/{name}_ranks",
+    }
     tags = [tag for tag in events.Tags()["tensors"] if tag.endswith("/text_summary")]
-    texts = {tag.removesuffix("/text_summary"): events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in tags}
+    texts = {
+        tag.removesuffix("/text_summary"): events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in tags
+    }
     assert "lr: 0.003" in texts["config"]
     assert texts[f"queries/{name}"].startswith("| query_id | query | nDCG@10 gain |")
-    assert events.Scalars("objective")[0].value == pytest.approx(json.loads((folder / "result.json").read_text())["objective"])
+    assert events.Scalars("objective")[0].value == pytest.approx(
+        json.loads((folder / "result.json").read_text())["objective"]
+    )

@@ -26,7 +26,9 @@ def test_training_in_python_beats_the_first_stage():
 
 def test_measures_by_hand():
     """q1 and q2 are perfect; q3's docs tie, and d8 > d7 stands first: RR 1/2."""
-    assert shown("measure_a_run") == pytest.approx({"RR@10": 2.5 / 3, "nDCG@10": (2 + 1 / math.log2(3)) / 3, "AP": 2.5 / 3})
+    assert shown("measure_a_run") == pytest.approx(
+        {"RR@10": 2.5 / 3, "nDCG@10": (2 + 1 / math.log2(3)) / 3, "AP": 2.5 / 3}
+    )
 
 
 def test_a_loss_of_a_batch_is_the_weighted_mean_of_its_parts():

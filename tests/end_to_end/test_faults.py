@@ -1,4 +1,7 @@
-"""What goes wrong from outside: signals, dead processes, a full disk, values that are not finite. Each ends in one line, and nothing hangs."""
+"""What goes wrong from outside: signals, dead processes, a full disk, values that are not finite.
+
+Each ends in one line, and nothing hangs.
+"""
 
 import csv
 import json
@@ -16,9 +19,19 @@ from ranker.training.checkpoint_files import fault
 from ranker.training.nonfinite import read_dump
 
 SMALL = [
-    "encoder=tiny", "encoder.dropout=0.1", "data=files", "batch.queries=4", "batch.docs=4", "trainer.max_epochs=1", "optim.lr=3e-3", "depth=5",
-    "trainer.log_every_n_steps=1", "trainer.enable_progress_bar=false", "save_every_steps=1", "name=small",
-]  # fmt: skip
+    "encoder=tiny",
+    "encoder.dropout=0.1",
+    "data=files",
+    "batch.queries=4",
+    "batch.docs=4",
+    "trainer.max_epochs=1",
+    "optim.lr=3e-3",
+    "depth=5",
+    "trainer.log_every_n_steps=1",
+    "trainer.enable_progress_bar=false",
+    "save_every_steps=1",
+    "name=small",
+]
 TWO = ["trainer.devices=2", "trainer.accelerator=cpu"]
 
 
@@ -41,7 +54,9 @@ def errors(done) -> list[str]:
     ],
 )
 def test_processes_that_lightning_starts_end_together(forks, choices, tmp_path, target, name, code, said):
-    done = forks.run("train.py", *choices, *TWO, cwd=tmp_path, signals=[[0, target, name, "open", ".last.ckpt.partial", 2, 0.0]])
+    done = forks.run(
+        "train.py", *choices, *TWO, cwd=tmp_path, signals=[[0, target, name, "open", ".last.ckpt.partial", 2, 0.0]]
+    )
     assert done.seconds < 60 or os.getloadavg()[0] > 4  # the answer comes when every process has ended
     if "terminated with code -9" in done.out:  # on a busy machine Lightning's own watch is faster than the collective
         assert target == "child" and done.code in (1, -9)
@@ -88,7 +103,9 @@ def test_pc67_more_processes_than_queries(forks, choices, small_files, tmp_path)
         done = forks.run("train.py", *choices, *layout, cwd=where, devices=devices)
         assert done.codes == [0] * devices, done.out
         folders.append(run_folder(where))
-    runs = [[line.split() for line in (folder / "evaluation/few/run.trec").read_text().splitlines()] for folder in folders]
+    runs = [
+        [line.split() for line in (folder / "evaluation/few/run.trec").read_text().splitlines()] for folder in folders
+    ]
     assert [row[:4] for row in runs[0]] == [row[:4] for row in runs[1]]
     assert {row[0] for row in runs[1]} == {"q6", "q7", "q8"}
     assert len(runs[1]) == len({(row[0], row[2]) for row in runs[1]}) == len(runs[0])
@@ -100,17 +117,29 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(forks, choices, 
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = (
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3200k", "tmpfs", str(disk)], capture_output=True, check=False).returncode == 0
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=3200k", "tmpfs", str(disk)], capture_output=True, check=False
+        ).returncode
+        == 0
     )
     try:
         if mounted:  # last.ckpt, best.ckpt or previous.ckpt and one that is being written are more than fit
             done = forks.run("train.py", *choices, f"hydra.run.dir={disk / 'run'}", cwd=tmp_path)
             said, kept = "No space left on device", disk / "run"
         else:  # no right to mount: let files be no larger than the first checkpoint, which another run wrote
-            done = forks.run("train.py", *choices, "trainer.max_steps=1", f"hydra.run.dir={disk / 'first'}", cwd=tmp_path)
+            done = forks.run(
+                "train.py", *choices, "trainer.max_steps=1", f"hydra.run.dir={disk / 'first'}", cwd=tmp_path
+            )
             assert done.code == 0, done.out
-            done = forks.run("train.py", f"checkpoint={disk / 'first'}", "resume=true", "trainer.max_steps=3", f"hydra.run.dir={disk / 'run'}",
-                             cwd=tmp_path, limit=500_000)  # fmt: skip
+            done = forks.run(
+                "train.py",
+                f"checkpoint={disk / 'first'}",
+                "resume=true",
+                "trainer.max_steps=3",
+                f"hydra.run.dir={disk / 'run'}",
+                cwd=tmp_path,
+                limit=500_000,
+            )
             said, kept = "File too large", disk / "run"
         assert done.code == 1, done.out
         (line,) = errors(done)
@@ -136,7 +165,9 @@ def taught(choices, small_files, tmp_path_factory):
     return [*choices, "loss=margin_mse", f"data.teacher={path}"]
 
 
-fused = pytest.mark.parametrize("fused", [False, True])  # True: as on a GPU, where the host judges a step during the next one
+fused = pytest.mark.parametrize(
+    "fused", [False, True]
+)  # True: as on a GPU, where the host judges a step during the next one
 
 
 @fused
@@ -147,12 +178,17 @@ def test_pc53_a_loss_that_is_not_finite_stops_with_step_and_queries_and_can_be_r
     (dump,) = (run_folder(tmp_path) / "nonfinite").iterdir()
     about = json.loads((dump / "dump.json").read_text())
     assert "q5" in about["query_ids"] and len(about["query_ids"]) == 4
-    assert f"at step {about['step']} (epoch 0, its step {about['step']}) of queries {', '.join(about['query_ids'])}" in line
+    assert (
+        f"at step {about['step']} (epoch 0, its step {about['step']}) of queries {', '.join(about['query_ids'])}"
+        in line
+    )
     assert f"python -m ranker.commands.replay {dump}" in line
     assert not {path.suffix for path in dump.iterdir()} - {".json", ".safetensors", ".yaml"}
     again = forks.run("ranker/commands/replay.py", str(dump), cwd=tmp_path)
     assert again.code == 0, again.out
-    assert f"loss {about['loss']}, gradient norm {about['grad_norm']}; the training had loss {about['loss']}" in again.out
+    assert (
+        f"loss {about['loss']}, gradient norm {about['grad_norm']}; the training had loss {about['loss']}" in again.out
+    )
     assert about["loss"] in ("inf", "nan")
     # the weights before the step are those of the last checkpoint
     weights = read_dump(dump)[1]
@@ -178,11 +214,17 @@ def test_a_step_is_skipped_on_all_devices_and_nothing_is_touched(forks, taught, 
     assert [float(row["train/skipped_steps"]) for row in rows] == [float(i >= about["step"] + fused) for i in range(6)]
     # both devices' parts, with the dropout seeds of each, and the same loss on one
     assert about["devices"] == 2
-    counts = [len(json.loads((dump / f"device-{device}.json").read_text())["fields"]["micro_batches"]) for device in (0, 1)]
-    assert list(step.seeds) == [int(mix(0, 0, about["step"], i, device)) % 2**63 for device in (0, 1) for i in range(counts[device])]
+    counts = [
+        len(json.loads((dump / f"device-{device}.json").read_text())["fields"]["micro_batches"]) for device in (0, 1)
+    ]
+    assert list(step.seeds) == [
+        int(mix(0, 0, about["step"], i, device)) % 2**63 for device in (0, 1) for i in range(counts[device])
+    ]
     again = forks.run("ranker/commands/replay.py", str(dump), cwd=tmp_path)
     assert again.code == 0, again.out
-    assert f"loss {about['loss']}, gradient norm {about['grad_norm']}; the training had loss {about['loss']}" in again.out
+    assert (
+        f"loss {about['loss']}, gradient norm {about['grad_norm']}; the training had loss {about['loss']}" in again.out
+    )
     # up to the skipped step: the checkpoint after it differs from the one before in what counts steps alone
     (tmp_path / "short").mkdir()
     done = forks.run("train.py", *skip, f"trainer.max_steps={about['step'] + 1}", cwd=tmp_path / "short", devices=2)
@@ -204,4 +246,6 @@ def test_what_lightning_refuses_is_one_line(forks, choices, tmp_path, override):
     assert done.code == 1
     (line,) = errors(done)
     assert line.startswith(("error: trainer.", "error: trainer: expected values that Lightning takes, got a refusal: "))
-    assert not list(tmp_path.rglob("config.yaml")) or all(".hydra" in path.parts for path in tmp_path.rglob("config.yaml"))
+    assert not list(tmp_path.rglob("config.yaml")) or all(
+        ".hydra" in path.parts for path in tmp_path.rglob("config.yaml")
+    )

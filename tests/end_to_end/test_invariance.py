@@ -43,7 +43,9 @@ def launch(forks, cache, **jobs):
     (cache / "jobs.json").write_text(json.dumps(jobs))
     out = cache / "results.pt"
     out.unlink(missing_ok=True)
-    done = forks.run("tests/end_to_end/invariance_run.py", str(cache / "jobs.json"), str(out), cwd=cache, devices=2, timeout=180)
+    done = forks.run(
+        "tests/end_to_end/invariance_run.py", str(cache / "jobs.json"), str(out), cwd=cache, devices=2, timeout=180
+    )
     return done, torch.load(out, weights_only=True) if out.exists() else None
 
 
@@ -70,7 +72,11 @@ def furthest(one, other):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_float64_losses_equal_to_1e_12_and_weights_to_1e_9(request, cache, reference, layout):
     options = LAYOUTS[layout]
-    got = request.getfixturevalue("together")[f"64 {layout}"] if "devices" in options else alone(cache, **FLOAT64, **options)
+    got = (
+        request.getfixturevalue("together")[f"64 {layout}"]
+        if "devices" in options
+        else alone(cache, **FLOAT64, **options)
+    )
     assert got["losses"] == pytest.approx(reference[64]["losses"], rel=0, abs=1e-12)
     assert furthest(got, reference[64]) < 1e-9
     assert got["val"] == pytest.approx(reference[64]["val"], abs=1e-12)  # each query once, whoever scored it
@@ -79,7 +85,11 @@ def test_float64_losses_equal_to_1e_12_and_weights_to_1e_9(request, cache, refer
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_float32_sgd_losses_equal_to_1e_6_and_weights_to_1e_5(request, cache, reference, layout):
     options = LAYOUTS[layout]
-    got = request.getfixturevalue("together")[f"32 {layout}"] if "devices" in options else alone(cache, **FLOAT32, **options)
+    got = (
+        request.getfixturevalue("together")[f"32 {layout}"]
+        if "devices" in options
+        else alone(cache, **FLOAT32, **options)
+    )
     assert got["losses"] == pytest.approx(reference[32]["losses"], rel=1e-6)
     assert furthest(got, reference[32]) < 1e-5
 
@@ -89,11 +99,17 @@ def test_rows_have_the_same_names_in_every_layout(cache, reads):
     """What dropout hangs on; two queries, docs or pairs of a step never share a name."""
     whole, small = (
         RankData(
-            Splits(invariance_run.collection(9), None, {}), tiny_tokenizer(), reads, 512, BatchOptions(queries=4, docs=5, positives=2, max_tokens=tokens),
-            TextLimits(16, 64), seed=3, cache_dir=cache,
+            Splits(invariance_run.collection(9), None, {}),
+            tiny_tokenizer(),
+            reads,
+            512,
+            BatchOptions(queries=4, docs=5, positives=2, max_tokens=tokens),
+            TextLimits(16, 64),
+            seed=3,
+            cache_dir=cache,
         )
         for tokens in (100_000, 420)
-    )  # fmt: skip
+    )
     for index in range(3):
         names = invariance_run.names_of(whole, index)
         assert len(names) > (5 if reads == "texts" else 3)

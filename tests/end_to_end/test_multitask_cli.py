@@ -10,11 +10,25 @@ from commands import run_folder
 from safetensors.torch import load_file
 
 SMALL = [
-    "model=multitask", "encoder=tiny", "encoder.dropout=0.1", "data=files", "batch.queries=4", "batch.docs=4", "trainer.max_epochs=2",
-    "optim.lr=3e-3", "depth=5", "trainer.log_every_n_steps=1", "trainer.enable_progress_bar=false", "save_every_steps=1", "name=small",
-    "model.weighting.cosine_every=2", "model.weighting.mode=uncertainty", "model.weighting.surgery=guard", "model.head_dropout=0.2",
+    "model=multitask",
+    "encoder=tiny",
+    "encoder.dropout=0.1",
+    "data=files",
+    "batch.queries=4",
+    "batch.docs=4",
+    "trainer.max_epochs=2",
+    "optim.lr=3e-3",
+    "depth=5",
+    "trainer.log_every_n_steps=1",
+    "trainer.enable_progress_bar=false",
+    "save_every_steps=1",
+    "name=small",
+    "model.weighting.cosine_every=2",
+    "model.weighting.mode=uncertainty",
+    "model.weighting.surgery=guard",
+    "model.head_dropout=0.2",
     "model.heads=[{task: bm25, layer: 1, options: {bins: 4}}, {task: tf, layer: middle, regression: true}]",
-]  # fmt: skip
+]
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +58,9 @@ def test_losses_rows_and_cosines_are_logged(trained):
         seen = [0.0, *(float(row[f"rows/{name}"]) for row in rows)]
         held = [after > before for before, after in pairwise(seen)]  # steps that have rows of the task
         assert [bool(row[f"train/loss/{name}"]) for row in losses] == held
-        assert [bool(row[f"cosine/{name}"]) for row in losses] == [own and step % 2 == 1 for step, own in enumerate(held)]
+        assert [bool(row[f"cosine/{name}"]) for row in losses] == [
+            own and step % 2 == 1 for step, own in enumerate(held)
+        ]
         assert sum(held) > 6
     # 24 groups of 4 docs, one ranking row in 5 beside: 24 rows of others an epoch
     last = rows[-1]
@@ -65,13 +81,32 @@ def test_it_evaluates_and_probes_as_any_other_model(forks, choices, trained, tmp
     done = forks.run("evaluate.py", f"checkpoint={trained}", cwd=tmp_path)
     assert done.code == 0, done.out
     again = run_folder(tmp_path)
-    one, other = (json.loads(next(folder.glob("evaluation/*/metrics.json")).read_text())["measures"] for folder in (trained, again))
+    one, other = (
+        json.loads(next(folder.glob("evaluation/*/metrics.json")).read_text())["measures"]
+        for folder in (trained, again)
+    )
     assert one == pytest.approx(other, abs=1e-6)
     (tmp_path / "last").mkdir()
     assert forks.run("evaluate.py", f"checkpoint={trained}", "weights=last", cwd=tmp_path / "last").code == 0
     (tmp_path / "probe").mkdir()
-    options = ["probe=tf", "controls=[]", "seeds=[0]", "portions=[0.5,1.0]", "training.max_rounds=1", "workers=1", "split=train"]
-    done = forks.run("probe.py", f"checkpoint={trained}", *choices[-2:-1], "data=files", *options, choices[-1], cwd=tmp_path / "probe")
+    options = [
+        "probe=tf",
+        "controls=[]",
+        "seeds=[0]",
+        "portions=[0.5,1.0]",
+        "training.max_rounds=1",
+        "workers=1",
+        "split=train",
+    ]
+    done = forks.run(
+        "probe.py",
+        f"checkpoint={trained}",
+        *choices[-2:-1],
+        "data=files",
+        *options,
+        choices[-1],
+        cwd=tmp_path / "probe",
+    )
     assert done.code == 0, done.out
     with (run_folder(tmp_path / "probe") / "probe_results.csv").open() as lines:
         assert {row["layer"] for row in csv.DictReader(lines)} == {"0", "1", "2"}
@@ -80,7 +115,9 @@ def test_it_evaluates_and_probes_as_any_other_model(forks, choices, trained, tmp
 def test_a_killed_training_goes_on_exactly(forks, choices, trained, tmp_path):
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
-    killed = forks.run("train.py", *choices, cwd=tmp_path / "first", signals=[[0, 0, "SIGKILL", "open", ".last.ckpt.partial", 6, 0.0]])
+    killed = forks.run(
+        "train.py", *choices, cwd=tmp_path / "first", signals=[[0, 0, "SIGKILL", "open", ".last.ckpt.partial", 6, 0.0]]
+    )
     assert killed.code == -9
     done = forks.run("train.py", f"checkpoint={run_folder(tmp_path / 'first')}", "resume=true", cwd=tmp_path / "second")
     assert done.code == 0, done.out
@@ -88,7 +125,9 @@ def test_a_killed_training_goes_on_exactly(forks, choices, trained, tmp_path):
     for name in ("model.safetensors", "heads.safetensors"):
         one, other = (load_file(folder / "model" / name) for folder in (trained, resumed))
         assert all(torch.equal(one[key], other[key]) for key in one)
-    states = [torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for folder in (trained, resumed)]
+    states = [
+        torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for folder in (trained, resumed)
+    ]
     assert all(torch.equal(states[0][key], states[1][key]) for key in ("weights.log_variance", "rows_seen"))
 
 
@@ -100,7 +139,9 @@ def test_labels_on_test_queries_are_refused(forks, choices, small_files, tmp_pat
         "targets": [{"span1": {"side": "doc"}, "label": "A"}],
     }
     (tmp_path / "labels.jsonl").write_text(json.dumps(record) + "\n")
-    heads = f"model.heads=[{{task: jsonl, layer: 1, classes: [A, B], options: {{path: '{tmp_path / 'labels.jsonl'}'}}}}]"
+    heads = (
+        f"model.heads=[{{task: jsonl, layer: 1, classes: [A, B], options: {{path: '{tmp_path / 'labels.jsonl'}'}}}}]"
+    )
     done = forks.run("train.py", *choices, heads, cwd=tmp_path)
     assert done.code == 1
     (line,) = [line for line in done.out.splitlines() if line.startswith("error: ")]

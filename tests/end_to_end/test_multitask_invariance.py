@@ -38,14 +38,21 @@ def two_processes(forks, cache, whole):
     jobs["no sum"] = {"cache": str(cache), "case": CASES[0], "devices": 2, "fault": "no sum"}
     (cache / "jobs.json").write_text(json.dumps(jobs))
     done = forks.run(
-        "tests/end_to_end/multitask_run.py", str(cache / "jobs.json"), str(cache / "results.pt"), cwd=cache, devices=2, timeout=600
+        "tests/end_to_end/multitask_run.py",
+        str(cache / "jobs.json"),
+        str(cache / "results.pt"),
+        cwd=cache,
+        devices=2,
+        timeout=600,
     )
     assert done.codes == [0, 0], done.out
     return torch.load(cache / "results.pt", weights_only=True)
 
 
 def furthest(one, other):
-    return max((one["weights"][key].double() - other["weights"][key].double()).abs().max().item() for key in one["weights"])
+    return max(
+        (one["weights"][key].double() - other["weights"][key].double()).abs().max().item() for key in one["weights"]
+    )
 
 
 def assert_equal(got, expected):

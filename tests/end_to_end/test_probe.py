@@ -45,9 +45,16 @@ MODELS = ["MonoBERT cross", "DPR bi"]
 SHARES = (0.2, 1.0)
 LAYERS = (1, 2)
 SMALL = [
-    "split=test", "docs_per_query=4", "seeds=[1]", "layers=[1,2]", f"portions={list(SHARES)}".replace(" ", ""), "training.max_rounds=1", "training.hidden=8",
-    "max_doc_tokens=200", "probe.rel.pool=6",
-]  # fmt: skip
+    "split=test",
+    "docs_per_query=4",
+    "seeds=[1]",
+    "layers=[1,2]",
+    f"portions={list(SHARES)}".replace(" ", ""),
+    "training.max_rounds=1",
+    "training.hidden=8",
+    "max_doc_tokens=200",
+    "probe.rel.pool=6",
+]
 BEFORE_THE_KILL = 12  # finished trainings
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "spaCy is there")
@@ -67,18 +74,32 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     ranked = [(q, d, rank) for q in collection.queries for rank, d in enumerate(collection.candidates[q], 1)]
     (data / "first.run").write_text("".join(f"{q} Q0 {d} {rank} {-rank} bm25\n" for q, d, rank in ranked))
-    labelled = "".join(f"{q}\t{d}\t{('SUPPORT', 'CONTRADICT')[(rank + int(q[1:])) % 2]}\n" for q, d, rank in ranked if rank <= 4)
+    labelled = "".join(
+        f"{q}\t{d}\t{('SUPPORT', 'CONTRADICT')[(rank + int(q[1:])) % 2]}\n" for q, d, rank in ranked if rank <= 4
+    )
     (data / "labels.tsv").write_text(f"query_id\tdoc_id\tlabel\n{labelled}")
     torch.manual_seed(0)
     MonoBERT(load_encoder("tiny")).save(folder / "cross", max_tokens=256)
     DPR(load_encoder("tiny"), query_prompt="ask: ").save(folder / "bi", max_tokens=256, max_query_tokens=64)
-    trained_on = OmegaConf.create({"data": {"_target_": "ranker.data.sources.files.Files", "path": "elsewhere"}, "model": {"_target_": "ranker.models.monobert.MonoBERT"}})  # fmt: skip
+    trained_on = OmegaConf.create(
+        {
+            "data": {"_target_": "ranker.data.sources.files.Files", "path": "elsewhere"},
+            "model": {"_target_": "ranker.models.monobert.MonoBERT"},
+        }
+    )
     OmegaConf.save(trained_on, folder / "cross/ranker.yaml")
     return folder
 
 
 def arguments(place: Path) -> list[str]:
-    return ["probe=all", "data=files", f"data.path={place / 'mini'}", f"checkpoint={place / 'cross'}", f"compare={place / 'bi'}", *SMALL]
+    return [
+        "probe=all",
+        "data=files",
+        f"data.path={place / 'mini'}",
+        f"checkpoint={place / 'cross'}",
+        f"compare={place / 'bi'}",
+        *SMALL,
+    ]
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
@@ -91,7 +112,10 @@ def kept_blocks(path: Path) -> dict[str, str]:
         return {}
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         try:
-            return {key: hashlib.md5(arrays).hexdigest() for key, arrays in connection.execute("SELECT key, arrays FROM blocks")}
+            return {
+                key: hashlib.md5(arrays).hexdigest()
+                for key, arrays in connection.execute("SELECT key, arrays FROM blocks")
+            }
         except sqlite3.OperationalError:  # the table is being made
             return {}
 
@@ -100,9 +124,13 @@ def kept_blocks(path: Path) -> dict[str, str]:
 def finished(place: Path, forks) -> Path:
     """The folder of a run of all tasks, after the same command was killed in the middle of its trainings."""
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", str(ROOT / "probe.py"), *arguments(place)], cwd=place, start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        [sys.executable, "-W", "ignore", str(ROOT / "probe.py"), *arguments(place)],
+        cwd=place,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     blocks = place / ".cache/probe_blocks.sqlite"
     deadline = time.monotonic() + 300
     while len(kept_blocks(blocks)) < BEFORE_THE_KILL and process.poll() is None and time.monotonic() < deadline:
@@ -178,7 +206,9 @@ def test_labels_bins_and_the_prior_from_the_kept_examples(place: Path, finished:
     std = math.sqrt(sum((value - mean) ** 2 for value in numbers) / len(numbers))
     classes = [min(9, math.floor(10 * min(1.0, max(0.0, 0.25 * (value - mean) / std + 0.5)))) for value in numbers]
     assert [classes.count(i) for i in range(10)] == record["class_counts"]["train"]
-    (row,) = (r for r in rows_of(finished) if (r["model"], r["task"], r["control"]) == (MODELS[0], "bm25", "label_prior"))
+    (row,) = (
+        r for r in rows_of(finished) if (r["model"], r["task"], r["control"]) == (MODELS[0], "bm25", "label_prior")
+    )
     sent = [classes[i] for i in permutation(1, len(classes))]
     ends = [int(len(sent) * share + 1e-9) for share in SHARES]
     length = ends[0] * math.log2(10)
@@ -210,26 +240,36 @@ def test_pictures_report_and_comparison(finished: Path) -> None:
     assert result["best"][first]["tf"]["compression"] == pytest.approx(np.mean(means[first, "tf", best]))
     assert any("bi: it is not known what it was trained on" in warning for warning in result["warnings"])
     (told,) = (warning for warning in result["warnings"] if "cross" in warning)
-    assert told.startswith("cross: its training data was not looked at (data.path: expected a folder"), "its folder names one that is gone"
+    assert told.startswith("cross: its training data was not looked at (data.path: expected a folder"), (
+        "its folder names one that is gone"
+    )
 
 
-def test_a_killed_run_ends_with_the_numbers_of_one_that_nobody_killed(place: Path, finished: Path, tmp_path: Path) -> None:
+def test_a_killed_run_ends_with_the_numbers_of_one_that_nobody_killed(
+    place: Path, finished: Path, tmp_path: Path
+) -> None:
     """Every number of every row but the seconds, against a study that starts from nothing, of what was at work when the run was killed."""
     splits = Files(str(place / "mini")).load()
     collection = splits.tests["mini"]
     sample = sample_pairs(collection, 2000, 4, 100, 0, 0.1667, 0.1667)
-    options = StudyOptions(seeds=[1], layers=LAYERS, portions=SHARES, max_doc_tokens=200, val_fraction=0.1667, test_fraction=0.1667)
+    options = StudyOptions(
+        seeds=[1], layers=LAYERS, portions=SHARES, max_doc_tokens=200, val_fraction=0.1667, test_fraction=0.1667
+    )
     subjects = [Subject.of_checkpoint(place / "cross", "best")]
     tasks = [BM25Score(), TermFrequency(), SemanticSimilarity()]
     training = TrainingOptions(max_rounds=1, hidden=8)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        results = Study(subjects, tasks, sample, options, training, StateCache(tmp_path / "states"), tmp_path, torch.device("cpu")).run()
+        results = Study(
+            subjects, tasks, sample, options, training, StateCache(tmp_path / "states"), tmp_path, torch.device("cpu")
+        ).run()
     finally:
         torch.set_num_threads(threads)
     whole = [{name: str(value) for name, value in result.row("bits").items()} for result in results.all]
-    again = [row for row in rows_of(finished) if row["task"] in {task.name for task in tasks} and row["model"] == MODELS[0]]
+    again = [
+        row for row in rows_of(finished) if row["task"] in {task.name for task in tasks} and row["model"] == MODELS[0]
+    ]
     assert len(whole) == len(again)
     for before, after in zip(whole, again, strict=True):
         assert {**before, "seconds": ""} == {**after, "seconds": ""}
@@ -247,9 +287,17 @@ def test_wandb_holds_the_pictures_and_the_table(finished: Path) -> None:
     assert [dict(zip(COLUMNS, row, strict=True)) for row in content["data"]] == rows_of(finished)
 
 
-def test_an_earlier_run_on_other_pairs_is_refused_before_anything_is_trained(place: Path, finished: Path, forks) -> None:
+def test_an_earlier_run_on_other_pairs_is_refused_before_anything_is_trained(
+    place: Path, finished: Path, forks
+) -> None:
     before = kept_blocks(place / ".cache/probe_blocks.sqlite")
-    more = ["probe=bm25", "data=files", f"data.path={place / 'mini'}", f"checkpoint={place / 'bi'}", f"compare={finished}"]
+    more = [
+        "probe=bm25",
+        "data=files",
+        f"data.path={place / 'mini'}",
+        f"checkpoint={place / 'bi'}",
+        f"compare={finished}",
+    ]
     done = forks.run("probe.py", *more, *SMALL[:-1], "max_pairs=48", "name=refused", cwd=place)
     assert done.code == 1
     assert "error: compare: bm25: expected an earlier run on the same pairs, spans and labels" in done.out

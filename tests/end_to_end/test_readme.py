@@ -8,12 +8,20 @@ from commands import ROOT, run_all
 
 PAGES = ("README.md", "docs/training.md", "docs/bi_encoders.md")
 TINY = {
-    "train.py": ["encoder=tiny", "trainer.max_steps=2", "batch.queries=2", "batch.docs=3", "batch.depth=5", "depth=3", "val_depth=3",
-                 "trainer.enable_progress_bar=false"],
+    "train.py": [
+        "encoder=tiny",
+        "trainer.max_steps=2",
+        "batch.queries=2",
+        "batch.docs=3",
+        "batch.depth=5",
+        "depth=3",
+        "val_depth=3",
+        "trainer.enable_progress_bar=false",
+    ],
     "evaluate.py": ["depth=3", "trainer.enable_progress_bar=false"],
     "search.py": ["depth=10"],
     "probe.py": [],
-}  # fmt: skip
+}
 
 
 def blocks(page: str) -> list[tuple[str, list[str]]]:
@@ -28,10 +36,15 @@ def blocks(page: str) -> list[tuple[str, list[str]]]:
 
 
 COMMANDS = [(before, command) for page in PAGES for before, commands in blocks(page) for command in commands]
-OFFLINE = list(dict.fromkeys(
-    command.split("  #")[0].strip() for before, command in COMMANDS
-    if command.startswith("python ") and not re.search(r"network|GPU", before + command) and not command.startswith("python benchmarks/")
-))  # fmt: skip
+OFFLINE = list(
+    dict.fromkeys(
+        command.split("  #")[0].strip()
+        for before, command in COMMANDS
+        if command.startswith("python ")
+        and not re.search(r"network|GPU", before + command)
+        and not command.startswith("python benchmarks/")
+    )
+)
 
 
 def test_the_readme_promises_the_two_commands():

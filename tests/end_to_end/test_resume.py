@@ -15,9 +15,19 @@ from ranker.files import write_sums
 from ranker.training.checkpoint_files import fault
 
 CHOICES = [
-    "encoder=tiny", "encoder.dropout=0.1", "data=files", "batch.queries=4", "batch.docs=4", "trainer.max_epochs=6", "optim.lr=3e-3", "depth=5",
-    "trainer.log_every_n_steps=1", "trainer.enable_progress_bar=false", "save_every_steps=1", "name=killed",
-]  # fmt: skip
+    "encoder=tiny",
+    "encoder.dropout=0.1",
+    "data=files",
+    "batch.queries=4",
+    "batch.docs=4",
+    "trainer.max_epochs=6",
+    "optim.lr=3e-3",
+    "depth=5",
+    "trainer.log_every_n_steps=1",
+    "trainer.enable_progress_bar=false",
+    "save_every_steps=1",
+    "name=killed",
+]
 STEPS = 36
 TWO = ["trainer.devices=2", "trainer.accelerator=cpu"]
 
@@ -79,14 +89,19 @@ def test_pc71_killed_at_twenty_random_moments(forks, whole, choices, tmp_path):
     folders: list[Path] = []
     arguments = choices
     for _ in range(20):
-        # in a step, in a validation, while a checkpoint is written (the file is open for a millisecond), or as it takes its place
+        # in a step, in a validation, while a checkpoint is written (the file is open for a millisecond), or as it takes
+        # its place
         event = rng.choice(["open", "open", "os.rename"])
         moment = rng.choice([0.0, rng.uniform(0, 0.002), rng.uniform(0, 0.06)])
         kill = [0, 0, "SIGKILL", event, ".last.ckpt.partial", rng.randint(1, 3), moment]
         done = forks.run("train.py", *arguments, cwd=tmp_path, signals=[kill])
         assert done.code == -9, done.out
         folders = sorted((tmp_path / "outputs/killed").iterdir(), key=lambda folder: folder.name)
-        kept = [folder for folder in folders if (folder / "checkpoints").is_dir() and any((folder / "checkpoints").glob("*.ckpt"))]
+        kept = [
+            folder
+            for folder in folders
+            if (folder / "checkpoints").is_dir() and any((folder / "checkpoints").glob("*.ckpt"))
+        ]
         if kept:
             assert fault(kept[-1] / "checkpoints/last.ckpt") is None
             arguments = [f"checkpoint={kept[-1]}", "resume=true"]
@@ -157,7 +172,9 @@ def test_sigterm_and_two_processes_that_go_on_where_one_stopped(forks, choices, 
     assert "error: stopped by SIGTERM after step 12, which is saved" in done.out
     assert (whole / "model/model.safetensors").is_file() and not (whole / "result.json").exists()
     assert not list((whole / "evaluation").rglob("metrics.json"))
-    done = forks.run("train.py", *plain, cwd=folders[1], signals=[[0, 0, "SIGTERM", "open", ".last.ckpt.partial", 4, 0.0]])
+    done = forks.run(
+        "train.py", *plain, cwd=folders[1], signals=[[0, 0, "SIGTERM", "open", ".last.ckpt.partial", 4, 0.0]]
+    )
     assert done.code == 75, done.out
     stopped = run_folder(folders[1])
     assert 4 <= state(stopped)["global_step"] < 12
@@ -165,7 +182,9 @@ def test_sigterm_and_two_processes_that_go_on_where_one_stopped(forks, choices, 
     assert done.codes == [0, 0], done.out
     expected, got = losses(whole), losses(stopped, run_folder(folders[2]))
     assert expected.keys() == got.keys() == set(range(12))
-    assert [float(got[step]) for step in range(12)] == pytest.approx([float(expected[step]) for step in range(12)], abs=1e-6)
+    assert [float(got[step]) for step in range(12)] == pytest.approx(
+        [float(expected[step]) for step in range(12)], abs=1e-6
+    )
     assert len(set(expected.values())) == 12  # it does learn
     for key, weight in state(whole)["state_dict"].items():
         torch.testing.assert_close(state(run_folder(folders[2]))["state_dict"][key], weight, rtol=0, atol=1e-6)
@@ -184,7 +203,9 @@ def test_more_steps_than_the_first_run_had(forks, choices, tmp_path):
     # beside the run that it goes on from, not under the default name
     (resumed,) = set((tmp_path / "short/outputs/killed").iterdir()) - {short}
     assert losses(short, resumed) == losses(long)
-    assert all(torch.equal(state(long)["state_dict"][key], value) for key, value in state(resumed)["state_dict"].items())
+    assert all(
+        torch.equal(state(long)["state_dict"][key], value) for key, value in state(resumed)["state_dict"].items()
+    )
 
 
 def test_the_rate_of_a_longer_schedule_is_its_own(forks, choices, tmp_path):
@@ -194,18 +215,30 @@ def test_the_rate_of_a_longer_schedule_is_its_own(forks, choices, tmp_path):
         done = forks.run("train.py", *choices, "schedule.warmup=0", f"trainer.max_steps={steps}", cwd=tmp_path / name)
         assert done.code == 0, done.out
     short = run_folder(tmp_path / "short")
-    done = forks.run("train.py", f"checkpoint={short}", "resume=true", "trainer.max_steps=8", "name=longer", cwd=tmp_path / "short")
+    done = forks.run(
+        "train.py", f"checkpoint={short}", "resume=true", "trainer.max_steps=8", "name=longer", cwd=tmp_path / "short"
+    )
     assert done.code == 0, done.out
     # after 4 of 8 steps; the schedule of 4 had come to its end
-    assert "the learning rate of step 5 is 0.0015, where the checkpoint has 0: the schedule or the number of steps is another" in done.out
-    for name, folder in (("long", run_folder(tmp_path / "long")), ("resumed", next((tmp_path / "short/outputs/longer").iterdir()))):
+    assert (
+        "the learning rate of step 5 is 0.0015, where the checkpoint has 0: the schedule or the number of steps is another"
+        in done.out
+    )
+    for name, folder in (
+        ("long", run_folder(tmp_path / "long")),
+        ("resumed", next((tmp_path / "short/outputs/longer").iterdir())),
+    ):
         with (folder / "metrics.csv").open() as lines:
             rates[name] = {int(row["step"]): row["optim/lr"] for row in csv.DictReader(lines) if row.get("optim/lr")}
-    assert {step: rate for step, rate in rates["resumed"].items() if step >= 4} == {s: r for s, r in rates["long"].items() if s >= 4}
+    assert {step: rate for step, rate in rates["resumed"].items() if step >= 4} == {
+        s: r for s, r in rates["long"].items() if s >= 4
+    }
 
 
 def test_a_broken_checkpoint_is_named_and_the_one_before_serves(forks, whole, choices, tmp_path):
-    done = forks.run("train.py", *choices, cwd=tmp_path, signals=[[0, 0, "SIGKILL", "open", ".last.ckpt.partial", 9, 0.0]])
+    done = forks.run(
+        "train.py", *choices, cwd=tmp_path, signals=[[0, 0, "SIGKILL", "open", ".last.ckpt.partial", 9, 0.0]]
+    )
     assert done.code == -9
     killed = run_folder(tmp_path)
     last, previous = (killed / "checkpoints" / name for name in ("last.ckpt", "previous.ckpt"))
@@ -253,4 +286,8 @@ def test_files_that_were_edited_are_another_training(forks, whole, small_files, 
 
 
 def test_pc76_checkpoint_names_hold_no_measure(whole):
-    assert sorted(path.name for path in (whole[0] / "checkpoints").rglob("*")) == ["best.ckpt", "last.ckpt", "previous.ckpt"]
+    assert sorted(path.name for path in (whole[0] / "checkpoints").rglob("*")) == [
+        "best.ckpt",
+        "last.ckpt",
+        "previous.ckpt",
+    ]

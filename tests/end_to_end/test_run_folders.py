@@ -8,30 +8,86 @@ import pytest
 from commands import ROOT, run, run_all
 from omegaconf import OmegaConf
 
-TINY = ["encoder=tiny", "trainer.max_epochs=1", "batch.queries=8", "batch.docs=4", "depth=5", "trainer.enable_progress_bar=false"]
-FILES = {"thesis.tex": "years of work", "model/weights": "w", "checkpoints/last.ckpt": "c", "evaluation/x/metrics.json": "{}",
-         "nested/deep/a": "a", "theirs/multirun.yaml": "hydra: {}", "theirs/0/result": "r", "good.trec": "q1 Q0 d1 1 2.0 t\n", "broken.txt": "q1 0\n", "qrels.txt": "q1 0 d1 1\n"}  # fmt: skip
+TINY = [
+    "encoder=tiny",
+    "trainer.max_epochs=1",
+    "batch.queries=8",
+    "batch.docs=4",
+    "depth=5",
+    "trainer.enable_progress_bar=false",
+]
+FILES = {
+    "thesis.tex": "years of work",
+    "model/weights": "w",
+    "checkpoints/last.ckpt": "c",
+    "evaluation/x/metrics.json": "{}",
+    "nested/deep/a": "a",
+    "theirs/multirun.yaml": "hydra: {}",
+    "theirs/0/result": "r",
+    "good.trec": "q1 Q0 d1 1 2.0 t\n",
+    "broken.txt": "q1 0\n",
+    "qrels.txt": "q1 0 d1 1\n",
+}
 HERE = "hydra.run.dir=."
 EVALUATE = ["evaluate.py", "run=good.trec", "qrels=qrels.txt"]
 # name -> command line, and what is said of it
 REFUSED = {
-    "train": (["train.py", "encoder=tiny", "data=files", "data.path=/nonexistent", HERE], "hydra.run.dir: expected a new or an empty folder"),
-    "evaluate": (["evaluate.py", "run=good.trec", "qrels=broken.txt", HERE], "hydra.run.dir: expected a new or an empty folder"),
+    "train": (
+        ["train.py", "encoder=tiny", "data=files", "data.path=/nonexistent", HERE],
+        "hydra.run.dir: expected a new or an empty folder",
+    ),
+    "evaluate": (
+        ["evaluate.py", "run=good.trec", "qrels=broken.txt", HERE],
+        "hydra.run.dir: expected a new or an empty folder",
+    ),
     "evaluate well": ([*EVALUATE, HERE], "hydra.run.dir: expected a new or an empty folder"),
-    "search": (["search.py", "model=bm25", "data=files", "data.path=.", HERE], "hydra.run.dir: expected a new or an empty folder"),
-    "probe": (["probe.py", "encoder=tiny", "data=files", "data.path=.", "probe=tf", HERE], "hydra.run.dir: expected a new or an empty folder"),
+    "search": (
+        ["search.py", "model=bm25", "data=files", "data.path=.", HERE],
+        "hydra.run.dir: expected a new or an empty folder",
+    ),
+    "probe": (
+        ["probe.py", "encoder=tiny", "data=files", "data.path=.", "probe=tf", HERE],
+        "hydra.run.dir: expected a new or an empty folder",
+    ),
     "a subfolder": ([*EVALUATE, "hydra.run.dir=nested"], "hydra.run.dir: expected a new or an empty folder, got"),
-    "a file": ([*EVALUATE, "hydra.run.dir=thesis.tex"], "hydra.run.dir: expected a new or an empty folder, got the file"),
+    "a file": (
+        [*EVALUATE, "hydra.run.dir=thesis.tex"],
+        "hydra.run.dir: expected a new or an empty folder, got the file",
+    ),
     "unknown key": ([*EVALUATE, "+foo=1", HERE], "hydra.run.dir: expected a new or an empty folder"),
-    "sweep": (["train.py", "-m", "seed=-1,-2", "hydra.sweep.dir=."], "hydra.sweep.dir: expected a new or an empty folder"),
-    "dry sweep": (["train.py", "-m", "seed=1,2", "hydra.sweep.dir=.", "hydra/launcher=dry_run"], "hydra.sweep.dir: expected a new or an empty"),
-    "Optuna": (["train.py", "-m", "sweep=optuna_monobert", "hydra.sweep.dir=nested"], "hydra.sweep.dir: expected a new or an empty folder"),
-    "Optuna over another program's": (["train.py", "-m", "sweep=optuna_monobert", "hydra.sweep.dir=theirs"], "hydra.sweep.dir: expected a new or"),
-    "above the sweep": (["train.py", "-m", "seed=-1,-2", "hydra.sweep.dir=new", "hydra.sweep.subdir=../nested"], "hydra.sweep.subdir: expected"),
-    "mistake in an empty folder": (["evaluate.py", "run=good.trec", "qrels=broken.txt", "hydra.run.dir=empty"], "broken.txt:1: expected 4 columns"),
-    "mistake in a new folder": (["evaluate.py", "run=good.trec", "qrels=broken.txt", "hydra.run.dir=new/run"], "broken.txt:1: expected 4 columns"),
-    "late mistake in an empty folder": (["train.py", *TINY, "data=files", "data.path=/nonexistent", "hydra.run.dir=empty"], "/nonexistent"),
-}  # fmt: skip
+    "sweep": (
+        ["train.py", "-m", "seed=-1,-2", "hydra.sweep.dir=."],
+        "hydra.sweep.dir: expected a new or an empty folder",
+    ),
+    "dry sweep": (
+        ["train.py", "-m", "seed=1,2", "hydra.sweep.dir=.", "hydra/launcher=dry_run"],
+        "hydra.sweep.dir: expected a new or an empty",
+    ),
+    "Optuna": (
+        ["train.py", "-m", "sweep=optuna_monobert", "hydra.sweep.dir=nested"],
+        "hydra.sweep.dir: expected a new or an empty folder",
+    ),
+    "Optuna over another program's": (
+        ["train.py", "-m", "sweep=optuna_monobert", "hydra.sweep.dir=theirs"],
+        "hydra.sweep.dir: expected a new or",
+    ),
+    "above the sweep": (
+        ["train.py", "-m", "seed=-1,-2", "hydra.sweep.dir=new", "hydra.sweep.subdir=../nested"],
+        "hydra.sweep.subdir: expected",
+    ),
+    "mistake in an empty folder": (
+        ["evaluate.py", "run=good.trec", "qrels=broken.txt", "hydra.run.dir=empty"],
+        "broken.txt:1: expected 4 columns",
+    ),
+    "mistake in a new folder": (
+        ["evaluate.py", "run=good.trec", "qrels=broken.txt", "hydra.run.dir=new/run"],
+        "broken.txt:1: expected 4 columns",
+    ),
+    "late mistake in an empty folder": (
+        ["train.py", *TINY, "data=files", "data.path=/nonexistent", "hydra.run.dir=empty"],
+        "/nonexistent",
+    ),
+}
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -118,8 +174,18 @@ def moved(forks, tmp_path_factory, small_files):
     first = run_all({"train": ["train.py", *choices]}, where, forks=forks)
     assert first["train"]["code"] == 0, first["train"]["out"]
     commands = {
-        "evaluate": ["evaluate.py", "checkpoint=../RUN", "trainer.enable_progress_bar=false", "hydra.run.dir=evaluated"],
-        "model": ["evaluate.py", "checkpoint=../RUN/model", "trainer.enable_progress_bar=false", "hydra.run.dir=model-evaluated"],
+        "evaluate": [
+            "evaluate.py",
+            "checkpoint=../RUN",
+            "trainer.enable_progress_bar=false",
+            "hydra.run.dir=evaluated",
+        ],
+        "model": [
+            "evaluate.py",
+            "checkpoint=../RUN/model",
+            "trainer.enable_progress_bar=false",
+            "hydra.run.dir=model-evaluated",
+        ],
         "resume": ["train.py", "checkpoint=../RUN", "resume=true", "trainer.max_steps=3", "hydra.run.dir=resumed"],
     }
     return where, run_all(commands, where / "elsewhere", forks=forks)
@@ -130,7 +196,9 @@ def test_pc2_17_a_run_s_data_is_found_from_any_folder(moved, name):
     where, results = moved
     assert results[name]["code"] == 0, results[name]["out"]
     folder = {"evaluate": "evaluated", "model": "model-evaluated", "resume": "resumed"}[name]
-    measures = json.loads(next((where / "elsewhere" / folder).glob("evaluation/*/metrics.json")).read_text())["measures"]
+    measures = json.loads(next((where / "elsewhere" / folder).glob("evaluation/*/metrics.json")).read_text())[
+        "measures"
+    ]
     trained = json.loads(next((where / "RUN").glob("evaluation/*/metrics.json")).read_text())["measures"]
     if name != "resume":
         assert measures == trained
@@ -157,7 +225,9 @@ def test_resuming_somebody_s_run_runs_none_of_their_code(tmp_path):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     logging = f"job_logging: {{version: 1, handlers: {{x: {{(): os.system, command: touch {trace}}}}}, root: {{handlers: [x]}}}}\n"
-    (theirs / "config.yaml").write_text("name: theirs\ntrainer: {max_epochs: 1, devices: 2, accelerator: cpu}\n" + logging)
+    (theirs / "config.yaml").write_text(
+        "name: theirs\ntrainer: {max_epochs: 1, devices: 2, accelerator: cpu}\n" + logging
+    )
     done = run("train.py", f"checkpoint={theirs}", "resume=true", cwd=tmp_path)
     assert done.returncode == 1
     assert f"error: {theirs / 'config.yaml'}: job_logging: unknown key" in done.stderr

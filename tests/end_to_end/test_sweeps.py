@@ -13,12 +13,29 @@ from ranker.cli import entry
 from ranker.config.check import check
 
 SMALL = [
-    "encoder=tiny", "data=files", "data.path=small", "batch.queries=8", "batch.docs=4", "trainer.max_epochs=1", "optim.lr=3e-3", "depth=5",
+    "encoder=tiny",
+    "data=files",
+    "data.path=small",
+    "batch.queries=8",
+    "batch.docs=4",
+    "trainer.max_epochs=1",
+    "optim.lr=3e-3",
+    "depth=5",
     "trainer.enable_progress_bar=false",
-]  # fmt: skip
+]
 DRY = ["hydra/launcher=dry_run", "batch.docs=4,8"]
-SEARCH = ["sweep=optuna_monobert", *SMALL, "name=search", "loss=lce", "batch.docs=4", "hydra.sweeper.pruning.keep=0",
-          "hydra.sweeper.pruning.startup_trials=1", "trainer.max_epochs=2", "optim.lr=interval(1e-4, 1e-2)", "seed=range(0, 100)"]  # fmt: skip
+SEARCH = [
+    "sweep=optuna_monobert",
+    *SMALL,
+    "name=search",
+    "loss=lce",
+    "batch.docs=4",
+    "hydra.sweeper.pruning.keep=0",
+    "hydra.sweeper.pruning.startup_trials=1",
+    "trainer.max_epochs=2",
+    "optim.lr=interval(1e-4, 1e-2)",
+    "seed=range(0, 100)",
+]
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +147,8 @@ def test_an_optuna_sweep_prunes_and_goes_on_in_its_folder(sweep, folder):
         assert float(row["optim.lr"]) == trial.params["optim.lr"]
         assert "prune" not in row["overrides"]
         result = json.loads((folder / row["job"] / "result.json").read_text())
-        # the objective is that of the job's own best validation; a pruned job has stopped before its end and was not tested
+        # the objective is that of the job's own best validation; a pruned job has stopped before its end and was not
+        # tested
         assert max(trial.intermediate_values.values()) == pytest.approx(result["objective"])
         assert result["pruned"] == (row["status"] == "pruned") == (result["steps"] < 6)
         assert bool(result["measures"]) == (row["status"] == "ok")
@@ -163,7 +181,10 @@ def test_jobs_of_other_processes_get_the_same_folder(tmp_path):
     assert "Traceback" not in done.stderr
     folder = only(tmp_path, "multirun/monobert/*")
     rows = rows_of(folder)
-    assert [(row["job"], row["status"], row["monitor"]) for row in rows] == [("0", "failed", "val/a"), ("1", "failed", "val/b")]
+    assert [(row["job"], row["status"], row["monitor"]) for row in rows] == [
+        ("0", "failed", "val/a"),
+        ("1", "failed", "val/b"),
+    ]
     for number, name in ((0, "val/a"), (1, "val/b")):
         assert f"error: job {number} failed: monitor: expected one of" in done.stderr
         assert f"got '{name}'" in (folder / str(number) / "train.log").read_text()
@@ -180,11 +201,20 @@ def test_every_sweep_composes(choice):
     assert package.get(choice, "hydra_submitit_launcher") in node._target_
 
 
-def test_pc83_pc86_jobs_on_two_devices_are_what_single_runs_are_and_one_that_fails_leaves_the_others(forks, sweep, folder, tmp_path):
+def test_pc83_pc86_jobs_on_two_devices_are_what_single_runs_are_and_one_that_fails_leaves_the_others(
+    forks, sweep, folder, tmp_path
+):
     two_steps = [*SMALL, "trainer.max_steps=2"]
     # NaN from the second step on, in both processes: Lightning kills the first when it sees the other dead
     rates = ("3e-3", "1e30", "1e-3")
-    done = sweep(*two_steps, f"optim.lr={','.join(rates)}", "trainer.devices=2", "trainer.accelerator=cpu", "name=two", preloaded=True)
+    done = sweep(
+        *two_steps,
+        f"optim.lr={','.join(rates)}",
+        "trainer.devices=2",
+        "trainer.accelerator=cpu",
+        "name=two",
+        preloaded=True,
+    )
     assert done.code == 1
     two = only(folder, "multirun/two/*")
     rows = rows_of(two)
@@ -194,11 +224,15 @@ def test_pc83_pc86_jobs_on_two_devices_are_what_single_runs_are_and_one_that_fai
     for job in ("0", "2"):
         where = tmp_path / job
         where.mkdir()
-        done = forks.run("train.py", *two_steps, f"optim.lr={rates[int(job)]}", f"data.path={folder / 'small'}", cwd=where)
+        done = forks.run(
+            "train.py", *two_steps, f"optim.lr={rates[int(job)]}", f"data.path={folder / 'small'}", cwd=where
+        )
         assert done.code == 0, done.out
         single, both = run_folder(where), two / job
         assert len(list(both.rglob("run.trec"))) == 1
-        assert sorted(path.name for path in both.rglob("*.ckpt")) == sorted(path.name for path in single.rglob("*.ckpt"))
+        assert sorted(path.name for path in both.rglob("*.ckpt")) == sorted(
+            path.name for path in single.rglob("*.ckpt")
+        )
         one, other = (json.loads((path / "result.json").read_text()) for path in (single, both))
         assert other["objective"] == pytest.approx(one["objective"], abs=1e-6)
         assert other["measures"]["small"] == pytest.approx(one["measures"]["small"], abs=1e-6)

@@ -16,9 +16,16 @@ from ranker.checkpoint import load_scorer
 from ranker.training.rerank_module import RerankModule
 
 SMALL = [
-    "encoder=tiny", "data=files", "batch.queries=8", "batch.docs=4", "optim.lr=3e-3", "depth=20", "trainer.log_every_n_steps=1",
-    "trainer.enable_progress_bar=false", "name=wiring",
-]  # fmt: skip
+    "encoder=tiny",
+    "data=files",
+    "batch.queries=8",
+    "batch.docs=4",
+    "optim.lr=3e-3",
+    "depth=20",
+    "trainer.log_every_n_steps=1",
+    "trainer.enable_progress_bar=false",
+    "name=wiring",
+]
 
 
 def column(folder, name):
@@ -54,7 +61,15 @@ def worse(forks, small_files, tmp_path_factory):
     texts = dict(line.split("\t") for line in queries.splitlines())
     (data / "queries.tsv").write_text(queries + "".join(f"v{i}\t{texts[f'q{i}']}\n" for i in range(24)))
     (data / "qrels.dev.txt").write_text("".join(f"v{i} 0 d{j} 1\n" for i in range(24) for j in range(60) if j != i))
-    done = forks.run("train.py", *SMALL, f"data.path={data}", "trainer.max_epochs=6", "batch.queries=24", "schedule=constant", cwd=where)
+    done = forks.run(
+        "train.py",
+        *SMALL,
+        f"data.path={data}",
+        "trainer.max_epochs=6",
+        "batch.queries=24",
+        "schedule=constant",
+        cwd=where,
+    )
     assert done.code == 0, done.out
     return run_folder(where)
 
@@ -83,9 +98,17 @@ def test_the_best_weights_are_those_that_are_exported_and_tested(worse):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_seed_decides_first_weights_order_draws_and_dropout(forks, small_files, tmp_path, seed):
     done = forks.run(
-        "train.py", *SMALL, f"data.path={small_files}", f"seed={seed}", "encoder.dropout=0.2", "model.dropout=0.2", "optim.lr=0",
-        "trainer.max_steps=1", f"cache_dir={tmp_path / 'cache'}", cwd=tmp_path,
-    )  # fmt: skip
+        "train.py",
+        *SMALL,
+        f"data.path={small_files}",
+        f"seed={seed}",
+        "encoder.dropout=0.2",
+        "model.dropout=0.2",
+        "optim.lr=0",
+        "trainer.max_steps=1",
+        f"cache_dir={tmp_path / 'cache'}",
+        cwd=tmp_path,
+    )
     assert done.code == 0, done.out
     assert "optim.lr: 0, so that the training changes no weight" in done.out
     folder = run_folder(tmp_path)

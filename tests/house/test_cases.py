@@ -6,14 +6,18 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = dict(re.findall(r"^\| (PC2?-\d\d) \| [^|]+ \| (.+) \|$", (ROOT / "docs/cases.md").read_text(encoding="utf-8"), re.M))
+ROWS = dict(
+    re.findall(r"^\| (PC2?-\d\d) \| [^|]+ \| (.+) \|$", (ROOT / "docs/cases.md").read_text(encoding="utf-8"), re.M)
+)
 
 
 @cache
 def functions(path: Path) -> set[str]:
     """The names of a file's test functions."""
     return {
-        node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+        node.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
     }
 
 

@@ -85,7 +85,9 @@ def test_options_that_an_older_folder_lacks_have_their_defaults():
     assert Execution.of({"name": "tiny", "ragged": False}) == Execution(ragged=False)
 
 
-@pytest.mark.parametrize(("option", "value"), [("ragged", "auto"), ("compile", "yes"), ("attention", True), ("fused", 2), ("graphs", None)])
+@pytest.mark.parametrize(
+    ("option", "value"), [("ragged", "auto"), ("compile", "yes"), ("attention", True), ("fused", 2), ("graphs", None)]
+)
 def test_a_value_that_an_option_does_not_have(option, value):
     with pytest.raises(ConfigError, match=rf"^encoder\.{option}: expected .*got {value!r}$"):
         Execution(**{option: value})

@@ -14,7 +14,11 @@ from ranker.config.signatures import parameters_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "ranker").rglob("*.py"))
-YAMLS = sorted(path for path in (ROOT / "conf").glob("*/[!_]*.yaml") if path.parent.name not in ("hydra", "experiment", "local", "sweep"))
+YAMLS = sorted(
+    path
+    for path in (ROOT / "conf").glob("*/[!_]*.yaml")
+    if path.parent.name not in ("hydra", "experiment", "local", "sweep")
+)
 # filled in by the program, not by a yaml
 LIVE = {"encoder", "params", "folder", "earlier", "step", "total", "docs"}
 # targets that are functions of one file, or outside classes: the file is not the yaml's stem
@@ -56,11 +60,16 @@ def test_a_yaml_lists_every_parameter_of_its_target(path):
 def test_every_yaml_composes_and_passes_the_check(path, small_files, tmp_path):
     entry.register()
     group = path.parent.name
-    root = next((name for name in ("train", "evaluate", "search", "probe") if name in ROOTS and hasattr(ROOTS[name], group)), "train")
+    root = next(
+        (name for name in ("train", "evaluate", "search", "probe") if name in ROOTS and hasattr(ROOTS[name], group)),
+        "train",
+    )
     overrides = [f"{group}={path.stem}"]
     if path.stem == "files":
         overrides.append(f"data.path={small_files}")
-    filled = {"ir_datasets": ["data.train=vaswani", "data.test=[vaswani]"]}.get(path.stem, []) if group == "data" else []
+    filled = (
+        {"ir_datasets": ["data.train=vaswani", "data.test=[vaswani]"]}.get(path.stem, []) if group == "data" else []
+    )
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         cfg = compose(root, [*overrides, *filled, f"name={tmp_path.name}"])
     check(cfg)
@@ -108,5 +117,7 @@ def test_weights_are_never_unpickled():
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
-                assert any(keyword.arg == "weights_only" and ast.unparse(keyword.value) == "True" for keyword in node.keywords), path
+                assert any(
+                    keyword.arg == "weights_only" and ast.unparse(keyword.value) == "True" for keyword in node.keywords
+                ), path
             assert not (isinstance(node, (ast.Import, ast.ImportFrom)) and "pickle" in ast.unparse(node)), path

@@ -53,9 +53,15 @@ def test_pc2_13_defaults_equal_bm25s_over_words_of_one_character_and_more():
     qrels = read_qrels(folder / "qrels.test.txt")
     queries = {query_id: text for query_id, text in read_queries(folder / "queries.tsv").items() if query_id in qrels}
     docs = JsonlDocs(folder / "docs.jsonl.gz")
-    options = {"token_pattern": r"(?!(?<=\w')\w\b)\b\w+\b", "stopwords": [*STOPWORDS_EN, "i"], "stemmer": Stemmer.Stemmer("english")}
+    options = {
+        "token_pattern": r"(?!(?<=\w')\w\b)\b\w+\b",
+        "stopwords": [*STOPWORDS_EN, "i"],
+        "stemmer": Stemmer.Stemmer("english"),
+    }
     reference = bm25s.BM25(k1=0.9, b=0.4, method="lucene")
-    reference.index(bm25s.tokenize([doc.full_text for doc in docs], show_progress=False, **options), show_progress=False)
+    reference.index(
+        bm25s.tokenize([doc.full_text for doc in docs], show_progress=False, **options), show_progress=False
+    )
     ids = [doc.doc_id for doc in docs]
     words = bm25s.tokenize(list(queries.values()), return_ids=False, show_progress=False, **options)
     theirs = {
@@ -66,4 +72,6 @@ def test_pc2_13_defaults_equal_bm25s_over_words_of_one_character_and_more():
     for query_id, scores in theirs.items():
         assert found[query_id] == pytest.approx(scores, rel=1e-6)
     # the figures of docs/data.md
-    assert list(evaluate(theirs, qrels, MEASURES).means.values()) == pytest.approx([0.336, 0.373, 0.386, 0.787], abs=0.0006)
+    assert list(evaluate(theirs, qrels, MEASURES).means.values()) == pytest.approx(
+        [0.336, 0.373, 0.386, 0.787], abs=0.0006
+    )

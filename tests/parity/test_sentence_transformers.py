@@ -25,7 +25,11 @@ from sentence_transformers.base.modules import Dense, Normalize, Router, Transfo
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask  # noqa: E402
 from sentence_transformers.sentence_transformer.modules import Pooling  # noqa: E402
 
-QUERIES = ["which gull eats fish", "a", "how deep, how wide and how cold is the lake that lies north of the old town, and who says so?"]
+QUERIES = [
+    "which gull eats fish",
+    "a",
+    "how deep, how wide and how cold is the lake that lies north of the old town, and who says so?",
+]
 DOCS = ["a gull eats fish.", "!", "the lake: deep; wide -- and cold", "long text " * 60, "x"]
 PUNCTUATION = list("!.,:;-?")
 
@@ -66,7 +70,13 @@ def vectors(scorer, queries, docs, folder, max_query_tokens=1000, max_doc_tokens
         for name, texts, layout in (("queries", queries, layouts[0]), ("docs", docs, layouts[1]))
     ]
     collator = Collator.of(
-        scorer.encoder.tokenizer, "texts", *stores, scorer.encoder.max_tokens, max_query_tokens, max_doc_tokens, layouts=layouts
+        scorer.encoder.tokenizer,
+        "texts",
+        *stores,
+        scorer.encoder.max_tokens,
+        max_query_tokens,
+        max_doc_tokens,
+        layouts=layouts,
     )
     rows = np.arange(len(queries))
     grid = np.tile(np.arange(len(docs)), (len(queries), 1))
@@ -83,7 +93,9 @@ def vectors(scorer, queries, docs, folder, max_query_tokens=1000, max_doc_tokens
 
 
 def theirs(model, **options):
-    return model.similarity(model.encode_query(QUERIES, **options), model.encode_document(DOCS, **options)).cpu().float()
+    return (
+        model.similarity(model.encode_query(QUERIES, **options), model.encode_document(DOCS, **options)).cpu().float()
+    )
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
@@ -106,7 +118,9 @@ def test_a_sentence_transformer_loads_as_dpr_with_the_same_scores(tmp_path, bert
 
 def test_prompts_are_those_that_encode_query_and_encode_document_read(tmp_path, bert):
     model = SentenceTransformer(
-        modules=[Transformer(str(bert)), Pooling(32, "mean")], prompts={"query": "query: ", "passage": "passage: "}, device="cpu"
+        modules=[Transformer(str(bert)), Pooling(32, "mean")],
+        prompts={"query": "query: ", "passage": "passage: "},
+        device="cpu",
     )
     model.save(str(tmp_path / "theirs"))
     scorer = load_scorer(tmp_path / "theirs")
@@ -122,9 +136,9 @@ def test_a_router_of_two_tokenizers_is_refused(tmp_path, bert):
     state["normalizer"]["lowercase"] = not state["normalizer"]["lowercase"]
     (tmp_path / "two/tokenizer.json").write_text(json.dumps(state))
     one, two = ([Transformer(str(tmp_path / name)), Pooling(32, "cls")] for name in ("one", "two"))
-    SentenceTransformer(modules=[Router.for_query_document(query_modules=one, document_modules=two)], device="cpu").save(
-        str(tmp_path / "theirs")
-    )
+    SentenceTransformer(
+        modules=[Router.for_query_document(query_modules=one, document_modules=two)], device="cpu"
+    ).save(str(tmp_path / "theirs"))
     with pytest.raises(CheckpointError, match="expected the same tokenizer for queries and docs, got two"):
         load_scorer(tmp_path / "theirs")
 
@@ -135,15 +149,22 @@ def test_a_router_of_two_encoders_with_prompts_and_lengths_loads_as_dpr(tmp_path
         torch.manual_seed(seed)
         BertModel(tiny_config()).save_pretrained(tmp_path / f"bert{seed}")
         tiny_tokenizer().save_pretrained(tmp_path / f"bert{seed}")
-        sides.append([Transformer(str(tmp_path / f"bert{seed}"), query_length=20, document_length=50), Pooling(32, "cls")])
+        sides.append(
+            [Transformer(str(tmp_path / f"bert{seed}"), query_length=20, document_length=50), Pooling(32, "cls")]
+        )
     model = SentenceTransformer(
         modules=[Router.for_query_document(query_modules=sides[0], document_modules=sides[1]), Normalize()],
         prompts={"query": "query: ", "document": "passage: "}, device="cpu",
     )  # fmt: skip
     model.save(str(tmp_path / "theirs"))
     scorer = load_scorer(tmp_path / "theirs")
-    assert not scorer.tied and scorer.text_limits == (20 - 2 - 4, 50 - 2 - 5)  # `qu ##er ##y :` and `pa ##ss ##ag ##e :`
-    torch.testing.assert_close(vectors(scorer, QUERIES, DOCS, tmp_path, *scorer.text_limits), theirs(model), rtol=0, atol=1e-5)
+    assert not scorer.tied and scorer.text_limits == (
+        20 - 2 - 4,
+        50 - 2 - 5,
+    )  # `qu ##er ##y :` and `pa ##ss ##ag ##e :`
+    torch.testing.assert_close(
+        vectors(scorer, QUERIES, DOCS, tmp_path, *scorer.text_limits), theirs(model), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("cased", [True, False])
@@ -153,11 +174,15 @@ def test_do_lower_case_is_followed_and_kept(tmp_path, bert, cased):
     state = json.loads((bert / "tokenizer.json").read_text())
     state["normalizer"]["lowercase"] = not cased
     (tmp_path / "tokenizer.json").write_text(json.dumps(state))
-    model = SentenceTransformer(modules=[Transformer(str(tmp_path), do_lower_case=True), Pooling(32, "mean")], device="cpu")
+    model = SentenceTransformer(
+        modules=[Transformer(str(tmp_path), do_lower_case=True), Pooling(32, "mean")], device="cpu"
+    )
     model.save(str(tmp_path / "theirs"))
     # what their library writes has the changed tokenizer; a folder of before says so in its configuration only
     (tmp_path / "theirs/tokenizer.json").write_text(json.dumps(state))
-    (tmp_path / "theirs/sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 60, "do_lower_case": True}))
+    (tmp_path / "theirs/sentence_bert_config.json").write_text(
+        json.dumps({"max_seq_length": 60, "do_lower_case": True})
+    )
     scorer = load_scorer(tmp_path / "theirs")
     texts = ["A Gull eats FISH", "THE Lake"]
     scores = vectors(scorer, texts, texts, tmp_path)
@@ -172,7 +197,9 @@ def test_prompts_that_are_not_pooled_are_refused(tmp_path, bert):
     for name, prompts in (("with", {"query": "query: "}), ("without", {})):
         modules = [Transformer(str(bert)), Pooling(32, "mean", include_prompt=False)]
         SentenceTransformer(modules=modules, prompts=prompts, device="cpu").save(str(tmp_path / name))
-    with pytest.raises(CheckpointError, match="with: expected a Pooling that includes prompts, got include_prompt: false"):
+    with pytest.raises(
+        CheckpointError, match="with: expected a Pooling that includes prompts, got include_prompt: false"
+    ):
         DPR.load(tmp_path / "with")
     assert DPR.load(tmp_path / "without").pooling == "mean"
 
@@ -193,7 +220,9 @@ def test_what_dpr_saves_loads_in_sentence_transformers_and_back_with_the_same_sc
     back = DPR.load(tmp_path / "ours")
     assert back.text_limits == (30 - single, 58)
     (tmp_path / "again").mkdir()
-    torch.testing.assert_close(vectors(back, QUERIES, DOCS, tmp_path / "again", *back.text_limits), mine, rtol=0, atol=0)
+    torch.testing.assert_close(
+        vectors(back, QUERIES, DOCS, tmp_path / "again", *back.text_limits), mine, rtol=0, atol=0
+    )
 
 
 @pytest.mark.parametrize("strategy", ["fixed", "min", None])
@@ -211,12 +240,16 @@ def test_a_multi_vector_encoder_loads_as_colbert_with_the_same_scores(tmp_path, 
         prompts={"query": markers[0], "document": markers[1]}, device="cpu",
     )  # fmt: skip
     if markers[0].startswith("[u"):
-        model._register_prefix_tokens({"query": markers[0], "document": markers[1]})  # as their loaders do for such checkpoints
+        model._register_prefix_tokens(
+            {"query": markers[0], "document": markers[1]}
+        )  # as their loaders do for such checkpoints
     model.save(str(tmp_path / "theirs"))
     scorer = load_scorer(tmp_path / "theirs")
     assert isinstance(scorer, ColBERT)
     assert (scorer.query_length, scorer.attend_to_expansion) == (16 if strategy else 0, attend and strategy is not None)
-    torch.testing.assert_close(vectors(scorer, QUERIES, DOCS, tmp_path, *scorer.text_limits), theirs(model), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        vectors(scorer, QUERIES, DOCS, tmp_path, *scorer.text_limits), theirs(model), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("options", [
@@ -235,7 +268,9 @@ def test_what_colbert_saves_loads_in_sentence_transformers_and_back_with_the_sam
     torch.testing.assert_close(mine, theirs(model), rtol=1e-6, atol=1e-5)
     back = ColBERT.load(tmp_path / "ours")
     assert back.text_limits == limits
-    assert tokenizer_fingerprint(back.encoder.tokenizer) == tokenizer_fingerprint(scorer.encoder.tokenizer)  # token stores stay valid
+    assert tokenizer_fingerprint(back.encoder.tokenizer) == tokenizer_fingerprint(
+        scorer.encoder.tokenizer
+    )  # token stores stay valid
     (tmp_path / "again").mkdir()
     torch.testing.assert_close(vectors(back, QUERIES, DOCS, tmp_path / "again", *limits), mine, rtol=0, atol=0)
 
@@ -251,13 +286,23 @@ def test_stanford_colbert_loads_with_the_scores_of_sentence_transformers(tmp_pat
     (folder / "config.json").write_text(json.dumps({**config, "architectures": ["HF_ColBERT"]}))
     state = {f"bert.{key}": value for key, value in load_file(bert / "model.safetensors").items()}
     save_file({**state, "linear.weight": torch.randn(12, 32)}, folder / "model.safetensors", metadata={"format": "pt"})
-    metadata = {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 14, "doc_maxlen": 40, "dim": 12,
-                "mask_punctuation": True, "attend_to_mask_tokens": attend, "similarity": "cosine"}  # fmt: skip
+    metadata = {
+        "query_token_id": "[unused0]",
+        "doc_token_id": "[unused1]",
+        "query_maxlen": 14,
+        "doc_maxlen": 40,
+        "dim": 12,
+        "mask_punctuation": True,
+        "attend_to_mask_tokens": attend,
+        "similarity": "cosine",
+    }
     (folder / "artifact.metadata").write_text(json.dumps(metadata))
     model = MultiVectorEncoder(str(folder), device="cpu")
     scorer = load_scorer(folder)
     assert isinstance(scorer, ColBERT) and scorer.query_length == 14 and scorer.cut_queries
-    torch.testing.assert_close(vectors(scorer, QUERIES, DOCS, tmp_path, *scorer.text_limits), theirs(model), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        vectors(scorer, QUERIES, DOCS, tmp_path, *scorer.text_limits), theirs(model), rtol=0, atol=1e-5
+    )
 
 
 def test_what_the_models_have_not_is_refused(tmp_path, bert):

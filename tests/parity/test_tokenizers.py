@@ -40,7 +40,9 @@ CORPUS = [*QUERIES, *DOCS, "query: passage: which river", "the apple and the riv
 def byte_level() -> Tokenizer:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=350, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=350, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
     backend.train_from_iterator(CORPUS, trainer)
     backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
     return backend
@@ -49,7 +51,9 @@ def byte_level() -> Tokenizer:
 def metaspace() -> Tokenizer:
     backend = Tokenizer(models.Unigram())
     backend.normalizer, backend.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
-    backend.train_from_iterator(CORPUS, trainers.UnigramTrainer(vocab_size=150, special_tokens=SPECIAL, unk_token="<unk>"))
+    backend.train_from_iterator(
+        CORPUS, trainers.UnigramTrainer(vocab_size=150, special_tokens=SPECIAL, unk_token="<unk>")
+    )
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
@@ -59,7 +63,9 @@ def metaspace() -> Tokenizer:
 def wordpiece() -> Tokenizer:
     backend = Tokenizer(models.WordPiece(unk_token="<unk>"))
     backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-    backend.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=[*SPECIAL, "[unused0]"]))
+    backend.train_from_iterator(
+        CORPUS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=[*SPECIAL, "[unused0]"])
+    )
     backend.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
@@ -67,21 +73,31 @@ def wordpiece() -> Tokenizer:
 
 
 FAMILIES = {
-    "byte_level": (byte_level, RobertaConfig, RobertaModel), "metaspace": (metaspace, XLMRobertaConfig, XLMRobertaModel),
+    "byte_level": (byte_level, RobertaConfig, RobertaModel),
+    "metaspace": (metaspace, XLMRobertaConfig, XLMRobertaModel),
     "wordpiece": (wordpiece, BertConfig, BertModel),
-}  # fmt: skip
+}
 
 
 def parts(family: str) -> tuple[torch.nn.Module, PreTrainedTokenizerFast]:
     """A random model with a tokenizer of its own."""
     make, config, model = FAMILIES[family]
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=make(), bos_token="<s>", cls_token="<s>", pad_token="<pad>", sep_token="</s>", eos_token="</s>", unk_token="<unk>",
-        mask_token="<mask>", model_max_length=60,
-    )  # fmt: skip
+        tokenizer_object=make(),
+        bos_token="<s>",
+        cls_token="<s>",
+        pad_token="<pad>",
+        sep_token="</s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+        model_max_length=60,
+    )
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
-    return model(config(vocab_size=len(tokenizer), pad_token_id=1, initializer_range=0.3, **sizes), add_pooling_layer=False), tokenizer
+    return model(
+        config(vocab_size=len(tokenizer), pad_token_id=1, initializer_range=0.3, **sizes), add_pooling_layer=False
+    ), tokenizer
 
 
 @pytest.fixture(params=list(FAMILIES))
@@ -95,13 +111,22 @@ def folder(request, tmp_path):
 def ours(scorer, cache, query: int | None = None, doc: int | None = None) -> torch.Tensor:
     """Scores [queries, docs] by the token stores and collators of a search."""
     collection = Collection(
-        "x", MemoryDocs(Doc(f"d{i}", text) for i, text in enumerate(DOCS)), {f"q{i}": t for i, t in enumerate(QUERIES)}, {}
+        "x",
+        MemoryDocs(Doc(f"d{i}", text) for i, text in enumerate(DOCS)),
+        {f"q{i}": t for i, t in enumerate(QUERIES)},
+        {},
     )
     limits = scorer.text_limits or (query, doc)
     data = RankData(
-        Splits(None, None, {}), scorer.encoder.tokenizer, "texts", scorer.encoder.max_tokens, BatchOptions(), TextLimits(*limits),
-        cache_dir=cache, layouts=scorer.layouts(),
-    )  # fmt: skip
+        Splits(None, None, {}),
+        scorer.encoder.tokenizer,
+        "texts",
+        scorer.encoder.max_tokens,
+        BatchOptions(),
+        TextLimits(*limits),
+        cache_dir=cache,
+        layouts=scorer.layouts(),
+    )
     collator = data.collator(collection)
     scorer.eval()
     with torch.no_grad():
@@ -113,7 +138,14 @@ def theirs(model) -> torch.Tensor:
     return model.similarity(model.encode_query(QUERIES), model.encode_document(DOCS)).cpu().float()
 
 
-PROMPTS = [("query: ", "passage: "), ("query:", ""), ("the ", "the apple"), ("", "</s> x: "), ("apple\n", "<s>"), ("river", "[unused0]")]
+PROMPTS = [
+    ("query: ", "passage: "),
+    ("query:", ""),
+    ("the ", "the apple"),
+    ("", "</s> x: "),
+    ("apple\n", "<s>"),
+    ("river", "[unused0]"),
+]
 
 
 @pytest.mark.parametrize("prompts", PROMPTS)
@@ -148,7 +180,12 @@ def test_pc2_10_markers_of_colbert_are_exported_with_the_same_scores(folder, mar
         tokenizer.add_tokens([AddedToken("[Q]", normalized=False, special=True)], special_tokens=True)
         model.resize_token_embeddings(len(tokenizer))
     scorer = ColBERT(
-        Encoder(model, tokenizer), projection=8, query_prompt=marker, doc_prompt="passage:", query_length=16, mask_punctuation=False
+        Encoder(model, tokenizer),
+        projection=8,
+        query_prompt=marker,
+        doc_prompt="passage:",
+        query_length=16,
+        mask_punctuation=False,
     )
     query, doc = scorer.layouts()
     scorer.save(path / "ours", 40 + doc.num_added, 20 + query.num_added)
@@ -161,11 +198,14 @@ def test_pc2_10_a_marker_that_a_multi_vector_folder_lets_be_cut_is_cut(folder):
     _, path = folder
     model = MultiVectorEncoder(
         modules=[
-            Transformer(str(path / "plain")), Dense(32, 8, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings"),
-            MultiVectorMask(skiplist_words=[]), Normalize(module_input_name="token_embeddings"),
+            Transformer(str(path / "plain")),
+            Dense(32, 8, bias=False, activation_function=torch.nn.Identity(), module_input_name="token_embeddings"),
+            MultiVectorMask(skiplist_words=[]),
+            Normalize(module_input_name="token_embeddings"),
         ],
-        prompts={"query": "[unused0]", "document": "apple "}, device="cpu",
-    )  # fmt: skip
+        prompts={"query": "[unused0]", "document": "apple "},
+        device="cpu",
+    )
     model.save(str(path / "theirs"))
     scorer = load_scorer(path / "theirs")
     assert isinstance(scorer, ColBERT)
@@ -203,12 +243,20 @@ def test_pc2_22_pairs_of_roberta_and_xlm_r(tmp_path, family, classifier):
     tokenizer.save_pretrained(tmp_path)
     scorer = load_scorer(tmp_path).eval()
     collection = Collection(
-        "x", MemoryDocs(Doc(f"d{i}", text) for i, text in enumerate(DOCS)), {f"q{i}": t for i, t in enumerate(QUERIES)}, {}
+        "x",
+        MemoryDocs(Doc(f"d{i}", text) for i, text in enumerate(DOCS)),
+        {f"q{i}": t for i, t in enumerate(QUERIES)},
+        {},
     )
     data = RankData(
-        Splits(None, None, {}), scorer.encoder.tokenizer, "pairs", scorer.encoder.max_tokens, BatchOptions(), TextLimits(60, 60, 60),
+        Splits(None, None, {}),
+        scorer.encoder.tokenizer,
+        "pairs",
+        scorer.encoder.max_tokens,
+        BatchOptions(),
+        TextLimits(60, 60, 60),
         cache_dir=tmp_path / "cache",
-    )  # fmt: skip
+    )
     rows = np.arange(len(QUERIES))
     grid = np.tile(np.arange(len(DOCS)), (len(QUERIES), 1))
     batch = data.collator(collection).collate(rows, grid, np.zeros(grid.shape), rows, 1.0)

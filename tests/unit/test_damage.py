@@ -67,7 +67,9 @@ def hashed(*values) -> str:
 
 def weights(scorer) -> str:
     tokenizer = scorer.encoder.tokenizer
-    return hashed(*scorer.state_dict().values(), sorted(tokenizer.get_vocab().items()), tokenizer("Some words, cut")["input_ids"])
+    return hashed(
+        *scorer.state_dict().values(), sorted(tokenizer.get_vocab().items()), tokenizer("Some words, cut")["input_ids"]
+    )
 
 
 # each of these makes a folder; `read` gives what is computed from it
@@ -79,13 +81,20 @@ class Model:
     def __init__(self, folder):
         entry.register()
         with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            cfg = compose("train", ["encoder=tiny", f"model={self.kind}", "data=files", "data.path=.", "name=x", "cache_dir=x"])
+            cfg = compose(
+                "train", ["encoder=tiny", f"model={self.kind}", "data=files", "data.path=.", "name=x", "cache_dir=x"]
+            )
         torch.manual_seed(0)
         save_model(folder, build_scorer(cfg), cfg)
 
     def read(self, folder):
         description = read_description(folder)
-        return weights(load_scorer(folder)), description["depth"], description["max_doc_tokens"], repr(description["model"])
+        return (
+            weights(load_scorer(folder)),
+            description["depth"],
+            description["max_doc_tokens"],
+            repr(description["model"]),
+        )
 
 
 class BiEncoder(Model):
@@ -117,7 +126,9 @@ class SmallCheckpoint:
     flips = 300
 
     def __init__(self, folder):
-        WholeFiles().save_checkpoint({"state_dict": {"weight": torch.arange(3.0)}, "global_step": 7}, folder / "last.ckpt")
+        WholeFiles().save_checkpoint(
+            {"state_dict": {"weight": torch.arange(3.0)}, "global_step": 7}, folder / "last.ckpt"
+        )
 
     def read(self, folder):
         found = read_checkpoint(folder / "last.ckpt")
@@ -133,9 +144,15 @@ class Vectors:
         docs = MemoryDocs(Doc(f"d{i}", "some words of a doc " * (i % 7 + 1)) for i in range(60))
         collection = Collection("small", docs, {"q": "some words"}, {})
         data = RankData(
-            Splits(None, None, {"small": collection}), scorer.encoder.tokenizer, "texts", scorer.encoder.max_tokens,
-            BatchOptions(max_tokens=500), TextLimits(16, 64), cache_dir=folder.parent / "cache", layouts=scorer.layouts(),
-        )  # fmt: skip
+            Splits(None, None, {"small": collection}),
+            scorer.encoder.tokenizer,
+            "texts",
+            scorer.encoder.max_tokens,
+            BatchOptions(max_tokens=500),
+            TextLimits(16, 64),
+            cache_dir=folder.parent / "cache",
+            layouts=scorer.layouts(),
+        )
         collator = data.collator(collection)
         self.description = describe(scorer, collator.docs, docs.fingerprint, 64, "float16", "32-true", 40)
         claim(folder, self.description)
@@ -158,9 +175,13 @@ class Index:
     def read(self, folder):
         values = np.random.default_rng(0).normal(size=(120, 8)).astype(np.float32)
         encoded = SimpleNamespace(
-            folder=folder, description=SimpleNamespace(dim=8, digest="made here"), num_vectors=120, ends=np.arange(1, 121),
-            chunks=lambda: [values], sample=lambda count: values,
-        )  # fmt: skip
+            folder=folder,
+            description=SimpleNamespace(dim=8, digest="made here"),
+            num_vectors=120,
+            ends=np.arange(1, 121),
+            chunks=lambda: [values],
+            sample=lambda count: values,
+        )
         return hashed(*VectorIndex.over(encoded, IVFFlat(lists=3, probes=3)).search(values[:20], 9))
 
 
@@ -185,7 +206,14 @@ class TripleRows:
 
     def __init__(self, folder):
         self.stores = [
-            token_store(folder.parent / "stores", name, lambda name=name: [(f"{name}{i}", "a text") for i in range(9)], name, TOKENIZER, 4)
+            token_store(
+                folder.parent / "stores",
+                name,
+                lambda name=name: [(f"{name}{i}", "a text") for i in range(9)],
+                name,
+                TOKENIZER,
+                4,
+            )
             for name in "qd"
         ]
         self.read(folder)
@@ -249,7 +277,9 @@ class Blocks:
         finally:
             store.close()
         anew = [{"bits": np.arange(50.0) + i, "more": np.ones(3)} for i in range(4)]
-        return hashed(*(value for own, new in zip(found, anew, strict=True) for value in (new if own is None else own).values()))
+        return hashed(
+            *(value for own, new in zip(found, anew, strict=True) for value in (new if own is None else own).values())
+        )
 
 
 class Probe:
@@ -260,7 +290,11 @@ class Probe:
 
     def read(self, folder):
         results = Results.read(folder)
-        return hashed([replace(result, bits=None) for result in results.all], *(result.bits for result in results.all), results.tasks)
+        return hashed(
+            [replace(result, bits=None) for result in results.all],
+            *(result.bits for result in results.all),
+            results.tasks,
+        )
 
 
 class Dump:
@@ -269,23 +303,44 @@ class Dump:
     def __init__(self, folder):
         write_text(folder.parent / "config.yaml", "seed: 1\n")
         strategy = SimpleNamespace(broadcast=lambda value, src: value, reduce_boolean_decision=bool)
-        trainer = SimpleNamespace(global_rank=0, is_global_zero=True, world_size=1, precision="32-true", strategy=strategy)
+        trainer = SimpleNamespace(
+            global_rank=0, is_global_zero=True, world_size=1, precision="32-true", strategy=strategy
+        )
         module = SimpleNamespace(
-            trainer=trainer, dumps=folder, micro_batch_seed=lambda step, i: 3, state_dict=lambda: {"w": torch.arange(40.0)}
-        )  # fmt: skip
+            trainer=trainer,
+            dumps=folder,
+            micro_batch_seed=lambda step, i: 3,
+            state_dict=lambda: {"w": torch.arange(40.0)},
+        )
         tokens = TokenBatch(torch.arange(6), torch.zeros(6, dtype=torch.int64), torch.tensor([0, 2, 6]), 4)
-        batch = RankBatch(torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, dtype=torch.int64), 1.0, tokens)
+        batch = RankBatch(
+            torch.ones(1, 2), torch.ones(1, 2, dtype=torch.bool), torch.zeros(1, dtype=torch.int64), 1.0, tokens
+        )
         assert write_dump(module, TrainStep(0, 0, (batch,), 1, 2), 5, float("nan"), 1.0, ["q1"]) == folder / "step-5"
 
     def read(self, folder):
         step, state, about = read_dump(folder / "step-5")
-        return hashed(step.micro_batches[0].labels, step.seeds, state["w"], about, (folder / "step-5/config.yaml").read_text())
+        return hashed(
+            step.micro_batches[0].labels, step.seeds, state["w"], about, (folder / "step-5/config.yaml").read_text()
+        )
 
 
 STORED = {
-    "model": Model, "bi_encoder": BiEncoder, "run": Run, "checkpoint": SmallCheckpoint, "vectors": Vectors, "index": Index, "tokens": Tokens,
-    "triples": TripleRows, "bm25": FirstStage, "states": States, "labels": Labels, "blocks": Blocks, "probe": Probe, "dump": Dump,
-}  # fmt: skip
+    "model": Model,
+    "bi_encoder": BiEncoder,
+    "run": Run,
+    "checkpoint": SmallCheckpoint,
+    "vectors": Vectors,
+    "index": Index,
+    "tokens": Tokens,
+    "triples": TripleRows,
+    "bm25": FirstStage,
+    "states": States,
+    "labels": Labels,
+    "blocks": Blocks,
+    "probe": Probe,
+    "dump": Dump,
+}
 
 
 def damages(content: bytes, flips: int):
@@ -310,7 +365,9 @@ def stored(request, tmp_path):
 def test_damage_gives_the_same_result_or_one_line(stored, tmp_path, caplog):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     expected = stored.read(whole)
-    names = [path.relative_to(whole) for path in sorted(whole.rglob("*")) if path.is_file() and ".lock" not in path.name]
+    names = [
+        path.relative_to(whole) for path in sorted(whole.rglob("*")) if path.is_file() and ".lock" not in path.name
+    ]
     assert names
     refused = 0
     for name in names:
@@ -353,7 +410,9 @@ def test_a_damaged_study_is_refused_and_its_jobs_stay(tmp_path, content):
     database.write_bytes(database.read_bytes()[:20_000] if content is None else content)
     sweeper = OptunaSweeper(2, 1, "maximize", storage, "sweep", optuna.samplers.RandomSampler(0), None, None)
     sweeper._lock = tmp_path / ".sweeper-0.lock"
-    with pytest.raises(RankerError, match=r"hydra.sweeper.storage: expected Optuna's study in .*study.db, got") as raised:
+    with pytest.raises(
+        RankerError, match=r"hydra.sweeper.storage: expected Optuna's study in .*study.db, got"
+    ) as raised:
         sweeper._study(tmp_path)
     assert "\n" not in str(raised.value)
     assert sweep.read_jobs(tmp_path)[0]["objective"] == 0.5
@@ -390,14 +449,22 @@ def test_a_model_whose_scores_are_not_finite_has_no_evaluation(tmp_path, value, 
         scorer.head.weight.fill_(value)
     docs = MemoryDocs(Doc(f"d{i}", f"some words of doc {i}") for i in range(6))
     candidates = Candidates.from_lists([(f"q{i}", [f"d{i}", f"d{i + 1}"], [2.0, 1.0]) for i in range(3)])
-    collection = Collection("small", docs, {f"q{i}": "some words" for i in range(3)}, {f"q{i}": {f"d{i}": 1} for i in range(3)}, candidates)
+    collection = Collection(
+        "small", docs, {f"q{i}": "some words" for i in range(3)}, {f"q{i}": {f"d{i}": 1} for i in range(3)}, candidates
+    )
     data = RankData(
         Splits(None, collection, {"small": collection}), scorer.encoder.tokenizer, "pairs", scorer.encoder.max_tokens,
         BatchOptions(max_tokens=500), TextLimits(16, 64), cache_dir=tmp_path / "cache",
     )  # fmt: skip
     handed = []
     module = RerankModule(scorer, ["AP"], on_evaluated=lambda name, run: handed.append(run) or {})
-    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
     with pytest.raises(DataError, match=r"got 6 of 6 that are not, the first (nan|-?inf) for query 'q0' and doc 'd0'"):
         getattr(trainer, phase)(module, datamodule=data, verbose=False)
     assert not handed
@@ -415,7 +482,9 @@ def test_a_token_store_in_the_other_byte_order_is_refused(tmp_path):
 def test_a_block_of_another_key_is_not_taken(tmp_path, caplog):
     Blocks(tmp_path)
     with sqlite3.connect(tmp_path / "blocks.sqlite") as connection:
-        connection.execute("UPDATE blocks SET arrays = (SELECT arrays FROM blocks WHERE key = 'key1') WHERE key = 'key0'")
+        connection.execute(
+            "UPDATE blocks SET arrays = (SELECT arrays FROM blocks WHERE key = 'key1') WHERE key = 'key0'"
+        )
     store = BlockStore(tmp_path / "blocks.sqlite")
     assert store.get("key0") is None and "those of another block" in caplog.text
     assert store.get("key1")["bits"].tolist() == [1.0 + i for i in range(50)]

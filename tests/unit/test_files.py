@@ -81,7 +81,9 @@ def test_a_file_is_read_once_in_a_process_and_again_when_it_changes(folder, monk
     verify_folder(folder)
     assert sorted(read) == ["a.bin", "b.bin"]
     (folder / "a.bin").write_bytes(b"123456780")
-    with pytest.raises(DataError, match=r"a.bin: expected CRC-32 cbf43926, got .*; the file is damaged, or was changed on purpose"):
+    with pytest.raises(
+        DataError, match=r"a.bin: expected CRC-32 cbf43926, got .*; the file is damaged, or was changed on purpose"
+    ):
         verify_folder(folder)
 
 
@@ -121,7 +123,9 @@ def test_a_folder_without_checksums_is_accepted_and_files_can_be_added_to_the_li
     verify_folder(folder)
 
 
-@pytest.mark.parametrize("sums", ["", "[", "[1]", '{"../a": {"bytes": 1, "crc32": 1}}', '{"a.bin": 3}', '{"a.bin": {"bytes": 9}}'])
+@pytest.mark.parametrize(
+    "sums", ["", "[", "[1]", '{"../a": {"bytes": 1, "crc32": 1}}', '{"a.bin": 3}', '{"a.bin": {"bytes": 9}}']
+)
 def test_an_unreadable_list_is_named(folder, sums):
     (folder / SUMS).write_text(sums)
     with pytest.raises(DataError, match=f"{folder}/{SUMS}: expected the sizes and checksums"):

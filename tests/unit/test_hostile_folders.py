@@ -82,7 +82,15 @@ def test_a_stored_configuration(site, trait):
         (folder / name).write_text(text)
         line = refused(site, read_description, folder)
         assert str(folder / name) in line
-    if trait not in ("anchors", "great depth", "depth", "size", "half a file", "binary", "Python tag"):  # no YAML, or too much of it
+    if trait not in (
+        "anchors",
+        "great depth",
+        "depth",
+        "size",
+        "half a file",
+        "binary",
+        "Python tag",
+    ):  # no YAML, or too much of it
         shutil.rmtree(site.folder)
         dump = hostile.Site.__new__(hostile.Site)
         dump.__dict__.update(site.__dict__)
@@ -127,7 +135,13 @@ def test_a_pickled_checkpoint(site, link):
 
 @pytest.mark.parametrize(
     ("package", "name"),
-    [("evil_package.inner", "model"), ("evil_package", "../.."), ("evil_package", "/"), (".evil", "model"), ("__main__", "x")],
+    [
+        ("evil_package.inner", "model"),
+        ("evil_package", "../.."),
+        ("evil_package", "/"),
+        (".evil", "model"),
+        ("__main__", "x"),
+    ],
 )
 def test_a_package_is_found_and_never_imported(site, monkeypatch, package, name):
     code = site.folder / "evil_package/inner"

@@ -81,7 +81,9 @@ def test_a_look_up_of_a_name_that_hangs_is_given_up(monkeypatch):
 def test_an_encoder_of_a_hub_that_does_not_answer(hole, monkeypatch, tmp_path):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", hole)
-    with pytest.raises(ConfigError, match=rf"{hole} is out of reach: .*set encoder.name=FOLDER, or .* HF_HUB_OFFLINE=1") as raised:
+    with pytest.raises(
+        ConfigError, match=rf"{hole} is out of reach: .*set encoder.name=FOLDER, or .* HF_HUB_OFFLINE=1"
+    ) as raised:
         loading.load_encoder("someone/some-encoder")
     assert "\n" not in str(raised.value)
 
@@ -90,7 +92,11 @@ def test_a_data_set_whose_servers_do_not_answer(hole, tmp_path):
     from ir_datasets.util import Download, RequestsDownload
 
     stream = RequestsDownload.stream
-    with pytest.raises(DataError, match=rf"{hole}/a is out of reach: .*IR_DATASETS_HOME"), irds._answering(), irds.readable("x"):
+    with (
+        pytest.raises(DataError, match=rf"{hole}/a is out of reach: .*IR_DATASETS_HOME"),
+        irds._answering(),
+        irds.readable("x"),
+    ):
         Download([RequestsDownload(f"{hole}/a"), RequestsDownload(f"{hole}/b")], cache_path=tmp_path / "file").path()
     assert RequestsDownload.stream is stream
 
@@ -98,5 +104,7 @@ def test_a_data_set_whose_servers_do_not_answer(hole, tmp_path):
 def test_wandb_whose_server_does_not_answer(hole, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_BASE_URL", hole)
     logger = loggers.wandb(tmp_path / "run", mode="online")
-    with pytest.raises(RankerError, match=rf"expected wandb at {hole} to answer, got .*; logger.mode=offline needs no server"):
+    with pytest.raises(
+        RankerError, match=rf"expected wandb at {hole} to answer, got .*; logger.mode=offline needs no server"
+    ):
         dashboards.start([logger], {}, "")

@@ -91,7 +91,10 @@ with user_errors():
             "data.path: expected a folder with docs.jsonl, queries.tsv and qrels.txt, got '{here}/nowhere'",
         ),
         (["data=ir_datasets", "data.train=nowhere"], "ir_datasets: expected an id that it knows, got 'nowhere'"),
-        (["data=files", "data.path=1e3"], "data.path: expected a folder with docs.jsonl, queries.tsv and qrels.txt, got '{here}/1e3'"),
+        (
+            ["data=files", "data.path=1e3"],
+            "data.path: expected a folder with docs.jsonl, queries.tsv and qrels.txt, got '{here}/1e3'",
+        ),
         (["loss=null"], "loss: expected the name of a file in conf/loss/, got null"),
     ],
 )

@@ -30,8 +30,12 @@ time.sleep(60)
 @pytest.mark.parametrize(("before", "killed_at"), [(0.0, "registered"), (2.0, "started")])
 def test_a_second_process_that_still_imports_ends_with_the_first(before, killed_at):
     process = subprocess.Popen(
-        [sys.executable, "-c", FIRST, SECOND.format(before=before)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )  # fmt: skip
+        [sys.executable, "-c", FIRST, SECOND.format(before=before)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     try:
         while process.stdout.readline().strip() != killed_at:
             assert process.poll() is None

@@ -35,12 +35,23 @@ def test_a_folder_that_was_there_stays(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kept", ["nonfinite/step-1/dump.json", "wandb/offline-run/run.wandb", "tensorboard/events", "negatives.trec", "search.json", "x"]
+    "kept",
+    [
+        "nonfinite/step-1/dump.json",
+        "wandb/offline-run/run.wandb",
+        "tensorboard/events",
+        "negatives.trec",
+        "search.json",
+        "x",
+    ],
 )
 def test_a_run_that_left_anything_else_stays_whole(tmp_path, kept):
     folder = begin(tmp_path / "run", kept)
     run_folder.discard(folder)
-    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == {*run_folder.WRITTEN, kept}
+    assert {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} == {
+        *run_folder.WRITTEN,
+        kept,
+    }
 
 
 def test_an_unused_folder_is_new_or_empty(tmp_path):
@@ -49,7 +60,8 @@ def test_an_unused_folder_is_new_or_empty(tmp_path):
     for name in "abcde":
         (tmp_path / name).touch()
     with pytest.raises(
-        ConfigError, match=r"^key: expected a new or an empty folder, got .*, which holds a, b, c and 2 more; name another$"
+        ConfigError,
+        match=r"^key: expected a new or an empty folder, got .*, which holds a, b, c and 2 more; name another$",
     ):
         run_folder.check_unused("key", tmp_path)
     run_folder.check_unused("key", tmp_path, "abcde")
@@ -67,7 +79,15 @@ def configuration() -> dict:
         "attention": "library",
     }
     model = {"_target_": "ranker.models.monobert.MonoBERT"}
-    return {"model": model, "encoder": encoder, "data": None, "max_query_tokens": 9, "max_doc_tokens": 9, "max_pair_tokens": 20, "depth": 5}
+    return {
+        "model": model,
+        "encoder": encoder,
+        "data": None,
+        "max_query_tokens": 9,
+        "max_doc_tokens": 9,
+        "max_pair_tokens": 20,
+        "depth": 5,
+    }
 
 
 def test_a_model_is_written_to_an_unused_folder_and_comes_back_as_it_was(tmp_path):
@@ -76,7 +96,12 @@ def test_a_model_is_written_to_an_unused_folder_and_comes_back_as_it_was(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     encoder = load_scorer(tmp_path / "model").encoder
     execution = encoder.execution
-    assert (execution.fused, execution.graphs, execution.compile, execution.attention) == (False, False, False, "library")
+    assert (execution.fused, execution.graphs, execution.compile, execution.attention) == (
+        False,
+        False,
+        False,
+        "library",
+    )
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.tex").touch()
     with pytest.raises(CheckpointError, match="expected a new or an empty folder to write the model to"):

@@ -41,7 +41,11 @@ ROOT = Path(__file__).resolve().parents[2]
         ("encoder", "torch.utils.cpp_extension.load", False),
         ("encoder", "torch.load", False),
         ("data", "ranker.training.run_writer.write_text", False),  # writes any file
-        ("data", "ranker.data.sources.files.read_qrels", False),  # what a trusted module imports, from the same package or another
+        (
+            "data",
+            "ranker.data.sources.files.read_qrels",
+            False,
+        ),  # what a trusted module imports, from the same package or another
         ("model", "ranker.models.dpr.layout.write_dense", False),
         ("model", "ranker.export.sentence_transformers.write_json", False),
         ("loss", "ranker.losses.lce.nn.Module", False),
@@ -89,7 +93,9 @@ def test_a_folder_s_configuration_is_checked_also_in_lists(tmp_path, content):
 )
 def test_a_folder_s_configuration_resolves_nothing(tmp_path, content):
     (tmp_path / "config.yaml").write_text(content)
-    with pytest.raises(ConfigError, match=r"config\.yaml: (model|model\.heads\.0|copied): expected a plain value.*got '\$\{") as caught:
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml: (model|model\.heads\.0|copied): expected a plain value.*got '\$\{"
+    ) as caught:
         read_description(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -113,7 +119,9 @@ def test_replay_trusts_no_code_beside_weights(tmp_path, monkeypatch):
 
 
 def test_a_folder_can_not_ask_for_its_own_code(tmp_path):
-    (tmp_path / "ranker.yaml").write_text("encoder: {_target_: ranker.encoders.loading.load_encoder, name: x, trust_remote_code: true}")
+    (tmp_path / "ranker.yaml").write_text(
+        "encoder: {_target_: ranker.encoders.loading.load_encoder, name: x, trust_remote_code: true}"
+    )
     assert read_description(tmp_path)["encoder"]["trust_remote_code"] is False
 
 

@@ -40,7 +40,11 @@ def stores(tmp_path_factory):
     candidates = Candidates.from_run({"q": {name: -float(rank) for rank, name in enumerate(ids[4:16])}})
     collection = Collection("seeds", docs, {"q": "query"}, qrels, candidates)
     queries = build_token_store([("q", "query")], folder / "queries", tiny_tokenizer(), 16, fingerprint="q")
-    return collection, queries, build_token_store(((name, name) for name in ids), folder / "docs", tiny_tokenizer(), 16, fingerprint="d")
+    return (
+        collection,
+        queries,
+        build_token_store(((name, name) for name in ids), folder / "docs", tiny_tokenizer(), 16, fingerprint="d"),
+    )
 
 
 def drawn(stores, seed: int, epoch: int = 0, **options) -> list[int]:
@@ -61,7 +65,9 @@ SOURCES = {
     "hashed order": lambda _, seed: HashedOrder(1000, seed, 0)[:4].tolist(),
     "tasks and their rows": lambda _, seed: [rows.tolist() for rows in plan(seed).rows(0, 1)],
     "split by hash": lambda _, seed: hash_order("abcdef", seed),
-    "control labels": lambda _, seed: control_labels(list("abcdefgh"), NUMBERS[:8] % 2, NUMBERS[:8] < 8, 2, seed).tolist(),
+    "control labels": lambda _, seed: control_labels(
+        list("abcdefgh"), NUMBERS[:8] % 2, NUMBERS[:8] < 8, 2, seed
+    ).tolist(),
     "shuffled labels": lambda _, seed: shuffled_labels(NUMBERS[:6], np.array(["train"] * 6), seed).tolist(),
     "a probe's order": lambda _, seed: permutation(seed, 8).tolist(),
     "a probe's weights": lambda _, seed: [round(x, 4) for x in EdgeProbe(8, 2, 1, hidden=4).initial(seed)[:3].tolist()],
@@ -107,30 +113,48 @@ def test_the_configuration_s_seed_reaches_order_and_draws(small_files, tmp_path)
     steps = []
     for seed in (0, 0, 1):
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            cfg = compose("train", [
-                "encoder=tiny", "data=files", f"data.path={small_files}", "batch.docs=4", "batch.queries=4", f"seed={seed}", "name=x",
-                f"cache_dir={tmp_path}",
-            ])  # fmt: skip
+            cfg = compose(
+                "train",
+                [
+                    "encoder=tiny",
+                    "data=files",
+                    f"data.path={small_files}",
+                    "batch.docs=4",
+                    "batch.queries=4",
+                    f"seed={seed}",
+                    "name=x",
+                    f"cache_dir={tmp_path}",
+                ],
+            )
         train = build_data(cfg, load_splits(cfg), build_scorer(cfg)).train_steps()
-        steps.append((train.plan.groups(0, 0).tolist(), train.sampler.draw(0, np.arange(len(train.sampler)))[0].tolist()))
+        steps.append(
+            (train.plan.groups(0, 0).tolist(), train.sampler.draw(0, np.arange(len(train.sampler)))[0].tolist())
+        )
     assert steps[0] == steps[1]
     assert steps[0][0] != steps[2][0]
     assert steps[0][1] != steps[2][1]
 
 
-# dropout ------------------------------------------------------------------------------------------------------------------------------
+# dropout
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def batch() -> RankBatch:
     tokens = torch.arange(5, 25)
-    pairs = TokenBatch(tokens, torch.zeros_like(tokens), torch.tensor([0, 10, 20], dtype=torch.int32), 10, names=torch.tensor([0, 1]))
+    pairs = TokenBatch(
+        tokens, torch.zeros_like(tokens), torch.tensor([0, 10, 20], dtype=torch.int32), 10, names=torch.tensor([0, 1])
+    )
     return RankBatch(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), torch.tensor([0]), 1.0, pairs=pairs)
 
 
-def scores(where: str, seed: int = 0, rank: int = 0, epoch: int = 0, index: int = 0, micro_batch: int = 0) -> list[float]:
+def scores(
+    where: str, seed: int = 0, rank: int = 0, epoch: int = 0, index: int = 0, micro_batch: int = 0
+) -> list[float]:
     """Scores of a training pass with dropout in one part of the scorer, after the module has seeded it."""
     torch.manual_seed(0)
-    encoder = load_encoder("tiny", dropout=0.0 if where == "head" else 0.5, attention_dropout=0.0, ragged=where != "padded encoder")
+    encoder = load_encoder(
+        "tiny", dropout=0.0 if where == "head" else 0.5, attention_dropout=0.0, ragged=where != "padded encoder"
+    )
     scorer = MonoBERT(encoder, dropout=0.5 if where == "head" else 0.0)
 
     class OfRank(RerankModule):

@@ -28,9 +28,10 @@ _NUM_VAL, _NUM_TEST = 200, 300
 class CWE:
     """Derive the collection from the installed package cwe2 3.0.0: 938 docs, 1,967 queries, 2,720 judgements.
 
-    A doc is a weakness: its name is the title, its description and extended description the text. A query is the description of an
-    observed example, without weakness numbers (they would give the answer away); every weakness that lists the example is relevant.
-    Examples that differ in letter case alone are one query. 1,467 queries train, 200 validate, 300 test.
+    A doc is a weakness: its name is the title, its description and extended description the text. A query is the
+    description of an observed example, without weakness numbers (they would give the answer away); every weakness that
+    lists the example is relevant. Examples that differ in letter case alone are one query. 1,467 queries train, 200
+    validate, 300 test.
 
     Args:
         split_seed: Seed of the split; figures are comparable for 0 only.
@@ -48,7 +49,9 @@ class CWE:
         folder = _package_folder()
         weaknesses = _read_weaknesses(folder / "navigate_cwe" / "1000.csv")
         docs = MemoryDocs(
-            Doc(f"CWE-{row['CWE-ID']}", _tidy(f"{row['Description']} {row['Extended Description']}"), _tidy(row["Name"]))
+            Doc(
+                f"CWE-{row['CWE-ID']}", _tidy(f"{row['Description']} {row['Extended Description']}"), _tidy(row["Name"])
+            )
             for row in weaknesses
         )
         queries, qrels = _queries(weaknesses)
@@ -60,7 +63,9 @@ class CWE:
             train=take_queries(everything, set(queries) - set(test) - set(val), "train"),
             val=take_queries(everything, val, "val"),
             tests={"cwe": take_queries(everything, test, "cwe")},
-            notice="\n\n".join((folder / name).read_text(encoding="utf-8").strip() for name in ("cwe.NOTICE", "cwe-tou.LICENSE")),
+            notice="\n\n".join(
+                (folder / name).read_text(encoding="utf-8").strip() for name in ("cwe.NOTICE", "cwe-tou.LICENSE")
+            ),
         )
 
 
@@ -106,5 +111,9 @@ def _queries(weaknesses: list[dict[str, str]]) -> tuple[dict[str, str], Qrels]:
             texts.setdefault(key, text)
             first.setdefault(key, int(weakness["CWE-ID"]))
             listed.setdefault(key, {})[f"CWE-{weakness['CWE-ID']}"] = 1
-    numbered = {f"q{number:04d}": key for number, key in enumerate(sorted(texts, key=lambda key: (first[key], texts[key])), 1)}
-    return {query_id: texts[key] for query_id, key in numbered.items()}, {query_id: listed[key] for query_id, key in numbered.items()}
+    numbered = {
+        f"q{number:04d}": key for number, key in enumerate(sorted(texts, key=lambda key: (first[key], texts[key])), 1)
+    }
+    return {query_id: texts[key] for query_id, key in numbered.items()}, {
+        query_id: listed[key] for query_id, key in numbered.items()
+    }

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING
 
 from ranker.data.collection import Collection, Splits
 from ranker.data.corpus_files import JsonlDocs, check_regular, read_queries
-from ranker.data.splits import check_candidates, check_disjoint, check_judged_docs, cut_validation, split_queries, take_queries
+from ranker.data.splits import (
+    check_candidates,
+    check_disjoint,
+    check_judged_docs,
+    cut_validation,
+    split_queries,
+    take_queries,
+)
 from ranker.data.trec import line_with, read_candidates, read_qrels
 from ranker.errors import ConfigError, DataError
 
@@ -23,15 +30,17 @@ log = logging.getLogger(__name__)
 class Files:
     """Load a folder in this layout; its name is the name of the test set.
 
-    With `qrels.{train,dev,test}.txt`, the files say which query is where; without `qrels.dev.txt` a part of train is cut off by hash.
-    With `qrels.txt` alone, the judged queries are dealt by hash. Queries that nobody judged are left out.
+    With `qrels.{train,dev,test}.txt`, the files say which query is where; without `qrels.dev.txt` a part of train is
+    cut off by hash. With `qrels.txt` alone, the judged queries are dealt by hash. Queries that nobody judged are left
+    out.
 
     Args:
         path: The folder.
-        candidates: A run in the folder (or an absolute path) to re-rank; None takes the folder's only run, or BM25 where there is none;
-            `bm25` makes candidates anew.
+        candidates: A run in the folder (or an absolute path) to re-rank; None takes the folder's only run, or BM25
+            where there is none; `bm25` makes candidates anew.
         relevance: Smallest grade that counts as relevant.
-        val_fraction: Share of the queries (of train, where there are split files) to validate on where no file says which.
+        val_fraction: Share of the queries (of train, where there are split files) to validate on where no file says
+            which.
         test_fraction: Share of the queries to test on where no file says which.
         split_seed: Seed of the hash.
 
@@ -98,27 +107,34 @@ class Files:
         )
         for part, path in qrels_paths.items():
             check_judged_docs(qrels[part], everything, str(path))
-        splits = self._split_by_hash(everything, qrels["all"]) if "all" in qrels else self._split_by_files(everything, qrels)
+        splits = (
+            self._split_by_hash(everything, qrels["all"]) if "all" in qrels else self._split_by_files(everything, qrels)
+        )
         check_disjoint(splits)
         for collection in (splits.train, splits.val, *splits.tests.values()):
             if collection is not None:
                 check_candidates(collection, str(run_path))
         return splits
 
-    # files ------------------------------------------------------------------------------------------------------------------------
+    # files
+    # ------------------------------------------------------------------------------------------------------------------------
 
     def _file(self, name: str, needed: bool = False) -> Path:
         """The file, or its gzipped form where there is none; a path that does not exist where neither is there and none is needed."""
         plain, packed = self.folder / name, self.folder / f"{name}.gz"
         for path in (plain, packed):
             if path.is_symlink() and not path.exists():
-                raise DataError(f"{path}: expected a file, got a link to {str(path.readlink())!r}, which does not exist; mend or remove it")
+                raise DataError(
+                    f"{path}: expected a file, got a link to {str(path.readlink())!r}, which does not exist; mend or remove it"
+                )
             if path.exists():
                 check_regular(path)
         if plain.exists() and packed.exists():
             raise DataError(f"{plain}: expected one of {name} and {name}.gz, got both; remove one")
         if needed and not plain.exists() and not packed.exists():
-            raise DataError(f"{plain}: expected this file or {name}.gz, got neither; put it there or set another data.path")
+            raise DataError(
+                f"{plain}: expected this file or {name}.gz, got neither; put it there or set another data.path"
+            )
         return packed if packed.exists() else plain
 
     def _qrels_paths(self) -> dict[str, Path]:
@@ -133,7 +149,9 @@ class Files:
             runs = sorted(path for path in self.folder.iterdir() if path.name.endswith((".run", ".run.gz")))
             if len(runs) > 1:
                 names = ", ".join(path.name for path in runs)
-                raise DataError(f"{self.folder}: expected one run, got {names}; choose with data.candidates=NAME, or data.candidates=bm25")
+                raise DataError(
+                    f"{self.folder}: expected one run, got {names}; choose with data.candidates=NAME, or data.candidates=bm25"
+                )
             if runs and runs[0].exists():
                 check_regular(runs[0])
             return runs[0] if runs else None
@@ -145,7 +163,9 @@ class Files:
                 )
             path = self.folder / path
         if not path.is_file():
-            raise DataError(f"data.candidates: expected a run file, got {str(path)!r}, which is none; check the name, or set bm25")
+            raise DataError(
+                f"data.candidates: expected a run file, got {str(path)!r}, which is none; check the name, or set bm25"
+            )
         return path
 
     def _judged(self, path: Path, queries: dict[str, str], queries_path: Path) -> Qrels:
@@ -158,11 +178,14 @@ class Files:
                 )
         return qrels
 
-    # splits -----------------------------------------------------------------------------------------------------------------------
+    # splits
+    # -----------------------------------------------------------------------------------------------------------------------
 
     def _split_by_files(self, everything: Collection, qrels: dict[str, Qrels]) -> Splits:
         named = {"train": "train", "dev": "val", "test": everything.name}
-        parts = {part: take_queries(replace(everything, qrels=judged), judged, named[part]) for part, judged in qrels.items()}
+        parts = {
+            part: take_queries(replace(everything, qrels=judged), judged, named[part]) for part, judged in qrels.items()
+        }
         train, val = parts.get("train"), parts.get("dev")
         if train is not None and val is None and self.val_fraction > 0:
             train, val = cut_validation(train, max(1, round(len(train.queries) * self.val_fraction)), self.split_seed)
@@ -172,8 +195,13 @@ class Files:
 
     def _split_by_hash(self, everything: Collection, qrels: Qrels) -> Splits:
         ids = split_queries(qrels, self.val_fraction, self.test_fraction, self.split_seed)
-        log.info("%s: no split files: %d judged queries are dealt by hash of their ids (seed %d): %s", self.folder, len(qrels), self.split_seed,
-                 ", ".join(f"{len(part)} {name}" for name, part in sorted(ids.items(), reverse=True)))  # fmt: skip
+        log.info(
+            "%s: no split files: %d judged queries are dealt by hash of their ids (seed %d): %s",
+            self.folder,
+            len(qrels),
+            self.split_seed,
+            ", ".join(f"{len(part)} {name}" for name, part in sorted(ids.items(), reverse=True)),
+        )
         self._say_unjudged(everything, len(qrels))
         judged = replace(everything, qrels=qrels)
         train, val, test = (
@@ -184,4 +212,9 @@ class Files:
 
     def _say_unjudged(self, everything: Collection, num_judged: int) -> None:
         if num_judged < len(everything.queries):
-            log.info("%s: %d of %d queries have no judgements and are left out", self.folder, len(everything.queries) - num_judged, len(everything.queries))  # fmt: skip
+            log.info(
+                "%s: %d of %d queries have no judgements and are left out",
+                self.folder,
+                len(everything.queries) - num_judged,
+                len(everything.queries),
+            )

@@ -13,8 +13,10 @@ class MsMarcoPassage:
 
     Args:
         train: Training subset, as `train` or `train/triples-v2`; None only evaluates.
-        train_candidates: `docpairs` (triples), `bm25`, `scoreddocs` (the official 1,000 per query, unranked) or a run file's path.
-        candidates: `bm25`, `scoreddocs` (the official 1,000 per query, unranked: for depth 1000 only), or by id one of these or a run file.
+        train_candidates: `docpairs` (triples), `bm25`, `scoreddocs` (the official 1,000 per query, unranked) or a run
+            file's path.
+        candidates: `bm25`, `scoreddocs` (the official 1,000 per query, unranked: for depth 1000 only), or by id one of
+            these or a run file.
         val_queries: Validate on so many of the 6,980 queries of dev/small, chosen by hash; None: all.
         max_triples: Only the first so many of the 397 million triples; None: all.
         test: Subset or subsets to test on.

@@ -1,7 +1,8 @@
 """Bias and GELU in one Triton kernel, forward and backward.
 
-The widest tensors of a layer pass here. Phi, the normal distribution function, is formula 7.1.26 of Abramowitz and Stegun (1964), to 1e-7:
-its one exponential is also the density that the derivative needs. The backward pass sums the bias' gradient over its rows on the way.
+The widest tensors of a layer pass here. Phi, the normal distribution function, is formula 7.1.26 of Abramowitz and
+Stegun (1964), to 1e-7: its one exponential is also the density that the derivative needs. The backward pass sums the
+bias' gradient over its rows on the way.
 """
 
 from __future__ import annotations
@@ -41,7 +42,18 @@ def _forward(x, bias, out, tokens, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMN
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _backward(above, x, bias, grad, sums, tokens, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCKS: tl.constexpr):
+def _backward(
+    above,
+    x,
+    bias,
+    grad,
+    sums,
+    tokens,
+    DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
+):
     """BLOCKS times ROWS tokens and COLUMNS numbers, and their part of the bias' gradient."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     here = columns < DIM

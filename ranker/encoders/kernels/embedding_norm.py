@@ -1,7 +1,7 @@
 """Lookups of words, positions and segments, their sum, layer norm and dropout in one Triton kernel, forward and backward.
 
-Nothing is kept for the backward pass, which looks up again. It sums the gradients of gain, shift and segments on the way; those of words and
-positions are for `ranker.encoders.lookup` to sum by token.
+Nothing is kept for the backward pass, which looks up again. It sums the gradients of gain, shift and segments on the
+way; those of words and positions are for `ranker.encoders.lookup` to sum by token.
 """
 
 from __future__ import annotations
@@ -68,8 +68,12 @@ def _backward(
         row = tl.program_id(0).to(tl.int64) * count + step
         if row < tokens:
             kind = tl.load(segments + row)
-            value = tl.load(words + tl.load(ids + row).to(tl.int64) * DIM + columns, mask=here, other=0.0).to(tl.float32)
-            value += tl.load(places + (tl.load(positions + row).to(tl.int64) + OFFSET) * DIM + columns, mask=here, other=0.0).to(tl.float32)
+            value = tl.load(words + tl.load(ids + row).to(tl.int64) * DIM + columns, mask=here, other=0.0).to(
+                tl.float32
+            )
+            value += tl.load(
+                places + (tl.load(positions + row).to(tl.int64) + OFFSET) * DIM + columns, mask=here, other=0.0
+            ).to(tl.float32)
             value += tl.load(kinds + kind.to(tl.int64) * DIM + columns, mask=here, other=0.0).to(tl.float32)
             own = tl.load(above + row * DIM + columns, mask=here, other=0.0).to(tl.float32)
             if DROP:
@@ -91,13 +95,24 @@ def _backward(
     tl.store(sums + (2 + numbers)[:, None] * DIM + columns[None, :], kind_sum, mask=here[None, :])
 
 
-def _settings(gain: Tensor, offset: int, hashes: Tensor | None, rate: float, epsilon: float, launch: dict[str, int]) -> dict[str, Any]:
+def _settings(
+    gain: Tensor, offset: int, hashes: Tensor | None, rate: float, epsilon: float, launch: dict[str, int]
+) -> dict[str, Any]:
     width = triton.next_power_of_2(len(gain))
     return {
-        "OFFSET": offset, "THRESHOLD": threshold(rate), "SCALE": 1 / (1 - rate), "EPSILON": epsilon, "DIM": len(gain), "WIDTH": width,
-        "DROP": hashes is not None, "COLUMN": COLUMN % 2**32, "FIRST": FIRST % 2**32, "SECOND": SECOND % 2**32,
-        **launch, "num_warps": launch["num_warps"] * max(width // 1024, 1),
-    }  # fmt: skip
+        "OFFSET": offset,
+        "THRESHOLD": threshold(rate),
+        "SCALE": 1 / (1 - rate),
+        "EPSILON": epsilon,
+        "DIM": len(gain),
+        "WIDTH": width,
+        "DROP": hashes is not None,
+        "COLUMN": COLUMN % 2**32,
+        "FIRST": FIRST % 2**32,
+        "SECOND": SECOND % 2**32,
+        **launch,
+        "num_warps": launch["num_warps"] * max(width // 1024, 1),
+    }
 
 
 def embedding_norm(
@@ -125,7 +140,16 @@ def embedding_norm(
     if tokens:
         with torch.cuda.device_of(ids):  # Triton launches on the current device
             _forward[(triton.cdiv(tokens, FORWARD["ROWS"]),)](
-                *tables, ids, positions, segments, ids if hashes is None else hashes.contiguous(), gain, shift, out, tokens, **settings
+                *tables,
+                ids,
+                positions,
+                segments,
+                ids if hashes is None else hashes.contiguous(),
+                gain,
+                shift,
+                out,
+                tokens,
+                **settings,
             )
     return out
 
@@ -137,7 +161,8 @@ def embedding_norm_backward(
     """Gradients of `embedding_norm`.
 
     Returns:
-        By the sum of what was looked up, float32 [tokens, dim]; by gain, shift and the table of segments, float32 [2 + segments, dim].
+        By the sum of what was looked up, float32 [tokens, dim]; by gain, shift and the table of segments, float32 [2 +
+        segments, dim].
     """
     above = above.contiguous()
     tokens, dim = above.shape
@@ -146,7 +171,18 @@ def embedding_norm_backward(
     sums = torch.empty(PROGRAMS, 2 + kinds, dim, dtype=torch.float32, device=above.device)
     with torch.cuda.device_of(above):  # a program without tokens gives sums of 0
         _backward[(PROGRAMS,)](
-            above, *tables, ids, positions, segments, ids if hashes is None else hashes.contiguous(), gain, grad, sums, tokens,
-            triton.cdiv(tokens, PROGRAMS), KINDS=kinds, **_settings(gain, offset, hashes, rate, epsilon, BACKWARD),
-        )  # fmt: skip
+            above,
+            *tables,
+            ids,
+            positions,
+            segments,
+            ids if hashes is None else hashes.contiguous(),
+            gain,
+            grad,
+            sums,
+            tokens,
+            triton.cdiv(tokens, PROGRAMS),
+            KINDS=kinds,
+            **_settings(gain, offset, hashes, rate, epsilon, BACKWARD),
+        )
     return grad, column_sums(sums)[: 2 + len(tables[2])]

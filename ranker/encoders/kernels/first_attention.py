@@ -1,8 +1,8 @@
 """Attention of each row's first token alone, over the states that its keys and values would be made of, in Triton.
 
-A logit q . (W_k x) is (W_k^T q) . x, and a mean of values W_v x is W_v times a mean of x, so one token of a row attends without keys or
-values of the others: its queries and the means go through the weights, which costs as much for a row as keys and values cost for a token.
-The keys' bias adds the same to all logits of a row and changes nothing.
+A logit q . (W_k x) is (W_k^T q) . x, and a mean of values W_v x is W_v times a mean of x, so one token of a row attends
+without keys or values of the others: its queries and the means go through the weights, which costs as much for a row as
+keys and values cost for a token. The keys' bias adds the same to all logits of a row and changes nothing.
 
 Every program of a kernel works on one row: on a block of its tokens, or of the numbers of its states.
 """
@@ -42,13 +42,19 @@ def _logits(
         for first in range(0, DIM, DIMS):
             dims = first + tl.arange(0, DIMS)
             states = tl.load(
-                x + (start + j)[:, None] * DIM + dims[None, :], mask=(j < num_keys)[:, None] & (dims < DIM)[None, :], other=0.0
+                x + (start + j)[:, None] * DIM + dims[None, :],
+                mask=(j < num_keys)[:, None] & (dims < DIM)[None, :],
+                other=0.0,
             )
             own = (row * HEADS + heads).to(tl.int64)[:, None] * DIM + dims[None, :]
             reached = tl.load(reach + own, mask=(heads < HEADS)[:, None] & (dims < DIM)[None, :], other=0.0)
             found += tl.dot(states, tl.trans(reached))
         found = tl.where((j < num_keys)[:, None], found * (SCALE * LOG2E), float("-inf"))
-        tl.store(logits + (start + j)[:, None] * HEADS + heads[None, :], found, mask=(j < length)[:, None] & (heads < HEADS)[None, :])
+        tl.store(
+            logits + (start + j)[:, None] * HEADS + heads[None, :],
+            found,
+            mask=(j < length)[:, None] & (heads < HEADS)[None, :],
+        )
 
 
 @triton.jit
@@ -85,7 +91,11 @@ def _mix(
             own = tl.exp2(tl.load(places, mask=there, other=float("-inf")) - top[:, None])
         else:
             own = tl.load(places, mask=there, other=0.0)
-        states = tl.load(x + (start + j)[:, None] * DIM + dims[None, :], mask=(j < num_keys)[:, None] & (dims < DIM)[None, :], other=0.0)
+        states = tl.load(
+            x + (start + j)[:, None] * DIM + dims[None, :],
+            mask=(j < num_keys)[:, None] & (dims < DIM)[None, :],
+            other=0.0,
+        )
         mixed += tl.dot(own.to(states.dtype), states)
     place = out + (row * HEADS + heads).to(tl.int64)[:, None] * DIM + dims[None, :]
     tl.store(place, mixed.to(out.dtype.element_ty), mask=(heads < HEADS)[:, None] & (dims < DIM)[None, :])
@@ -114,10 +124,14 @@ def _tokens_backward(
         for first in range(0, DIM, DIMS):
             dims = first + tl.arange(0, DIMS)
             states = tl.load(
-                x + (start + j)[:, None] * DIM + dims[None, :], mask=(j < num_keys)[:, None] & (dims < DIM)[None, :], other=0.0
+                x + (start + j)[:, None] * DIM + dims[None, :],
+                mask=(j < num_keys)[:, None] & (dims < DIM)[None, :],
+                other=0.0,
             )
             own = (row * HEADS + heads).to(tl.int64)[:, None] * DIM + dims[None, :]
-            toward += tl.dot(states, tl.trans(tl.load(above + own, mask=real[:, None] & (dims < DIM)[None, :], other=0.0)))
+            toward += tl.dot(
+                states, tl.trans(tl.load(above + own, mask=real[:, None] & (dims < DIM)[None, :], other=0.0))
+            )
         mean = tl.load(means + row * HEADS + heads, mask=real, other=0.0)
         slope = weights * (toward - mean[None, :]) * SCALE
         tl.store(slopes + places, slope, mask=(j < length)[:, None] & (heads < HEADS)[None, :])
@@ -138,7 +152,9 @@ def _shape(reach: Tensor) -> dict[str, int]:
 
 
 @triton_op("ranker::first_attention", mutates_args=())
-def first_attention(x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def first_attention(
+    x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Mean states of rows by the weights that one query a row and head gives them.
 
     Args:
@@ -149,8 +165,8 @@ def first_attention(x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tenso
         blocks: As `ranker.encoders.kernels.short_attention` takes them.
 
     Returns:
-        Means, float32 [rows, heads, dim], 0 for a row that attends to nothing; base-2 logits, float32 [tokens, heads]; base-2 logarithms of the
-        softmax's sums, float32 [rows, heads].
+        Means, float32 [rows, heads, dim], 0 for a row that attends to nothing; base-2 logits, float32 [tokens, heads];
+        base-2 logarithms of the softmax's sums, float32 [rows, heads].
     """
     x, reach = x.contiguous(), reach.contiguous()
     rows, heads, dim = reach.shape
@@ -163,13 +179,23 @@ def first_attention(x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tenso
         wrap_triton(_logits)[(blocks.shape[0],)](
             x, reach, logits, cu_seqlens, cu_keys, blocks, rows, SCALE=(dim // heads) ** -0.5, **shape, **TOKENS
         )
-        wrap_triton(_mix)[(rows, triton.cdiv(dim, MIX["DIMS"]))](logits, x, out, sums, cu_seqlens, cu_keys, SOFTMAX=True, **shape, **MIX)
+        wrap_triton(_mix)[(rows, triton.cdiv(dim, MIX["DIMS"]))](
+            logits, x, out, sums, cu_seqlens, cu_keys, SOFTMAX=True, **shape, **MIX
+        )
     return out, logits, sums
 
 
 @triton_op("ranker::first_attention_backward", mutates_args=())
 def first_attention_backward(
-    above: Tensor, out: Tensor, logits: Tensor, sums: Tensor, x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor
+    above: Tensor,
+    out: Tensor,
+    logits: Tensor,
+    sums: Tensor,
+    x: Tensor,
+    reach: Tensor,
+    cu_seqlens: Tensor,
+    cu_keys: Tensor,
+    blocks: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of `first_attention` by `x` and `reach`."""
     means = (above * out).sum(-1)
@@ -179,8 +205,22 @@ def first_attention_backward(
     shape = _shape(reach)
     with torch.cuda.device_of(x):
         wrap_triton(_tokens_backward)[(blocks.shape[0],)](
-            above, means, logits, sums, x, reach, slopes, grad, cu_seqlens, cu_keys, blocks, rows, SCALE=(dim // heads) ** -0.5, **shape, **TOKENS
-        )  # fmt: skip
+            above,
+            means,
+            logits,
+            sums,
+            x,
+            reach,
+            slopes,
+            grad,
+            cu_seqlens,
+            cu_keys,
+            blocks,
+            rows,
+            SCALE=(dim // heads) ** -0.5,
+            **shape,
+            **TOKENS,
+        )
         wrap_triton(_mix)[(rows, triton.cdiv(dim, MIX["DIMS"]))](
             slopes, x, grad_reach, sums, cu_seqlens, cu_keys, SOFTMAX=False, **shape, **MIX
         )

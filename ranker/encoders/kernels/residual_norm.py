@@ -1,8 +1,8 @@
 """Bias, dropout, residual sum and layer norm in one Triton kernel, forward and backward.
 
-A post-norm layer does this twice. What the forward pass reads is all that it keeps: the backward pass computes sums, norms and masks again
-from two tensors of the layer's size, and in the same pass sums the gradients of bias, gain and shift over its rows, which would otherwise
-read everything again.
+A post-norm layer does this twice. What the forward pass reads is all that it keeps: the backward pass computes sums,
+norms and masks again from two tensors of the layer's size, and in the same pass sums the gradients of bias, gain and
+shift over its rows, which would otherwise read everything again.
 """
 
 from __future__ import annotations
@@ -95,14 +95,29 @@ def _backward(
 def _settings(x: Tensor, rate: float, hashes: Tensor | None, epsilon: float, launch: dict[str, int]) -> dict[str, Any]:
     width = triton.next_power_of_2(x.shape[1])
     return {
-        "THRESHOLD": threshold(rate), "SCALE": 1 / (1 - rate), "EPSILON": epsilon, "DIM": x.shape[1], "WIDTH": width, "DROP": hashes is not None,
-        "COLUMN": COLUMN % 2**32, "FIRST": FIRST % 2**32, "SECOND": SECOND % 2**32, "ROWS": launch["ROWS"],
+        "THRESHOLD": threshold(rate),
+        "SCALE": 1 / (1 - rate),
+        "EPSILON": epsilon,
+        "DIM": x.shape[1],
+        "WIDTH": width,
+        "DROP": hashes is not None,
+        "COLUMN": COLUMN % 2**32,
+        "FIRST": FIRST % 2**32,
+        "SECOND": SECOND % 2**32,
+        "ROWS": launch["ROWS"],
         "num_warps": launch["num_warps"] * max(width // 1024, 1),
-    }  # fmt: skip
+    }
 
 
 def residual_norm(
-    x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, shift: Tensor, epsilon: float
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    hashes: Tensor | None,
+    rate: float,
+    gain: Tensor,
+    shift: Tensor,
+    epsilon: float,
 ) -> Tensor:
     """Return `layer_norm(dropout(x + bias) + residual)`, summed and normed in float32.
 
@@ -128,7 +143,14 @@ def residual_norm(
 
 
 def residual_norm_backward(
-    above: Tensor, x: Tensor, bias: Tensor, residual: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, epsilon: float
+    above: Tensor,
+    x: Tensor,
+    bias: Tensor,
+    residual: Tensor,
+    hashes: Tensor | None,
+    rate: float,
+    gain: Tensor,
+    epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of `residual_norm`.
 
@@ -143,7 +165,17 @@ def residual_norm_backward(
     drawn = x if hashes is None else hashes.contiguous()  # not touched without
     with torch.cuda.device_of(x):  # a program without tokens gives sums of 0
         _backward[(PROGRAMS,)](
-            above, x, bias, residual, drawn, gain, grad_x, grad_residual, sums, tokens, triton.cdiv(tokens, PROGRAMS * BACKWARD["ROWS"]),
+            above,
+            x,
+            bias,
+            residual,
+            drawn,
+            gain,
+            grad_x,
+            grad_residual,
+            sums,
+            tokens,
+            triton.cdiv(tokens, PROGRAMS * BACKWARD["ROWS"]),
             **_settings(x, rate, hashes, epsilon, BACKWARD),
-        )  # fmt: skip
+        )
     return column_sums(sums), grad_residual, grad_x

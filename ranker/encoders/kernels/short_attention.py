@@ -1,9 +1,10 @@
 """Attention within short ragged rows, forward and backward, in Triton.
 
-Libraries' kernels are built for long sequences: pairs of 86 tokens fill a part of their tiles, and their backward takes three passes.
-With heads of up to 64 a row of up to 128 tokens is one tile, whose backward is one pass without atomics: five products, nothing but the states and the
-logarithms of the softmax's sums read back. In rows of up to 256 all keys stay while blocks of queries pass, where the card has room for them; all others go through blocks of
-64 with a running softmax (Dao et al., 2022, arXiv:2205.14135). Queries, keys and values come as one packed tensor, so that one matrix
+Libraries' kernels are built for long sequences: pairs of 86 tokens fill a part of their tiles, and their backward takes
+three passes. With heads of up to 64 a row of up to 128 tokens is one tile, whose backward is one pass without atomics:
+five products, nothing but the states and the logarithms of the softmax's sums read back. In rows of up to 256 all keys
+stay while blocks of queries pass, where the card has room for them; all others go through blocks of 64 with a running
+softmax (Dao et al., 2022, arXiv:2205.14135). Queries, keys and values come as one packed tensor, so that one matrix
 product makes them and one gradient leaves; the gradient of their bias is summed on the way.
 """
 
@@ -81,7 +82,9 @@ def _tile_backward(
         query = tl.load(qkv + offsets, mask=real, other=0.0)
         key = tl.load(qkv + offsets + HEADS * DIM, mask=real, other=0.0)
         value = tl.load(qkv + offsets + 2 * HEADS * DIM, mask=real, other=0.0)
-        above = tl.load(grad_out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :], mask=real, other=0.0)
+        above = tl.load(
+            grad_out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :], mask=real, other=0.0
+        )
         total = tl.load(sums + head.to(tl.int64) * num_tokens + start + i, mask=i < length, other=float("inf"))
         logits = tl.where((i < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
         weights = tl.exp2(logits - total[:, None])
@@ -131,7 +134,9 @@ def _keys_backward(
             mean = tl.sum(above.to(tl.float32) * made.to(tl.float32), 1)
             total = tl.load(totals + i, mask=i < length, other=float("inf"))
             # keys down, queries across, so that two of the products take the weights as they are
-            weights = tl.exp2(tl.where(seen, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf")) - total[None, :])
+            weights = tl.exp2(
+                tl.where(seen, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf")) - total[None, :]
+            )
             grad_value += tl.dot(weights.to(value.dtype), above)
             slope = (weights * (tl.dot(value, tl.trans(above)) - mean[None, :])).to(query.dtype)
             grad_key += tl.dot(slope, query)
@@ -140,7 +145,9 @@ def _keys_backward(
             query_sum += tl.sum(found, 0)
         grad_key *= SCALE
         tl.store(down + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, grad_key.to(grad.dtype.element_ty), mask=real)
-        tl.store(down + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, grad_value.to(grad.dtype.element_ty), mask=real)
+        tl.store(
+            down + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, grad_value.to(grad.dtype.element_ty), mask=real
+        )
         summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
         tl.store(summed, query_sum)
         tl.store(summed + HEADS * DIM, tl.sum(grad_key, 0))
@@ -180,7 +187,9 @@ def _block_backward(
                 above = tl.load(grad_out + above_base + i[:, None] * (HEADS * DIM), mask=there, other=0.0)
                 made = tl.load(out + above_base + i[:, None] * (HEADS * DIM), mask=there, other=0.0)
                 total = tl.load(totals + i, mask=i < length, other=float("inf"))
-                logits = tl.where((own < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
+                logits = tl.where(
+                    (own < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf")
+                )
                 weights = tl.exp2(logits - total[:, None])
                 grad_value += tl.dot(tl.trans(weights.to(value.dtype)), above)
                 mean = tl.sum(above.to(tl.float32) * made.to(tl.float32), 1)
@@ -202,7 +211,9 @@ def _block_backward(
                 there = (j < num_keys)[:, None]
                 key = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=there, other=0.0)
                 value = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=there, other=0.0)
-                logits = tl.where((j < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
+                logits = tl.where(
+                    (j < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf")
+                )
                 weights = tl.exp2(logits - total[:, None])
                 slope = (weights * (tl.dot(above, tl.trans(value)) - mean[:, None]) * SCALE).to(key.dtype)
                 grad_query += tl.dot(slope, key)
@@ -220,7 +231,9 @@ SMALL_TILE = {"SIZE": 64, "num_warps": 4, "num_stages": 1}
 LARGE_TILE = {"SIZE": 128, "num_warps": 4, "num_stages": 1}
 KEYS = {"SIZE": 256, "QUERIES": 64, "STAGES": 2, "num_warps": 8}
 BLOCKS = {"SIZE": 64, "num_warps": 4, "num_stages": 2}
-KEYS_MEMORY = 135_000  # shared memory that `KEYS` needs at heads of 64; data centres' cards have it, others have 101,376 bytes
+KEYS_MEMORY = (
+    135_000  # shared memory that `KEYS` needs at heads of 64; data centres' cards have it, others have 101,376 bytes
+)
 
 
 def backward_launches(dim: int, shared_memory: int) -> list[tuple[Any, dict[str, int]]]:
@@ -247,7 +260,8 @@ def attend(
         qkv: Queries, keys and values, bf16 or fp16 [tokens, 3, heads, dim], contiguous; every token belongs to a row.
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
         cu_keys: Cumulative counts of the tokens that each row attends to, its first ones, int32 [rows + 1].
-        blocks: Row and first token of each block of `BLOCK` tokens, int32 [blocks, 2]; row -1 for none (`RaggedLayout.blocks`).
+        blocks: Row and first token of each block of `BLOCK` tokens, int32 [blocks, 2]; row -1 for none
+            (`RaggedLayout.blocks`).
         wrap: Of the kernel; `wrap_triton` where it is traced.
 
     Returns:

@@ -37,7 +37,11 @@ class BM25Score:
     ) -> None:  # fmt: skip
         self.k1, self.b, self.keep_k1_plus_1, self.analyzer = k1, b, keep_k1_plus_1, analyzer
         self.bins, self.binning = bins, binning
-        self.name = "bm25" + ("" if analyzer == "standard" else f"_{analyzer}") + ("" if (k1, b) == (1.2, 0.75) else f"_k1_{k1}_b_{b}")
+        self.name = (
+            "bm25"
+            + ("" if analyzer == "standard" else f"_{analyzer}")
+            + ("" if (k1, b) == (1.2, 0.75) else f"_k1_{k1}_b_{b}")
+        )
         self.labeller = f"bm25-formula@1 k1={k1} b={b} keep_k1_plus_1={keep_k1_plus_1} analyzer={analyzer}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
@@ -45,7 +49,8 @@ class BM25Score:
         words_of = analyzer(self.analyzer, "probe.bm25.analyzer")
         queries = {query_id: words_of(sample.collection.queries[query_id]) for query_id, _ in sample.pairs}
         statistics = CollectionStatistics.of(
-            (words_of(doc.full_text) for doc in sample.collection.docs), {word for words in queries.values() for word in words}
+            (words_of(doc.full_text) for doc in sample.collection.docs),
+            {word for words in queries.values() for word in words},
         )
         for pair in sample.texts():
             score = self.score(queries[pair[0]], words_of(pair[3]), statistics)
@@ -55,7 +60,9 @@ class BM25Score:
         """BM25 of the words of a query and of a doc."""
         frequency = Counter(doc)
         held_back = self.k1 * (1 - self.b + self.b * len(doc) / statistics.mean_length) if doc else 1.0
-        total = sum(statistics.idf(word) * frequency[word] / (frequency[word] + held_back) for word in query if frequency[word])
+        total = sum(
+            statistics.idf(word) * frequency[word] / (frequency[word] + held_back) for word in query if frequency[word]
+        )
         return total * (self.k1 + 1) if self.keep_k1_plus_1 else total
 
 

@@ -52,10 +52,11 @@ class Mention:
 class Coreference:
     """Two-span targets by the head rule.
 
-    Positive: a query mention and a doc mention with equal head lemma, or a doc pronoun whose nearest compatible earlier mention has it.
-    For each positive one negative with the same query mention, half of them easy (a random doc word outside all mentions and names), half
-    hard (another doc mention that shares no word with the query mention); easy where there is no hard one. The rule is lexical by nature:
-    read the task against its controls, and see `exclude_copies`.
+    Positive: a query mention and a doc mention with equal head lemma, or a doc pronoun whose nearest compatible earlier
+    mention has it. For each positive one negative with the same query mention, half of them easy (a random doc word
+    outside all mentions and names), half hard (another doc mention that shares no word with the query mention); easy
+    where there is no hard one. The rule is lexical by nature: read the task against its controls, and see
+    `exclude_copies`.
 
     Args:
         model: spaCy pipeline, a package's name.
@@ -71,7 +72,12 @@ class Coreference:
     def __init__(
         self, model: str = MODEL, exclude_copies: bool = False, max_positives: int = 4, docs_per_query: int | None = None
     ) -> None:  # fmt: skip
-        self.model, self.exclude_copies, self.max_positives, self.docs_per_query = model, exclude_copies, max_positives, docs_per_query
+        self.model, self.exclude_copies, self.max_positives, self.docs_per_query = (
+            model,
+            exclude_copies,
+            max_positives,
+            docs_per_query,
+        )
         self.name = "coref_head" + ("_nocopy" if exclude_copies else "") + ("" if model == MODEL else f"_{model}")
 
     @cached_property
@@ -114,7 +120,11 @@ class Coreference:
         names = [(entity.start_char, entity.end_char) for entity in doc.ents]
         targets = []
         for first, later in positives:
-            hard = [mention for mention in told if _unlike(mention, first) and _unlike(mention, later)] if rng.random() < 0.5 else []
+            hard = (
+                [mention for mention in told if _unlike(mention, first) and _unlike(mention, later)]
+                if rng.random() < 0.5
+                else []
+            )
             other = rng.choice(hard) if hard else _easy(doc, told, names, rng)
             query_span = Span("query", first.start, first.end)
             targets.append(Target((query_span, Span("doc", later.start, later.end)), SAME))
@@ -153,7 +163,12 @@ def resolve(told: list[Mention]) -> list[str | None]:
             heads.append(mention.head)
             continue
         earlier = (other for other in reversed(told[:place]) if not other.pronoun)
-        heads.append(next((other.head for other in earlier if other.plural == mention.plural and other.person == mention.person), None))
+        heads.append(
+            next(
+                (other.head for other in earlier if other.plural == mention.plural and other.person == mention.person),
+                None,
+            )
+        )
     return heads
 
 

@@ -13,7 +13,14 @@ import numpy as np
 from ranker.data.corpus_files import JsonlDocs, read_lines, read_queries
 from ranker.data.parsing import read_grade, shown
 from ranker.errors import DataError
-from ranker.probing.examples import PairSample, ProbeExample, TaskUnavailable, file_fingerprint, parse_line, whole_text_example
+from ranker.probing.examples import (
+    PairSample,
+    ProbeExample,
+    TaskUnavailable,
+    file_fingerprint,
+    parse_line,
+    whole_text_example,
+)
 
 PART_OF = {"train": "train", "dev": "val", "val": "val", "validation": "val", "test": "test", "": None}
 _GRADE = re.compile(r"[-+]?[0-9]+")
@@ -23,9 +30,9 @@ Row = tuple[str, str, str, str | None]  # query_id, doc_id, label, part
 class FactChecking:
     """Label each pair of claim and evidence as the annotators did; pairs without a verdict are left out.
 
-    Reads a folder in one of two layouts, plain or gzipped: docs.jsonl, queries.tsv and labels.tsv (columns query_id, doc_id, label and
-    perhaps split), or BEIR's corpus.jsonl, queries.jsonl and qrels/*.tsv with the label in the query's metadata. Each part comes from the
-    source's part of that name, so that no claim trains and tests.
+    Reads a folder in one of two layouts, plain or gzipped: docs.jsonl, queries.tsv and labels.tsv (columns query_id,
+    doc_id, label and perhaps split), or BEIR's corpus.jsonl, queries.jsonl and qrels/*.tsv with the label in the
+    query's metadata. Each part comes from the source's part of that name, so that no claim trains and tests.
 
     Args:
         path: The folder; None where the data has none, then the task is not available.
@@ -66,7 +73,9 @@ class FactChecking:
         queries, docs, rows = self._read_beir() if beir else self._read_labels()
         rows = [row for row in rows if row[0] in queries and row[1] in docs]
         if not rows:
-            raise DataError(f"{self.path}: expected labelled pairs of its queries and docs, got none; check labels and ids")
+            raise DataError(
+                f"{self.path}: expected labelled pairs of its queries and docs, got none; check labels and ids"
+            )
         drawn = sorted(np.random.default_rng(sample.seed).permutation(len(rows))[: sample.max_pairs])
         for query_id, doc_id, label, part in (rows[i] for i in drawn):
             example = whole_text_example((query_id, doc_id, queries[query_id], docs[doc_id]), label=label)
@@ -139,7 +148,11 @@ class FactChecking:
 def _objects(path: Path) -> Iterator[dict[str, Any]]:
     for number, line in read_lines(path):
         entry = parse_line(line, f"{path}:{number}")
-        if not isinstance(entry, dict) or not isinstance(entry.get("_id"), (str, int)) or not isinstance(entry.get("text"), str):
+        if (
+            not isinstance(entry, dict)
+            or not isinstance(entry.get("_id"), (str, int))
+            or not isinstance(entry.get("text"), str)
+        ):
             raise DataError(f"{path}:{number}: expected an object with _id and text, got {shown(line)}; mend the line")
         yield entry | {"_id": str(entry["_id"])}
 

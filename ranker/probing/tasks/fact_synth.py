@@ -21,8 +21,9 @@ Claim = tuple[str, str, int, int]  # sentence, kind of what can be swapped, its 
 class SyntheticFacts:
     """Label made claims: for those who have no labelled pairs (`fact`); never to be confused with these.
 
-    A claim is the doc's first sentence that holds a number or a name. Every second one is refuted: its number or name is replaced by one
-    of another doc's claims that the doc does not hold. A probe that finds the claim's words in the doc has solved it.
+    A claim is the doc's first sentence that holds a number or a name. Every second one is refuted: its number or name
+    is replaced by one of another doc's claims that the doc does not hold. A probe that finds the claim's words in the
+    doc has solved it.
 
     Args:
         max_words: Longer sentences make no claim.

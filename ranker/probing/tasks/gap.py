@@ -10,7 +10,15 @@ from pathlib import Path
 from ranker.data.corpus_files import read_lines
 from ranker.data.parsing import shown
 from ranker.errors import DataError
-from ranker.probing.examples import PairSample, ProbeExample, Span, Target, TaskUnavailable, check_example, file_fingerprint
+from ranker.probing.examples import (
+    PairSample,
+    ProbeExample,
+    Span,
+    Target,
+    TaskUnavailable,
+    check_example,
+    file_fingerprint,
+)
 
 FILES = {"train": "gap-development.tsv", "val": "gap-validation.tsv", "test": "gap-test.tsv"}
 
@@ -36,7 +44,9 @@ class Gap:
     @cached_property
     def labeller(self) -> str:  # type: ignore[override]
         """Id, version and the files' hashes."""
-        return f"gap@1 max_pairs={self.max_pairs} " + " ".join(file_fingerprint(self._file(name)) for name in FILES.values())
+        return f"gap@1 max_pairs={self.max_pairs} " + " ".join(
+            file_fingerprint(self._file(name)) for name in FILES.values()
+        )
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:  # noqa: ARG002 - gold data; the collection is not looked at
         """The snippets, part by part.
@@ -57,7 +67,9 @@ class Gap:
             if path.is_file():
                 return path
         got = "none" if self.path is None else repr(str(self.path))
-        raise TaskUnavailable(f"probe.gap.path: expected a folder with {name} or {name}.gz, got {got}; set probe.gap.path=DIR")
+        raise TaskUnavailable(
+            f"probe.gap.path: expected a folder with {name} or {name}.gz, got {got}; set probe.gap.path=DIR"
+        )
 
 
 def _example(row: dict[str, str], part: str, where: str) -> ProbeExample:
@@ -65,7 +77,10 @@ def _example(row: dict[str, str], part: str, where: str) -> ProbeExample:
         text = row["Text"]
         pronoun = _span(text, row["Pronoun"], row["Pronoun-offset"])
         targets = tuple(
-            Target((pronoun, _span(text, row[name], row[f"{name}-offset"])), "1" if row[f"{name}-coref"].upper() == "TRUE" else "0")
+            Target(
+                (pronoun, _span(text, row[name], row[f"{name}-offset"])),
+                "1" if row[f"{name}-coref"].upper() == "TRUE" else "0",
+            )
             for name in ("A", "B")
         )
         example = ProbeExample(row["ID"], row["ID"], "", text, targets, part)

@@ -31,10 +31,11 @@ SPANS = ("chars", "spacy_tokens")
 class JsonLines:
     """Import examples: the only way to labels of tools that do not run here.
 
-    A record is `{"info": {"qid", "pid", "part"?}, "input": {"query", "passage"}, "targets": [{"span1", "span2"?, "label" or "value"}]}`.
-    With `spans=chars` a span is `{"side": "query" or "doc", "start", "end"}` in characters, without start and end the whole side. With
-    `spans=spacy_tokens` it is `[first, end]` in words of spaCy's English tokenizer over query + " " + passage, as the published data sets
-    have it; a target without spans reads both whole sides.
+    A record is `{"info": {"qid", "pid", "part"?}, "input": {"query", "passage"}, "targets": [{"span1", "span2"?,
+    "label" or "value"}]}`. With `spans=chars` a span is `{"side": "query" or "doc", "start", "end"}` in characters,
+    without start and end the whole side. With `spans=spacy_tokens` it is `[first, end]` in words of spaCy's English
+    tokenizer over query + " " + passage, as the published data sets have it; a target without spans reads both whole
+    sides.
 
     Args:
         path: The file, plain or gzipped.
@@ -122,11 +123,16 @@ def _from_words(record: Any, where: str, words: Any) -> ProbeExample:
         targets = []
         for entry in record["targets"]:
             given = [entry[key] for key in ("span1", "span2") if entry.get(key) is not None]
-            spans = [_side_span(joined[first:end], border, where) for first, end in given] or [Span("query"), Span("doc")]
+            spans = [_side_span(joined[first:end], border, where) for first, end in given] or [
+                Span("query"),
+                Span("doc"),
+            ]
             label, value = entry.get("label"), entry.get("value")
             if (label is None) == (value is None) or not math.isfinite(float(value or 0)):
                 raise ValueError("exactly one of label and finite value")
-            targets.append(Target(tuple(spans), None if label is None else str(label), None if value is None else float(value)))
+            targets.append(
+                Target(tuple(spans), None if label is None else str(label), None if value is None else float(value))
+            )
         info = record["info"]
         example = ProbeExample(str(info["qid"]), str(info["pid"]), query, doc, tuple(targets), info.get("part"))
     except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
@@ -146,4 +152,6 @@ def _side_span(words: Any, border: int, where: str) -> Span:
         return Span("query", start, end)
     if start >= border:
         return Span("doc", start - border, end - border)
-    raise DataError(f"{where}: expected a span inside the query or the passage, got {words.text!r} across both; mend the span")
+    raise DataError(
+        f"{where}: expected a span inside the query or the passage, got {words.text!r} across both; mend the span"
+    )

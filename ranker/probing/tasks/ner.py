@@ -9,13 +9,31 @@ from ranker.probing.examples import PairSample, ProbeExample, Span, Target
 from ranker.probing.spacy_model import MODEL, parse_all, versions
 
 ONTONOTES = (
-    "CARDINAL", "DATE", "EVENT", "FAC", "GPE", "LANGUAGE", "LAW", "LOC", "MONEY", "NORP", "ORDINAL", "ORG", "PERCENT", "PERSON", "PRODUCT",
-    "QUANTITY", "TIME", "WORK_OF_ART",
-)  # fmt: skip
+    "CARDINAL",
+    "DATE",
+    "EVENT",
+    "FAC",
+    "GPE",
+    "LANGUAGE",
+    "LAW",
+    "LOC",
+    "MONEY",
+    "NORP",
+    "ORDINAL",
+    "ORG",
+    "PERCENT",
+    "PERSON",
+    "PRODUCT",
+    "QUANTITY",
+    "TIME",
+    "WORK_OF_ART",
+)
 
 
 class NamedEntities:
-    """One target per entity of query and doc: one span, its OntoNotes type. The sides are tagged apart, so that no entity crosses them.
+    """One target per entity of query and doc: one span, its OntoNotes type.
+
+    The sides are tagged apart, so that no entity crosses them.
 
     Args:
         model: spaCy pipeline, a package's name.

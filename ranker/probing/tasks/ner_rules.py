@@ -17,7 +17,17 @@ PLACES = """
     Melbourne Milan Montreal Moscow Mumbai Munich Nairobi Oslo Paris Philadelphia Prague Rome Seattle Seoul Shanghai Stockholm Sydney Tokyo
     Toronto Vienna Warsaw Washington Zurich
 """.split()  # noqa: SIM905 - a list literal would be a page
-PLACES += ["New York", "Los Angeles", "San Francisco", "Hong Kong", "New Zealand", "South Africa", "Saudi Arabia", "United States", "United Kingdom"]  # fmt: skip
+PLACES += [
+    "New York",
+    "Los Angeles",
+    "San Francisco",
+    "Hong Kong",
+    "New Zealand",
+    "South Africa",
+    "Saudi Arabia",
+    "United States",
+    "United Kingdom",
+]
 PEOPLES = """
     African American Arab Argentine Asian Australian Austrian Belgian Brazilian British Bulgarian Canadian Chilean Chinese Christian Cuban Danish
     Dutch Egyptian English European Finnish French German Greek Hindu Hungarian Indian Iranian Iraqi Irish Israeli Italian Japanese Jewish Korean
@@ -36,7 +46,7 @@ DAYS = "Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday"
 NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?"
 WORDS = "two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty|thirty|forty|fifty|hundred|thousand|million|billion"
 COUNT = rf"(?:{NUMBER}|{WORDS})"
-UNITS = "kilometers|kilometres|meters|metres|centimeters|miles|feet|inches|yards|kilograms|grams|pounds|tons|tonnes|liters|litres|gallons|degrees|acres|km|cm|mm|kg|mg|ml|mph"  # fmt: skip
+UNITS = "kilometers|kilometres|meters|metres|centimeters|miles|feet|inches|yards|kilograms|grams|pounds|tons|tonnes|liters|litres|gallons|degrees|acres|km|cm|mm|kg|mg|ml|mph"
 
 
 def _any(words: list[str]) -> str:
@@ -59,11 +69,15 @@ RULES = {
     "NORP": rf"(?:{_any(PEOPLES)})s?",
     "GPE": rf"(?:{_any(PLACES)})",
 }
-_PATTERN = re.compile("|".join(rf"(?P<{kind}>(?<![\w$]){rule}(?!\w))" for kind, rule in {k: f"(?:{r})" for k, r in RULES.items()}.items()))
+_PATTERN = re.compile(
+    "|".join(rf"(?P<{kind}>(?<![\w$]){rule}(?!\w))" for kind, rule in {k: f"(?:{r})" for k, r in RULES.items()}.items())
+)
 
 
 class RuleEntities:
-    """One target per entity of query and doc: one span, its type by OntoNotes' names. Coarser than `ner`, and the same on every machine.
+    """One target per entity of query and doc: one span, its type by OntoNotes' names.
+
+    Coarser than `ner`, and the same on every machine.
 
     Args:
         max_targets: At most so many entities of a pair, the first ones; None for all.

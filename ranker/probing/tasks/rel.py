@@ -13,8 +13,9 @@ from ranker.probing.examples import PairSample, ProbeExample, whole_text_example
 class Relevance:
     """Label each pair by its judgement: 1 from the collection's relevance threshold on.
 
-    Training and validation queries give their relevant docs and unjudged or irrelevant candidates; test queries give their first `pool`
-    candidates as the first stage ranked them, so that MAP, MRR, nDCG and P are those of re-ranking them.
+    Training and validation queries give their relevant docs and unjudged or irrelevant candidates; test queries give
+    their first `pool` candidates as the first stage ranked them, so that MAP, MRR, nDCG and P are those of re-ranking
+    them.
 
     Args:
         pool: Candidates of each test query.
@@ -38,12 +39,18 @@ class Relevance:
         """
         collection = sample.collection
         if not collection.qrels or collection.candidates is None:
-            raise DataError(f"probe.rel: expected judgements and candidates, got none in {collection.name}; take another data or split")
+            raise DataError(
+                f"probe.rel: expected judgements and candidates, got none in {collection.name}; take another data or split"
+            )
         made = 0
         for number, query_id in enumerate(sample.parts):
             part = sample.parts[query_id]
             judged = collection.qrels.get(query_id, {})
-            relevant = [doc_id for doc_id, grade in judged.items() if grade >= collection.relevance and doc_id in collection.docs]
+            relevant = [
+                doc_id
+                for doc_id, grade in judged.items()
+                if grade >= collection.relevance and doc_id in collection.docs
+            ]
             candidates = collection.candidates[query_id][: self.pool if part == "test" else sample.depth]
             if not judged or not candidates or (part != "test" and made >= sample.max_pairs):
                 continue

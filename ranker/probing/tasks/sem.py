@@ -18,8 +18,9 @@ SIMILARITIES = {"mean_cos": mean_pairwise_cosine, "mean_vec": cosine_of_means}
 class SemanticSimilarity:
     """Label each pair with the similarity of its words' vectors.
 
-    Words are lower-case, without stop words, punctuation stays; an unknown word has the mean of all vectors. The vectors are made of the
-    collection (positive PMI + SVD, task `sem_svd`) or read from a file in GloVe's layout (task `sem_FILE`).
+    Words are lower-case, without stop words, punctuation stays; an unknown word has the mean of all vectors. The
+    vectors are made of the collection (positive PMI + SVD, task `sem_svd`) or read from a file in GloVe's layout (task
+    `sem_FILE`).
 
     Args:
         vectors: File of word vectors; None makes them of the collection.
@@ -68,5 +69,7 @@ class SemanticSimilarity:
         if self.vectors is None:
             words = (content_pieces(doc.full_text) for doc in sample.collection.docs)
             return ppmi_svd(words, self.dim, self.window, self.min_count, seed=sample.seed)
-        wanted = {word for _, _, query, doc in sample.texts() for word in (*content_pieces(query), *content_pieces(doc))}
+        wanted = {
+            word for _, _, query, doc in sample.texts() for word in (*content_pieces(query), *content_pieces(doc))
+        }
         return read_vectors(self.vectors, wanted)

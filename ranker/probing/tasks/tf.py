@@ -14,7 +14,8 @@ class TermFrequency:
 
     .. math:: \mathrm{tf}(q, d) = \frac{1}{|q|} \sum_{t \in q} \frac{\mathrm{count}(t, d)}{|d|}
 
-    Words are alphanumeric, no stop words, stemmed (Porter); lengths are counted after that. 0 where query or doc has no such word.
+    Words are alphanumeric, no stop words, stemmed (Porter); lengths are counted after that. 0 where query or doc has no
+    such word.
 
     Args:
         legacy_case: Look for stop words before lower-casing, as the published labels have it.

@@ -8,7 +8,9 @@ from ranker.retrieval.index import require
 
 
 class HNSW:
-    """Inner products with the vectors that a walk through a neighbour graph meets. Its graph is built and searched on the CPU.
+    """Inner products with the vectors that a walk through a neighbour graph meets.
+
+    Its graph is built and searched on the CPU.
 
     Args:
         neighbours: Links of each vector, on the lowest level twice as many.

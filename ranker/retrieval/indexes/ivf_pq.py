@@ -14,7 +14,8 @@ class IVFPQ:
     Args:
         lists: Number of lists; None: 4 times the root of the number of vectors.
         probes: Lists that a query looks into; None: an eighth of them, at least 8.
-        subvectors: Bytes of a compressed vector; must divide the vectors' size. None: the largest divisor up to a quarter of it.
+        subvectors: Bytes of a compressed vector; must divide the vectors' size. None: the largest divisor up to a
+            quarter of it.
         rescore: So many times the docs asked for are compared again exactly.
         gpu: Whether to search on all GPUs; None: where faiss sees one.
     """
@@ -22,10 +23,16 @@ class IVFPQ:
     exact = False
 
     def __init__(
-        self, lists: int | None = None, probes: int | None = None, subvectors: int | None = None, rescore: int = 10, gpu: bool | None = None
+        self,
+        lists: int | None = None,
+        probes: int | None = None,
+        subvectors: int | None = None,
+        rescore: int = 10,
+        gpu: bool | None = None,
     ) -> None:
         self.lists, self.probes, self.subvectors = (
-            require(f"index.{name}", value) for name, value in (("lists", lists), ("probes", probes), ("subvectors", subvectors))
+            require(f"index.{name}", value)
+            for name, value in (("lists", lists), ("probes", probes), ("subvectors", subvectors))
         )
         self.rescore = require("index.rescore", rescore) or 1
         self.gpu = gpu
@@ -49,4 +56,6 @@ class IVFPQ:
 
     def train_vectors(self, num_vectors: int) -> int:
         """How many vectors it learns from."""
-        return max(TRAINED_PER_LIST * num_lists(self.lists, num_vectors), 256 * TRAINED_PER_LIST)  # 256 codes per subvector
+        return max(
+            TRAINED_PER_LIST * num_lists(self.lists, num_vectors), 256 * TRAINED_PER_LIST
+        )  # 256 codes per subvector

@@ -29,28 +29,58 @@ FILES = {
         "job_logging: {handlers: {console: {(): os.system, command: ls}}}",
         r"hydra\.job_logging\.handlers\.console\.\(\)",
     ),
-    "class in logging": ("job_logging: {handlers: {x: {class: subprocess.Popen, args: ls}}}", r"hydra\.job_logging\.handlers\.x\.class"),
-    "formatter": ("hydra_logging: {formatters: {x: {class: evil.Formatter}}}", r"hydra\.hydra_logging\.formatters\.x\.class"),
+    "class in logging": (
+        "job_logging: {handlers: {x: {class: subprocess.Popen, args: ls}}}",
+        r"hydra\.job_logging\.handlers\.x\.class",
+    ),
+    "formatter": (
+        "hydra_logging: {formatters: {x: {class: evil.Formatter}}}",
+        r"hydra\.hydra_logging\.formatters\.x\.class",
+    ),
     "filter": ("job_logging: {filters: {x: {(): evil.Filter}}}", r"hydra\.job_logging\.filters\.x\.\(\)"),
-    "import by value": ("job_logging: {handlers: {console: {stream: ext://evil.stream}}}", r"handlers\.console\.stream"),
-    "value of the configuration": ("job_logging: {handlers: {console: {stream: cfg://evil}}}", r"handlers\.console\.stream"),
-    "log elsewhere": ("job_logging: {handlers: {x: {class: logging.FileHandler, filename: /tmp/x, mode: w}}}", r"handlers\.x\.filename"),
+    "import by value": (
+        "job_logging: {handlers: {console: {stream: ext://evil.stream}}}",
+        r"handlers\.console\.stream",
+    ),
+    "value of the configuration": (
+        "job_logging: {handlers: {console: {stream: cfg://evil}}}",
+        r"handlers\.console\.stream",
+    ),
+    "log elsewhere": (
+        "job_logging: {handlers: {x: {class: logging.FileHandler, filename: /tmp/x, mode: w}}}",
+        r"handlers\.x\.filename",
+    ),
     "log above": (
         "job_logging: {handlers: {x: {class: logging.FileHandler, filename: '${hydra.run.dir}/../x.log'}}}",
         r"handlers\.x\.filename",
     ),
-    "made node": ("job_logging: {handlers: {console: '${oc.create:{class:evil.Handler}}'}}", r"handlers\.console: expected plain text"),
+    "made node": (
+        "job_logging: {handlers: {console: '${oc.create:{class:evil.Handler}}'}}",
+        r"handlers\.console: expected plain text",
+    ),
     "callback": ("callbacks: {x: {_target_: os.system, command: ls}}", r"hydra\.callbacks\.x"),
-    "callback that pickles": ("callbacks: {x: {_target_: hydra.experimental.callbacks.PickleJobInfoCallback}}", r"hydra\.callbacks\.x"),
+    "callback that pickles": (
+        "callbacks: {x: {_target_: hydra.experimental.callbacks.PickleJobInfoCallback}}",
+        r"hydra\.callbacks\.x",
+    ),
     "callback's argument": ("callbacks: {sweep: {evil: {_target_: os.system}}}", r"hydra\.callbacks\.sweep"),
     "launcher": ("launcher: {_target_: os.system}", r"hydra\.launcher: expected a plugin"),
-    "sweeper's argument": ("sweeper: {pruning: {evil: {_target_: os.system, command: ls}}}", r"hydra\.sweeper\.pruning\.evil\._target_"),
+    "sweeper's argument": (
+        "sweeper: {pruning: {evil: {_target_: os.system, command: ls}}}",
+        r"hydra\.sweeper\.pruning\.evil\._target_",
+    ),
     "sampler": ("sweeper: {sampler: {_target_: os.system, command: ls}}", r"hydra\.sweeper\.sampler\._target_"),
-    "imported sampler": ("sweeper: {sampler: {_target_: optuna.samplers._base.warnings.warn}}", r"hydra\.sweeper\.sampler\._target_"),
+    "imported sampler": (
+        "sweeper: {sampler: {_target_: optuna.samplers._base.warnings.warn}}",
+        r"hydra\.sweeper\.sampler\._target_",
+    ),
     "sweeper's made node": ("sweeper: {params: '${oc.create:{_target_:os.system}}'}", r"hydra\.sweeper\.params"),
     "folder of Hydra's files": ("output_subdir: ../x", r"hydra\.output_subdir"),
     "name of a job": ("job: {name: ../x}", r"hydra\.job\.name"),
-    "variables": ("job: {env_set: {LD_PRELOAD: /evil.so}}", r"hydra\.job\.env_set: expected it on the command line as well"),
+    "variables": (
+        "job: {env_set: {LD_PRELOAD: /evil.so}}",
+        r"hydra\.job\.env_set: expected it on the command line as well",
+    ),
 }
 
 
@@ -96,4 +126,6 @@ def test_commands_of_a_file_are_taken_where_the_command_line_repeats_them(tmp_pa
     ours = (f"hydra.searchpath=[file://{tmp_path}]", "sweep=ours")
     with pytest.raises(ConfigError, match=r"hydra\.launcher\.setup: expected it on the command line as well"):
         composed(*ours)
-    assert OmegaConf.select(composed(*ours, "hydra.launcher.setup=[module load cuda]"), "hydra.launcher.setup") == ["module load cuda"]
+    assert OmegaConf.select(composed(*ours, "hydra.launcher.setup=[module load cuda]"), "hydra.launcher.setup") == [
+        "module load cuda"
+    ]

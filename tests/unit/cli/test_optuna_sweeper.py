@@ -25,7 +25,9 @@ class Jobs:
             where = self.folder / str(number)
             where.mkdir()
             status = next(self.ends)
-            (where / "job.json").write_text(json.dumps({"status": status, "objective": None if status == "failed" else 0.5}))
+            (where / "job.json").write_text(
+                json.dumps({"status": status, "objective": None if status == "failed" else 0.5})
+            )
             runtime = SimpleNamespace(output_dir=str(where))
             returns.append(SimpleNamespace(hydra_cfg=SimpleNamespace(hydra=SimpleNamespace(runtime=runtime))))
         return returns
@@ -33,7 +35,9 @@ class Jobs:
 
 def sweep(folder, storage, ends, n_trials, n_jobs=1):
     """Run a sweep of such jobs; returns the batches' sizes."""
-    sweeper = OptunaSweeper(n_trials, n_jobs, "maximize", storage, "sweep", optuna.samplers.RandomSampler(0), None, None)
+    sweeper = OptunaSweeper(
+        n_trials, n_jobs, "maximize", storage, "sweep", optuna.samplers.RandomSampler(0), None, None
+    )
     sweeper.config = OmegaConf.create({"hydra": {"sweep": {"dir": str(folder)}}})
     sweeper.launcher, sweeper.validate_batch_is_legal = Jobs(folder, ends), lambda jobs: None
     sweeper.sweep(["optim.lr=interval(0.0, 1.0)"])
@@ -55,7 +59,9 @@ def test_a_failed_trial_is_made_up_for_until_as_many_have_failed(tmp_path, capsy
     gave_up = ends.count("failed") == 3
     assert capsys.readouterr().err.count("error: sweep: 3 trials have failed, giving up") == gave_up
     states = {"ok": "COMPLETE", "pruned": "PRUNED", "failed": "FAIL"}
-    assert [trial.state.name for trial in optuna.load_study(study_name="sweep", storage=storage).trials] == [states[end] for end in ends]
+    assert [trial.state.name for trial in optuna.load_study(study_name="sweep", storage=storage).trials] == [
+        states[end] for end in ends
+    ]
 
 
 def test_a_sweep_that_goes_on_makes_up_for_what_failed_before(tmp_path, capsys):
@@ -108,7 +114,11 @@ def test_a_killed_sweep_goes_on_makes_up_for_its_dead_trial_and_ends_well(tmp_pa
     states = [trial.state.name for trial in optuna.load_study(study_name="sweep", storage=storage).trials]
     assert states == (["COMPLETE"] * 3 if status == ["ok"] else ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"])
     assert not list(tmp_path.glob(".sweeper-*.lock"))
-    hydra = {"launcher": {"_target_": "x"}, "sweeper": {"direction": "maximize", "n_trials": 3}, "sweep": {"dir": str(tmp_path)}}
+    hydra = {
+        "launcher": {"_target_": "x"},
+        "sweeper": {"direction": "maximize", "n_trials": 3},
+        "sweep": {"dir": str(tmp_path)},
+    }
     SweepFolder().on_multirun_end(OmegaConf.create({"hydra": hydra}))  # no SystemExit
     assert ("warning: job 1 killed: its process was killed" in capsys.readouterr().err) == (status == ["killed"])
     hydra["sweeper"]["n_trials"] = 4
@@ -131,7 +141,11 @@ def test_trials_of_a_living_sweep_or_job_are_left_alone(tmp_path):
     trials[1].set_user_attr("sweeper", ".sweeper-dead.lock")
     with FileLock(tmp_path / ".sweeper-other.lock"):
         settle_dead_trials(study, tmp_path, tmp_path / ".sweeper-own.lock")
-        assert [trial.state.name for trial in study.trials] == ["RUNNING", "FAIL", "RUNNING"]  # the third is nobody's yet
+        assert [trial.state.name for trial in study.trials] == [
+            "RUNNING",
+            "FAIL",
+            "RUNNING",
+        ]  # the third is nobody's yet
     (tmp_path / "2").mkdir()
     (tmp_path / "2/job.json").write_text(json.dumps({"job": 2, "status": "running", "objective": None}))
     with FileLock(tmp_path / "2/.job.lock"):

@@ -38,8 +38,17 @@ def test_every_text_key_of_a_root_takes_what_was_typed(root):
 
 
 def test_text_keys_of_groups_take_what_was_typed():
-    keys = ["data.path", "data.candidates", "data.negatives", "data.teacher", "encoder.name", "encoder.package", "logger.project",
-            "callbacks.early_stopping.monitor", "model.query_prompt"]  # fmt: skip
+    keys = [
+        "data.path",
+        "data.candidates",
+        "data.negatives",
+        "data.teacher",
+        "encoder.name",
+        "encoder.package",
+        "logger.project",
+        "callbacks.early_stopping.monitor",
+        "model.query_prompt",
+    ]
     groups = ["name=x", "data=files", "logger=wandb", "callbacks=early_stopping", "model=dpr"]
     cfg = composed("train", *groups, *(f"{key}=1e3" for key in keys))
     assert [OmegaConf.select(cfg, key) for key in keys] == ["1e3"] * len(keys)
@@ -48,12 +57,35 @@ def test_text_keys_of_groups_take_what_was_typed():
 
 def test_numbers_stay_numbers_and_other_texts_as_they_are():
     same = [
-        "optim.lr=1e3", "seed=7", "trainer.devices=2", "data.relevance=2", "encoder.layers=1", "encoder.compile=true", "model.num_labels=2",
-        "name=word", "name='1e3'", 'name="7"', "name=null", "name=${seed}", "-m", "--multirun", "~data.path", "loss=lce,bce", "hydra.verbose=true",
-    ]  # fmt: skip
+        "optim.lr=1e3",
+        "seed=7",
+        "trainer.devices=2",
+        "data.relevance=2",
+        "encoder.layers=1",
+        "encoder.compile=true",
+        "model.num_labels=2",
+        "name=word",
+        "name='1e3'",
+        'name="7"',
+        "name=null",
+        "name=${seed}",
+        "-m",
+        "--multirun",
+        "~data.path",
+        "loss=lce,bce",
+        "hydra.verbose=true",
+    ]
     assert quote_texts("train", same) == same
-    assert quote_texts("train", ["+name=7", "name=1_0,1e3,a", "data.path=1e3"]) == ["+name='7'", "name='1_0','1e3',a", "data.path='1e3'"]
-    assert takes_text("probe", "probe.fact.path") and not takes_text("train", "optim.lr") and not takes_text("train", "nowhere.path")
+    assert quote_texts("train", ["+name=7", "name=1_0,1e3,a", "data.path=1e3"]) == [
+        "+name='7'",
+        "name='1_0','1e3',a",
+        "data.path='1e3'",
+    ]
+    assert (
+        takes_text("probe", "probe.fact.path")
+        and not takes_text("train", "optim.lr")
+        and not takes_text("train", "nowhere.path")
+    )
 
 
 def test_a_number_for_a_text_in_a_yaml_asks_for_quotes(tmp_path):
@@ -71,7 +103,14 @@ def test_a_number_for_a_text_in_a_yaml_asks_for_quotes(tmp_path):
 
 @pytest.mark.parametrize(
     ("file", "name"),
-    [("my run.trec", "my_run"), (".run", "run"), (".hidden.run.gz", "hidden"), ("a.b.run", "a.b"), ("...", "run"), ("x\u00a0y.run", "x_y")],
+    [
+        ("my run.trec", "my_run"),
+        (".run", "run"),
+        (".hidden.run.gz", "hidden"),
+        ("a.b.run", "a.b"),
+        ("...", "run"),
+        ("x\u00a0y.run", "x_y"),
+    ],
 )
 def test_a_run_s_file_name_becomes_a_tag(file, name):
     assert run_name(Path("folder") / file) == name

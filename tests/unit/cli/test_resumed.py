@@ -48,16 +48,31 @@ def resumed(command):
 
 
 def test_the_rest_is_the_stored_run_s(resumed, stored):
-    changes = ["trainer.max_epochs=9", "trainer.devices=2", "batch.max_tokens=77", "batch.workers=1", "name=second", "nonfinite=skip",
-               "save_every_steps=3", "cache_dir=elsewhere", "logger=tensorboard", "callbacks=none"]  # fmt: skip
+    changes = [
+        "trainer.max_epochs=9",
+        "trainer.devices=2",
+        "batch.max_tokens=77",
+        "batch.workers=1",
+        "name=second",
+        "nonfinite=skip",
+        "save_every_steps=3",
+        "cache_dir=elsewhere",
+        "logger=tensorboard",
+        "callbacks=none",
+    ]
     cfg, before = resumed(*changes), OmegaConf.load(stored / "config.yaml")
     assert (cfg.trainer.max_epochs, cfg.trainer.devices, cfg.batch.max_tokens, cfg.batch.workers) == (9, 2, 77, 1)
     assert (cfg.name, cfg.nonfinite, cfg.save_every_steps, cfg.cache_dir) == ("second", "skip", 3, "elsewhere")
-    assert cfg.logger == {"_target_": "ranker.training.loggers.tensorboard", "_partial_": True}  # nothing of wandb's is left
+    assert cfg.logger == {
+        "_target_": "ranker.training.loggers.tensorboard",
+        "_partial_": True,
+    }  # nothing of wandb's is left
     assert not cfg.callbacks
     assert cfg.encoder.trust_remote_code is False  # has to be said again
     before.encoder.trust_remote_code = False
-    assert all(cfg[key] == before[key] for key in ("model", "encoder", "loss", "data", "optim", "schedule", "seed", "measures"))
+    assert all(
+        cfg[key] == before[key] for key in ("model", "encoder", "loss", "data", "optim", "schedule", "seed", "measures")
+    )
     assert resumed("encoder.trust_remote_code=true").encoder.trust_remote_code is True
 
 
@@ -72,4 +87,6 @@ def test_another_training_is_refused(stored, command, override):
     command(override)
     with pytest.raises(ConfigError) as caught:
         entry._resumed(OmegaConf.create({"checkpoint": str(stored), "resume": True}))
-    assert str(caught.value).startswith(f"{key}: expected the value of the run that is resumed, got {override!r}; leave it out, or start")
+    assert str(caught.value).startswith(
+        f"{key}: expected the value of the run that is resumed, got {override!r}; leave it out, or start"
+    )

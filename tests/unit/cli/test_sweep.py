@@ -32,8 +32,15 @@ def rows_of(path):
 @pytest.fixture
 def done(tmp_path):
     """A sweep of four jobs, the second of which fails and the third of which is pruned."""
-    work = [lambda f: finish(f, 0.5), lambda f: fail(), lambda f: finish(f, 0.25, pruned=True), lambda f: finish(f, 0.75)]
-    for number, (run, lr, loss) in enumerate(zip(work, ("1e-4", "1e-3", "1e-2", "1e-3"), ("lce", "lce", "lce", "kl"), strict=True)):
+    work = [
+        lambda f: finish(f, 0.5),
+        lambda f: fail(),
+        lambda f: finish(f, 0.25, pruned=True),
+        lambda f: finish(f, 0.75),
+    ]
+    for number, (run, lr, loss) in enumerate(
+        zip(work, ("1e-4", "1e-3", "1e-2", "1e-3"), ("lce", "lce", "lce", "kl"), strict=True)
+    ):
         folder = tmp_path / str(number)
         overrides = ["name=x", f"optim.lr={lr}", f"+loss={loss}", "++callbacks.prune={trial:1}"]
         value = sweep.run_job(tmp_path, folder, number, overrides, lambda run=run, folder=folder: run(folder))
@@ -45,10 +52,14 @@ def test_pc83_a_failed_job_leaves_its_error_and_the_others_go_on(done, capsys):
     assert "Traceback" in (done / "1/train.log").read_text()
     assert json.loads((done / "1/job.json").read_text())["error"] == "docs.jsonl:3: expected text"
     rows = rows_of(done / "summary.csv")
-    assert [(row["job"], row["status"], row["objective"], row["optim.lr"], row["loss"], row["dl/RR"]) for row in rows] == [
-        ("0", "ok", "0.5", "1e-4", "lce", "0.25"), ("1", "failed", "", "1e-3", "lce", ""),
-        ("2", "pruned", "0.25", "1e-2", "lce", "0.125"), ("3", "ok", "0.75", "1e-3", "kl", "0.375"),
-    ]  # fmt: skip
+    assert [
+        (row["job"], row["status"], row["objective"], row["optim.lr"], row["loss"], row["dl/RR"]) for row in rows
+    ] == [
+        ("0", "ok", "0.5", "1e-4", "lce", "0.25"),
+        ("1", "failed", "", "1e-3", "lce", ""),
+        ("2", "pruned", "0.25", "1e-2", "lce", "0.125"),
+        ("3", "ok", "0.75", "1e-3", "kl", "0.375"),
+    ]
     assert rows[0]["overrides"] == "name=x optim.lr=1e-4 +loss=lce"
     assert "name" not in rows[0]  # no job sets it to something else
     assert not sweep.close(done)
@@ -63,7 +74,10 @@ def test_a_job_that_was_killed_is_named_and_a_sweep_without_faults_is_well(tmp_p
     assert sweep.close(tmp_path)
     with pytest.raises(SystemExit):
         sweep.run_job(tmp_path, tmp_path / "1", 1, ["a=2"], stop)
-    sweep._claim(tmp_path / "2", {"job": 2, "overrides": ["a=3"], "status": "running", "objective": None, "seconds": None, "error": None})
+    sweep._claim(
+        tmp_path / "2",
+        {"job": 2, "overrides": ["a=3"], "status": "running", "objective": None, "seconds": None, "error": None},
+    )
     assert [row["status"] for row in rows_of(tmp_path / "summary.csv")] == ["ok", "stopped"]
     assert not sweep.close(tmp_path)
     assert [row["status"] for row in rows_of(tmp_path / "summary.csv")] == ["ok", "stopped", "killed"]
@@ -81,7 +95,12 @@ def test_the_picture_shows_each_job_once_a_panel(done):
     rows = sweep.read_jobs(done)
     figure = draw_sweep(rows, sweep.swept(rows))
     jobs, lr, loss = figure.axes[:3]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["finished", "pruned", "failed", "best so far"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
+        "finished",
+        "pruned",
+        "failed",
+        "best so far",
+    ]
     finished, pruned, failed = jobs.collections
     assert finished.get_offsets().tolist() == [[0, 0.5], [3, 0.75]]
     assert pruned.get_offsets().tolist() == [[2, 0.25]]

@@ -6,10 +6,21 @@ from omegaconf import OmegaConf
 from ranker.config.paths import make_absolute
 
 PLAIN = {
-    "checkpoint": "run", "compare": "a/b", "run": "x.trec", "qrels": "../q.txt", "candidates": "c.run", "cache_dir": ".cache",
-    "data": {"_target_": "ranker.data.sources.ir_datasets.IrDatasets", "path": "coll", "negatives": "n.trec", "teacher": "t.trec"},
-    "mining": {"teacher": "t.trec"}, "encode": {"folder": "vectors"},
-}  # fmt: skip
+    "checkpoint": "run",
+    "compare": "a/b",
+    "run": "x.trec",
+    "qrels": "../q.txt",
+    "candidates": "c.run",
+    "cache_dir": ".cache",
+    "data": {
+        "_target_": "ranker.data.sources.ir_datasets.IrDatasets",
+        "path": "coll",
+        "negatives": "n.trec",
+        "teacher": "t.trec",
+    },
+    "mining": {"teacher": "t.trec"},
+    "encode": {"folder": "vectors"},
+}
 
 
 def absolute(content: dict) -> dict:
@@ -21,12 +32,21 @@ def absolute(content: dict) -> dict:
 def test_pc2_17_each_path_key_is_absolute_and_nothing_else_changes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert absolute(PLAIN) == {
-        "checkpoint": f"{tmp_path}/run", "compare": f"{tmp_path}/a/b", "run": f"{tmp_path}/x.trec", "qrels": f"{tmp_path.parent}/q.txt",
-        "candidates": f"{tmp_path}/c.run", "cache_dir": f"{tmp_path}/.cache",
-        "data": {"_target_": "ranker.data.sources.ir_datasets.IrDatasets", "path": f"{tmp_path}/coll", "negatives": f"{tmp_path}/n.trec",
-                 "teacher": f"{tmp_path}/t.trec"},
-        "mining": {"teacher": f"{tmp_path}/t.trec"}, "encode": {"folder": f"{tmp_path}/vectors"},
-    }  # fmt: skip
+        "checkpoint": f"{tmp_path}/run",
+        "compare": f"{tmp_path}/a/b",
+        "run": f"{tmp_path}/x.trec",
+        "qrels": f"{tmp_path.parent}/q.txt",
+        "candidates": f"{tmp_path}/c.run",
+        "cache_dir": f"{tmp_path}/.cache",
+        "data": {
+            "_target_": "ranker.data.sources.ir_datasets.IrDatasets",
+            "path": f"{tmp_path}/coll",
+            "negatives": f"{tmp_path}/n.trec",
+            "teacher": f"{tmp_path}/t.trec",
+        },
+        "mining": {"teacher": f"{tmp_path}/t.trec"},
+        "encode": {"folder": f"{tmp_path}/vectors"},
+    }
     assert absolute(absolute(PLAIN)) == absolute(PLAIN)
 
 
@@ -52,7 +72,12 @@ def test_words_that_may_be_paths_are_where_there_is_such_a_file(tmp_path, monkey
         {"encoder": {"name": "tiny", "package": None}},
         {"data": {"_target_": "ranker.data.sources.files.Files", "path": "/a", "candidates": "first.run"}},
         {"data": {"path": "~/coll"}},
-        {"checkpoint": None, "data": None, "model": {"heads": [{"task": "bm25", "options": None}]}, "probe": {"skip": True}},
+        {
+            "checkpoint": None,
+            "data": None,
+            "model": {"heads": [{"task": "bm25", "options": None}]},
+            "probe": {"skip": True},
+        },
     ],
 )
 def test_what_does_not_depend_on_the_folder_stays(tmp_path, monkeypatch, content):
@@ -65,8 +90,13 @@ def test_what_does_not_depend_on_the_folder_stays(tmp_path, monkeypatch, content
 def test_a_probing_task_s_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     head = {"task": "fact", "options": {"path": "labels"}}
-    got = absolute({"probe": {"sem": {"vectors": "glove.txt", "dim": 3}}, "model": {"heads": [head], "auto": {"report": "probed"}}})
+    got = absolute(
+        {"probe": {"sem": {"vectors": "glove.txt", "dim": 3}}, "model": {"heads": [head], "auto": {"report": "probed"}}}
+    )
     assert got == {
         "probe": {"sem": {"vectors": f"{tmp_path}/glove.txt", "dim": 3}},
-        "model": {"heads": [{"task": "fact", "options": {"path": f"{tmp_path}/labels"}}], "auto": {"report": f"{tmp_path}/probed"}},
+        "model": {
+            "heads": [{"task": "fact", "options": {"path": f"{tmp_path}/labels"}}],
+            "auto": {"report": f"{tmp_path}/probed"},
+        },
     }

@@ -16,9 +16,33 @@ from ranker.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 VALUES = [
-    None, math.nan, math.inf, -math.inf, 0, -1, 0.0, 1e30, 10**30, True, False, "", "a b", "x" * 5000, "\0", "\udcff", "${nowhere}", [], [1, 1],
-    [None], ["a", "a"], {}, {"a": 1}, {"_target_": "os.system"}, 1.5, "1e3",
-]  # fmt: skip
+    None,
+    math.nan,
+    math.inf,
+    -math.inf,
+    0,
+    -1,
+    0.0,
+    1e30,
+    10**30,
+    True,
+    False,
+    "",
+    "a b",
+    "x" * 5000,
+    "\0",
+    "\udcff",
+    "${nowhere}",
+    [],
+    [1, 1],
+    [None],
+    ["a", "a"],
+    {},
+    {"a": 1},
+    {"_target_": "os.system"},
+    1.5,
+    "1e3",
+]
 # a choice of each group, so that each class's keys are tried once
 COMPOSED = {
     "train": [
@@ -38,7 +62,9 @@ def composed():
     entry.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return {
-            (root, i): compose(root, ["name=checked", *choice]) for root, choices in COMPOSED.items() for i, choice in enumerate(choices)
+            (root, i): compose(root, ["name=checked", *choice])
+            for root, choices in COMPOSED.items()
+            for i, choice in enumerate(choices)
         }
 
 
@@ -78,7 +104,11 @@ def test_all_keys_at_once_with_any_value_are_refused_in_words(composed):
     for cfg in composed.values():
         assert faults(cfg) == []
         keys = [key for key in leaves(cfg) if "hydra" not in key]
-        inner = [key for key in keys if not isinstance(OmegaConf.select(cfg, key, throw_on_missing=False), DictConfig) and key[-1] != "_"]
+        inner = [
+            key
+            for key in keys
+            if not isinstance(OmegaConf.select(cfg, key, throw_on_missing=False), DictConfig) and key[-1] != "_"
+        ]
         for value in rng.sample(VALUES, 12):
             changed = cfg.copy()
             lines = [*put(changed, inner, value), *faults(changed)]
@@ -196,9 +226,17 @@ def test_the_words_are_those_of_the_code():
     from ranker.retrieval.mining import ORDERS
 
     in_code = {
-        "MonoBERT.pooling": POOLINGS, "BM25Score.binning": METHODS, "units": UNITS, "controls": CONTROLS, "batching": BATCHINGS,
-        "validation": VALIDATIONS, "group_by": GROUPINGS, "training.head": HEADS, "reads": READS, "mining.order": ORDERS,
-    }  # fmt: skip
+        "MonoBERT.pooling": POOLINGS,
+        "BM25Score.binning": METHODS,
+        "units": UNITS,
+        "controls": CONTROLS,
+        "batching": BATCHINGS,
+        "validation": VALIDATIONS,
+        "group_by": GROUPINGS,
+        "training.head": HEADS,
+        "reads": READS,
+        "mining.order": ORDERS,
+    }
     assert {key: set(WORDS[key]) for key in in_code} == {key: set(words) for key, words in in_code.items()}
 
 

@@ -14,10 +14,18 @@ from ranker.errors import ConfigError, DataError
 
 @pytest.fixture
 def collator_of(tmp_path):
-    def make(queries: list[str], docs: list[str], max_pair_tokens=None, max_query_tokens=64, reads="pairs", positions=512):
+    def make(
+        queries: list[str], docs: list[str], max_pair_tokens=None, max_query_tokens=64, reads="pairs", positions=512
+    ):
         tokenizer = tiny_tokenizer()
         stores = [
-            build_token_store([(str(i), text) for i, text in enumerate(texts)], tmp_path / reads / name, tokenizer, 64, fingerprint=name)
+            build_token_store(
+                [(str(i), text) for i, text in enumerate(texts)],
+                tmp_path / reads / name,
+                tokenizer,
+                64,
+                fingerprint=name,
+            )
             for name, texts in (("queries", queries), ("docs", docs))
         ]
         return tokenizer, Collator.of(tokenizer, reads, *stores, positions, max_query_tokens, 64, max_pair_tokens)
@@ -76,7 +84,9 @@ def test_templates_of_bert_and_roberta(tmp_path):
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    backend = Tokenizer(models.WordLevel({"<s>": 0, "<pad>": 1, "</s>": 2, "a": 3, "b": 4, "<unk>": 5}, unk_token="<unk>"))
+    backend = Tokenizer(
+        models.WordLevel({"<s>": 0, "<pad>": 1, "</s>": 2, "a": 3, "b": 4, "<unk>": 5}, unk_token="<unk>")
+    )
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>").save_pretrained(tmp_path)
@@ -92,8 +102,12 @@ def test_group_sizes_are_the_collated_tokens(collator_of):
         _, collator = collator_of(queries, docs, max_pair_tokens=30, reads=reads)
         sizes = collator.group_sizes(np.arange(6), doc_rows)
         for group in range(6):
-            batch = collator.collate(np.array([group]), doc_rows[group : group + 1], np.zeros((1, 4)), np.array([0]), 1.0)
-            assert sizes[group] == sum(texts.num_tokens for texts in (batch.pairs, batch.queries, batch.docs) if texts is not None)
+            batch = collator.collate(
+                np.array([group]), doc_rows[group : group + 1], np.zeros((1, 4)), np.array([0]), 1.0
+            )
+            assert sizes[group] == sum(
+                texts.num_tokens for texts in (batch.pairs, batch.queries, batch.docs) if texts is not None
+            )
 
 
 def test_no_room_for_a_pair_is_a_config_error(collator_of):
@@ -146,7 +160,9 @@ def test_an_item_over_the_budget_stands_alone_and_no_batch_is_empty():
     assert fill(np.array([], dtype=np.int64), np.array([], dtype=np.int64), 10) == []
 
 
-@pytest.mark.parametrize(("reads", "longest_query", "longest_doc"), [("pairs", 32 - 3 - 1, 32 - 3), ("texts", 32 - 2, 32 - 2)])
+@pytest.mark.parametrize(
+    ("reads", "longest_query", "longest_doc"), [("pairs", 32 - 3 - 1, 32 - 3), ("texts", 32 - 2, 32 - 2)]
+)
 def test_texts_are_cut_to_what_the_positions_leave(collator_of, reads, longest_query, longest_doc):
     _, collator = collator_of(["q"], ["a"], reads=reads, positions=32)
     assert (collator.max_query_tokens, collator.max_doc_tokens) == (longest_query, longest_doc)

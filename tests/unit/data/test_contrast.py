@@ -9,7 +9,15 @@ from ranker.data.contrast import KnownPositives, contrast, doc_keys
 from ranker.data.token_store import build_token_store
 from ranker.encoders.tiny import tiny_tokenizer
 
-DOCS = {"p1": "alpha one", "p2": "beta two", "n1": "gamma", "n2": "delta", "twin": "alpha one", "other": "epsilon", "empty": ""}
+DOCS = {
+    "p1": "alpha one",
+    "p2": "beta two",
+    "n1": "gamma",
+    "n2": "delta",
+    "twin": "alpha one",
+    "other": "epsilon",
+    "empty": "",
+}
 ROW = {name: row for row, name in enumerate(DOCS)}
 
 
@@ -18,7 +26,12 @@ def make(tmp_path):
     def of(qrels, relevance=1, max_doc_tokens=16, triples=None):
         queries = {"q1": "a", "q2": "b", "q3": "c"}
         collection = Collection(
-            "small", MemoryDocs(Doc(*item) for item in DOCS.items()), queries, qrels, triples=triples, relevance=relevance
+            "small",
+            MemoryDocs(Doc(*item) for item in DOCS.items()),
+            queries,
+            qrels,
+            triples=triples,
+            relevance=relevance,
         )
         stores = [
             build_token_store(iter(part.items()), tmp_path / name, tiny_tokenizer(), 16, fingerprint=name)
@@ -40,7 +53,9 @@ def mask_of(made):
 
 def test_every_other_groups_doc_stands_against_a_query(make):
     collator, known = make({"q1": {"p1": 1}, "q2": {"p2": 1}})
-    made = contrast(collator, np.array([0, 1]), rows(["p1", "n1"], ["p2", None]), np.array([[1.0, 0.0], [1.0, 0.0]]), known)
+    made = contrast(
+        collator, np.array([0, 1]), rows(["p1", "n1"], ["p2", None]), np.array([[1.0, 0.0], [1.0, 0.0]]), known
+    )
     assert mask_of(made) == [[1, 1, 1], [1, 1, 1]]
     assert made.owners.tolist() == [0, 0, 1] and made.labels.tolist() == [1.0, 0.0, 1.0]
 
@@ -48,7 +63,9 @@ def test_every_other_groups_doc_stands_against_a_query(make):
 def test_a_shared_positive_is_masked_whoever_drew_it(make):
     # p2 is relevant for q1 too, though only q2 drew it; p1 is drawn by both
     collator, known = make({"q1": {"p1": 1, "p2": 2}, "q2": {"p2": 1}, "q3": {"p1": 1}})
-    made = contrast(collator, np.arange(3), rows(["p1", "n1"], ["p2", "n2"], ["p1", "n1"]), np.tile([1.0, 0.0], (3, 1)), known)
+    made = contrast(
+        collator, np.arange(3), rows(["p1", "n1"], ["p2", "n2"], ["p1", "n1"]), np.tile([1.0, 0.0], (3, 1)), known
+    )
     assert mask_of(made) == [
         [1, 1, 0, 1, 0, 0],  # q1: not p2 (known), not q3's p1 (known), not q3's n1 (has it)
         [1, 1, 1, 1, 1, 1],
@@ -86,7 +103,13 @@ def test_only_grades_from_relevance_on_are_positives(make):
 def test_a_triples_more_relevant_doc_is_no_negative_of_another_triple_of_its_query(make, qrels):
     triples = [("q1", "p1", "n1"), ("q1", "p2", "twin"), ("q2", "n2", "p1")]
     collator, known = make(qrels, relevance=2, triples=triples)
-    made = contrast(collator, np.array([0, 0, 1]), rows(["p1", "n1"], ["p2", "twin"], ["n2", "p1"]), np.tile([1.0, 0.0], (3, 1)), known)
+    made = contrast(
+        collator,
+        np.array([0, 0, 1]),
+        rows(["p1", "n1"], ["p2", "twin"], ["n2", "p1"]),
+        np.tile([1.0, 0.0], (3, 1)),
+        known,
+    )
     assert mask_of(made) == [
         [1, 1, 0, 0, 1, 0],  # not p2, nor p1 and its twin again
         [0, 1, 1, 0, 1, 0],  # nor is the twin of p1 a negative of its own

@@ -17,7 +17,12 @@ DOCS = [
 
 
 def lines_of(docs, ensure_ascii=False):
-    return [json.dumps({"id": d.doc_id, "text": d.text} | ({"title": d.title} if d.title else {}), ensure_ascii=ensure_ascii) for d in docs]
+    return [
+        json.dumps(
+            {"id": d.doc_id, "text": d.text} | ({"title": d.title} if d.title else {}), ensure_ascii=ensure_ascii
+        )
+        for d in docs
+    ]
 
 
 @pytest.fixture(params=["plain", "gzip", "gzip under a plain name"])
@@ -57,7 +62,9 @@ def test_pc22_ids_that_look_like_numbers_are_different_strings(write):
 
 
 def test_pc28_a_line_ends_at_line_feed_alone(write):
-    docs = JsonlDocs(write('{"id": "d1", "text": "first\u2028part\u0085two"}\n{"id": "d2", "text": "second"}\n'.encode()))
+    docs = JsonlDocs(
+        write('{"id": "d1", "text": "first\u2028part\u0085two"}\n{"id": "d2", "text": "second"}\n'.encode())
+    )
     assert [doc.text for doc in docs] == ["first\u2028part\u0085two", "second"]
 
 
@@ -73,7 +80,10 @@ def test_null_title_is_no_title_and_other_keys_are_ignored(write):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"id": "d3", "text": "x"', r"docs.jsonl(.gz)?:3: expected a JSON object, got '\{\"id\": \"d3\", \"text\": \"x\"'"),
+        (
+            '{"id": "d3", "text": "x"',
+            r"docs.jsonl(.gz)?:3: expected a JSON object, got '\{\"id\": \"d3\", \"text\": \"x\"'",
+        ),
         ('["d3", "x"]', r":3: expected a JSON object with \"id\" and \"text\", got"),
         ('{"id": "d3"}', r":3: expected a JSON object with \"id\" and \"text\", got"),
         ('{"text": "x"}', r":3: expected a JSON object with \"id\" and \"text\", got"),
@@ -125,9 +135,14 @@ def test_fingerprint_changes_with_any_id_text_title_or_order(tmp_path):
 
     first, second = Doc("a", "x"), Doc("b", "y")
     variants = [
-        [first, second], [second, first], [Doc("c", "x"), second], [Doc("a", "z"), second], [Doc("a", "x", "t"), second],
-        [Doc("a", "", "x"), second], [first],
-    ]  # fmt: skip
+        [first, second],
+        [second, first],
+        [Doc("c", "x"), second],
+        [Doc("a", "z"), second],
+        [Doc("a", "x", "t"), second],
+        [Doc("a", "", "x"), second],
+        [first],
+    ]
     assert len({fingerprint(docs) for docs in variants}) == len(variants)
 
 
@@ -156,11 +171,23 @@ def queries_of(tmp_path, content):
 
 def test_pc25_unbalanced_quotes_are_text(tmp_path):
     got = queries_of(tmp_path, '1\t"hello world\n2\tplain text\n3\tsay "hi"\n4\tend"\n5\t"quoted"\n6\ta ""b""\n')
-    assert got == {"1": '"hello world', "2": "plain text", "3": 'say "hi"', "4": 'end"', "5": '"quoted"', "6": 'a ""b""'}
+    assert got == {
+        "1": '"hello world',
+        "2": "plain text",
+        "3": 'say "hi"',
+        "4": 'end"',
+        "5": '"quoted"',
+        "6": 'a ""b""',
+    }
 
 
 def test_pc26_null_na_nan_none_are_texts(tmp_path):
-    assert queries_of(tmp_path, "7\tnull\n8\tNA\n9\tnan\n10\tnone\n") == {"7": "null", "8": "NA", "9": "nan", "10": "none"}
+    assert queries_of(tmp_path, "7\tnull\n8\tNA\n9\tnan\n10\tnone\n") == {
+        "7": "null",
+        "8": "NA",
+        "9": "nan",
+        "10": "none",
+    }
 
 
 def test_pc22_query_ids_stay_strings(tmp_path):
@@ -174,7 +201,10 @@ def test_pc28_only_line_feed_ends_a_query(tmp_path):
 
 
 def test_bom_crlf_tabs_and_spaces(tmp_path):
-    assert queries_of(tmp_path, "\ufeffq1\tone\r\n\r\nq2\t two\tand more \r\n") == {"q1": "one", "q2": " two\tand more "}
+    assert queries_of(tmp_path, "\ufeffq1\tone\r\n\r\nq2\t two\tand more \r\n") == {
+        "q1": "one",
+        "q2": " two\tand more ",
+    }
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,12 @@ from ranker.config import roots
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
-COMMANDS = [line for block in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL) for line in block.splitlines() if line.startswith("python ")]
+COMMANDS = [
+    line
+    for block in re.findall(r"```\n(.*?)```", PAGE, re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith("python ")
+]
 
 
 def test_the_page_shows_every_source():
@@ -35,4 +40,6 @@ def test_command_passes_the_check(command, tmp_path):
 @pytest.mark.parametrize("option", sorted(set(re.findall(r"(?<!`)`'?(data\.[a-z_]+=\S[^`']*)'?`", PAGE))))
 def test_options_named_in_the_text_exist(option):
     key = option.partition("=")[0].removeprefix("data.")
-    assert any(re.search(rf"^{key}:", path.read_text(), re.MULTILINE) for path in (ROOT / "conf" / "data").glob("*.yaml"))
+    assert any(
+        re.search(rf"^{key}:", path.read_text(), re.MULTILINE) for path in (ROOT / "conf" / "data").glob("*.yaml")
+    )

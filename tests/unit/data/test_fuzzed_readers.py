@@ -24,18 +24,67 @@ from ranker.probing.word_vectors import read_vectors
 FILES_EACH = 1200
 SAMPLE = PairSample(None, (), 100, 1, 1, 0, {})
 NASTY = [
-    b"", b" ", b"\t", b"\t\t", b"\n", b"\r\n", b"\r", b"\0", b"\xa0", "\u00a0".encode(), "\u2028".encode(), "\u0085".encode(), b"\x1c",
-    b"\xef\xbb\xbf", b"\xff\xfe", b"\xff", b"\x1f\x8b", b'"', b"'", b"{", b"}", b"[", b"]", b":", b",", b"\\", b"\\u0000", b"\\ud800", b"null",
-    b"true", b"NaN", b"nan", b"-inf", b"1e39", b"-1e39", b"1e999", b"1_0", b"2147483648", b"-" + b"9" * 21, b"9" * 5000, b"0x10", b"1.5", b"+2",
-    b"--5", "\u0661".encode(), "\u00b2".encode(), b"x" * 2000, b"[" * 100_000, b'{"a":' * 20_000, b"Q0", b"q1", b"d1",
-]  # fmt: skip
+    b"",
+    b" ",
+    b"\t",
+    b"\t\t",
+    b"\n",
+    b"\r\n",
+    b"\r",
+    b"\0",
+    b"\xa0",
+    "\u00a0".encode(),
+    "\u2028".encode(),
+    "\u0085".encode(),
+    b"\x1c",
+    b"\xef\xbb\xbf",
+    b"\xff\xfe",
+    b"\xff",
+    b"\x1f\x8b",
+    b'"',
+    b"'",
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b":",
+    b",",
+    b"\\",
+    b"\\u0000",
+    b"\\ud800",
+    b"null",
+    b"true",
+    b"NaN",
+    b"nan",
+    b"-inf",
+    b"1e39",
+    b"-1e39",
+    b"1e999",
+    b"1_0",
+    b"2147483648",
+    b"-" + b"9" * 21,
+    b"9" * 5000,
+    b"0x10",
+    b"1.5",
+    b"+2",
+    b"--5",
+    "\u0661".encode(),
+    "\u00b2".encode(),
+    b"x" * 2000,
+    b"[" * 100_000,
+    b'{"a":' * 20_000,
+    b"Q0",
+    b"q1",
+    b"d1",
+]
 
 
 class Refused(Exception):
     """The plain parse refuses it too."""
 
 
-# damage -----------------------------------------------------------------------------------------------------------------------------
+# damage
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
@@ -74,10 +123,18 @@ def _change(content: bytes, rng: random.Random) -> bytes:
     if kind == 6:
         lines.pop(line)
         return b"\n".join(lines)
-    return rng.choice([content.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + content, content.decode(errors="replace").encode("utf-16"), b""])
+    return rng.choice(
+        [
+            content.replace(b"\n", b"\r\n"),
+            b"\xef\xbb\xbf" + content,
+            content.decode(errors="replace").encode("utf-16"),
+            b"",
+        ]
+    )
 
 
-# plain parses -----------------------------------------------------------------------------------------------------------------------
+# plain parses
+# -----------------------------------------------------------------------------------------------------------------------
 
 
 def numbered_lines(content: bytes) -> list[bytes]:
@@ -107,7 +164,11 @@ def plain_qrels(content: bytes) -> dict:
     qrels: dict = {}
     for line in numbered_lines(content):
         columns = line.split()
-        if len(columns) != 4 or not re.fullmatch(rb"[+-]?[0-9]{1,4300}", columns[3]) or abs(int(columns[3])) > MAX_GRADE:
+        if (
+            len(columns) != 4
+            or not re.fullmatch(rb"[+-]?[0-9]{1,4300}", columns[3])
+            or abs(int(columns[3])) > MAX_GRADE
+        ):
             raise Refused
         if qrels.setdefault(id_of(columns[0]), {}).setdefault(id_of(columns[2]), int(columns[3])) != int(columns[3]):
             raise Refused
@@ -144,7 +205,10 @@ def plain_candidates(content: bytes) -> dict:
     for query_id, doc_id, score in run_rows(content, 3.4028235677973362e38):
         docs = best.setdefault(query_id, {})
         docs[doc_id] = max(score, docs.get(doc_id, score))
-    return {query_id: sorted(docs, key=lambda doc_id: (docs[doc_id], doc_id.encode()), reverse=True) for query_id, docs in best.items()}
+    return {
+        query_id: sorted(docs, key=lambda doc_id: (docs[doc_id], doc_id.encode()), reverse=True)
+        for query_id, docs in best.items()
+    }
 
 
 def plain_queries(content: bytes) -> dict:
@@ -178,16 +242,21 @@ def plain_docs(content: bytes) -> dict:
     return docs
 
 
-# what is damaged --------------------------------------------------------------------------------------------------------------------
+# what is damaged
+# --------------------------------------------------------------------------------------------------------------------
 
 QRELS = b"".join(b"q%d 0 d%d %d\n" % (i, j, (i + j) % 3) for i in range(4) for j in range(3))
 RUN = b"".join(b"q%d Q0 d%d %d %.3f tag\n" % (i, j, j + 1, 9.5 - j) for i in range(4) for j in range(3))
 QUERIES = b"".join(b"q%d\twhat is number%d\n" % (i, i) for i in range(4))
 DOCS = b"".join(b'{"id": "d%d", "text": "the text of %d", "title": "Title \\u00e9"}\n' % (i, i) for i in range(4))
 RECORD = {
-    "info": {"qid": "q1", "pid": "d1", "part": "train"}, "input": {"query": "one two", "passage": "three four"},
-    "targets": [{"span1": {"side": "doc", "start": 0, "end": 5}, "span2": {"side": "query"}, "label": "A"}, {"span1": {"side": "doc"}, "value": 2.5}],
-}  # fmt: skip
+    "info": {"qid": "q1", "pid": "d1", "part": "train"},
+    "input": {"query": "one two", "passage": "three four"},
+    "targets": [
+        {"span1": {"side": "doc", "start": 0, "end": 5}, "span2": {"side": "query"}, "label": "A"},
+        {"span1": {"side": "doc"}, "value": 2.5},
+    ],
+}
 RECORDS = b"".join(json.dumps(RECORD | {"targets": [target]}).encode() + b"\n" for target in RECORD["targets"])
 GAP = (
     b"ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL\n"
@@ -212,14 +281,21 @@ EXACT = {
 # folder of a reader: its files, which one is damaged, and how they are read
 WHOLE = {
     "examples": ({"a.jsonl": RECORDS}, lambda folder: list(read_examples(folder / "a.jsonl"))),
-    "jsonl": ({"a.jsonl": RECORDS}, lambda folder: [(task := JsonLines(str(folder / "a.jsonl"))).classes, list(task.examples(SAMPLE))]),
+    "jsonl": (
+        {"a.jsonl": RECORDS},
+        lambda folder: [(task := JsonLines(str(folder / "a.jsonl"))).classes, list(task.examples(SAMPLE))],
+    ),
     "gap": (dict.fromkeys(FILES.values(), GAP), lambda folder: list(Gap(str(folder)).examples(SAMPLE))),
     "labels": (
         {"labels.tsv": LABELS, "docs.jsonl": DOCS, "queries.tsv": QUERIES},
         lambda folder: list(FactChecking(str(folder)).examples(SAMPLE)),
     ),
     "beir": (
-        {"queries.jsonl": BEIR, "corpus.jsonl": DOCS.replace(b'"id"', b'"_id"'), "qrels/test.tsv": b"query-id\tcorpus-id\tscore\nq1\td1\t1\n2\td2\t1\n"},
+        {
+            "queries.jsonl": BEIR,
+            "corpus.jsonl": DOCS.replace(b'"id"', b'"_id"'),
+            "qrels/test.tsv": b"query-id\tcorpus-id\tscore\nq1\td1\t1\n2\td2\t1\n",
+        },
         lambda folder: list(FactChecking(str(folder)).examples(SAMPLE)),
     ),
     "vectors": ({"v.txt": VECTORS}, lambda folder: read_vectors(folder / "v.txt", {"the", "word"}).vectors),
@@ -227,7 +303,7 @@ WHOLE = {
         {"docs.jsonl": DOCS, "queries.tsv": QUERIES, "qrels.txt": QRELS, "a.run": RUN},
         lambda folder: Files(str(folder), val_fraction=0.3, test_fraction=0.3).load(),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(autouse=True)
@@ -242,7 +318,9 @@ def check_message(message: str, folder) -> None:
     assert message.startswith(str(folder)) and "\n" not in message and len(message) < 600, message
     where = re.match(r"[^:]+(:\d+)?: expected ", message)
     assert where, message
-    of_a_whole_file = "empty file|whole gzip|UTF-16|remove one$|got none|labelled pairs|got neither|as in the first line"
+    of_a_whole_file = (
+        "empty file|whole gzip|UTF-16|remove one$|got none|labelled pairs|got neither|as in the first line"
+    )
     assert where.group(1) or re.search(of_a_whole_file, message), message
 
 
@@ -300,4 +378,6 @@ def test_vectors_are_finite_and_lines_are_those_of_the_file(tmp_path):
         with suppress(DataError):
             assert np.isfinite(read_vectors(path, {"the", "word"}).vectors).all()
         with suppress(DataError, Refused):
-            assert [line for _, line in read_lines(path)] == [text_of(line.removesuffix(b"\r")) for line in numbered_lines(changed)]
+            assert [line for _, line in read_lines(path)] == [
+                text_of(line.removesuffix(b"\r")) for line in numbered_lines(changed)
+            ]

@@ -27,7 +27,9 @@ def texts(prefix: str) -> dict[str, str]:
 
 def collator_of(folder, pair: int, query: int, doc: int) -> Collator:
     stores = [
-        build_token_store(iter(texts(name).items()), folder / f"{name}{pair}-{limit}", tiny_tokenizer(), limit, fingerprint=name)
+        build_token_store(
+            iter(texts(name).items()), folder / f"{name}{pair}-{limit}", tiny_tokenizer(), limit, fingerprint=name
+        )
         for name, limit in (("q", query), ("d", doc))
     ]
     return Collator.of(tiny_tokenizer(), "pairs", *stores, 512, query, doc, pair)
@@ -43,7 +45,9 @@ def ours(collator, queries, docs):
     return [part.tolist() for part in made.tokens.split(made.cu_seqlens.diff().tolist())]
 
 
-@pytest.mark.parametrize(("pair", "query", "doc"), [(20, 50, 50), (19, 50, 50), (20, 10, 50), (32, 50, 12), (32, 8, 12), (20, 9, 18)])
+@pytest.mark.parametrize(
+    ("pair", "query", "doc"), [(20, 50, 50), (19, 50, 50), (20, 10, 50), (32, 50, 12), (32, 8, 12), (20, 9, 18)]
+)
 def test_pc2_12_the_promise_is_for_pairs_that_longest_first_cuts_alike(tmp_path, pair, query, doc):
     collator = collator_of(tmp_path, pair, query, doc)
     queries, docs = grid()
@@ -72,8 +76,13 @@ def test_pc2_12_scores_of_sentence_transformers_are_equal_within_the_promise(tmp
     queries, docs = grid()
     other = cut_otherwise(collator, queries, docs)
     with torch.no_grad():
-        mine = scorer(collator.collate(queries, docs[:, None], np.zeros((len(docs), 1)), np.arange(len(docs)), 1.0))[:, 0].numpy()
-    pairs = [(list(texts("q").values())[query], list(texts("d").values())[doc]) for query, doc in zip(queries, docs, strict=True)]
+        mine = scorer(collator.collate(queries, docs[:, None], np.zeros((len(docs), 1)), np.arange(len(docs)), 1.0))[
+            :, 0
+        ].numpy()
+    pairs = [
+        (list(texts("q").values())[query], list(texts("d").values())[doc])
+        for query, doc in zip(queries, docs, strict=True)
+    ]
     theirs = cross(str(tmp_path / "model"), device="cpu").predict(pairs)
     difference = np.abs(mine - theirs)
     assert 0 < other.sum() < len(other) and difference[~other].max() < 1e-5 < difference[other].max()

@@ -24,10 +24,13 @@ from ranker.retrieval.mining import Mining
 from ranker.retrieval.searchers import add_positives, bm25_engines, mine_set, search_set
 
 TEXTS = {
-    "a1": "Zoos should close because animals suffer in cages", "a2": "Zoos should stay because animals are saved in cages",
-    "a3": "Exams are unfair to slow pupils", "a4": "Exams are fair to all pupils",
-    "a5": "Taxes on sugar help health", "a6": "Taxes on sugar hurt the poor",
-}  # fmt: skip
+    "a1": "Zoos should close because animals suffer in cages",
+    "a2": "Zoos should stay because animals are saved in cages",
+    "a3": "Exams are unfair to slow pupils",
+    "a4": "Exams are fair to all pupils",
+    "a5": "Taxes on sugar help health",
+    "a6": "Taxes on sugar hurt the poor",
+}
 QRELS = {"a1": {"a2": 1}, "a3": {"a4": 1}, "a5": {"a6": 1}}
 MEASURES = ["RR@10", "nDCG@10"]
 
@@ -43,7 +46,13 @@ def folder(tmp_path):
 
 
 def loaded(folder, **options) -> Collection:
-    node = {"_target_": "ranker.data.sources.files.Files", "path": str(folder), "val_fraction": 0, "test_fraction": 1, **options}
+    node = {
+        "_target_": "ranker.data.sources.files.Files",
+        "path": str(folder),
+        "val_fraction": 0,
+        "test_fraction": 1,
+        **options,
+    }
     (collection,) = load_source(OmegaConf.create(node)).tests.values()
     return collection
 
@@ -69,7 +78,9 @@ def test_pc2_16_the_first_stage_and_given_candidates_leave_it_out(folder, tmp_pa
     plain, without = loaded(folder), loaded(folder, drop_query_docs=True)
     cache = tmp_path / "cache"
     assert first_stage(plain, 1, cache)["a1"] == ["a1"] and first_stage(without, 1, cache)["a1"] == ["a2"]
-    (folder / "first.run").write_text("".join(f"{q} Q0 {d} 1 {score} t\n" for q in QRELS for d, score in (("a1", 3), ("a3", 2), ("a5", 1))))
+    (folder / "first.run").write_text(
+        "".join(f"{q} Q0 {d} 1 {score} t\n" for q in QRELS for d, score in (("a1", 3), ("a3", 2), ("a5", 1)))
+    )
     candidates = loaded(folder, drop_query_docs=True).candidates
     assert candidates.to_run() == {"a1": {"a3": 2, "a5": 1}, "a3": {"a1": 3, "a5": 1}, "a5": {"a1": 3, "a3": 2}}
     run = loaded(folder).candidates.to_run()
@@ -117,8 +128,16 @@ def test_pc2_16_modes():
         {"t": Collection("t", docs, {"q": "x"}, {}, candidates, drop_query_docs=True)},
     )  # fmt: skip
     kept = {mode: apply_mode(splits, mode) for mode in ("auto", True, False)}
-    assert {mode: part.train.candidates["q"] for mode, part in kept.items()} == {"auto": ["q", "d"], True: ["d"], False: ["q", "d"]}
-    assert {mode: part.tests["t"].candidates["q"] for mode, part in kept.items()} == {"auto": ["d"], True: ["d"], False: ["q", "d"]}
+    assert {mode: part.train.candidates["q"] for mode, part in kept.items()} == {
+        "auto": ["q", "d"],
+        True: ["d"],
+        False: ["q", "d"],
+    }
+    assert {mode: part.tests["t"].candidates["q"] for mode, part in kept.items()} == {
+        "auto": ["d"],
+        True: ["d"],
+        False: ["q", "d"],
+    }
     with pytest.raises(ConfigError, match=r"data.drop_query_docs: expected auto, true or false; got 'yes'"):
         apply_mode(splits, "yes")
     with pytest.raises(ConfigError, match=r"data.drop_query_docs: expected auto, true or false; got 'perhaps'"):
@@ -126,7 +145,9 @@ def test_pc2_16_modes():
 
 
 def test_pc2_16_equal_numbers_as_ids_are_no_reason_to_warn_and_equal_texts_are(caplog):
-    docs = MemoryDocs([Doc("1", "a long text about the sea and its fish"), Doc("2", "Red  apple"), Doc("3", "green apple")])
+    docs = MemoryDocs(
+        [Doc("1", "a long text about the sea and its fish"), Doc("2", "Red  apple"), Doc("3", "green apple")]
+    )
     collection = Collection("c", docs, {"1": "fish in the sea", "9": "red apple"}, {})
     with caplog.at_level(logging.WARNING):
         warn_of_query_docs(collection, Candidates.from_run({"1": {"1": 1.0}, "9": {"3": 1.0}}))
@@ -146,14 +167,18 @@ QUERIES = {"q1": "what is it", "q2": "one two six"}
 
 def stores(tmp_path, max_query_tokens=16):
     return [
-        build_token_store(iter(texts.items()), tmp_path / f"{name}{max_query_tokens}", tiny_tokenizer(), limit, fingerprint=name)
+        build_token_store(
+            iter(texts.items()), tmp_path / f"{name}{max_query_tokens}", tiny_tokenizer(), limit, fingerprint=name
+        )
         for name, texts, limit in (("queries", QUERIES, max_query_tokens), ("docs", DOCS, 16))
     ]
 
 
 def training(candidates) -> Collection:
     docs = MemoryDocs(Doc(*item) for item in DOCS.items())
-    return Collection("train", docs, QUERIES, {"q1": {"p": 1}}, Candidates.from_lists([("q1", candidates, [1.0] * len(candidates))]))
+    return Collection(
+        "train", docs, QUERIES, {"q1": {"p": 1}}, Candidates.from_lists([("q1", candidates, [1.0] * len(candidates))])
+    )
 
 
 def names_of(rows) -> set[str | None]:
@@ -165,7 +190,12 @@ def test_pc2_16_the_querys_own_id_or_text_is_never_a_negative_in_training(tmp_pa
     sampler = JudgedGroups(training(["twin", "q1", "p", "n"]), queries, docs, num_docs=4)
     assert {name for epoch in range(5) for name in names_of(sampler.draw(epoch, np.array([0]))[0])} == {"p", "n", None}
     filled = JudgedGroups(training(["twin", "q1"]), queries, docs, num_docs=5, random_negatives=True)
-    assert {name for epoch in range(5) for name in names_of(filled.draw(epoch, np.array([0]))[0])} == {"p", "n", "cut", None}
+    assert {name for epoch in range(5) for name in names_of(filled.draw(epoch, np.array([0]))[0])} == {
+        "p",
+        "n",
+        "cut",
+        None,
+    }
     with pytest.raises(Exception, match="expected a negative for at least one training query, got none for all 1"):
         JudgedGroups(training(["twin"]), queries, docs, num_docs=4)
 
@@ -192,9 +222,13 @@ def test_pc2_16_in_batch_negatives_are_not_the_query_itself(tmp_path):
     queries, docs = stores(tmp_path)
     collator = Collator.of(tiny_tokenizer(), "texts", queries, docs, 64, 16, 16)
     positives = KnownPositives.of(
-        Collection("c", MemoryDocs(Doc(*item) for item in DOCS.items()), QUERIES, {"q1": {"p": 1}, "q2": {"n": 1}}), queries, docs
+        Collection("c", MemoryDocs(Doc(*item) for item in DOCS.items()), QUERIES, {"q1": {"p": 1}, "q2": {"n": 1}}),
+        queries,
+        docs,
     )
-    rows = np.array([[list(DOCS).index(name) for name in group] for group in (("p", "cut"), ("n", "q1"), ("n", "twin"))])
+    rows = np.array(
+        [[list(DOCS).index(name) for name in group] for group in (("p", "cut"), ("n", "q1"), ("n", "twin"))]
+    )
     made = contrast(collator, np.array([0, 1, 1]), rows, np.array([[1.0, 0.0]] * 3), positives)
     assert made.mask.int().tolist() == [
         [1, 1, 1, 0, 1, 0],  # q1: neither the doc of its id nor that of its text

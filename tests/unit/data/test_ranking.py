@@ -11,7 +11,14 @@ from ranker.errors import DataError
 
 
 def test_pc01_ties_by_doc_id_descending_as_strings():
-    assert rank_docs({"d10": 0.5, "d9": 0.5, "d1": 0.5, "e": 0.4, "文": 0.4, "z": 0.9}) == ["z", "d9", "d10", "d1", "文", "e"]
+    assert rank_docs({"d10": 0.5, "d9": 0.5, "d1": 0.5, "e": 0.4, "文": 0.4, "z": 0.9}) == [
+        "z",
+        "d9",
+        "d10",
+        "d1",
+        "文",
+        "e",
+    ]
 
 
 def test_separated_ties_keep_the_order_and_all_other_scores():
@@ -32,7 +39,9 @@ def test_separated_ties_keep_the_order_and_all_other_scores():
 @pytest.mark.parametrize("refuse", [separate_ties, require_finite])
 def test_scores_that_are_not_finite_in_float32_are_counted_and_the_first_is_named(refuse, bad):
     run = {"q1": {"a": 1.0, "b": 0.5}, "q2": {"a": 1.0, "b": bad, "c": bad}, "q3": {"d": bad}}
-    with pytest.raises(DataError, match=re.escape(f"got 3 of 6 that are not, the first {bad} for query 'q2' and doc 'b'")):
+    with pytest.raises(
+        DataError, match=re.escape(f"got 3 of 6 that are not, the first {bad} for query 'q2' and doc 'b'")
+    ):
         refuse(run)
 
 

@@ -23,7 +23,13 @@ def stores(tmp_path):
         tokenizer = tiny_tokenizer()
         return (
             build_token_store(collection.queries.items(), tmp_path / "queries", tokenizer, 16, fingerprint="q"),
-            build_token_store(((doc.doc_id, doc.full_text) for doc in collection.docs), tmp_path / "docs", tokenizer, 16, fingerprint="d"),
+            build_token_store(
+                ((doc.doc_id, doc.full_text) for doc in collection.docs),
+                tmp_path / "docs",
+                tokenizer,
+                16,
+                fingerprint="d",
+            ),
         )
 
     return make
@@ -33,7 +39,9 @@ def collection_of(qrels, candidates, num_docs=0, triples=None) -> Collection:
     names = {doc for docs in qrels.values() for doc in docs} | {doc for docs in candidates.values() for doc in docs}
     docs = MemoryDocs(Doc(name, f"text of {name}") for name in sorted(names | {f"x{i}" for i in range(num_docs)}))
     run = {query: {doc: float(-place) for place, doc in enumerate(docs)} for query, docs in candidates.items()}
-    return Collection("made", docs, {query: f"query {query}" for query in qrels}, qrels, Candidates.from_run(run), triples)
+    return Collection(
+        "made", docs, {query: f"query {query}" for query in qrels}, qrels, Candidates.from_run(run), triples
+    )
 
 
 def drawn(sampler, store, epoch=0, group=0):
@@ -75,7 +83,10 @@ def test_queries_without_any_of_the_given_negatives_are_left_out(stores, caplog)
     assert "1 of 2 judged queries have no negative among the given ones" in caplog.text
     taught = JudgedGroups(collection, queries, docs, num_docs=2, teacher={"q": {"A": 1.0, "n1": 0.5}, "q2": {"B": 1.0}})
     assert taught.query_ids == ["q"]
-    with pytest.raises(DataError, match="expected a negative for at least one training query, got none for all 2 that have a relevant doc"):
+    with pytest.raises(
+        DataError,
+        match="expected a negative for at least one training query, got none for all 2 that have a relevant doc",
+    ):
         JudgedGroups(collection, queries, docs, num_docs=2, negatives=Candidates.from_run({"q9": {"n1": 1.0}}))
 
 
@@ -99,7 +110,9 @@ def test_draws_are_uniform_without_replacement(stores):
         assert len(set(names)) == 4
         for name in names[1:]:
             counts[name] += 1
-    assert max(abs(count - 900) for count in counts.values()) < 5 * (900 * 0.7) ** 0.5  # five standard deviations of a binomial
+    assert (
+        max(abs(count - 900) for count in counts.values()) < 5 * (900 * 0.7) ** 0.5
+    )  # five standard deviations of a binomial
 
 
 @pytest.mark.parametrize("mined", [False, True])
@@ -146,7 +159,10 @@ def test_triples_come_as_they_are(stores):
     assert sampler.fingerprint() == TripleGroups(np.array(rows)).fingerprint() != TripleGroups(rows[::-1]).fingerprint()
     last = np.array([[0, 1, 2], [0, 2, 1], [3, 1, 2]])
     assert TripleGroups(last).fingerprint() != TripleGroups(np.array([[0, 1, 2], [0, 2, 1], [3, 1, 0]])).fingerprint()
-    assert [drawn(sampler, docs, group=group) for group in range(2)] == [(["A", "n2"], [1.0, 0.0]), (["A", "n1"], [1.0, 0.0])]
+    assert [drawn(sampler, docs, group=group) for group in range(2)] == [
+        (["A", "n2"], [1.0, 0.0]),
+        (["A", "n1"], [1.0, 0.0]),
+    ]
 
 
 class OneReading(list):
@@ -239,13 +255,18 @@ def test_a_resume_on_other_data_is_refused(steps):
 
     loader(relevant, negatives).load_state_dict(state)  # read again from the same files
     for changed, fault in [
-        (loader(relevant | {"q3": {"p3": 1, "n31": 1}}, negatives), r"\(a fingerprint of queries, docs and candidates '\w+', not '\w+'\)"),
+        (
+            loader(relevant | {"q3": {"p3": 1, "n31": 1}}, negatives),
+            r"\(a fingerprint of queries, docs and candidates '\w+', not '\w+'\)",
+        ),
         (loader(relevant, negatives | {"q0": negatives["q0"][::-1]}), "a fingerprint of queries, docs and candidates"),
         (loader(relevant, negatives | {"q9": ["n00"]}), "a fingerprint of queries, docs and candidates"),
         (loader(relevant, negatives, seed=4), r"\(seed 4, not 3\)"),
         (loader(relevant, negatives, queries_per_step=5), r"\(steps an epoch 2, not 3\)"),
     ]:
-        with pytest.raises(CheckpointError, match=f"data: expected the training data of the run that is resumed, got other .*{fault}"):
+        with pytest.raises(
+            CheckpointError, match=f"data: expected the training data of the run that is resumed, got other .*{fault}"
+        ):
             changed.load_state_dict(state)
         assert changed.done == 0
 
@@ -280,10 +301,19 @@ def test_pc2_24_a_mined_negative_that_the_collection_lacks_is_named_before_the_t
     def steps(**options):
         splits = Splits(collection, None, {})
         return RankData(
-            splits, tiny_tokenizer(), "pairs", 512, BatchOptions(docs=2), TextLimits(), cache_dir=tmp_path / "c", **options
+            splits,
+            tiny_tokenizer(),
+            "pairs",
+            512,
+            BatchOptions(docs=2),
+            TextLimits(),
+            cache_dir=tmp_path / "c",
+            **options,
         ).train_steps()
 
-    with pytest.raises(DataError, match=r"negatives.trec:2: expected candidates from the collection, got the unknown doc id 'd99'"):
+    with pytest.raises(
+        DataError, match=r"negatives.trec:2: expected candidates from the collection, got the unknown doc id 'd99'"
+    ):
         steps(negatives=path)
     path.write_text(path.read_text() + "q1 Q0 p 3 1 t\n")
     assert len(steps(teacher=path).sampler) == 1  # a teacher may have scored other docs

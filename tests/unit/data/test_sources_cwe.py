@@ -13,9 +13,15 @@ from ranker.data.sources.cwe import CWE
 from ranker.data.trec import read_qrels
 from ranker.errors import DataError
 
-SHARED = Path(os.environ.get("RANKER_SHARED_DATA") or Path(__file__).resolve().parents[3] / ".." / "shared" / "data") / "cwe"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the folder shared/data/cwe with a finished copy is not there")
-needs_package = pytest.mark.skipif(importlib.util.find_spec("cwe2") is None, reason="cwe2 (extra demo) is not installed")
+SHARED = (
+    Path(os.environ.get("RANKER_SHARED_DATA") or Path(__file__).resolve().parents[3] / ".." / "shared" / "data") / "cwe"
+)
+needs_shared = pytest.mark.skipif(
+    not SHARED.is_dir(), reason="the folder shared/data/cwe with a finished copy is not there"
+)
+needs_package = pytest.mark.skipif(
+    importlib.util.find_spec("cwe2") is None, reason="cwe2 (extra demo) is not installed"
+)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +36,11 @@ def parts_of(splits):
 @needs_package
 def test_counts(splits):
     assert len(splits.train.docs) == 938
-    assert {name: len(part.queries) for name, part in parts_of(splits).items()} == {"train": 1467, "dev": 200, "test": 300}
+    assert {name: len(part.queries) for name, part in parts_of(splits).items()} == {
+        "train": 1467,
+        "dev": 200,
+        "test": 300,
+    }
     assert sum(len(judged) for part in parts_of(splits).values() for judged in part.qrels.values()) == 2720
     assert list(splits.tests) == ["cwe"] and splits.train.candidates is None
 
@@ -50,7 +60,9 @@ def test_equals_the_finished_copy(splits):
 def test_test_queries_are_pinned(splits):
     """Figures of two versions compare only if they are of the same queries and texts."""
     test = splits.tests["cwe"]
-    digest = hashlib.blake2b("\n".join(f"{q}\t{text}\t{sorted(test.qrels[q])}" for q, text in test.queries.items()).encode(), digest_size=8)
+    digest = hashlib.blake2b(
+        "\n".join(f"{q}\t{text}\t{sorted(test.qrels[q])}" for q, text in test.queries.items()).encode(), digest_size=8
+    )
     assert digest.hexdigest() == "b08b9cdb94eee3ad"
 
 
@@ -64,7 +76,9 @@ def test_no_query_gives_its_answer_away(splits):
 def test_another_seed_deals_other_queries_of_the_same_set(splits):
     other = CWE(split_seed=1).load()
     assert set(other.tests["cwe"].queries) != set(splits.tests["cwe"].queries)
-    assert set().union(*(p.queries for p in parts_of(other).values())) == set().union(*(p.queries for p in parts_of(splits).values()))
+    assert set().union(*(p.queries for p in parts_of(other).values())) == set().union(
+        *(p.queries for p in parts_of(splits).values())
+    )
 
 
 @needs_package

@@ -17,7 +17,9 @@ def folder(tmp_path):
     """20 docs, 12 queries of which 10 are judged, no split files, no run."""
     folder = tmp_path / "mine"
     folder.mkdir()
-    (folder / "docs.jsonl").write_text("".join(json.dumps({"id": f"d{i}", "text": f"text {i}"}) + "\n" for i in range(20)))
+    (folder / "docs.jsonl").write_text(
+        "".join(json.dumps({"id": f"d{i}", "text": f"text {i}"}) + "\n" for i in range(20))
+    )
     (folder / "queries.tsv").write_text("".join(f"q{i}\tquery {i}\n" for i in range(12)))
     (folder / "qrels.txt").write_text("".join(f"q{i} 0 d{i} 1\n" for i in range(10)))
     return folder
@@ -113,7 +115,11 @@ def test_gzipped_files_are_the_same_data(folder, tmp_path):
         (packed / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
     splits = Files(str(packed)).load()
     assert splits.train.docs.fingerprint == plain.train.docs.fingerprint
-    assert [splits.train.queries, splits.train.qrels, sizes(splits)] == [plain.train.queries, plain.train.qrels, sizes(plain)]
+    assert [splits.train.queries, splits.train.qrels, sizes(splits)] == [
+        plain.train.queries,
+        plain.train.qrels,
+        sizes(plain),
+    ]
 
 
 # candidates
@@ -122,7 +128,10 @@ def test_gzipped_files_are_the_same_data(folder, tmp_path):
 def test_the_only_run_in_the_folder_is_re_ranked(folder):
     run_file(folder, "bm25.run.gz", [(f"q{i}", f"d{(i + j) % 20}", 2.0 - j) for i in range(12) for j in range(3)])
     splits = Files(str(folder)).load()
-    assert splits.tests["mine"].candidates["q0"] == ["d0", "d1", "d2"] and splits.train.candidates is splits.tests["mine"].candidates
+    assert (
+        splits.tests["mine"].candidates["q0"] == ["d0", "d1", "d2"]
+        and splits.train.candidates is splits.tests["mine"].candidates
+    )
     assert Files(str(folder), candidates="bm25").load().train.candidates is None
 
 
@@ -130,7 +139,9 @@ def test_of_several_runs_one_must_be_chosen(folder, tmp_path):
     for name, doc_id in (("a.run", "d0"), ("b.run.gz", "d1")):
         run_file(folder, name, [(f"q{i}", doc_id, 1.0) for i in range(10)])
     run_file(tmp_path, "elsewhere.txt", [(f"q{i}", "d2", 1.0) for i in range(10)])
-    with pytest.raises(DataError, match=r"mine: expected one run, got a.run, b.run.gz; choose with data.candidates=NAME"):
+    with pytest.raises(
+        DataError, match=r"mine: expected one run, got a.run, b.run.gz; choose with data.candidates=NAME"
+    ):
         Files(str(folder)).load()
     chosen = {name: Files(str(folder), candidates=name).load().train.candidates["q0"]
               for name in ("a.run", "b.run.gz", str(tmp_path / "elsewhere.txt"))}  # fmt: skip
@@ -140,14 +151,17 @@ def test_of_several_runs_one_must_be_chosen(folder, tmp_path):
 @pytest.mark.parametrize("name", ["../elsewhere.txt", "x/../../elsewhere.txt", ".."])
 def test_a_relative_run_path_cannot_leave_the_folder(folder, tmp_path, name):
     run_file(tmp_path, "elsewhere.txt", [("q0", "d2", 1.0)])
-    with pytest.raises(DataError, match=r"data.candidates: expected a file inside .*mine or an absolute path, got '.*\.\..*'"):
+    with pytest.raises(
+        DataError, match=r"data.candidates: expected a file inside .*mine or an absolute path, got '.*\.\..*'"
+    ):
         Files(str(folder), candidates=name).load()
 
 
 def test_a_run_that_does_not_belong_is_refused(folder, caplog):
     run_file(folder, "a.run", [(f"q{i}", "d0" if i else "doc-of-another-collection", 1.0) for i in range(10)])
     with pytest.raises(
-        DataError, match=r"a.run:1: expected candidates from the collection, got the unknown doc id 'doc-of-another-collection'"
+        DataError,
+        match=r"a.run:1: expected candidates from the collection, got the unknown doc id 'doc-of-another-collection'",
     ):
         Files(str(folder)).load()
     run_file(folder, "a.run", [(f"query-{i}", "d0", 1.0) for i in range(10)])
@@ -179,14 +193,18 @@ def test_a_missing_or_empty_file_is_named(folder, name):
 
 
 def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"data.path: expected a folder with docs.jsonl, queries.tsv and qrels.txt, got '.*nowhere'"):
+    with pytest.raises(
+        DataError, match=r"data.path: expected a folder with docs.jsonl, queries.tsv and qrels.txt, got '.*nowhere'"
+    ):
         Files(str(tmp_path / "nowhere")).load()
 
 
 def test_judgements_of_a_query_without_text_name_the_line(folder):
     with (folder / "qrels.txt").open("a") as file:
         file.write("\nq77 0 d1 1\n")
-    with pytest.raises(DataError, match=r"qrels.txt:12: expected judgements of queries in queries.tsv, got 'q77'; add its text there"):
+    with pytest.raises(
+        DataError, match=r"qrels.txt:12: expected judgements of queries in queries.tsv, got 'q77'; add its text there"
+    ):
         Files(str(folder)).load()
 
 
@@ -209,7 +227,9 @@ def test_pc08_contradicting_judgements_are_refused(folder):
 def test_options_out_of_range():
     with pytest.raises(ConfigError, match=r"data.test_fraction: expected a share between 0 and 1, got 20"):
         Files("x", test_fraction=20)
-    with pytest.raises(ConfigError, match=r"data.val_fraction: expected at most 0.2 beside data.test_fraction, got 0.5"):
+    with pytest.raises(
+        ConfigError, match=r"data.val_fraction: expected at most 0.2 beside data.test_fraction, got 0.5"
+    ):
         Files("x", val_fraction=0.5, test_fraction=0.8)
 
 

@@ -55,8 +55,12 @@ def test_cranfield_grades_are_turned_round_and_said(home, caplog):
     assert cranfield.qrels["2"]["12"] == 4 and raw["2"]["12"] == 1  # "a complete answer to the question"
     assert cranfield.qrels["1"]["13"] == 1 and raw["1"]["13"] == 4  # "of minimum interest"
     assert cranfield.qrels["1"]["486"] == raw["1"]["486"] == -1
-    relevant = {query_id: {d for d, grade in judged.items() if grade >= 1} for query_id, judged in cranfield.qrels.items()}
-    assert relevant == {query_id: {d for d, grade in judged.items() if grade >= 1} for query_id, judged in raw.items()}  # binary: as ever
+    relevant = {
+        query_id: {d for d, grade in judged.items() if grade >= 1} for query_id, judged in cranfield.qrels.items()
+    }
+    assert relevant == {
+        query_id: {d for d, grade in judged.items() if grade >= 1} for query_id, judged in raw.items()
+    }  # binary: as ever
     assert "grades run backwards" in caplog.text
 
 
@@ -69,14 +73,24 @@ def test_docs_of_every_kind_keep_title_and_text_as_the_data_set_gives_them(home)
         for ours, theirs in zip(docs, ir_datasets.load(dataset_id).docs_iter(), strict=True):
             assert ours.doc_id == theirs.doc_id
             assert ours.full_text == (theirs.default_text() if theirs.title else theirs.text)
-    assert docs["4983"].title.startswith("Microstructural development") and docs["4983"].text.startswith("Alterations of the architecture")
+    assert docs["4983"].title.startswith("Microstructural development") and docs["4983"].text.startswith(
+        "Alterations of the architecture"
+    )
     assert "4983" in docs and "nowhere" not in docs and 4983 not in docs
 
 
 def test_several_tests_on_several_corpora(home):
     splits = IrDatasets(test=["vaswani", "cranfield", "beir/scifact/test"], relevance={"cranfield": 3}).load()
-    assert {name: len(collection.queries) for name, collection in splits.tests.items()} == {"vaswani": 93, "cranfield": 225, "scifact": 300}
-    assert {name: collection.relevance for name, collection in splits.tests.items()} == {"vaswani": 1, "cranfield": 3, "scifact": 1}
+    assert {name: len(collection.queries) for name, collection in splits.tests.items()} == {
+        "vaswani": 93,
+        "cranfield": 225,
+        "scifact": 300,
+    }
+    assert {name: collection.relevance for name, collection in splits.tests.items()} == {
+        "vaswani": 1,
+        "cranfield": 3,
+        "scifact": 1,
+    }
     assert splits.train is None and splits.val is None
 
 
@@ -85,7 +99,9 @@ def test_candidates_from_a_run_file(home, tmp_path):
     test = IrDatasets(test=["vaswani"], candidates={"vaswani": str(tmp_path / "a.run")}).load().tests["vaswani"]
     assert test.candidates["7"] == ["2", "1"]
     write_run(tmp_path / "b.run", {"1": {"1": 1.0, "no-such-doc": 2.0}})
-    with pytest.raises(DataError, match=r"b.run:1: expected candidates from the collection, got the unknown doc id 'no-such-doc'"):
+    with pytest.raises(
+        DataError, match=r"b.run:1: expected candidates from the collection, got the unknown doc id 'no-such-doc'"
+    ):
         IrDatasets(test=["vaswani"], candidates={"vaswani": str(tmp_path / "b.run")}).load()
 
 
@@ -100,7 +116,9 @@ def test_equal_query_numbers_of_different_collections_are_no_overlap(home):
 
 
 def test_mistakes_are_named(home):
-    with pytest.raises(DataError, match=r"expected an id that it knows, got 'beir/scifac/test'; did you mean beir/scifact/test"):
+    with pytest.raises(
+        DataError, match=r"expected an id that it knows, got 'beir/scifac/test'; did you mean beir/scifact/test"
+    ):
         IrDatasets(test=["beir/scifac/test"]).load()
     with pytest.raises(DataError, match=r"vaswani: expected docpairs, got a set without"):
         IrDatasets(train="vaswani", train_candidates="docpairs").load()
@@ -110,13 +128,17 @@ def test_mistakes_are_named(home):
         IrDatasets(test=["vaswani", "vaswani"])
     with pytest.raises(ConfigError, match=r"data.relevance: expected ids .* got 'vaswini'"):
         IrDatasets(test=["vaswani"], relevance={"vaswini": 2})
-    with pytest.raises(DataError, match=r"train: expected more judged training queries than the 93 to validate on, got 93"):
+    with pytest.raises(
+        DataError, match=r"train: expected more judged training queries than the 93 to validate on, got 93"
+    ):
         IrDatasets(train="vaswani", val_queries=93).load()
 
 
 def test_what_cannot_be_downloaded_is_one_line(home, monkeypatch):
     monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
-    with pytest.raises(DataError, match=r"^ir_datasets antique/test: expected to read it, got \w+: .*; check the network[^\n]*$"):
+    with pytest.raises(
+        DataError, match=r"^ir_datasets antique/test: expected to read it, got \w+: .*; check the network[^\n]*$"
+    ):
         IrDatasets(test=["antique/test"]).load()
 
 

@@ -8,7 +8,9 @@ import pytest
 from ranker.data.sources.msmarco_passage import MsMarcoPassage
 from ranker.errors import ConfigError, DataError
 
-_spec = importlib.util.spec_from_file_location("ir_datasets_home", Path(__file__).resolve().parents[2] / "assets" / "ir_datasets_home.py")
+_spec = importlib.util.spec_from_file_location(
+    "ir_datasets_home", Path(__file__).resolve().parents[2] / "assets" / "ir_datasets_home.py"
+)
 assets = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(assets)
 
@@ -62,8 +64,17 @@ def test_pc29_double_encoding_is_mended_by_ir_datasets_and_only_there():
 
 def test_official_candidates_have_no_scores_and_say_so(caplog):
     with caplog.at_level(logging.WARNING):
-        val = MsMarcoPassage(candidates={"msmarco-passage/dev/small": "scoreddocs", "msmarco-passage/trec-dl-2019/judged": "bm25",
-                                         "msmarco-passage/trec-dl-2020/judged": "bm25"}).load().val  # fmt: skip
+        val = (
+            MsMarcoPassage(
+                candidates={
+                    "msmarco-passage/dev/small": "scoreddocs",
+                    "msmarco-passage/trec-dl-2019/judged": "bm25",
+                    "msmarco-passage/trec-dl-2020/judged": "bm25",
+                }
+            )
+            .load()
+            .val
+        )
     assert val.candidates["2"] == ["5", "2"] and val.candidates["1048585"] == ["7", "1"]  # by doc id descending
     assert val.candidates.scores_of("2").tolist() == [0.0, 0.0]
     assert "its scoreddocs have no scores" in caplog.text
@@ -90,7 +101,9 @@ def test_null_train_only_evaluates():
 
 
 def test_mistakes_are_named():
-    with pytest.raises(DataError, match=r"expected an id that it knows, got 'msmarco-passage/trec-dl-2018/judged'; did you mean"):
+    with pytest.raises(
+        DataError, match=r"expected an id that it knows, got 'msmarco-passage/trec-dl-2018/judged'; did you mean"
+    ):
         MsMarcoPassage(test=["trec-dl-2018/judged"]).load()
     with pytest.raises(ConfigError, match=r"data.candidates: expected scoreddocs, bm25, null .* got 'bm52'"):
         MsMarcoPassage(candidates="bm52")

@@ -3,7 +3,15 @@ import logging
 import pytest
 
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-from ranker.data.splits import check_candidates, check_disjoint, check_judged_docs, cut_validation, hash_order, split_queries, take_queries
+from ranker.data.splits import (
+    check_candidates,
+    check_disjoint,
+    check_judged_docs,
+    cut_validation,
+    hash_order,
+    split_queries,
+    take_queries,
+)
 from ranker.errors import DataError
 
 DOCS = MemoryDocs([Doc("d1", "one"), Doc("d2", "two"), Doc("d3", "three")])
@@ -55,7 +63,9 @@ def test_cut_validation_takes_judged_queries_only():
     data = collection(qrels={query_id: {"d1": 1} for query_id in "abc"})
     train, val = cut_validation(data, 2, seed=0)
     assert set(val.queries) <= set("abc") and len(train.queries) == 8
-    with pytest.raises(DataError, match=r"train: expected more judged training queries than the 3 to validate on, got 3"):
+    with pytest.raises(
+        DataError, match=r"train: expected more judged training queries than the 3 to validate on, got 3"
+    ):
         cut_validation(data, 3, seed=0)
 
 
@@ -80,7 +90,10 @@ def test_judged_docs_that_the_collection_lacks(caplog):
     with caplog.at_level(logging.WARNING):
         check_judged_docs({"a": {"d1": 1, "d9": 1}, "b": {"d8": 0}}, collection(), "qrels.txt")
     assert "qrels.txt: 2 of 3 judged docs are not in the collection, as 'd8'; they count as not found" in caplog.text
-    with pytest.raises(DataError, match=r"qrels.txt: expected judgements of docs in the collection, got 1 unknown ids as 'x1'.* as 'd1'"):
+    with pytest.raises(
+        DataError,
+        match=r"qrels.txt: expected judgements of docs in the collection, got 1 unknown ids as 'x1'.* as 'd1'",
+    ):
         check_judged_docs({"a": {"x1": 1}}, collection(), "qrels.txt")
 
 
@@ -89,8 +102,11 @@ def test_candidates_that_do_not_belong(caplog):
         check_candidates(collection("ab", candidates=Candidates.from_run({"a": {"d1": 1.0}, "z": {"x": 1.0}})), "a.run")
     assert "a.run: 1 of 2 queries of train have no candidates, as 'b'; each counts 0" in caplog.text
     with pytest.raises(DataError, match=r"a.run: expected candidates from the collection, got the unknown doc id 'd7'"):
-        check_candidates(collection("ab", candidates=Candidates.from_run({"a": {"d7": 1.0}, "b": {"d1": 1.0}})), "a.run")
+        check_candidates(
+            collection("ab", candidates=Candidates.from_run({"a": {"d7": 1.0}, "b": {"d1": 1.0}})), "a.run"
+        )
     with pytest.raises(
-        DataError, match=r"a.run: expected candidates for the queries of train \(ids as 'a'\), got none \(the run has ids as 'A'\)"
+        DataError,
+        match=r"a.run: expected candidates for the queries of train \(ids as 'a'\), got none \(the run has ids as 'A'\)",
     ):
         check_candidates(collection("ab", candidates=Candidates.from_run({"A": {"d1": 1.0}})), "a.run")

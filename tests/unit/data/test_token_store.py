@@ -22,8 +22,35 @@ from ranker.data.token_store import TokenStore, build_token_store, token_store, 
 from ranker.errors import ConfigError, DataError
 
 fork = multiprocessing.get_context("fork")
-PIECES = ["a", "b", "c", "##a", "##b", "##c", "[", "]", "sep", "pad", "mask", "unk", "cls", "q", "dog", "##s", "run", "##ning", ".", "é"]
-SPECIAL = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+PIECES = [
+    "a",
+    "b",
+    "c",
+    "##a",
+    "##b",
+    "##c",
+    "[",
+    "]",
+    "sep",
+    "pad",
+    "mask",
+    "unk",
+    "cls",
+    "q",
+    "dog",
+    "##s",
+    "run",
+    "##ning",
+    ".",
+    "é",
+]
+SPECIAL = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +104,9 @@ def enumerate_ids(texts: list[str]) -> list[tuple[str, str]]:
 
 
 def expected(tokenizer: PreTrainedTokenizerFast, text: str | list[str], max_tokens: int) -> list:
-    return tokenizer(text, add_special_tokens=False, truncation=True, max_length=max_tokens, split_special_tokens=True)["input_ids"]
+    return tokenizer(text, add_special_tokens=False, truncation=True, max_length=max_tokens, split_special_tokens=True)[
+        "input_ids"
+    ]
 
 
 @pytest.mark.parametrize("make", [wordpiece, real])
@@ -87,7 +116,9 @@ def test_ids_are_those_of_the_tokenizer(make, max_tokens, tmp_path):
     store = build_token_store(texts, tmp_path / "s", make(), max_tokens, fingerprint="f", chunk=100)
     assert len(store) == len(texts)
     assert store.lengths.max() == min(max_tokens, store.lengths.max()) and store.lengths.min() == 0
-    for row, (ids, (_, text)) in enumerate(zip(expected(tokenizer, [text for _, text in texts], max_tokens), texts, strict=True)):
+    for row, (ids, (_, text)) in enumerate(
+        zip(expected(tokenizer, [text for _, text in texts], max_tokens), texts, strict=True)
+    ):
         assert store[row].tolist() == ids, text
         assert store.lengths[row] == len(ids)
     again = TokenStore.open(tmp_path / "s", verify=True)
@@ -110,7 +141,8 @@ def test_pc37_pc38_literal_control_tokens_are_text(split, tmp_path):
 
 
 def test_pc37_pc38_literals_that_the_model_itself_knows(tmp_path):
-    # Splitting at spaces alone leaves "[SEP]" whole, and the word-piece model has it: the tokenizer's own switch does not help.
+    # Splitting at spaces alone leaves "[SEP]" whole, and the word-piece model has it: the tokenizer's own switch does
+    # not help.
     spaces = wordpiece(split=pre_tokenizers.WhitespaceSplit())
     spaces.backend_tokenizer.normalizer = normalizers.NFC()
     assert expected(spaces, "a [SEP] b", 9) == [5, 3, 6]
@@ -118,8 +150,19 @@ def test_pc37_pc38_literals_that_the_model_itself_knows(tmp_path):
     assert spaces.convert_ids_to_tokens(store[0].tolist()) == ["a", "[", "[UNK]", "b"]  # "[ SEP]"
     assert store[1].tolist() == [5, 6]
     # So does a unigram model; and NFKC makes the literal of full-width letters only after we could have broken it.
-    pieces = [("<s>", 0.0), ("</s>", 0.0), ("<pad>", 0.0), ("<unk>", 0.0), ("▁a", -1.0), ("▁b", -1.0), ("▁", -2.0), ("<", -3.0), ("/", -3.0),
-              ("s", -3.0), (">", -3.0)]  # fmt: skip
+    pieces = [
+        ("<s>", 0.0),
+        ("</s>", 0.0),
+        ("<pad>", 0.0),
+        ("<unk>", 0.0),
+        ("▁a", -1.0),
+        ("▁b", -1.0),
+        ("▁", -2.0),
+        ("<", -3.0),
+        ("/", -3.0),
+        ("s", -3.0),
+        (">", -3.0),
+    ]
     backend = Tokenizer(models.Unigram(pieces, unk_id=3))
     backend.normalizer, backend.pre_tokenizer = normalizers.NFKC(), pre_tokenizers.Metaspace()
     unigram = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
@@ -144,7 +187,9 @@ def test_large_vocabulary_needs_int32(tmp_path):
 def test_the_callers_tokenizer_stays_as_it_is(tmp_path):
     tokenizer = wordpiece()
     before = tokenizer_fingerprint(tokenizer)
-    tokenizer(["a b", "a"], padding="max_length", truncation=True, max_length=4)  # leaves padding and truncation in the backend
+    tokenizer(
+        ["a b", "a"], padding="max_length", truncation=True, max_length=4
+    )  # leaves padding and truncation in the backend
     state = tokenizer.backend_tokenizer.to_str()
     assert tokenizer.backend_tokenizer.padding is not None
     store = build_token_store([("x", "a b c a b c")], tmp_path / "s", tokenizer, 5, fingerprint="f")
@@ -164,7 +209,9 @@ def test_lone_surrogates_become_replacement_characters(tmp_path):
 
 def test_rows_of_ids(tmp_path):
     ids = ["10", "9", "007", "7", "é", "id-with-a-long-name", "", "b"]
-    store = build_token_store([(text_id, "a") for text_id in ids], tmp_path / "s", wordpiece(), 9, fingerprint="f", chunk=3)
+    store = build_token_store(
+        [(text_id, "a") for text_id in ids], tmp_path / "s", wordpiece(), 9, fingerprint="f", chunk=3
+    )
     wanted = ["7", "id-with-a-long-name", "é", "007", "7", "10", ""]
     assert store.rows(wanted).tolist() == [ids.index(text_id) for text_id in wanted]
     assert store.rows(wanted).dtype == np.int64
@@ -378,7 +425,8 @@ def test_a_pickled_store_maps_the_same_files(tmp_path):
     np.testing.assert_array_equal(pickle.loads(data).tokens, store.tokens)
 
 
-# processes ------------------------------------------------------------------------------------------------------------------------
+# processes
+# ------------------------------------------------------------------------------------------------------------------------
 
 
 def wait_for(condition, seconds=30):
@@ -411,7 +459,10 @@ def rank_with_workers(cache: Path, log: Path, answers):
 
 def test_pc34_two_ranks_with_two_workers_build_once(tmp_path):
     answers = fork.SimpleQueue()
-    ranks = [fork.Process(target=rank_with_workers, args=(tmp_path / "cache", tmp_path / "builds", answers)) for _ in range(2)]
+    ranks = [
+        fork.Process(target=rank_with_workers, args=(tmp_path / "cache", tmp_path / "builds", answers))
+        for _ in range(2)
+    ]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -430,7 +481,11 @@ def test_threads_of_one_process_build_once(tmp_path):
     stores = []
 
     def open_store():
-        stores.append(token_store(tmp_path / "cache", "docs", lambda: slow_counted_texts(tmp_path / "builds"), "f", wordpiece(), 9))
+        stores.append(
+            token_store(
+                tmp_path / "cache", "docs", lambda: slow_counted_texts(tmp_path / "builds"), "f", wordpiece(), 9
+            )
+        )
 
     threads = [threading.Thread(target=open_store) for _ in range(3)]
     for thread in threads:
@@ -451,7 +506,9 @@ def hang(cache: Path, max_tokens: int):
 
 
 def test_pc34_a_killed_build_leaves_nothing_that_opens(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_writer, "MAX_CHUNK_CHARS", 2000)  # so that a small build is half written when it is killed
+    monkeypatch.setattr(
+        token_writer, "MAX_CHUNK_CHARS", 2000
+    )  # so that a small build is half written when it is killed
     builders = [fork.Process(target=hang, args=(tmp_path, max_tokens), daemon=True) for max_tokens in (7, 8)]
     for builder in builders:
         builder.start()

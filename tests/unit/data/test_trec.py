@@ -46,7 +46,8 @@ def fault(read, path: Path) -> str:
     return str(error.value)
 
 
-# what is accepted -------------------------------------------------------------------------------------------------------------------
+# what is accepted
+# -------------------------------------------------------------------------------------------------------------------
 
 
 def test_qrels_grades_and_ids_stay_what_they_are(tmp_path):
@@ -92,7 +93,10 @@ def test_runs_and_candidates_come_in_any_line_order(tmp_path):
 def test_candidates_are_ordered_as_trec_eval_does_over_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr(trec, "_CHUNK_DOCS", 7)
     generator = np.random.default_rng(0)
-    run = {f"q{i}": {f"d{doc}": float(generator.integers(0, 4)) for doc in generator.permutation(30)[: i + 1]} for i in range(20)}
+    run = {
+        f"q{i}": {f"d{doc}": float(generator.integers(0, 4)) for doc in generator.permutation(30)[: i + 1]}
+        for i in range(20)
+    }
     lines = [f"{query} Q0 {doc} 0 {score} t\n" for query, docs in run.items() for doc, score in docs.items()]
     generator.shuffle(lines)
     candidates = read_candidates(file(tmp_path, "".join(lines)))
@@ -106,7 +110,8 @@ def test_candidates_are_ordered_by_all_digits_not_by_float32(tmp_path):
     assert read_candidates(path)["q1"] == ["d1", "d2"]
 
 
-# what is refused --------------------------------------------------------------------------------------------------------------------
+# what is refused
+# --------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("read", RUN_READERS, ids=["read_run", "iter_run", "read_candidates"])
@@ -133,7 +138,10 @@ def test_broken_run_lines_are_named(tmp_path, read, second_line, complaint):
 @pytest.mark.parametrize(
     ("second_line", "complaint"),
     [
-        ("19335 0 1720389", r":2: expected 4 columns \(query_id iteration doc_id relevance\), got 3: '19335 0 1720389'"),
+        (
+            "19335 0 1720389",
+            r":2: expected 4 columns \(query_id iteration doc_id relevance\), got 3: '19335 0 1720389'",
+        ),
         ("q1 0 d2 relevant", r":2: expected a whole number as relevance, got 'relevant'"),
         ("q1 0 d2 1.5", r":2: expected a whole number as relevance, got '1.5'"),
         ("q1 0 d2 1_0", r":2: expected a whole number as relevance, got '1_0'"),
@@ -145,7 +153,9 @@ def test_broken_qrels_lines_are_named(tmp_path, second_line, complaint):
     assert re.search(re.escape(str(path)) + complaint, fault(read_qrels, path))
 
 
-@pytest.mark.parametrize("read", [read_qrels, *RUN_READERS], ids=["read_qrels", "read_run", "iter_run", "read_candidates"])
+@pytest.mark.parametrize(
+    "read", [read_qrels, *RUN_READERS], ids=["read_qrels", "read_run", "iter_run", "read_candidates"]
+)
 def test_missing_empty_folder_and_broken_gzip(tmp_path, read):
     missing = tmp_path / "no.txt"
     assert fault(read, missing) == f"{missing}: expected a file, got nothing at this path; check the path"
@@ -155,7 +165,9 @@ def test_missing_empty_folder_and_broken_gzip(tmp_path, read):
     line = "q1 0 d{0} 1\n" if read is read_qrels else "q1 Q0 d{0} 1 -{0} t\n"
     whole = gzip.compress("".join(line.format(i) for i in range(5000)).encode())
     cut = file(tmp_path, whole[: len(whole) // 2], "cut.gz")
-    assert re.search(r"cut.gz: expected a whole gzip file, got one that breaks after line \d+ .*; copy it again", fault(read, cut))
+    assert re.search(
+        r"cut.gz: expected a whole gzip file, got one that breaks after line \d+ .*; copy it again", fault(read, cut)
+    )
     wrong = file(tmp_path, whole[:100] + bytes(50) + whole[150:], "wrong.gz")
     assert "whole gzip file" in fault(read, wrong)
     assert "got UTF-16; save it as UTF-8" in fault(read, file(tmp_path, line.format(1).encode("utf-16")))
@@ -169,11 +181,16 @@ def test_a_file_without_read_permission(tmp_path):
 
 
 @pytest.mark.parametrize("read", RUN_READERS[:2], ids=["read_run", "iter_run"])
-@pytest.mark.parametrize("text", ["q1 d1 3.0 / q1 d1 2.0 / q1 d2 1.0", "q1 d1 3 / q2 d1 3 / q1 d1 3"], ids=["together", "interleaved"])
+@pytest.mark.parametrize(
+    "text", ["q1 d1 3.0 / q1 d1 2.0 / q1 d2 1.0", "q1 d1 3 / q2 d1 3 / q1 d1 3"], ids=["together", "interleaved"]
+)
 def test_pc07_a_doc_twice_in_a_run_is_refused(tmp_path, read, text):
     path = file(tmp_path, run_lines(text))
     line = 2 if "q2" not in text else 3
-    assert fault(read, path) == f"{path}:{line}: expected each doc once per query, got doc 'd1' again for query 'q1'; remove one"
+    assert (
+        fault(read, path)
+        == f"{path}:{line}: expected each doc once per query, got doc 'd1' again for query 'q1'; remove one"
+    )
 
 
 def test_repeats_are_seen_however_often_a_query_comes_back(tmp_path):
@@ -206,12 +223,20 @@ def test_pc08_repeated_judgements_collapse_with_a_warning(tmp_path, caplog):
     assert "1 repeated judgements dropped, the first on line 2" in caplog.text
 
 
-# what is written --------------------------------------------------------------------------------------------------------------------
+# what is written
+# --------------------------------------------------------------------------------------------------------------------
 
 
 def test_pc19_pc20_a_written_run_is_lossless_and_ordered(tmp_path):
     run = {
-        "q1": {"dB": 12.34561, "dA": 12.34564, "d9": 0.1 + 0.2, "d10": 0.1 + 0.2, "é": 5e-324, "z": -1.7976931348623157e308},
+        "q1": {
+            "dB": 12.34561,
+            "dA": 12.34564,
+            "d9": 0.1 + 0.2,
+            "d10": 0.1 + 0.2,
+            "é": 5e-324,
+            "z": -1.7976931348623157e308,
+        },
         "q2": {"x": 1, "y": np.float32(0.1)},
     }
     write_run(tmp_path / "deep" / "run.trec", run, tag="mine")
@@ -286,5 +311,7 @@ def test_no_place_to_write(tmp_path):
 
 def test_reading_a_run_does_not_import_torch():
     code = "import sys, ranker.data.trec, ranker.evaluation.metrics, ranker.evaluation.report; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]
+    )
     assert done.stdout == "False\n"

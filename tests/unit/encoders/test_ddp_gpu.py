@@ -23,7 +23,10 @@ from ranker.encoders.graphs import Graphs
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.types import TokenBatch
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0"),
+]
 STEPS = 5
 
 
@@ -33,7 +36,9 @@ class Scores(nn.Module):
     def __init__(self, graphs: bool) -> None:
         super().__init__()
         torch.manual_seed(0)
-        config = BertConfig(hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0, num_hidden_layers=4, vocab_size=1500)
+        config = BertConfig(
+            hidden_dropout_prob=0.1, attention_probs_dropout_prob=0.0, num_hidden_layers=4, vocab_size=1500
+        )
         self.encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer(), Execution(graphs=graphs))
         self.out = nn.Linear(768, 1)
 
@@ -47,7 +52,9 @@ def batch_of(step: int, micro: int, rank: int) -> TokenBatch:
     lengths = [80 + (i + step) % 5 for i in range(rows)]
     tokens = torch.randint(5, 1500, (sum(lengths),), generator=generator)
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
-    return TokenBatch(tokens, tokens % 2, ends, max(lengths), names=torch.arange(rows) + 40 * rank + 20 * micro).to("cuda")
+    return TokenBatch(tokens, tokens % 2, ends, max(lengths), names=torch.arange(rows) + 40 * rank + 20 * micro).to(
+        "cuda"
+    )
 
 
 def gradients(module: nn.Module, encoder: Encoder, step: int, ranks: list[int], share: float) -> list[torch.Tensor]:
@@ -86,7 +93,9 @@ def test_gradients_are_the_mean_of_both_processes(graphs, tmp_path):
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]),
     }
-    both = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment) for rank in range(2)]
+    both = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True, env=environment) for rank in range(2)
+    ]
     try:
         for process in both:
             said, _ = process.communicate(timeout=120)

@@ -15,9 +15,13 @@ ROWS, LENGTH, DIM = 64, 32, 96
 
 def kept(seed: int, rate: float, sites: int = 2) -> torch.Tensor:
     """What is kept of ones, bool [sites, rows, positions, columns]."""
-    names, positions = (part.flatten() for part in torch.meshgrid(torch.arange(ROWS), torch.arange(LENGTH), indexing="ij"))
+    names, positions = (
+        part.flatten() for part in torch.meshgrid(torch.arange(ROWS), torch.arange(LENGTH), indexing="ij")
+    )
     keys = dropout_hashes(seed, names, positions, sites)
-    return torch.stack([hashed_dropout(torch.ones(len(names), DIM), key, rate) != 0 for key in keys]).view(sites, ROWS, LENGTH, DIM)
+    return torch.stack([hashed_dropout(torch.ones(len(names), DIM), key, rate) != 0 for key in keys]).view(
+        sites, ROWS, LENGTH, DIM
+    )
 
 
 def lowbias32(number: int) -> int:
@@ -84,7 +88,13 @@ def test_scaling_keeps_the_mean_and_gradients_follow_the_mask() -> None:
 def batch_of(rows: list[list[int]], names: list[int] | None) -> TokenBatch:
     tokens = torch.tensor([token for row in rows for token in row])
     ends = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0).int()
-    return TokenBatch(tokens, torch.zeros_like(tokens), ends, max(map(len, rows)), names=None if names is None else torch.tensor(names))
+    return TokenBatch(
+        tokens,
+        torch.zeros_like(tokens),
+        ends,
+        max(map(len, rows)),
+        names=None if names is None else torch.tensor(names),
+    )
 
 
 def test_an_encoder_drops_by_the_rows_names() -> None:

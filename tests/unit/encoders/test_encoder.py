@@ -4,7 +4,16 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import BertConfig, BertModel, DistilBertConfig, DistilBertModel, ElectraConfig, ElectraModel, RobertaConfig, RobertaModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    ElectraConfig,
+    ElectraModel,
+    RobertaConfig,
+    RobertaModel,
+)
 
 from ranker.encoders.attention import with_tail
 from ranker.encoders.encoder import Encoder, Work
@@ -17,14 +26,22 @@ from ranker.interactions.pooling import POOLINGS, RowSums, pool
 from ranker.training.throughput import matmul_flops
 from ranker.types import TokenBatch
 
-SMALL = {"vocab_size": 120, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
+SMALL = {
+    "vocab_size": 120,
+    "hidden_size": 16,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
 FAMILIES = {
     "bert": lambda: BertModel(BertConfig(**SMALL), add_pooling_layer=False),
     "roberta": lambda: RobertaModel(
         RobertaConfig(**SMALL, max_position_embeddings=66, pad_token_id=1, type_vocab_size=1), add_pooling_layer=False
     ),
     "electra": lambda: ElectraModel(ElectraConfig(**SMALL, embedding_size=8)),
-    "distilbert": lambda: DistilBertModel(DistilBertConfig(vocab_size=120, dim=16, n_layers=3, n_heads=2, hidden_dim=32)),
+    "distilbert": lambda: DistilBertModel(
+        DistilBertConfig(vocab_size=120, dim=16, n_layers=3, n_heads=2, hidden_dim=32)
+    ),
 }
 
 
@@ -63,7 +80,9 @@ def test_layers_are_transformers_hidden_states():
     model = FAMILIES["bert"]().eval()
     batch = batch_of(ROWS[0])
     with torch.no_grad():
-        expected = model(torch.tensor([ROWS[0]]), token_type_ids=batch.segments.unsqueeze(0), output_hidden_states=True).hidden_states
+        expected = model(
+            torch.tensor([ROWS[0]]), token_type_ids=batch.segments.unsqueeze(0), output_hidden_states=True
+        ).hidden_states
         got = list(Encoder(model, tiny_tokenizer()).layers(batch))
     assert len(got) == len(expected) == 4
     for mine, theirs in zip(got, expected, strict=True):
@@ -104,7 +123,10 @@ def test_the_count_of_flops_is_torchs_own_also_where_the_last_layer_works_for_fi
             run(batch)
         assert encoder.work == Work(batch.num_tokens, last_layer_tokens)
         squares = 2.0 * len(ROWS[0]) ** 2
-        assert matmul_flops(encoder.config, batch.num_tokens, squares, encoder.work.last_layer_tokens) == counter.get_total_flops()
+        assert (
+            matmul_flops(encoder.config, batch.num_tokens, squares, encoder.work.last_layer_tokens)
+            == counter.get_total_flops()
+        )
 
 
 def test_work_is_of_each_training_pass_by_its_own_path_and_of_no_other_pass():
@@ -196,7 +218,11 @@ def test_package_weights_equal_transformers_own_loading(tmp_path):
 
 def test_dropout_reaches_every_dropout_module():
     encoder = load_encoder("tiny", dropout=0.25, attention_dropout=0.125)
-    rates = {name.rsplit(".", 2)[-2]: module.p for name, module in encoder.named_modules() if isinstance(module, torch.nn.Dropout)}
+    rates = {
+        name.rsplit(".", 2)[-2]: module.p
+        for name, module in encoder.named_modules()
+        if isinstance(module, torch.nn.Dropout)
+    }
     assert rates == {"embeddings": 0.25, "self": 0.125, "output": 0.25}
 
 
@@ -207,7 +233,10 @@ def test_dropout_reaches_every_dropout_module():
         ({"name": "model", "package": "no_such_package_here"}, "encoder.package: expected an installed package"),
         ({"name": "tiny", "layers": 5}, "encoder.layers: expected 1 to 2"),
         ({"name": "tiny", "dropout": 1.0}, "encoder.dropout: expected at least 0 and below 1, got 1.0"),
-        ({"name": "tiny", "attention_dropout": -0.1}, "encoder.attention_dropout: expected at least 0 and below 1, got -0.1"),
+        (
+            {"name": "tiny", "attention_dropout": -0.1},
+            "encoder.attention_dropout: expected at least 0 and below 1, got -0.1",
+        ),
     ],
 )
 def test_a_wrong_name_says_what_was_expected(arguments, message, monkeypatch):
@@ -217,7 +246,12 @@ def test_a_wrong_name_says_what_was_expected(arguments, message, monkeypatch):
 
 
 def test_pooling_by_hand():
-    batch = TokenBatch(torch.zeros(3, dtype=torch.long), torch.zeros(3, dtype=torch.long), torch.tensor([0, 1, 3], dtype=torch.int32), 2)
+    batch = TokenBatch(
+        torch.zeros(3, dtype=torch.long),
+        torch.zeros(3, dtype=torch.long),
+        torch.tensor([0, 1, 3], dtype=torch.int32),
+        2,
+    )
     states = torch.tensor([[1.0, 2.0], [3.0, -4.0], [5.0, 0.0]])
     assert pool(states, batch, "cls").tolist() == [[1.0, 2.0], [3.0, -4.0]]
     assert pool(states, batch, "mean").tolist() == [[1.0, 2.0], [4.0, -2.0]]
@@ -227,7 +261,10 @@ def test_pooling_by_hand():
 def test_sums_of_rows_in_order_are_those_of_index_add_with_their_gradients():
     torch.manual_seed(0)
     lengths = torch.tensor([3, 1, 0, 7])
-    rows, states = torch.arange(4).repeat_interleave(lengths), torch.randn(11, 5, dtype=torch.float64, requires_grad=True)
+    rows, states = (
+        torch.arange(4).repeat_interleave(lengths),
+        torch.randn(11, 5, dtype=torch.float64, requires_grad=True),
+    )
     found = RowSums.apply(states, lengths, rows)
     expected = states.new_zeros(4, 5).index_add(0, rows, states)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)

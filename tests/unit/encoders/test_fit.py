@@ -27,7 +27,13 @@ from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
 
 ROWS = len(tiny_tokenizer())
-SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 16, "vocab_size": ROWS}
+SMALL = {
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 16,
+    "vocab_size": ROWS,
+}
 
 
 def folder_of(path, tokenizer, kind=BertModel, **options):
@@ -71,7 +77,9 @@ def test_pc2_19_special_tokens_that_no_text_gives_may_lie_outside(tmp_path):
     tokenizer = with_word("[M]", special=True)
     tokenizer.mask_token = "[M]"
     encoder = load_encoder(str(folder_of(tmp_path / "mask", tokenizer)))
-    with pytest.raises(ConfigError, match=f"model.query_length: expected 0, since the mask token's id {ROWS} is outside"):
+    with pytest.raises(
+        ConfigError, match=f"model.query_length: expected 0, since the mask token's id {ROWS} is outside"
+    ):
         ColBERT(encoder)
     tokenizer = with_word("[C]", special=True)
     tokenizer.cls_token = "[C]"
@@ -83,12 +91,16 @@ def test_pc2_19_a_padding_id_outside_the_table_or_none(tmp_path):
     path = folder_of(tmp_path / "plain", tiny_tokenizer())
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | {"pad_token_id": ROWS}))
-    with pytest.raises(CheckpointError, match=rf"expected pad_token_id below vocab_size={ROWS} in config.json, got {ROWS}"):
+    with pytest.raises(
+        CheckpointError, match=rf"expected pad_token_id below vocab_size={ROWS} in config.json, got {ROWS}"
+    ):
         load_encoder(str(path))
     tokenizer = tiny_tokenizer()
     tokenizer.pad_token = None
     other = tmp_path / "other"
-    DistilBertModel(DistilBertConfig(vocab_size=ROWS, dim=16, n_layers=1, n_heads=1, hidden_dim=16)).save_pretrained(other)
+    DistilBertModel(DistilBertConfig(vocab_size=ROWS, dim=16, n_layers=1, n_heads=1, hidden_dim=16)).save_pretrained(
+        other
+    )
     tokenizer.save_pretrained(other)
     with pytest.raises(CheckpointError, match="expected a padding token, got a tokenizer without one"):
         load_encoder(str(other))
@@ -102,7 +114,10 @@ def test_pc2_19_a_pair_needs_the_segments_of_the_tokenizer(segments, tmp_path):
     if segments == 2:
         MonoBERT(encoder)
         return
-    with pytest.raises(CheckpointError, match="expected segment ids below type_vocab_size=1, got 1 from the tokenizer's layout of 2 texts"):
+    with pytest.raises(
+        CheckpointError,
+        match="expected segment ids below type_vocab_size=1, got 1 from the tokenizer's layout of 2 texts",
+    ):
         MonoBERT(encoder)
     roberta = load_encoder(str(folder_of(tmp_path / "roberta", tiny_tokenizer(), RobertaModel, type_vocab_size=1)))
     MonoBERT(roberta)  # a family without segments: the tokenizer's are not read
@@ -111,21 +126,31 @@ def test_pc2_19_a_pair_needs_the_segments_of_the_tokenizer(segments, tmp_path):
 def test_pc2_19_positions_and_special_tokens(tmp_path):
     short = load_encoder(str(folder_of(tmp_path / "short", tiny_tokenizer(), max_position_embeddings=4)))
     DPR(short)
-    with pytest.raises(CheckpointError, match=r"expected positions for at least 5 tokens, got 4 \(max_position_embeddings=4\)"):
+    with pytest.raises(
+        CheckpointError, match=r"expected positions for at least 5 tokens, got 4 \(max_position_embeddings=4\)"
+    ):
         MonoBERT(short)
     bare = load_encoder(str(folder_of(tmp_path / "bare", without_specials())))
-    with pytest.raises(CheckpointError, match="expected a tokenizer that puts a separator between query and doc, got none"):
+    with pytest.raises(
+        CheckpointError, match="expected a tokenizer that puts a separator between query and doc, got none"
+    ):
         MonoBERT(bare)
     for make in (DPR, ColBERT):
-        with pytest.raises(CheckpointError, match="expected a tokenizer that puts a special token before a text, got 0 special tokens"):
+        with pytest.raises(
+            CheckpointError, match="expected a tokenizer that puts a special token before a text, got 0 special tokens"
+        ):
             make(bare)
 
 
 def test_pc2_19_a_tokenizer_that_does_not_know_the_words(tmp_path, caplog):
     def store(name, text):
-        return build_token_store([(str(i), text) for i in range(300)], tmp_path / name, tiny_tokenizer(), 64, fingerprint=name)
+        return build_token_store(
+            [(str(i), text) for i in range(300)], tmp_path / name, tiny_tokenizer(), 64, fingerprint=name
+        )
 
-    with pytest.raises(DataError, match=r"expected a tokenizer that knows the words of these texts, but 75% of 1200 tokens are \[UNK\]"):
+    with pytest.raises(
+        DataError, match=r"expected a tokenizer that knows the words of these texts, but 75% of 1200 tokens are \[UNK\]"
+    ):
         store("foreign", "\u0e01 \u0e02 \u0e03 a")
     assert not (tmp_path / "foreign").exists()
     with caplog.at_level(logging.WARNING):

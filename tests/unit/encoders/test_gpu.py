@@ -1,4 +1,7 @@
-"""The CUDA paths against float64 and against the padded float32 path. CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/unit/layers"""
+"""The CUDA paths against float64 and against the padded float32 path.
+
+CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/unit/layers
+"""
 
 import pytest
 import torch
@@ -17,7 +20,10 @@ from ranker.encoders.tiny import tiny_tokenizer
 from ranker.interactions.pooling import pool
 from ranker.types import TokenBatch
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0"),
+]
 
 
 def error(got: torch.Tensor, expected: torch.Tensor) -> float:
@@ -47,7 +53,9 @@ def test_pc41_attention_and_its_gradients_equal_float64(dim, longest, partly, at
     attended = [int(torch.randint(1, length + 1, ())) if partly and length else length for length in lengths]
     ends, cu_keys = (torch.tensor([0, *counts]).cumsum(0).int().cuda() for counts in (lengths, attended))
     keys = (
-        torch.cat([torch.arange(count) + start for count, start in zip(attended, ends[:-1].tolist(), strict=True)]).cuda()
+        torch.cat(
+            [torch.arange(count) + start for count, start in zip(attended, ends[:-1].tolist(), strict=True)]
+        ).cuda()
         if partly
         else None
     )
@@ -58,7 +66,10 @@ def test_pc41_attention_and_its_gradients_equal_float64(dim, longest, partly, at
     exact = qkv.detach().double().requires_grad_()
     expected = reference(exact, lengths, attended)
     assert error(got, expected) < 1e-2
-    gradient, exact_gradient = torch.autograd.grad(got, qkv, above)[0], torch.autograd.grad(expected, exact, above.double())[0]
+    gradient, exact_gradient = (
+        torch.autograd.grad(got, qkv, above)[0],
+        torch.autograd.grad(expected, exact, above.double())[0],
+    )
     for part in range(3):
         assert error(gradient[:, part], exact_gradient[:, part]) < 1e-2
 
@@ -78,7 +89,14 @@ def test_attentions_bias_has_the_gradient_of_what_was_added(dim):
 @pytest.mark.parametrize("partly", [False, True])
 def test_attention_of_first_tokens_and_its_gradients_equal_float64(heads, dim, longest, partly):
     torch.manual_seed(dim)
-    lengths = [1, 63, 64, longest, *torch.randint(1, longest + 1, (12,)).tolist(), 5]  # the last row is filling: it attends to nothing
+    lengths = [
+        1,
+        63,
+        64,
+        longest,
+        *torch.randint(1, longest + 1, (12,)).tolist(),
+        5,
+    ]  # the last row is filling: it attends to nothing
     attended = [int(torch.randint(1, length + 1, ())) if partly else length for length in lengths]
     ends, cu_keys = (torch.tensor([0, *counts]).cumsum(0).int().cuda() for counts in (lengths, attended))
     states, reach = half(sum(lengths), dim), half(len(lengths) - 1, heads, dim)
@@ -86,13 +104,18 @@ def test_attention_of_first_tokens_and_its_gradients_equal_float64(heads, dim, l
     got = kernel_average(states, reach, ends, cu_keys, None, longest, blocks_of(ends))
     exact, exact_reach = (own.detach().double().requires_grad_() for own in (states, reach))
     rows = [row[:count] for row, count in zip(exact.split(lengths), attended, strict=True)]
-    expected = torch.stack([
-        ((query @ row.T) * (dim // heads) ** -0.5).softmax(-1) @ row for row, query in zip(rows, exact_reach, strict=False)
-    ])  # fmt: skip
+    expected = torch.stack(
+        [
+            ((query @ row.T) * (dim // heads) ** -0.5).softmax(-1) @ row
+            for row, query in zip(rows, exact_reach, strict=False)
+        ]
+    )
     above = torch.randn_like(got)
     assert error(got, expected) < 1e-2
     for own, right in zip(
-        torch.autograd.grad(got, (states, reach), above), torch.autograd.grad(expected, (exact, exact_reach), above.double()), strict=True
+        torch.autograd.grad(got, (states, reach), above),
+        torch.autograd.grad(expected, (exact, exact_reach), above.double()),
+        strict=True,
     ):
         assert error(own, right) < 1e-2
 
@@ -130,16 +153,28 @@ def test_the_kernel_of_residual_sums_and_norms_equals_float64(rate, tokens, dim)
 
     def exact(x, states, bias, gain, shift):
         joined = x + bias
-        return layer_norm((joined if hashes is None else hashed_dropout(joined, hashes.clone(), rate)) + states, (dim,), gain, shift, 1e-12)
+        return layer_norm(
+            (joined if hashes is None else hashed_dropout(joined, hashes.clone(), rate)) + states,
+            (dim,),
+            gain,
+            shift,
+            1e-12,
+        )
 
     def gradients(above, x, states, bias, gain, shift):
         sums, by_states, by_x = kernels.join_backward(above, x, bias, states, hashes, rate, gain, 1e-12)
         return by_x, by_states, *sums
 
     held_to_float64(
-        lambda x, states, bias, gain, shift: kernels.join(x, bias, states, hashes, rate, gain, shift, 1e-12), gradients, exact,
-        half(tokens, dim), half(tokens, dim), full(dim), full(dim), full(dim),
-    )  # fmt: skip
+        lambda x, states, bias, gain, shift: kernels.join(x, bias, states, hashes, rate, gain, shift, 1e-12),
+        gradients,
+        exact,
+        half(tokens, dim),
+        half(tokens, dim),
+        full(dim),
+        full(dim),
+        full(dim),
+    )
 
 
 @pytest.mark.parametrize(("tokens", "dim"), [(1, 32), (1003, 768), (5003, 1536)])
@@ -150,10 +185,14 @@ def test_the_kernel_of_bias_and_gelu_equals_float64(tokens, dim):
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
-@pytest.mark.parametrize(("rows", "dim", "kinds", "shift"), [(1, 32, 2, 0), (90, 768, 2, 0), (300, 128, 1, 2), (40, 1024, 3, 0)])
+@pytest.mark.parametrize(
+    ("rows", "dim", "kinds", "shift"), [(1, 32, 2, 0), (90, 768, 2, 0), (300, 128, 1, 2), (40, 1024, 3, 0)]
+)
 def test_the_kernel_of_embeddings_and_the_tables_gradients_equal_float64(rate, rows, dim, kinds, shift):
     torch.manual_seed(dim)
-    config = BertConfig(hidden_size=dim, num_hidden_layers=1, num_attention_heads=1, vocab_size=200, type_vocab_size=kinds)
+    config = BertConfig(
+        hidden_size=dim, num_hidden_layers=1, num_attention_heads=1, vocab_size=200, type_vocab_size=kinds
+    )
     embeddings = BertModel(config, add_pooling_layer=False).cuda().embeddings
     for weight in embeddings.parameters():
         torch.nn.init.normal_(weight)
@@ -164,8 +203,12 @@ def test_the_kernel_of_embeddings_and_the_tables_gradients_equal_float64(rate, r
     exact = BertModel(config, add_pooling_layer=False).cuda().double().embeddings
     exact.load_state_dict(embeddings.state_dict())
     places = layout.positions + shift
-    summed = exact.word_embeddings(tokens) + exact.position_embeddings(places) + exact.token_type_embeddings(batch.segments)
-    expected = exact.LayerNorm(summed) if hashes is None else hashed_dropout(exact.LayerNorm(summed), hashes.clone(), rate)
+    summed = (
+        exact.word_embeddings(tokens) + exact.position_embeddings(places) + exact.token_type_embeddings(batch.segments)
+    )
+    expected = (
+        exact.LayerNorm(summed) if hashes is None else hashed_dropout(exact.LayerNorm(summed), hashes.clone(), rate)
+    )
     torch.empty(2**27, device="cuda").fill_(float("nan"))  # what a kernel forgets to write is not zero by luck
     got = embedded(embeddings, batch.segments, layout, shift, hashes, rate, torch.bfloat16)
     assert error(got, expected) < 3e-3
@@ -178,7 +221,9 @@ def test_the_kernel_of_embeddings_and_the_tables_gradients_equal_float64(rate, r
 
 def made(dropout: float, **options) -> Encoder:
     torch.manual_seed(0)
-    config = BertConfig(hidden_dropout_prob=dropout, attention_probs_dropout_prob=0.0, num_hidden_layers=4, vocab_size=1500)
+    config = BertConfig(
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=0.0, num_hidden_layers=4, vocab_size=1500
+    )
     encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer(), Execution(**options)).cuda()
     encoder.dropout_seed = 3
     return encoder
@@ -216,7 +261,8 @@ def test_states_and_gradients_equal_the_padded_float32_path(dropout, path, partl
         (got * weights).sum().backward()
         assert [p.grad is None for p in exact.parameters()] == [p.grad is None for p in fast.parameters()]
         norms = [
-            torch.stack([p.grad.double().norm() for p in encoder.parameters() if p.grad is not None]).norm() for encoder in (exact, fast)
+            torch.stack([p.grad.double().norm() for p in encoder.parameters() if p.grad is not None]).norm()
+            for encoder in (exact, fast)
         ]
         assert abs(norms[1] / norms[0] - 1) < 1e-3
 
@@ -308,7 +354,9 @@ def test_small_passes_are_replayed_and_others_not():
 
 
 def dropped(rate: float):
-    return lambda encoder: [setattr(module, "p", rate) for module in encoder.modules() if isinstance(module, torch.nn.Dropout)]
+    return lambda encoder: [
+        setattr(module, "p", rate) for module in encoder.modules() if isinstance(module, torch.nn.Dropout)
+    ]
 
 
 def test_replayed_passes_follow_what_changes():
@@ -329,7 +377,9 @@ def test_replayed_passes_follow_what_changes():
         for pooling in ("cls", "none") * 4:
             for encoder in (plain, replayed):
                 encoder.found = read(encoder, batch, pooling)
-                (encoder.found * torch.linspace(-1, 1, encoder.found.numel(), device="cuda").view_as(encoder.found)).sum().backward()
+                (
+                    encoder.found * torch.linspace(-1, 1, encoder.found.numel(), device="cuda").view_as(encoder.found)
+                ).sum().backward()
             assert replayed.found.equal(plain.found), (number, pooling)
             for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True):
                 assert (own.grad is None) == (expected.grad is None)
@@ -355,12 +405,24 @@ def test_replayed_passes_meet_longer_rows_than_the_first(pooling):
     torch.manual_seed(6)
     plain, replayed = made(0.1, graphs=True), made(0.1, graphs=True)
     plain._passes = Graphs(sightings=10**9)
-    for lengths in ([70] * 12, [70] * 12, [70] * 12, [60] * 11 + [180], [30] * 11 + [510], [70] * 12):  # all of 840 tokens
+    for lengths in (
+        [70] * 12,
+        [70] * 12,
+        [70] * 12,
+        [60] * 11 + [180],
+        [30] * 11 + [510],
+        [70] * 12,
+    ):  # all of 840 tokens
         batch = random_batch(*lengths)
         for encoder in (plain, replayed):
             encoder.zero_grad()
             encoder.found = read(encoder, batch, pooling)
-            (encoder.found * torch.linspace(-1, 1, encoder.found.numel(), device="cuda").view_as(encoder.found)).sum().backward()
+            (
+                encoder.found * torch.linspace(-1, 1, encoder.found.numel(), device="cuda").view_as(encoder.found)
+            ).sum().backward()
         assert replayed.found.equal(plain.found)
-        assert all(own.grad.equal(expected.grad) for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True))
+        assert all(
+            own.grad.equal(expected.grad)
+            for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True)
+        )
     assert len(replayed._passes._captured) == 1

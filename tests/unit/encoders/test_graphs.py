@@ -1,7 +1,7 @@
 """Which passes are captured, which memory they share and what autograd gets from them; CUDA's own part is in test_gpu.py.
 
-Graphs need a card, so here a pass computes anew what a graph would replay. It keeps a graph's traps: one memory for all gradients and, in a
-pool, for the activations of the last pass that was replayed.
+Graphs need a card, so here a pass computes anew what a graph would replay. It keeps a graph's traps: one memory for all
+gradients and, in a pool, for the activations of the last pass that was replayed.
 """
 
 import copy
@@ -25,7 +25,10 @@ class Again(graphs._Pass):
         self._hold(batch)
 
     def replay(self) -> torch.Tensor:
-        weights = {f"model.{name}": nn.Parameter(own.detach(), own.requires_grad) for name, own in self.model.named_parameters()}
+        weights = {
+            f"model.{name}": nn.Parameter(own.detach(), own.requires_grad)
+            for name, own in self.model.named_parameters()
+        }
         with torch.enable_grad():
             states = functional_call(self.whole, weights, (self.batch, self.seed))
         self.pool[:] = [states, [own for own in weights.values() if own.requires_grad]]
@@ -36,7 +39,10 @@ class Again(graphs._Pass):
         self.reached = [grad is not None for grad in found]
         for own, grad in zip(self._reached(self.flat), [grad for grad in found if grad is not None], strict=True):
             own.copy_(grad)
-        return [part if reached else None for part, reached in zip(self._parts(self.flat.clone()), self.reached, strict=True)]
+        return [
+            part if reached else None
+            for part, reached in zip(self._parts(self.flat.clone()), self.reached, strict=True)
+        ]
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +87,9 @@ def same_gradients(plain: nn.Module, replayed: nn.Module) -> None:
 
 def test_gradients_sum_over_micro_batches_and_follow_the_weights():
     plain, replayed = Scorer(None), Scorer(Graphs())
-    optimizers = [torch.optim.AdamW([p for p in scorer.parameters() if p.requires_grad], lr=0.1) for scorer in (plain, replayed)]
+    optimizers = [
+        torch.optim.AdamW([p for p in scorer.parameters() if p.requires_grad], lr=0.1) for scorer in (plain, replayed)
+    ]
     for _ in range(5):
         batches = [batch_of(8), batch_of(8), batch_of(16)]
         for scorer, optimizer in zip((plain, replayed), optimizers, strict=True):
@@ -142,7 +150,9 @@ def test_weights_that_lie_elsewhere_or_are_trained_otherwise_are_captured_anew()
         found = scorer(batch_of(8))
         found.sum().backward()
         assert not set(before) & set(scorer.passes._captured.values())
-    assert found.dtype == torch.float64 and scorer.model[3].weight.grad is None and scorer.model[1].weight.grad is not None
+    assert (
+        found.dtype == torch.float64 and scorer.model[3].weight.grad is None and scorer.model[1].weight.grad is not None
+    )
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,13 @@ def plain_kernels() -> Kernels:
 
     def join(x, bias, states, hashes, rate, gain, shift, epsilon):
         added = x + bias
-        return layer_norm((added if hashes is None else hashed_dropout(added, hashes.clone(), rate)) + states, (DIM,), gain, shift, epsilon)
+        return layer_norm(
+            (added if hashes is None else hashed_dropout(added, hashes.clone(), rate)) + states,
+            (DIM,),
+            gain,
+            shift,
+            epsilon,
+        )
 
     def join_backward(above, x, bias, states, hashes, rate, gain, epsilon):
         shift = torch.zeros_like(gain)
@@ -71,7 +77,9 @@ def plain_kernels() -> Kernels:
 
 def weights() -> tuple[torch.Tensor, ...]:
     square, wide = [(DIM, DIM), (DIM,)], [(4 * DIM, DIM), (4 * DIM,), (DIM, 4 * DIM), (DIM,)]
-    return tuple(torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in [*square * 4, *wide, *[(DIM,)] * 4])
+    return tuple(
+        torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in [*square * 4, *wide, *[(DIM,)] * 4]
+    )
 
 
 @pytest.mark.parametrize("drop", [0.0, RATE])
@@ -90,7 +98,9 @@ def test_states_and_gradients_are_those_of_the_plain_layer(drop, firsts):
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     above = torch.randn_like(expected)
     for got, right in zip(
-        torch.autograd.grad(found, (states, *layer), above), torch.autograd.grad(expected, (states, *layer), above), strict=True
+        torch.autograd.grad(found, (states, *layer), above),
+        torch.autograd.grad(expected, (states, *layer), above),
+        strict=True,
     ):
         torch.testing.assert_close(got, right, rtol=0, atol=1e-10)
 
@@ -129,10 +139,14 @@ def calls(monkeypatch) -> list[tuple[int, ...]]:
     return made
 
 
-@pytest.mark.parametrize(("trained", "shapes"), [(1, [(24, 8)]), (7, [(8, 8)]), (9, [(32, 8)]), (11, [(8, 32)]), (8, [])])
+@pytest.mark.parametrize(
+    ("trained", "shapes"), [(1, [(24, 8)]), (7, [(8, 8)]), (9, [(32, 8)]), (11, [(8, 32)]), (8, [])]
+)
 def test_no_gradient_of_a_frozen_matrix_is_made(monkeypatch, trained, shapes):
     values, made = (torch.randn(sum(LENGTHS), DIM, dtype=torch.float64), *weights()), calls(monkeypatch)
     for number, value in enumerate(values):
         value.requires_grad = number == trained
-    kernel_layer(values[0], values[1:], HEADS, 0.0, None, EPSILON, None, plain_kernels(), (None, None, None, 0, None)).sum().backward()
+    kernel_layer(
+        values[0], values[1:], HEADS, 0.0, None, EPSILON, None, plain_kernels(), (None, None, None, 0, None)
+    ).sum().backward()
     assert made == shapes

@@ -16,7 +16,8 @@ from ranker.encoders.kernels import (  # noqa: E402
     sums,
 )
 
-# bytes that a program may have, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", less 1 KB)
+# bytes that a program may have, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per
+# Compute Capability", less 1 KB)
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 FLOAT32 = {"sums", "parts", "logits", "weights", "means", "slopes", "bias", "gain", "shift", "words", "places", "kinds"}
 INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes"}
@@ -34,11 +35,19 @@ def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, 
             signature[name] = "i32"
         else:
             signature[name] = (
-                "*fp32" if name in FLOAT32 or kernel is sums._sum else "*i32" if name in INT32 else "*i64" if name in INT64 else "*bf16"
+                "*fp32"
+                if name in FLOAT32 or kernel is sums._sum
+                else "*i32"
+                if name in INT32
+                else "*i64"
+                if name in INT64
+                else "*bf16"
             )
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps, "num_stages": num_stages})
+    made = triton.compile(
+        source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps, "num_stages": num_stages}
+    )
     assert made.asm["cubin"]
     return made.metadata.shared
 
@@ -48,9 +57,9 @@ def test_attention_fits(capability: int, dim: int) -> None:
     room = SHARED_MEMORY[capability]
     launches = short_attention.backward_launches(dim, room)
     assert launches[0][1]["SHORTEST"] == -1, "empty rows have their part in the sums, too"
-    assert [settings["SHORTEST"] for _, settings in launches[1:]] == [settings["SIZE"] for _, settings in launches[:-1]], (
-        "no row is left out"
-    )
+    assert [settings["SHORTEST"] for _, settings in launches[1:]] == [
+        settings["SIZE"] for _, settings in launches[:-1]
+    ], "no row is left out"
     for kernel, settings in [(short_attention._attend, short_attention.FORWARD), *launches]:
         taken = shared_memory(kernel, capability, SCALE=dim**-0.5, HEADS=12, DIM=dim, **settings)
         assert taken <= (short_attention.KEYS_MEMORY if kernel is short_attention._keys_backward else room)

@@ -21,7 +21,9 @@ def folder(tmp_path):
 
 def rewrite(folder, change):
     path = folder / "model.safetensors"
-    save_file({change(key): value for key, value in load_file(path).items() if change(key)}, path, metadata={"format": "pt"})
+    save_file(
+        {change(key): value for key, value in load_file(path).items() if change(key)}, path, metadata={"format": "pt"}
+    )
 
 
 def test_a_missing_weight_is_named_in_the_log(folder, caplog):
@@ -33,7 +35,9 @@ def test_a_missing_weight_is_named_in_the_log(folder, caplog):
 
 def test_an_encoder_that_would_be_random_is_an_error(folder):
     rewrite(folder, lambda key: f"elsewhere.{key}")
-    with pytest.raises(CheckpointError, match=r"are missing and would be random; check encoder.name, or set encoder.pretrained=false"):
+    with pytest.raises(
+        CheckpointError, match=r"are missing and would be random; check encoder.name, or set encoder.pretrained=false"
+    ):
         load_encoder(str(folder))
     assert load_encoder(str(folder), pretrained=False).num_layers == 2
 
@@ -51,7 +55,12 @@ def test_an_encoder_without_one_matrix_is_refused(folder):
 
 def test_no_family_keeps_a_pooler_that_nothing_reads(tmp_path):
     config = AlbertConfig(
-        vocab_size=len(tiny_tokenizer()), embedding_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        vocab_size=len(tiny_tokenizer()),
+        embedding_size=8,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
     )
     AlbertModel(config).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)

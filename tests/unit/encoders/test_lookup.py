@@ -21,7 +21,10 @@ def test_sums_by_position_worked_out_by_hand(monkeypatch, group, lengths):
     monkeypatch.setattr(lookup, "GROUP", group)
     values = torch.randn(sum(lengths), 4, dtype=torch.float64)
     rows = values.split(lengths)
-    expected = [sum((row[place] for row in rows if len(row) > place), torch.zeros(4, dtype=torch.float64)) for place in range(max(lengths))]
+    expected = [
+        sum((row[place] for row in rows if len(row) > place), torch.zeros(4, dtype=torch.float64))
+        for place in range(max(lengths))
+    ]
     for more in (0, 9):
         found = lookup.position_sums(values, layout_of(lengths), max(lengths) + more)
         torch.testing.assert_close(found[: max(lengths)], torch.stack(expected), rtol=0, atol=1e-12)
@@ -30,7 +33,11 @@ def test_sums_by_position_worked_out_by_hand(monkeypatch, group, lengths):
 
 def test_sums_in_half_precision_are_made_in_full():
     lengths = [2] * 300  # one by one in bfloat16, 256 + 1 is 256
-    assert lookup.position_sums(torch.ones(600, 1, dtype=torch.bfloat16), layout_of(lengths), 3).tolist() == [[300.0], [300.0], [0.0]]
+    assert lookup.position_sums(torch.ones(600, 1, dtype=torch.bfloat16), layout_of(lengths), 3).tolist() == [
+        [300.0],
+        [300.0],
+        [0.0],
+    ]
 
 
 @pytest.mark.parametrize("shift", [0, 2])

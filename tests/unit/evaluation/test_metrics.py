@@ -31,7 +31,8 @@ def close(values: dict[str, float]) -> object:
     return pytest.approx(values, abs=5e-7)
 
 
-# values -----------------------------------------------------------------------------------------------------------------------------
+# values
+# -----------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("run", ["q1 d10 0.5 / q1 d9 0.5", "q1 d9 0.5 / q1 d10 0.5"])
@@ -60,11 +61,22 @@ def test_pc04_judged_query_without_results_counts_zero():
         qrels_of("q1 d1 1 / q2 d2 1 / q3 d3 1 / q4 d4 1"),
         ["AP", "RR@10", "RR", "nDCG@10", "NumQ", "NumRel"],
     )
-    assert evaluation.means == close({"AP": 0.375, "RR@10": 0.375, "RR": 0.375, "nDCG@10": 0.407732, "NumQ": 4.0, "NumRel": 4.0})
+    assert evaluation.means == close(
+        {"AP": 0.375, "RR@10": 0.375, "RR": 0.375, "nDCG@10": 0.407732, "NumQ": 4.0, "NumRel": 4.0}
+    )
     assert evaluation.num_queries == 4
     assert evaluation.num_without_results == 1
-    assert evaluation.per_query["q4"] == {"AP": 0.0, "RR@10": 0.0, "RR": 0.0, "nDCG@10": 0.0, "NumQ": 1.0, "NumRel": 1.0}
-    assert evaluation.per_query["q2"] == close({"AP": 0.5, "RR@10": 0.5, "RR": 0.5, "nDCG@10": 0.630930, "NumQ": 1.0, "NumRel": 1.0})
+    assert evaluation.per_query["q4"] == {
+        "AP": 0.0,
+        "RR@10": 0.0,
+        "RR": 0.0,
+        "nDCG@10": 0.0,
+        "NumQ": 1.0,
+        "NumRel": 1.0,
+    }
+    assert evaluation.per_query["q2"] == close(
+        {"AP": 0.5, "RR@10": 0.5, "RR": 0.5, "nDCG@10": 0.630930, "NumQ": 1.0, "NumRel": 1.0}
+    )
     assert evaluation.warnings == ["1 judged query has no results and counts 0, as 'q4'"]
 
 
@@ -91,15 +103,26 @@ def test_pc10_ndcg_has_linear_gain_and_exponential_gain_has_another_name():
 
 
 def test_pc11_threshold_two_is_in_value_and_name():
-    got = means("q1 d3 3 / q1 d2 2 / q1 d1 1", "q1 d1 3 / q1 d2 2 / q1 d3 1", ["AP", "RR@10", "nDCG@10", "P@2", "R@2"], relevance=2)
-    assert got == close({"AP(rel=2)": 0.583333, "RR(rel=2)@10": 0.5, "nDCG@10": 0.789998, "P(rel=2)@2": 0.5, "R(rel=2)@2": 0.5})
+    got = means(
+        "q1 d3 3 / q1 d2 2 / q1 d1 1",
+        "q1 d1 3 / q1 d2 2 / q1 d3 1",
+        ["AP", "RR@10", "nDCG@10", "P@2", "R@2"],
+        relevance=2,
+    )
+    assert got == close(
+        {"AP(rel=2)": 0.583333, "RR(rel=2)@10": 0.5, "nDCG@10": 0.789998, "P(rel=2)@2": 0.5, "R(rel=2)@2": 0.5}
+    )
 
 
 def test_pc11_ndcg_is_untouched_where_no_doc_reaches_the_threshold():
-    evaluation = evaluate(run_of("q1 x 3 / q1 b 2 / q1 a 1"), qrels_of("q1 a 1 / q1 b 1"), ["AP", "nDCG@10", "NumRel"], relevance=2)
+    evaluation = evaluate(
+        run_of("q1 x 3 / q1 b 2 / q1 a 1"), qrels_of("q1 a 1 / q1 b 1"), ["AP", "nDCG@10", "NumRel"], relevance=2
+    )
     expected = (1 / math.log2(3) + 1 / 2) / (1 + 1 / math.log2(3))
     assert evaluation.means == close({"AP(rel=2)": 0.0, "nDCG@10": expected, "NumRel(rel=2)": 0.0})
-    assert evaluation.warnings == ["1 query has no relevant document (grade 2 or higher) and can only score 0 in binary measures, as 'q1'"]
+    assert evaluation.warnings == [
+        "1 query has no relevant document (grade 2 or higher) and can only score 0 in binary measures, as 'q1'"
+    ]
 
 
 def test_pc13_ap_and_ndcg_divide_by_all_relevant_docs():
@@ -137,7 +160,8 @@ def test_pc20_scores_count_not_ranks():
 
 
 @pytest.mark.parametrize(
-    ("rank", "cutoff", "expected"), [(10, 10, 0.1), (11, 10, 0.0), (1, 1, 1.0), (2, 1, 0.0), (49, 49, 1 / 49), (50, 49, 0)]
+    ("rank", "cutoff", "expected"),
+    [(10, 10, 0.1), (11, 10, 0.0), (1, 1, 1.0), (2, 1, 0.0), (49, 49, 1 / 49), (50, 49, 0)],
 )
 def test_rr_with_cutoff_at_the_edge(rank, cutoff, expected):
     run = {"q1": {f"d{i}": -float(i) for i in range(1, 61)}}
@@ -146,7 +170,9 @@ def test_rr_with_cutoff_at_the_edge(rank, cutoff, expected):
 
 def test_negative_grades_are_not_relevant_and_gain_nothing():
     """As trec_eval: a retrieved doc of grade -1 takes a place in the ranking, no more (b is second: 1/2 and 1/log2 3)."""
-    got = means("q1 a 3 / q1 b 2 / q1 c 1", "q1 a -1 / q1 b 2 / q1 c -2", ["AP", "nDCG@10", "RR@10", "P@2", "R@2", "NumRel"])
+    got = means(
+        "q1 a 3 / q1 b 2 / q1 c 1", "q1 a -1 / q1 b 2 / q1 c -2", ["AP", "nDCG@10", "RR@10", "P@2", "R@2", "NumRel"]
+    )
     assert got == close({"AP": 0.5, "nDCG@10": 0.630930, "RR@10": 0.5, "P@2": 0.5, "R@2": 1.0, "NumRel": 1.0})
 
 
@@ -161,14 +187,21 @@ def test_only_negative_grades_do_not_crash_the_evaluator():
 
 def test_counts_are_sums_and_judged_only_measures_do_not_disturb_them():
     """ir-measures 0.4.3 by itself answers NumRet with the number of judged docs when P(judged_only=True) is asked too."""
-    got = means("q1 a 3 / q1 x 2 / q1 b 1 / q2 y 1", "q1 a 1 / q1 b 1 / q2 c 1", ["P(judged_only=True)@2", "NumRet", "NumRelRet", "P@2"])
+    got = means(
+        "q1 a 3 / q1 x 2 / q1 b 1 / q2 y 1",
+        "q1 a 1 / q1 b 1 / q2 c 1",
+        ["P(judged_only=True)@2", "NumRet", "NumRelRet", "P@2"],
+    )
     assert got == {"P(judged_only=True)@2": 0.5, "NumRet": 4.0, "NumRet(rel=1)": 2.0, "P@2": 0.25}
 
 
 def test_values_do_not_depend_on_the_number_of_queries_taken_at_once(monkeypatch):
     generator = np.random.default_rng(0)
     run = {f"q{i}": {f"d{doc}": float(generator.integers(0, 5)) for doc in range(20)} for i in range(30)}
-    qrels = {f"q{i}": {f"d{doc}": int(generator.integers(0, 4)) for doc in generator.permutation(25)[:6]} for i in range(2, 33)}
+    qrels = {
+        f"q{i}": {f"d{doc}": int(generator.integers(0, 4)) for doc in generator.permutation(25)[:6]}
+        for i in range(2, 33)
+    }
     names = ["AP", "RR@3", "nDCG@5", "nDCG(dcg='exp-log2')@5", "NumRel", "Judged@5"]
     whole = evaluate(run, qrels, names)
     monkeypatch.setattr("ranker.evaluation.metrics._QUERIES_AT_ONCE", 4)
@@ -180,13 +213,17 @@ def test_numpy_scores_and_grades_are_taken():
     assert evaluate(run, {"q1": {"b": np.int64(1)}}, ["RR"]).means == close({"RR": 1 / 3})
 
 
-# warnings and faults ----------------------------------------------------------------------------------------------------------------
+# warnings and faults
+# ----------------------------------------------------------------------------------------------------------------
 
 
 def test_pc22_ids_that_only_look_alike():
     evaluation = evaluate(run_of("01 d1 1.0"), qrels_of("1 d1 1"), ["AP"])
     assert evaluation.means == {"AP": 0.0}
-    assert evaluation.warnings[0] == "0 of 1 judged queries found in the run: judged are ids like '1', the run has ids like '01'"
+    assert (
+        evaluation.warnings[0]
+        == "0 of 1 judged queries found in the run: judged are ids like '1', the run has ids like '01'"
+    )
     assert evaluation.warnings[1] == "1 query of the run is not judged and was ignored, as '01'"
     assert evaluate({}, qrels_of("1 d1 1"), ["AP"]).warnings == [
         "0 of 1 judged queries found in the run: judged are ids like '1', the run is empty"
@@ -226,7 +263,9 @@ def test_no_judged_query_at_all(qrels):
 
 @pytest.mark.parametrize("relevance", [10_001, 1.5])
 def test_grades_that_are_no_grades(relevance):
-    with pytest.raises(DataError, match=f"expected whole grades up to 10000, got {relevance} for query 'q1' and doc 'a'"):
+    with pytest.raises(
+        DataError, match=f"expected whole grades up to 10000, got {relevance} for query 'q1' and doc 'a'"
+    ):
         evaluate(run_of("q1 a 1"), {"q1": {"a": relevance}}, ["AP"])
 
 
@@ -235,17 +274,37 @@ def test_exponential_gain_of_large_grades_is_refused():
         evaluate(run_of("q1 a 1"), {"q1": {"a": 14}}, ["nDCG(dcg='exp-log2')@10"])
 
 
-# names ------------------------------------------------------------------------------------------------------------------------------
+# names
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def test_names_are_canonical_and_repeats_are_one():
     names = ["MAP", "AP", "MRR@10", "NDCG@10", " P@5 ", "Recall@100", "AP(rel=2)"]
-    assert [str(measure) for measure in parse_measures(names)] == ["AP", "RR@10", "nDCG@10", "P@5", "R@100", "AP(rel=2)"]
+    assert [str(measure) for measure in parse_measures(names)] == [
+        "AP",
+        "RR@10",
+        "nDCG@10",
+        "P@5",
+        "R@100",
+        "AP(rel=2)",
+    ]
     assert parse_measures(parse_measures(names)) == parse_measures(names)
 
 
 def test_relevance_is_given_to_binary_measures_that_do_not_carry_it():
-    names = ["AP", "RR@10", "P@10", "R@100", "Rprec", "Success@1", "AP(rel=3)", "RR(rel=1)", "nDCG@10", "Judged@10", "NumRet"]
+    names = [
+        "AP",
+        "RR@10",
+        "P@10",
+        "R@100",
+        "Rprec",
+        "Success@1",
+        "AP(rel=3)",
+        "RR(rel=1)",
+        "nDCG@10",
+        "Judged@10",
+        "NumRet",
+    ]
     assert [str(measure) for measure in with_relevance(parse_measures(names), 2)] == [
         "AP(rel=2)", "RR(rel=2)@10", "P(rel=2)@10", "R(rel=2)@100", "Rprec(rel=2)", "Success(rel=2)@1",
         "AP(rel=3)", "RR", "nDCG@10", "Judged@10", "NumRet",

@@ -16,8 +16,12 @@ def write_run(folder, config, rows):
 
 
 def test_curves_are_the_logged_values_and_a_resumed_run_carries_on_the_earlier_one(tmp_path):
-    first = write_run(tmp_path / "a", "resume: false\n", ["0,0,4.0,\n", "0,1,3.0,\n", "0,1,,0.25\n", "0,2,2.0,\n", "0,3,1.5,\n"])
-    second = write_run(tmp_path / "b", f"resume: true\ncheckpoint: {first}\n", ["0,2,2.0,\n", "0,3,1.0,\n", "0,3,,0.5\n"])
+    first = write_run(
+        tmp_path / "a", "resume: false\n", ["0,0,4.0,\n", "0,1,3.0,\n", "0,1,,0.25\n", "0,2,2.0,\n", "0,3,1.5,\n"]
+    )
+    second = write_run(
+        tmp_path / "b", f"resume: true\ncheckpoint: {first}\n", ["0,2,2.0,\n", "0,3,1.0,\n", "0,3,,0.5\n"]
+    )
     assert pictures.read_curves(first)["train/loss"] == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.5)]
     curves = pictures.read_curves(*resumed_runs(second))
     assert curves["train/loss"] == [(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)]
@@ -54,7 +58,8 @@ BASELINE = {"q1": {"a": 1.0, "b": 2.0, "c": 3.0}, "q2": {"a": 2.0, "b": 2.0}}
 
 
 def test_rank_changes_follow_the_tie_rule_and_leave_out_what_was_not_ranked(tmp_path):
-    # q1: c had rank 1 and has 3, a had 3 and has 1; q2: tied in the baseline, so b, the larger id, came first, and is now second
+    # q1: c had rank 1 and has 3, a had 3 and has 1; q2: tied in the baseline, so b, the larger id, came first, and is
+    # now second
     qrels = {"q1": {"a": 1, "b": 0, "c": 2, "missed": 1}, "q2": {"b": 1}, "q3": {"a": 1}}
     assert pictures.rank_changes(RUN, BASELINE, qrels) == Counter({(1, 3): 1, (3, 1): 1, (1, 2): 1})
     assert pictures.rank_changes(RUN, BASELINE, qrels, relevance=2) == Counter({(1, 3): 1})
@@ -69,7 +74,10 @@ def test_pictures_of_a_set_lie_in_the_run_folder(tmp_path):
     (tmp_path / "evaluation/dl/judged").mkdir(parents=True)
     (tmp_path / "evaluation/dl/judged/per_query.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PER_QUERY))
     paths = pictures.write_comparison(tmp_path, "dl/judged", "RR", RUN, BASELINE, {"q1": {"a": 1}})
-    assert [path.relative_to(tmp_path).as_posix() for path in paths] == ["pictures/dl_judged_gains.png", "pictures/dl_judged_ranks.png"]
+    assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
+        "pictures/dl_judged_gains.png",
+        "pictures/dl_judged_ranks.png",
+    ]
     for path in paths:
         width, height = struct.unpack(">II", path.read_bytes()[16:24])
         assert min(width, height) > 400

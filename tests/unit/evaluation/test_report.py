@@ -27,9 +27,14 @@ def tied():
     """60 queries with many ties (scores on a grid, as bf16 gives them), scores that only float64 tells apart, and graded judgements."""
     generator = np.random.default_rng(11)
     docs = [f"d{i}" for i in range(40)]
-    run = {f"q{i}": {doc: float(generator.integers(-6, 6)) / 4 for doc in generator.permutation(docs)[:25]} for i in range(60)}
+    run = {
+        f"q{i}": {doc: float(generator.integers(-6, 6)) / 4 for doc in generator.permutation(docs)[:25]}
+        for i in range(60)
+    }
     run["q3"] = {doc: score * (1 + 1e-12 * i) for i, (doc, score) in enumerate(run["q3"].items())}
-    qrels = {f"q{i}": {doc: int(generator.integers(-1, 4)) for doc in generator.permutation(docs)[:8]} for i in range(2, 63)}
+    qrels = {
+        f"q{i}": {doc: int(generator.integers(-1, 4)) for doc in generator.permutation(docs)[:8]} for i in range(2, 63)
+    }
     qrels["q9"] = dict.fromkeys(qrels["q9"], 0)
     return run, qrels
 
@@ -50,7 +55,9 @@ def test_means_can_be_computed_again_from_the_written_run(tmp_path, tied, releva
         ir_measures.read_trec_run(str(tmp_path / "run.trec")),
     )
     assert metrics["measures"] == pytest.approx({str(measure): value for measure, value in plain.items()}, abs=1e-12)
-    assert evaluate(run, qrels, MEASURES, relevance).means == metrics["measures"]  # before and after the file: one order
+    assert (
+        evaluate(run, qrels, MEASURES, relevance).means == metrics["measures"]
+    )  # before and after the file: one order
 
 
 def test_pytrec_eval_alone_finds_the_same_values_in_the_file(tmp_path, tied):
@@ -86,9 +93,15 @@ def test_pc19_scores_are_written_with_all_digits(tmp_path):
 def test_a_baseline_beside_unjudged_queries_compares_nothing(tmp_path):
     run = {"q1": {"a": 2.0, "b": 1.0}}
     splits = Splits(None, None, {"mine": Collection("mine", MemoryDocs([]), {"q1": "words"}, {})})
-    write = _writer(tmp_path, splits, OmegaConf.create({"name": "mine", "measures": ["AP"]}), 10, {"q1": {"a": 1.0, "b": 2.0}})
+    write = _writer(
+        tmp_path, splits, OmegaConf.create({"name": "mine", "measures": ["AP"]}), 10, {"q1": {"a": 1.0, "b": 2.0}}
+    )
     assert write("mine", run) == {}
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["metrics.json", "per_query.jsonl", "run.trec"]
+    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
+        "metrics.json",
+        "per_query.jsonl",
+        "run.trec",
+    ]
     assert read_run(tmp_path / "evaluation/mine/run.trec") == run
 
 
@@ -100,7 +113,16 @@ def test_comparison_by_hand(tmp_path):
     metrics = write_evaluation(tmp_path, run, qrels, ["RR@10", "R@1"], baseline=baseline)
     assert metrics["measures"] == {"RR@10": 0.625, "R@1": 0.5}
     assert metrics["comparison"] == {
-        name: {"baseline": mean, "delta": 0.0, "p_value": 1.0, "p_value_t": 1.0, "p_value_holm": 1.0, "wins": 1, "losses": 1, "ties": 2}
+        name: {
+            "baseline": mean,
+            "delta": 0.0,
+            "p_value": 1.0,
+            "p_value_t": 1.0,
+            "p_value_holm": 1.0,
+            "wins": 1,
+            "losses": 1,
+            "ties": 2,
+        }
         for name, mean in {"RR@10": 0.625, "R@1": 0.5}.items()
     }
     assert metrics["warnings"] == ["1 judged query has no results and counts 0, as 'q4'"]
@@ -120,8 +142,15 @@ def test_p_values_of_a_comparison_by_hand():
     worse = evaluate({q: {"a": 1.0, "b": 2.0} for q in qrels}, qrels, ["RR", "R@5"])
     comparison = compare(better, worse)
     assert comparison["RR"] == {
-        "baseline": 0.5, "delta": 0.5, "p_value": 2 / 32, "p_value_t": 0.0, "p_value_holm": 4 / 32, "wins": 5, "losses": 0, "ties": 0,
-    }  # fmt: skip
+        "baseline": 0.5,
+        "delta": 0.5,
+        "p_value": 2 / 32,
+        "p_value_t": 0.0,
+        "p_value_holm": 4 / 32,
+        "wins": 5,
+        "losses": 0,
+        "ties": 0,
+    }
     assert comparison["R@5"]["p_value"] == comparison["R@5"]["p_value_holm"] == 1.0
     assert comparison["R@5"]["ties"] == 5
 
@@ -136,7 +165,11 @@ def test_warnings_of_the_baseline_say_so(tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "complaint"),
     [
-        ({"run": {"q1": {"a": float("nan")}}}, DataError, "got 1 of 1 that are not, the first nan for query 'q1' and doc 'a'"),
+        (
+            {"run": {"q1": {"a": float("nan")}}},
+            DataError,
+            "got 1 of 1 that are not, the first nan for query 'q1' and doc 'a'",
+        ),
         ({"run": {"q1": {"a b": 1.0}}}, DataError, "doc id: expected text without white space"),
         ({"run": {}}, DataError, "expected a run with at least one doc, got none"),
         (
@@ -163,9 +196,15 @@ def test_a_fault_leaves_the_folder_as_it_was(tmp_path, change, error, complaint)
 
 def test_an_unjudged_set_gets_a_run_and_no_measures(tmp_path):
     metrics = write_evaluation(tmp_path, {"q1": {"a": 1.0, "b": 2.0}}, {}, ["AP"], baseline={"q1": {"a": 1.0}})
-    assert metrics == {"measures": {}, "num_queries": 0, "warnings": ["no query is judged: the run is written, nothing is measured"]}
+    assert metrics == {
+        "measures": {},
+        "num_queries": 0,
+        "warnings": ["no query is judged: the run is written, nothing is measured"],
+    }
     assert [line.split()[2] for line in (tmp_path / "run.trec").read_text().splitlines()] == ["b", "a"]
-    assert (tmp_path / "per_query.jsonl").read_text() == "" and json.loads((tmp_path / "metrics.json").read_text()) == metrics
+    assert (tmp_path / "per_query.jsonl").read_text() == "" and json.loads(
+        (tmp_path / "metrics.json").read_text()
+    ) == metrics
 
 
 @pytest.mark.parametrize(
@@ -227,7 +266,9 @@ def test_table_without_baseline():
     assert "wins" not in text
 
 
-@pytest.mark.parametrize(("baseline", "outcome"), [({"d1": 2.0, "d2": 1.0}, [0, 0, 1]), ({"d1": 1.0, "d2": 2.0}, [1, 0, 0])])
+@pytest.mark.parametrize(
+    ("baseline", "outcome"), [({"d1": 2.0, "d2": 1.0}, [0, 0, 1]), ({"d1": 1.0, "d2": 2.0}, [1, 0, 0])]
+)
 def test_pc2_21_no_difference_and_one_query_show_nothing(tmp_path, baseline, outcome):
     """Without a difference both signs give the same sum, 0; with one query both signs are as extreme: p is 1 either way, never 0 or NaN."""
     run, qrels = {"q1": {"d1": 2.0, "d2": 1.0}}, {"q1": {"d1": 1, "d2": 0}}

@@ -18,7 +18,9 @@ def test_randomisation_by_hand():
 
 
 def test_differences_of_zero_change_nothing():
-    assert randomisation_test(np.array([0.0, 0.1, 0.0, 0.2, 0.3])) == randomisation_test(np.array([0.1, 0.2, 0.3])) == 0.25
+    assert (
+        randomisation_test(np.array([0.0, 0.1, 0.0, 0.2, 0.3])) == randomisation_test(np.array([0.1, 0.2, 0.3])) == 0.25
+    )
 
 
 def test_equal_sums_count_although_their_last_bits_differ():
@@ -32,7 +34,9 @@ def test_equal_sums_count_although_their_last_bits_differ():
 def test_exact_randomisation_equals_scipy(seed):
     generator = np.random.default_rng(seed)
     a, b = generator.normal(size=(2, 11))
-    reference = stats.permutation_test((a, b), lambda x, y: np.mean(x - y), permutation_type="samples", n_resamples=np.inf)
+    reference = stats.permutation_test(
+        (a, b), lambda x, y: np.mean(x - y), permutation_type="samples", n_resamples=np.inf
+    )
     assert randomisation_test(a - b) == pytest.approx(reference.pvalue, abs=1e-12)
 
 
@@ -40,7 +44,9 @@ def test_exact_randomisation_equals_scipy(seed):
 def test_sampled_randomisation_is_near_the_exact_value(shift):
     """14 differences have 16,384 patterns, which scipy counts; 20,000 samples err by less than 0.015 (4 sigma)."""
     differences = np.random.default_rng(7).normal(shift, 0.4, size=14)
-    reference = stats.permutation_test((differences,), np.mean, permutation_type="samples", n_resamples=np.inf, vectorized=True)
+    reference = stats.permutation_test(
+        (differences,), np.mean, permutation_type="samples", n_resamples=np.inf, vectorized=True
+    )
     assert randomisation_test(differences) == pytest.approx(reference.pvalue, abs=0.015)
 
 
@@ -71,7 +77,9 @@ def test_p_values_are_uniform_where_nothing_differs():
 def test_t_test_equals_scipy_and_hand():
     a, b = np.random.default_rng(0).normal(size=(2, 50))
     assert t_test(a - b) == pytest.approx(stats.ttest_rel(a, b).pvalue, abs=1e-14)
-    assert t_test(np.array([1.0, 2.0, 3.0])) == pytest.approx(2 * stats.t.sf(2 * np.sqrt(3), df=2), abs=1e-12)  # mean 2, sd 1, n 3
+    assert t_test(np.array([1.0, 2.0, 3.0])) == pytest.approx(
+        2 * stats.t.sf(2 * np.sqrt(3), df=2), abs=1e-12
+    )  # mean 2, sd 1, n 3
 
 
 def test_t_test_at_its_edges():
@@ -81,7 +89,9 @@ def test_t_test_at_its_edges():
 
 
 def test_holm_by_hand():
-    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02})
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03, "d": 0.005}) == pytest.approx(
+        {"a": 0.03, "b": 0.06, "c": 0.06, "d": 0.02}
+    )
     assert holm({"a": 0.5, "b": 0.9}) == {"a": 1.0, "b": 1.0}
     assert holm({"a": 0.02}) == {"a": 0.02}
     assert list(holm({"z": 0.9, "a": 0.1})) == ["z", "a"]

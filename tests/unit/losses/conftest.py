@@ -29,7 +29,10 @@ def same_as_loop() -> Callable[..., None]:
             groups = _groups(random.Random(seed), list(grades))
             expected = sum(group_value(scores, labels) for scores, labels in groups) / len(groups)
             shape = (len(groups), max(len(scores) for scores, _ in groups) + 1)
-            scores, labels = torch.full(shape, torch.nan, dtype=torch.float64), torch.full(shape, 5.0, dtype=torch.float64)
+            scores, labels = (
+                torch.full(shape, torch.nan, dtype=torch.float64),
+                torch.full(shape, 5.0, dtype=torch.float64),
+            )
             doc_mask = torch.zeros(shape, dtype=torch.bool)
             for row, (group_scores, group_labels) in enumerate(groups):
                 # Real docs stand at the end of the row: nothing may rely on padding being behind them.

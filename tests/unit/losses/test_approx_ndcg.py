@@ -7,8 +7,8 @@ from ranker.losses.approx_ndcg import ApproxNDCG
 
 
 def test_value_by_hand(value):
-    # Scores (1, 0), labels (0, 2): the relevant doc's rank is 1 + sigmoid(1) = 1.731059; its gain 3 over the best DCG 3 is 1.
-    # 1 - 1 / log2(2.731059) = 1 - 0.689912 = 0.310088. The second group has nothing relevant: 0. Mean 0.155044.
+    # Scores (1, 0), labels (0, 2): the relevant doc's rank is 1 + sigmoid(1) = 1.731059; its gain 3 over the best DCG 3
+    # is 1. 1 - 1 / log2(2.731059) = 1 - 0.689912 = 0.310088. The second group has nothing relevant: 0. Mean 0.155044.
     assert value(ApproxNDCG(), [[1.0, 0.0], [1.0, 2.0]], [[0, 2], [0, 0]]) == pytest.approx(0.155044, abs=1e-6)
 
 
@@ -26,7 +26,8 @@ def test_a_steep_sigmoid_gives_ndcg():
 
 
 def test_labels_of_any_size_stay_finite(value):
-    # 2^200 overflows float32; the second doc's share of the gain is 2^-100: 1 - 1 / log2(2.5) = 0.243529 for two equal scores.
+    # 2^200 overflows float32; the second doc's share of the gain is 2^-100: 1 - 1 / log2(2.5) = 0.243529 for two equal
+    # scores.
     assert value(ApproxNDCG(), [[0.0, 0.0]], [[200, 100]]) == pytest.approx(0.243529, abs=1e-6)
 
 

@@ -7,13 +7,14 @@ from ranker.losses.bce import BCE
 
 
 def test_value_by_hand(value):
-    # max_label 4: targets 3/4 and 0. Doc 1 at score 1: 0.75 ln(1 + e^-1) + 0.25 ln(1 + e) = 0.75 * 0.313262 + 0.25 * 1.313262
-    # = 0.563262. Doc 2 at score 0: ln 2 = 0.693147. Mean 0.628204.
+    # max_label 4: targets 3/4 and 0. Doc 1 at score 1: 0.75 ln(1 + e^-1) + 0.25 ln(1 + e) = 0.75 * 0.313262 + 0.25 *
+    # 1.313262 = 0.563262. Doc 2 at score 0: ln 2 = 0.693147. Mean 0.628204.
     assert value(BCE(max_label=4.0), [[1.0, 0.0]], [[3, 0]]) == pytest.approx(0.628204, abs=1e-6)
 
 
 def test_positive_weight_by_hand(value):
-    # Weight 2 on the relevant part alone: doc 1: 2 * 0.75 * 0.313262 + 0.25 * 1.313262 = 0.798208; doc 2 as before; mean 0.745678.
+    # Weight 2 on the relevant part alone: doc 1: 2 * 0.75 * 0.313262 + 0.25 * 1.313262 = 0.798208; doc 2 as before;
+    # mean 0.745678.
     assert value(BCE(max_label=4.0, positive_weight=2.0), [[1.0, 0.0]], [[3, 0]]) == pytest.approx(0.745678, abs=1e-6)
 
 

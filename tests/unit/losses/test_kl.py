@@ -22,7 +22,9 @@ def test_direction_and_temperature_by_hand(value):
 def test_equals_the_library_function():
     rng = torch.Generator().manual_seed(0)
     scores, labels = torch.randn(4, 6, generator=rng), torch.randn(4, 6, generator=rng)
-    expected = torch.nn.functional.kl_div(scores.log_softmax(1), labels.log_softmax(1), log_target=True, reduction="batchmean")
+    expected = torch.nn.functional.kl_div(
+        scores.log_softmax(1), labels.log_softmax(1), log_target=True, reduction="batchmean"
+    )
     torch.testing.assert_close(KL()(scores, labels, torch.ones(4, 6, dtype=torch.bool)), expected)
 
 

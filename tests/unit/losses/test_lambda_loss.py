@@ -9,14 +9,13 @@ from ranker.losses.lambda_loss import LambdaLoss
 
 
 def test_value_by_hand(value):
-    # Labels (0, 1, 3) at ranks (1, 2, 3), scores (2, 1, 0). Gains 2^y - 1 = (0, 1, 7); best DCG = 7 + 1 / log2(3) = 7.630930;
-    # G = (0, 0.131046, 0.917319). 1/D = (1, 0.630930, 0.5).
-    # Pair (b, a): rho 0.369070, delta at distance 1 = 1 - 0.630930 = 0.369070; |dG| 0.131046; log2(1 + e^1) = 1.894636
-    # Pair (c, a): rho 0.5, delta at distance 2 = 0.630930 - 0.5 = 0.130930; |dG| 0.917319; log2(1 + e^2) = 3.068508
-    # Pair (c, b): rho 0.130930, delta at distance 1 = 0.369070; |dG| 0.786274; log2(1 + e^1) = 1.894636
-    # mu 0:  0.369070 * 0.248284 + 0.5 * 2.814802 + 0.130930 * 1.489703 = 0.091634 + 1.407401 + 0.195046 = 1.694082
-    # mu 10: plus 10 * (0.369070 * 0.248284 + 0.130930 * 2.814802 + 0.369070 * 1.489703)
-    #        = 10 * (0.091634 + 0.368541 + 0.549805) = 10.099805; in all 11.793887
+    # Labels (0, 1, 3) at ranks (1, 2, 3), scores (2, 1, 0). Gains 2^y - 1 = (0, 1, 7); best DCG = 7 + 1 / log2(3) =
+    # 7.630930; G = (0, 0.131046, 0.917319). 1/D = (1, 0.630930, 0.5). Pair (b, a): rho 0.369070, delta at distance 1 =
+    # 1 - 0.630930 = 0.369070; |dG| 0.131046; log2(1 + e^1) = 1.894636 Pair (c, a): rho 0.5, delta at distance 2 =
+    # 0.630930 - 0.5 = 0.130930; |dG| 0.917319; log2(1 + e^2) = 3.068508 Pair (c, b): rho 0.130930, delta at distance 1
+    # = 0.369070; |dG| 0.786274; log2(1 + e^1) = 1.894636 mu 0:  0.369070 * 0.248284 + 0.5 * 2.814802 + 0.130930 *
+    # 1.489703 = 0.091634 + 1.407401 + 0.195046 = 1.694082 mu 10: plus 10 * (0.369070 * 0.248284 + 0.130930 * 2.814802 +
+    # 0.369070 * 1.489703)        = 10 * (0.091634 + 0.368541 + 0.549805) = 10.099805; in all 11.793887
     scores, labels = [[2.0, 1.0, 0.0]], [[0, 1, 3]]
     assert value(LambdaLoss(mu=0.0), scores, labels) == pytest.approx(1.694082, abs=1e-6)
     assert value(LambdaLoss(), scores, labels) == pytest.approx(11.793887, abs=5e-6)
@@ -39,8 +38,8 @@ def test_ranks_carry_no_gradient_and_weights_scale_it():
 
 
 def test_ties_are_ranked_with_the_lower_label_first(value):
-    # Three equal scores, labels (1, 0, 0) in any order: the relevant doc has rank 3. rho: |1 - 0.5| and |0.630930 - 0.5|, each times
-    # log2(2) = 1: 0.630930.
+    # Three equal scores, labels (1, 0, 0) in any order: the relevant doc has rank 3. rho: |1 - 0.5| and |0.630930 -
+    # 0.5|, each times log2(2) = 1: 0.630930.
     for labels in ([1, 0, 0], [0, 1, 0], [0, 0, 1]):
         assert value(LambdaLoss(mu=0.0), [[0.5, 0.5, 0.5]], [labels]) == pytest.approx(0.630930, abs=1e-6)
 

@@ -29,7 +29,8 @@ def test_pc53a_a_group_without_docs_counts_zero_and_stops_its_nan():
 
 
 def test_several_positives_stand_against_the_negatives_only(value):
-    # Positives at 1 and 2, negatives at 0 and 0: (ln(1 + 2/e) + ln(1 + 2/e^2)) / 2 = (0.551445 + 0.239545) / 2 = 0.395495.
+    # Positives at 1 and 2, negatives at 0 and 0: (ln(1 + 2/e) + ln(1 + 2/e^2)) / 2 = (0.551445 + 0.239545) / 2 =
+    # 0.395495.
     assert value(LCE(), [[1.0, 2.0, 0.0, 0.0]], [[1, 3, 0, 0]]) == pytest.approx(0.395495, abs=1e-6)
 
 

@@ -8,7 +8,8 @@ TEACHER = (-3.2, 0.1, 0.1, 1.7, 4.4, 9.0)
 
 def test_value_by_hand(value):
     # Group 1, teacher 9 > 6 > 1: gaps 3, 8, 5; student 2, 1.5, 1: gaps 0.5, 1, 0.5; errors 2.5, 7, 4.5:
-    # (6.25 + 49 + 20.25) / 3 = 25.166667. Group 2: teacher's gap 1, student's -1: 4. Group 3: one doc: 0. Mean 29.166667 / 3 = 9.722222.
+    # (6.25 + 49 + 20.25) / 3 = 25.166667. Group 2: teacher's gap 1, student's -1: 4. Group 3: one doc: 0. Mean
+    # 29.166667 / 3 = 9.722222.
     scores, labels = [[2.0, 1.5, 1.0], [0.0, 1.0], [7.0]], [[9.0, 6.0, 1.0], [1.0, 0.0], [5.0]]
     assert value(MarginMSE(), scores, labels) == pytest.approx(9.722222, abs=1e-5)
     # Only pairs of the best doc: (6.25 + 49) / 2 = 27.625; then 4 and 0: 31.625 / 3 = 10.541667.

@@ -8,7 +8,8 @@ from ranker.losses.pointwise_cross_entropy import PointwiseCrossEntropy
 
 def test_value_by_hand(value):
     # Group 1: relevant at 2: ln(1 + e^-2) = 0.126928; not relevant at 1: ln(1 + e^1) = 1.313262; mean 0.720095.
-    # Group 2: relevant (grade 3) at 0: ln 2 = 0.693147. Mean over groups: 0.706621; over the three docs it would be 0.711112.
+    # Group 2: relevant (grade 3) at 0: ln 2 = 0.693147. Mean over groups: 0.706621; over the three docs it would be
+    # 0.711112.
     assert value(PointwiseCrossEntropy(), [[2.0, 1.0], [0.0]], [[1, 0], [3]]) == pytest.approx(0.706621, abs=1e-6)
 
 
@@ -22,7 +23,10 @@ def test_equals_cross_entropy_of_two_logits():
 
 def test_same_as_loop(same_as_loop):
     def group_value(scores, labels):
-        losses = [log(1 + exp(-score)) if label > 0 else log(1 + exp(score)) for score, label in zip(scores, labels, strict=True)]
+        losses = [
+            log(1 + exp(-score)) if label > 0 else log(1 + exp(score))
+            for score, label in zip(scores, labels, strict=True)
+        ]
         return sum(losses) / len(losses) if losses else 0.0
 
     same_as_loop(PointwiseCrossEntropy(), group_value, grades=(-2.0, 0.0, 1.0, 3.0))

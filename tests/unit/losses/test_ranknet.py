@@ -8,8 +8,9 @@ from ranker.losses.ranknet import RankNet
 
 
 def test_value_by_hand(value):
-    # Group 1: gaps 1, 3, 2: ln(1 + e^-1) + ln(1 + e^-3) + ln(1 + e^-2) = 0.313262 + 0.048587 + 0.126928 = 0.488777; / 3 = 0.162926.
-    # Group 2: gap -1: ln(1 + e) = 1.313262. Group 3 has no ordered pair: 0. Mean: (0.162926 + 1.313262) / 3 = 0.492063.
+    # Group 1: gaps 1, 3, 2: ln(1 + e^-1) + ln(1 + e^-3) + ln(1 + e^-2) = 0.313262 + 0.048587 + 0.126928 = 0.488777; / 3
+    # = 0.162926. Group 2: gap -1: ln(1 + e) = 1.313262. Group 3 has no ordered pair: 0. Mean: (0.162926 + 1.313262) / 3
+    # = 0.492063.
     scores, labels = [[3.0, 2.0, 0.0], [0.0, 1.0], [4.0]], [[2, 1, 0], [1, 0], [1]]
     assert value(RankNet(), scores, labels) == pytest.approx(0.492063, abs=1e-6)
 

@@ -18,11 +18,17 @@ def texts(tmp_path):
         tokenizer = scorer.encoder.tokenizer
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         stores = [
-            build_token_store(((str(i), text) for i, text in enumerate(part)), folder / name, tokenizer, 64, fingerprint=name)
+            build_token_store(
+                ((str(i), text) for i, text in enumerate(part)), folder / name, tokenizer, 64, fingerprint=name
+            )
             for name, part in (("queries", queries), ("docs", docs))
         ]
-        collator = Collator.of(tokenizer, scorer.reads, *stores, scorer.encoder.max_tokens, 64, 64, layouts=scorer.layouts())
+        collator = Collator.of(
+            tokenizer, scorer.reads, *stores, scorer.encoder.max_tokens, 64, 64, layouts=scorer.layouts()
+        )
         rows = np.array(rows)
-        return collator.collate(np.arange(len(rows)), rows, np.zeros(rows.shape) if labels is None else labels, np.arange(len(rows)), 1.0)
+        return collator.collate(
+            np.arange(len(rows)), rows, np.zeros(rows.shape) if labels is None else labels, np.arange(len(rows)), 1.0
+        )
 
     return make

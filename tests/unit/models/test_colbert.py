@@ -58,7 +58,9 @@ def test_a_score_is_the_sum_of_the_best_cosines(texts):
             max_per_token.sum().item()
             for max_per_token in (
                 (q @ d.T).max(1).values
-                for q, d in zip(queries.values.split(queries.counts.tolist()), docs.values.split(docs.counts.tolist()), strict=True)
+                for q, d in zip(
+                    queries.values.split(queries.counts.tolist()), docs.values.split(docs.counts.tolist()), strict=True
+                )
             )
         ]
         assert scorer(batch).flatten().tolist() == pytest.approx(expected, abs=1e-5)
@@ -100,7 +102,10 @@ def test_punctuation_has_no_vectors_in_docs_and_has_in_queries(texts):
     kept = [masked.encode_docs(batches[0].docs).counts.tolist(), whole.encode_docs(batches[1].docs).counts.tolist()]
     assert [full - few for few, full in zip(*kept, strict=True)] == [3, 3, 0, 0, 0, 0]
     assert kept[0][1] == 3  # [CLS] zd [SEP] stay where a doc is nothing but punctuation
-    assert masked.encode_queries(batches[0].queries).counts.tolist() == whole.encode_queries(batches[1].queries).counts.tolist()
+    assert (
+        masked.encode_queries(batches[0].queries).counts.tolist()
+        == whole.encode_queries(batches[1].queries).counts.tolist()
+    )
     assert kept[0] == masked.doc_vectors(batches[0].docs).tolist()
 
 
@@ -109,7 +114,12 @@ def test_markers_stand_after_the_first_token_and_no_text_holds_them(texts):
     batch = texts(scorer, [[0], [1], [2]], ["ab", "b", "c"], ["ab zq", "d", "e", "f"])
     names = scorer.encoder.tokenizer.convert_ids_to_tokens
     assert names(batch.queries.tokens[:12]) == ["[CLS]", "zq", "ab", "[SEP]", *["[MASK]"] * 8]
-    assert names(batch.docs.tokens[: int(batch.docs.cu_seqlens[1])])[:4] == ["[CLS]", "[", "un", "##us"]  # not in this vocabulary: pieces
+    assert names(batch.docs.tokens[: int(batch.docs.cu_seqlens[1])])[:4] == [
+        "[CLS]",
+        "[",
+        "un",
+        "##us",
+    ]  # not in this vocabulary: pieces
     assert "zq" not in names(batch.docs.tokens)
     assert batch.queries.attended.tolist() == [4, 4, 4] and batch.queries.num_attended == 12
 

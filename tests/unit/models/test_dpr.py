@@ -62,7 +62,9 @@ def test_pc52_similarities_are_computed_in_full_precision(texts):
     tens = TextVectors(torch.full((1, 768), 10.0))
     scorer = scorer_of(similarity="dot", temperature=1.0)
     with torch.autocast("cpu", torch.bfloat16):
-        assert scorer.score_block(tens, tens).item() == 76800.0  # beyond fp16, and bf16 would give 76800 rounded to 8 bits
+        assert (
+            scorer.score_block(tens, tens).item() == 76800.0
+        )  # beyond fp16, and bf16 would give 76800 rounded to 8 bits
         inner = scorer.encode_docs(texts(scorer, [[0], [1], [2]]).docs).values
         assert inner.dtype == torch.float32
 
@@ -84,7 +86,9 @@ def test_a_learned_temperature_starts_where_it_should_and_stops_at_a_hundredth(t
     scorer.log_temperature.data.fill_(math.log(1e-6))
     torch.testing.assert_close(scorer(batch), scorer_of(temperature=0.01)(batch))
     scorer(batch)[0, 0].backward()  # d(cosine / tau) / d(log tau) = -cosine / tau
-    assert scorer.log_temperature.grad.item() == pytest.approx(-scorer(batch)[0, 0].item(), rel=1e-5)  # it can come back
+    assert scorer.log_temperature.grad.item() == pytest.approx(
+        -scorer(batch)[0, 0].item(), rel=1e-5
+    )  # it can come back
 
 
 def test_prompts_are_laid_out_before_the_text(texts):

@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification, RobertaConfig
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+    RobertaConfig,
+)
 
 from ranker.assembly.objects import build_scorer
 from ranker.data.batching import Collator
@@ -24,7 +30,9 @@ DOCS = ["an apple is red", "the sky", "green grass and more of it, and more", "x
 def batch(tmp_path):
     def make(tokenizer, rows):
         stores = [
-            build_token_store(((str(i), text) for i, text in enumerate(texts)), tmp_path / name, tokenizer, 32, fingerprint=name)
+            build_token_store(
+                ((str(i), text) for i, text in enumerate(texts)), tmp_path / name, tokenizer, 32, fingerprint=name
+            )
             for name, texts in (("queries", QUERIES), ("docs", DOCS))
         ]
         collator = Collator.of(tokenizer, "pairs", *stores, 512, 32, 32)
@@ -112,7 +120,12 @@ def test_roberta_folder_too(tmp_path):
 
     torch.manual_seed(0)
     config = RobertaConfig(
-        vocab_size=2000, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, type_vocab_size=1
+        vocab_size=2000,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        type_vocab_size=1,
     )
     scorer = MonoBERT(Encoder(RobertaModel(config, add_pooling_layer=False), tiny_tokenizer())).eval()
     scorer.save(tmp_path / "model", max_tokens=64)
@@ -130,7 +143,12 @@ def test_a_family_without_such_a_classifier_comes_back_whole(tmp_path, pooling):
 
     torch.manual_seed(0)
     config = ElectraConfig(
-        vocab_size=2000, embedding_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+        vocab_size=2000,
+        embedding_size=8,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
     )
     scorer = MonoBERT(Encoder(ElectraModel(config), tiny_tokenizer()), pooling=pooling, pooler=True)
     scorer.save(tmp_path / "model", max_tokens=64)
@@ -142,7 +160,9 @@ def test_a_family_without_such_a_classifier_comes_back_whole(tmp_path, pooling):
 
 
 def test_pc73_a_head_of_another_size_or_none_is_refused(tmp_path):
-    config = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=3)
+    config = BertConfig(
+        vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, num_labels=3
+    )
     BertForSequenceClassification(config).save_pretrained(tmp_path / "three")
     with pytest.raises(CheckpointError, match="expected a head of 1 or 2 labels, got 3"):
         MonoBERT.load(tmp_path / "three")
@@ -170,7 +190,9 @@ def test_pc74_old_position_ids_are_ignored_and_all_other_keys_count(tmp_path):
     path = tmp_path / "model" / "model.safetensors"
     whole = load_file(path)
     assert "bert.embeddings.position_ids" not in whole  # so that their absence is what every other test loads
-    save_file({**whole, "bert.embeddings.position_ids": torch.arange(512).unsqueeze(0)}, path, metadata={"format": "pt"})
+    save_file(
+        {**whole, "bert.embeddings.position_ids": torch.arange(512).unsqueeze(0)}, path, metadata={"format": "pt"}
+    )
     loaded = MonoBERT.load(tmp_path / "model")
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in scorer.state_dict().items())
     lacks = {key: value for key, value in whole.items() if key != "bert.encoder.layer.0.output.dense.weight"}
@@ -206,7 +228,9 @@ def test_the_head_works_in_float32_under_autocast(batch):
 def test_a_training_that_starts_from_a_checkpoint_has_its_dropout(tmp_path, pooling):
     scorer = MonoBERT(load_encoder("tiny", dropout=0.3), pooling=pooling, dropout=0.1)
     scorer.save(tmp_path, 64)
-    cfg = OmegaConf.create({"checkpoint": str(tmp_path), "resume": False, "model": {"_target_": "ranker.models.monobert.MonoBERT"}})
+    cfg = OmegaConf.create(
+        {"checkpoint": str(tmp_path), "resume": False, "model": {"_target_": "ranker.models.monobert.MonoBERT"}}
+    )
     again = build_scorer(cfg)
     assert all(part.training for part in again.modules())
     assert again.dropout.p == 0.1

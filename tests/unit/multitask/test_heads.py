@@ -34,8 +34,14 @@ def examples() -> list[ProbeExample]:
     """Two pairs; the second has two targets, of one and of two spans."""
     return [
         ProbeExample("0", "0", QUERIES[0], DOCS[0], (Target((Span("query"), Span("doc")), "A"),)),
-        ProbeExample("1", "1", QUERIES[1], DOCS[1], (Target((Span("doc", 4, 7),), "B"), Target((Span("query", 5, 8), Span("doc", 4, 7)), "A"))),
-    ]  # fmt: skip
+        ProbeExample(
+            "1",
+            "1",
+            QUERIES[1],
+            DOCS[1],
+            (Target((Span("doc", 4, 7),), "B"), Target((Span("query", 5, 8), Span("doc", 4, 7)), "A")),
+        ),
+    ]
 
 
 class Fixed:
@@ -76,8 +82,15 @@ def step(tmp_path):
         heads = scorer.task_heads()
         tasks = [make_task(Head(**WORDS)) for _ in heads]
         sequences, made = to_rows(
-            [head.asked for head in heads], tasks, [own or examples()] * len(heads), [head.pooling for head in heads], tokenizer, 512, 32, 32
-        )  # fmt: skip
+            [head.asked for head in heads],
+            tasks,
+            [own or examples()] * len(heads),
+            [head.pooling for head in heads],
+            tokenizer,
+            512,
+            32,
+            32,
+        )
         plan = Fixed(groups, rows)
         (micro_batch,) = TaskSteps(plan, plan, collator, sequences, made, 0, 1)[0, 0].micro_batches
         return micro_batch, made
@@ -87,7 +100,9 @@ def step(tmp_path):
 
 def by_hand(scorer: Multitask, example: ProbeExample) -> list[torch.Tensor]:
     """States of an example at every layer, by transformers' own forward, padded to 40 tokens."""
-    encoded = scorer.encoder.tokenizer(example.query, example.doc, return_tensors="pt", padding="max_length", max_length=40)
+    encoded = scorer.encoder.tokenizer(
+        example.query, example.doc, return_tensors="pt", padding="max_length", max_length=40
+    )
     return scorer.encoder.model(**encoded, output_hidden_states=True).hidden_states, encoded
 
 
@@ -119,9 +134,17 @@ def test_a_head_reads_the_tokens_and_layers_that_it_should(step, pooling, layer)
                 for span in target.spans:
                     side = 0 if span.side == "query" else 1
                     inside = [
-                        place for place, owner in enumerate(encoded.sequence_ids()) if owner == side
-                        and (span.start is None or (encoded.token_to_chars(place).start < span.end and encoded.token_to_chars(place).end > span.start))
-                    ]  # fmt: skip
+                        place
+                        for place, owner in enumerate(encoded.sequence_ids())
+                        if owner == side
+                        and (
+                            span.start is None
+                            or (
+                                encoded.token_to_chars(place).start < span.end
+                                and encoded.token_to_chars(place).end > span.start
+                            )
+                        )
+                    ]
                     parts.append(mixed[inside].mean(0))
                 pooled = torch.cat([*parts, *[torch.zeros(32)] * 2][:2])
             expected.append(head.out(functional.relu(head.inner(pooled))))
@@ -129,7 +152,9 @@ def test_a_head_reads_the_tokens_and_layers_that_it_should(step, pooling, layer)
     labels = batch.heads[0].labels.tolist()
     assert labels == [1, 0, 0]
     loss = head.loss(outputs, batch.heads[0])
-    torch.testing.assert_close(loss, functional.cross_entropy(torch.stack(expected), torch.tensor(labels)), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        loss, functional.cross_entropy(torch.stack(expected), torch.tensor(labels)), rtol=1e-5, atol=1e-6
+    )
 
 
 def test_ranking_scores_are_monoberts_whatever_rows_are_beside(step):
@@ -181,7 +206,10 @@ def test_a_head_leaves_gradients_above_its_layer_exactly_zero(step, layer, reach
 
 def test_regression_learns_the_number_scaled_by_two_standard_deviations(step):
     scorer = scorer_of({"task": "jsonl", "name": "words", "layer": 1, "regression": True})
-    values = [ProbeExample(e.query_id, e.doc_id, e.query, e.doc, (Target((Span("query"),), value=v),)) for e, v in zip(examples(), (1.0, 3.0), strict=True)]  # fmt: skip
+    values = [
+        ProbeExample(e.query_id, e.doc_id, e.query, e.doc, (Target((Span("query"),), value=v),))
+        for e, v in zip(examples(), (1.0, 3.0), strict=True)
+    ]
     batch, _ = step(scorer, [], [[0, 1]], values)
     assert batch.heads[0].labels.tolist() == pytest.approx([0.25, 0.75])  # one standard deviation from the mean
     outputs = torch.tensor([[0.25], [0.25]])
@@ -191,7 +219,9 @@ def test_regression_learns_the_number_scaled_by_two_standard_deviations(step):
 def test_targets_that_truncation_cuts_are_left_out():
     scorer = scorer_of({**WORDS, "layer": 1})
     (head,) = scorer.task_heads()
-    far = ProbeExample("2", "2", "red", "sky " * 20, (Target((Span("doc", 60, 63),), "A"), Target((Span("doc", 0, 3),), "B")))
+    far = ProbeExample(
+        "2", "2", "red", "sky " * 20, (Target((Span("doc", 60, 63),), "A"), Target((Span("doc", 0, 3),), "B"))
+    )
     _, (rows,) = to_rows([head.asked], [make_task(head.asked)], [[far]], ["span"], scorer.encoder.tokenizer, 512, 32, 8)
     assert isinstance(rows, TaskRows)
     assert rows.labels.tolist() == [1]
@@ -201,7 +231,10 @@ def test_targets_that_truncation_cuts_are_left_out():
     ("head", "said"),
     [
         ({**WORDS, "layer": 3}, "model.heads.words.layer: expected 0 (the embeddings) to 2 for this encoder, got 3"),
-        ({"task": "jsonl", "name": "open", "options": {"path": "spans.jsonl"}}, "model.heads.open.classes: expected the labels of jsonl"),
+        (
+            {"task": "jsonl", "name": "open", "options": {"path": "spans.jsonl"}},
+            "model.heads.open.classes: expected the labels of jsonl",
+        ),
         ({**WORDS, "layer": "auto"}, "model.heads.words.layer: expected a layer, got auto"),
     ],
 )
@@ -220,14 +253,20 @@ def test_heads_that_do_not_fit(tmp_path, monkeypatch, head, said):
 def test_folder_loads_in_sentence_transformers_and_the_heads_come_back(step, tmp_path):
     from sentence_transformers import CrossEncoder
 
-    scorer = scorer_of({**WORDS, "layer": [0, 2]}, {**WORDS, "name": "other", "layer": "middle", "classes": ["A", "B", "C"]})
+    scorer = scorer_of(
+        {**WORDS, "layer": [0, 2]}, {**WORDS, "name": "other", "layer": "middle", "classes": ["A", "B", "C"]}
+    )
     batch, _ = step(scorer, [0, 1], [[1], []])
     with torch.no_grad():
         scores, (outputs,) = scorer.outputs(batch)
     scorer.save(tmp_path / "model", max_tokens=512)
-    assert {"heads.json", "heads.safetensors", "model.safetensors", "config.json"} <= {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"heads.json", "heads.safetensors", "model.safetensors", "config.json"} <= {
+        path.name for path in (tmp_path / "model").iterdir()
+    }
     pairs = [(QUERIES[0], DOCS[0]), (QUERIES[0], DOCS[1]), (QUERIES[0], DOCS[2])]
-    assert CrossEncoder(str(tmp_path / "model"), device="cpu").predict(pairs).tolist() == pytest.approx(scores[0].tolist(), abs=1e-5)
+    assert CrossEncoder(str(tmp_path / "model"), device="cpu").predict(pairs).tolist() == pytest.approx(
+        scores[0].tolist(), abs=1e-5
+    )
     loaded = Multitask.load(tmp_path / "model").eval()
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in scorer.state_dict().items())
     assert [(h.asked, h.layers, h.pooling, h.num_outputs) for h in loaded.task_heads()] == [
@@ -236,7 +275,9 @@ def test_folder_loads_in_sentence_transformers_and_the_heads_come_back(step, tmp
     with torch.no_grad():
         torch.testing.assert_close(loaded.outputs(batch)[1][0], outputs, rtol=0, atol=0)
     (tmp_path / "model/heads.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"expected the heads of a multitask model in heads.json and heads.safetensors"):
+    with pytest.raises(
+        CheckpointError, match=r"expected the heads of a multitask model in heads.json and heads.safetensors"
+    ):
         Multitask.load(tmp_path / "model")
 
 
@@ -248,7 +289,11 @@ def test_a_pair_without_a_query_is_a_row_of_its_own_layout(step):
         _, (outputs,) = scorer.outputs(batch)
         encoded = scorer.encoder.tokenizer(DOCS[1], return_tensors="pt")
         state = scorer.encoder.model(**encoded, output_hidden_states=True).hidden_states[1][0]
-        inside = [i for i in range(len(state)) if encoded.token_to_chars(i) is not None and encoded.token_to_chars(i).start >= 4]
+        inside = [
+            i
+            for i in range(len(state))
+            if encoded.token_to_chars(i) is not None and encoded.token_to_chars(i).start >= 4
+        ]
         (head,) = scorer.task_heads()
         expected = head.out(functional.relu(head.inner(torch.cat([state[inside].mean(0), torch.zeros(32)]))))
     place = batch.heads[0].labels.tolist().index(1)

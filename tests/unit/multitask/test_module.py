@@ -40,16 +40,23 @@ def composed(mode: str, *overrides: str, layers: tuple[int, int] = (1, 2)):
     heads = f"model.heads=[{{task: bm25, layer: {layers[0]}, regression: true}}, {{task: tf, layer: {layers[1]}, regression: true}}]"
     options = ["model=multitask", "name=x", "encoder=tiny", "seed=7", "trainer.accelerator=cpu", "loss=ranknet", heads]
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-        return compose("train", [*options, f"model.weighting.mode={mode}", "model.weighting.surgery=pcgrad", *overrides])
+        return compose(
+            "train", [*options, f"model.weighting.mode={mode}", "model.weighting.surgery=pcgrad", *overrides]
+        )
 
 
 def step(index: int, label: float = 0.5) -> TaskStep:
     """A group of two docs and a row of the first task, of 4 tokens each."""
     generator = torch.Generator().manual_seed(index)
     pairs = TokenBatch(
-        torch.randint(5, 60, (12,), generator=generator), torch.zeros(12, dtype=torch.int64), torch.arange(0, 13, 4, dtype=torch.int32), 4
+        torch.randint(5, 60, (12,), generator=generator),
+        torch.zeros(12, dtype=torch.int64),
+        torch.arange(0, 13, 4, dtype=torch.int32),
+        4,
     )
-    read = HeadBatch(0, torch.arange(8, 12), torch.zeros(4, dtype=torch.int64), torch.tensor([4]), torch.tensor([label]), 1)
+    read = HeadBatch(
+        0, torch.arange(8, 12), torch.zeros(4, dtype=torch.int64), torch.tensor([4]), torch.tensor([label]), 1
+    )
     labels, mask = torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool)
     batch = TaskBatch(labels, mask, torch.tensor([0]), 1.0, pairs, heads=(read,), num_rank_rows=2, num_rank_tokens=8)
     return TaskStep(0, index, (batch,), 1, 3, rows=(2, 1, 0))
@@ -57,18 +64,32 @@ def step(index: int, label: float = 0.5) -> TaskStep:
 
 def module_of(cfg, fused: bool = False, **options):
     torch.manual_seed(0)
-    scorer = instantiate(constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder)))
+    scorer = instantiate(
+        constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder))
+    )
     return training_module(cfg)(
-        scorer, [], loss=instantiate(cfg.loss), optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-3, fused=fused),
-        schedule=lambda step, total: 1.0, total_steps=9, max_norm=cfg.trainer.gradient_clip_val, seed=7, **options,
-    )  # fmt: skip
+        scorer,
+        [],
+        loss=instantiate(cfg.loss),
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-3, fused=fused),
+        schedule=lambda step, total: 1.0,
+        total_steps=9,
+        max_norm=cfg.trainer.gradient_clip_val,
+        seed=7,
+        **options,
+    )
 
 
 def train(module, *steps: TaskStep, logger=False) -> dict[str, torch.Tensor]:
     trainer = pl.Trainer(
-        accelerator="cpu", max_epochs=1, logger=logger, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu",
+        max_epochs=1,
+        logger=logger,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
         log_every_n_steps=1,
-    )  # fmt: skip
+    )
     trainer.fit(module, train_dataloaders=DataLoader(list(steps), batch_size=None))
     return module.state_dict()
 
@@ -110,7 +131,8 @@ def test_pc55_a_head_that_learns_nothing_in_an_epoch_is_named(caplog):
 
 
 @pytest.mark.parametrize(
-    ("layers", "expected"), [((1, 2), "model.encoder.layer.0."), ((2, 2), "model.encoder.layer.1."), ((0, 2), "model.embeddings.")]
+    ("layers", "expected"),
+    [((1, 2), "model.encoder.layer.0."), ((2, 2), "model.encoder.layer.1."), ((0, 2), "model.embeddings.")],
 )
 def test_gradnorm_looks_at_the_last_layer_that_all_tasks_reach(layers, expected):
     module = module_of(composed("gradnorm", layers=layers))
@@ -118,13 +140,24 @@ def test_gradnorm_looks_at_the_last_layer_that_all_tasks_reach(layers, expected)
     # one number a parameter: its place among all, so that the norm tells which were looked at
     gradients.values[1] = torch.cat([torch.full((size,), float(place)) for place, size in enumerate(gradients.sizes)])
     looked_at = [place for place, name in enumerate(gradients.names) if name.startswith(f"scorer.encoder.{expected}")]
-    assert len(looked_at) == sum(1 for name, _ in module.scorer.encoder.named_parameters() if name.startswith(expected)) > 0
+    assert (
+        len(looked_at)
+        == sum(1 for name, _ in module.scorer.encoder.named_parameters() if name.startswith(expected))
+        > 0
+    )
     squares = sum(place**2 * gradients.sizes[place] for place in looked_at)
     assert gradients.norms(module._trunk).tolist() == pytest.approx([0, squares**0.5, 0])
 
 
 def test_gradnorm_is_refused_for_an_encoder_whose_layers_have_no_parameters_of_their_own():
-    config = AlbertConfig(vocab_size=60, embedding_size=8, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    config = AlbertConfig(
+        vocab_size=60,
+        embedding_size=8,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
     encoder = Encoder(AlbertModel(config, add_pooling_layer=False), tiny_tokenizer(), Execution(ragged=False))
     scorer = Multitask(encoder, heads=[{"task": "bm25", "layer": 1}])
     options = {"loss": None, "optimizer": None, "schedule": None, "total_steps": 9, "max_norm": 1.0, "seed": 7}
@@ -153,7 +186,11 @@ def alone(made: TaskStep, ranking: bool) -> TaskStep:
         return replace(made, micro_batches=(replace(batch, pairs=pairs, heads=()),), rows=(2, 0, 0))
     pairs = TokenBatch(batch.pairs.tokens[8:], batch.pairs.segments[8:], batch.pairs.cu_seqlens[:2], 4)
     heads = (replace(batch.heads[0], tokens=batch.heads[0].tokens - 8),)
-    return replace(made, micro_batches=(replace(batch, pairs=pairs, heads=heads, num_rank_rows=0, num_rank_tokens=0),), rows=(0, 1, 0))
+    return replace(
+        made,
+        micro_batches=(replace(batch, pairs=pairs, heads=heads, num_rank_rows=0, num_rank_tokens=0),),
+        rows=(0, 1, 0),
+    )
 
 
 def test_the_logged_cosine_by_hand_and_only_where_a_step_has_both(monkeypatch):
@@ -166,7 +203,9 @@ def test_the_logged_cosine_by_hand_and_only_where_a_step_has_both(monkeypatch):
     losses = torch.log1p(torch.exp(scores[0, 1] - scores[0, 0])), (outputs[0, 0] - 0.5) ** 2
     model = plain.encoder.model
     reached = [*model.embeddings.parameters(), *model.encoder.layer[0].parameters()]  # the head reads layer 1
-    one, other = (torch.cat([part.flatten() for part in torch.autograd.grad(loss, reached, retain_graph=True)]) for loss in losses)
+    one, other = (
+        torch.cat([part.flatten() for part in torch.autograd.grad(loss, reached, retain_graph=True)]) for loss in losses
+    )
     expected = torch.nn.functional.cosine_similarity(one, other, dim=0).item()
     assert 0.001 < abs(expected) < 0.999
 
@@ -177,8 +216,16 @@ def test_the_logged_cosine_by_hand_and_only_where_a_step_has_both(monkeypatch):
 
     monkeypatch.setattr(multitask_module, "Gradients", Watched)
     logger = Kept()
-    train(module_of(cfg), made, replace(alone(step(1), True), index=1), replace(alone(step(2), False), index=2), logger=logger)
-    logged = {number: metrics for number, metrics in logger.metrics if any(key.startswith("train/loss/") for key in metrics)}
+    train(
+        module_of(cfg),
+        made,
+        replace(alone(step(1), True), index=1),
+        replace(alone(step(2), False), index=2),
+        logger=logger,
+    )
+    logged = {
+        number: metrics for number, metrics in logger.metrics if any(key.startswith("train/loss/") for key in metrics)
+    }
     assert logged[0]["cosine/bm25"] == pytest.approx(expected, abs=1e-5)
     assert logged[0]["train/loss/bm25"] == pytest.approx(losses[1].item(), abs=1e-6)
     assert [sorted(key for key in logged[number] if key != "epoch") for number in range(3)] == [

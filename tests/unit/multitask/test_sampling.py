@@ -107,7 +107,13 @@ def test_annealing_counts_the_epochs_that_its_own_steps_make():
     made = TaskPlan(StepPlan(80, 8, 1000, seed=7), 5, (50, 20), sampling)
     assert len(made) == 50  # 10 steps of ranking are a fifth
     assert made.until(None, 100).num_epochs == 2
-    assert [made.until(*ends).num_epochs for ends in ((4, -1), (1, 100), (4, 100), (None, 101), (None, 1))] == [4, 1, 2, 3, 1]
+    assert [made.until(*ends).num_epochs for ends in ((4, -1), (1, 100), (4, 100), (None, 101), (None, 1))] == [
+        4,
+        1,
+        2,
+        3,
+        1,
+    ]
     mixed = TaskPlan(made.ranking, 5, (50, 20), TaskSampling(mode="annealed", main_fraction=0.2))
     assert mixed.until(None, 100).num_epochs == 10
 

@@ -11,13 +11,17 @@ from ranker.multitask.options import TaskWeighting
 from ranker.multitask.task_weights import TaskWeights, gradnorm_slopes
 
 
-def weights(mode: str, classes=(2, 10, 2), regression=(False, False, True), given=(1.0, 1.0, 3.0), **options) -> TaskWeights:
+def weights(
+    mode: str, classes=(2, 10, 2), regression=(False, False, True), given=(1.0, 1.0, 3.0), **options
+) -> TaskWeights:
     return TaskWeights(TaskWeighting(mode=mode, **options), given, classes, regression).double()
 
 
 def test_static_and_log_k():
     assert weights("static").coefficients([8, 2, 2]).tolist() == [1, 1, 3]
-    assert weights("log_k").coefficients([8, 2, 2]).tolist() == pytest.approx([1 / math.log(2), 1 / math.log(10), 3 / math.log(2)])
+    assert weights("log_k").coefficients([8, 2, 2]).tolist() == pytest.approx(
+        [1 / math.log(2), 1 / math.log(10), 3 / math.log(2)]
+    )
     assert weights("log_k").coefficients([8, 0, 2])[1] == 0  # not in this step
 
 
@@ -47,9 +51,15 @@ def test_uncertainty_starts_at_no_weighting_is_clamped_and_leaves_absent_tasks_a
 
 
 def test_gradnorm_by_hand():
-    # w = 1, 1; norms 3 and 1; the first task's loss halved, the second's did not move: r = 2/3, 4/3; alpha 1 -> targets 4/3, 8/3
+    # w = 1, 1; norms 3 and 1; the first task's loss halved, the second's did not move: r = 2/3, 4/3; alpha 1 -> targets
+    # 4/3, 8/3
     slopes = gradnorm_slopes(
-        torch.ones(2), torch.tensor([3.0, 1.0]), torch.tensor([0.5, 1.0]), torch.ones(2), torch.ones(2).bool(), alpha=1.0
+        torch.ones(2),
+        torch.tensor([3.0, 1.0]),
+        torch.tensor([0.5, 1.0]),
+        torch.ones(2),
+        torch.ones(2).bool(),
+        alpha=1.0,
     )
     assert slopes.tolist() == [3.0, -1.0]
     made = weights("gradnorm", classes=(2, 2), regression=(False, False), given=(1.0, 1.0), lr=0.1, alpha=1.0)
@@ -74,8 +84,11 @@ def test_nothing_is_learned_of_a_step_that_is_not_finite(mode):
     if mode == "gradnorm":
         assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
         # one task's norm overflows: of the others' mean norm it is no part
-        slopes = gradnorm_slopes(*(torch.tensor(row) for row in ([1.0] * 3, [math.inf, 3.0, 1.0], [math.nan, 1.0, 1.0], [1.0] * 3)),
-                                 torch.tensor([False, True, True]), alpha=1.5)  # fmt: skip
+        slopes = gradnorm_slopes(
+            *(torch.tensor(row) for row in ([1.0] * 3, [math.inf, 3.0, 1.0], [math.nan, 1.0, 1.0], [1.0] * 3)),
+            torch.tensor([False, True, True]),
+            alpha=1.5,
+        )
         assert slopes.tolist() == [0.0, 3.0, -1.0]
 
 
@@ -106,9 +119,13 @@ def test_pcgrad_of_three_tasks_in_the_order_of_a_seed():
     met = set()
     for seed in range(8):
         generator = torch.Generator().manual_seed(seed)
-        orders = [(task, *(j for j in torch.randperm(3, generator=generator).tolist() if j != task)) for task in range(3)]
+        orders = [
+            (task, *(j for j in torch.randperm(3, generator=generator).tolist() if j != task)) for task in range(3)
+        ]
         expected = torch.tensor([PROJECTED[order] for order in orders]).sum(0)
-        torch.testing.assert_close(combine(torch.tensor(THREE), torch.ones(3, 2, dtype=torch.bool), "pcgrad", seed), expected)
+        torch.testing.assert_close(
+            combine(torch.tensor(THREE), torch.ones(3, 2, dtype=torch.bool), "pcgrad", seed), expected
+        )
         met |= set(orders)
     assert met == set(PROJECTED)
 
@@ -143,7 +160,10 @@ def test_heads_keep_their_own_gradient(surgery, shared):
 def test_the_guard_leaves_ranking_alone():
     ranking, auxiliary = torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 1.0])
     assert combine(torch.stack([ranking, auxiliary]), ALL, "guard").tolist() == [1.0, 1.0]  # (1, 0) + (0, 1)
-    assert combine(torch.stack([ranking, -auxiliary]), ALL, "guard").tolist() == [2.0, -1.0]  # they agree: nothing is projected
+    assert combine(torch.stack([ranking, -auxiliary]), ALL, "guard").tolist() == [
+        2.0,
+        -1.0,
+    ]  # they agree: nothing is projected
     # two tasks that conflict with each other, not with ranking
     three = torch.tensor([[0.0, 1.0], [1.0, 1.0], [-1.0, 1.0]])
     assert combine(three, torch.ones(3, 2, dtype=torch.bool), "guard").tolist() == [0.0, 3.0]
@@ -162,7 +182,7 @@ def test_surgery_adds_nothing_where_a_task_does_not_reach(method):
 
 
 def test_cosine_is_over_what_the_task_reaches():
-    assert cosine(torch.tensor([1.0, 0.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]), torch.tensor([True, True, False])).item() == pytest.approx(
-        math.sqrt(0.5)
-    )
+    assert cosine(
+        torch.tensor([1.0, 0.0, 9.0]), torch.tensor([1.0, 1.0, 0.0]), torch.tensor([True, True, False])
+    ).item() == pytest.approx(math.sqrt(0.5))
     assert cosine(torch.zeros(2), torch.ones(2), torch.ones(2).bool()).item() == 0

@@ -30,11 +30,23 @@ def mini_sample(num_queries: int = 24, docs_per_query: int = 4, seed: int = 0) -
     """All its pairs, parts by query."""
     collection = mini_collection(num_queries)
     assert collection.candidates is not None
-    pairs = tuple((query_id, doc_id) for query_id in collection.queries for doc_id in collection.candidates[query_id][:docs_per_query])
+    pairs = tuple(
+        (query_id, doc_id)
+        for query_id in collection.queries
+        for doc_id in collection.candidates[query_id][:docs_per_query]
+    )
     ids = split_queries(collection.queries, 0.2, 0.2, seed)
     named = {"train": "train", "dev": "val", "test": "test"}
     part_of = {query_id: named[part] for part, members in ids.items() for query_id in members}
-    return PairSample(collection, pairs, 1000, docs_per_query, 12, seed, {query_id: part_of[query_id] for query_id in collection.queries})
+    return PairSample(
+        collection,
+        pairs,
+        1000,
+        docs_per_query,
+        12,
+        seed,
+        {query_id: part_of[query_id] for query_id in collection.queries},
+    )
 
 
 def mini_splits() -> Splits:

@@ -28,7 +28,8 @@ def test_given_probabilities_that_are_no_powers_of_two() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "bits", "compression"), [([1, 1, 1, 1, 1, 1, 1, 0], 5.789103, 1.381907), ([1, 0, 1, 1, 0, 1, 0, 0], 9.924813, 0.806061)]
+    ("labels", "bits", "compression"),
+    [([1, 1, 1, 1, 1, 1, 1, 0], 5.789103, 1.381907), ([1, 0, 1, 1, 0, 1, 0, 0], 9.924813, 0.806061)],
 )
 def test_a_probe_that_learns_the_label_prior(labels: list[int], bits: float, compression: float) -> None:
     code = counting_code(np.array(labels), ENDS, classes=2)

@@ -37,7 +37,11 @@ def built(task, sample=SAMPLE, max_doc=256, **options):
     pairs = list(dict.fromkeys((example.query, example.doc) for example in examples))
     place_of = {pair: place for place, pair in enumerate(pairs)}
     sequences = Sequences.of(pairs, TOKENIZER, "pairs", 512, 64, max_doc)
-    return build_data(task, examples, parts, [span_tokens(examples, sequences, place_of)], **options), sequences, place_of
+    return (
+        build_data(task, examples, parts, [span_tokens(examples, sequences, place_of)], **options),
+        sequences,
+        place_of,
+    )
 
 
 def test_pairs_are_drawn_from_each_querys_candidates() -> None:
@@ -46,10 +50,16 @@ def test_pairs_are_drawn_from_each_querys_candidates() -> None:
     assert len(made.pairs) == 50 == len(set(made.pairs))
     for query_id, doc_id in made.pairs:
         assert doc_id in collection.candidates[query_id][:8]
-    assert sample_pairs(collection, 50, 5, 8, 0, 0.2, 0.2).pairs == made.pairs != sample_pairs(collection, 50, 5, 8, 1, 0.2, 0.2).pairs
+    assert (
+        sample_pairs(collection, 50, 5, 8, 0, 0.2, 0.2).pairs
+        == made.pairs
+        != sample_pairs(collection, 50, 5, 8, 1, 0.2, 0.2).pairs
+    )
     draws = [sample_pairs(collection, 10**6, 3, 12, seed, 0.2, 0.2).pairs for seed in range(200)]
     ranks = np.array([collection.candidates[query_id].index(doc_id) for pairs in draws for query_id, doc_id in pairs])
-    assert np.bincount(ranks, minlength=12) / len(ranks) == pytest.approx(np.full(12, 1 / 12), abs=0.01), "uniform over the candidates"
+    assert np.bincount(ranks, minlength=12) / len(ranks) == pytest.approx(np.full(12, 1 / 12), abs=0.01), (
+        "uniform over the candidates"
+    )
     with pytest.raises(DataError, match="expected queries with candidates"):
         sample_pairs(replace(collection, candidates=None), 50, 5, 8, 0, 0.2, 0.2)
 
@@ -76,7 +86,9 @@ def test_groupings() -> None:
     by_query: dict = {}
     for example, part in zip(examples, parts, strict=True):
         by_query.setdefault(example.query_id, set()).add(part)
-    assert any(len(found) > 1 for found in by_query.values()), "the published split by pair puts one query on several sides"
+    assert any(len(found) > 1 for found in by_query.values()), (
+        "the published split by pair puts one query on several sides"
+    )
     with pytest.raises(ConfigError, match="group_by: expected one of query, doc, pair"):
         assign_parts(examples, SAMPLE, "author", 0.2, 0.2)
 
@@ -90,7 +102,9 @@ def test_parts_of_the_source_are_kept() -> None:
     assert assign_parts(whole, SAMPLE, "query", 0.5, 0.5) == parts
     for source in (named, whole):
         twice = [*source, replace(source[0], doc_id="e", part="train")]
-        with pytest.raises(DataError, match=r"expected each query in one part, got 'q0' in test and (train|val), as its source says"):
+        with pytest.raises(
+            DataError, match=r"expected each query in one part, got 'q0' in test and (train|val), as its source says"
+        ):
             assign_parts(twice, SAMPLE, "query", 0.2, 0.2)
         assert assign_parts(twice, SAMPLE, "pair", 0.2, 0.2)[0] == "test"
 
@@ -136,12 +150,17 @@ def test_labels_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert labelled_examples(BM25Score(), SAMPLE, tmp_path) == made
     with pytest.raises(pytest.fail.Exception):
         labelled_examples(BM25Score(b=0.5), SAMPLE, tmp_path)
-    assert len([path for path in (tmp_path / "probe_labels").iterdir() if path.is_dir()]) == 1, "the broken attempt left nothing"
+    assert len([path for path in (tmp_path / "probe_labels").iterdir() if path.is_dir()]) == 1, (
+        "the broken attempt left nothing"
+    )
 
 
 def test_labels_by_relevance_are_made_anew_for_another_threshold(tmp_path: Path) -> None:
     def positives(task, relevance: int) -> int:
-        graded = {query_id: dict.fromkeys(judged, 1 + int(query_id[1:]) % 2) for query_id, judged in SAMPLE.collection.qrels.items()}
+        graded = {
+            query_id: dict.fromkeys(judged, 1 + int(query_id[1:]) % 2)
+            for query_id, judged in SAMPLE.collection.qrels.items()
+        }
         collection = replace(SAMPLE.collection, qrels=graded, relevance=relevance)
         examples = labelled_examples(task, replace(SAMPLE, collection=collection), tmp_path)
         return sum(example.targets[0].label == "1" for example in examples)
@@ -157,9 +176,15 @@ def test_labels_by_relevance_are_made_anew_for_another_threshold(tmp_path: Path)
 def prepared(tmp_path: Path, tasks, **options) -> list[str]:
     """What a study warns of before anything is encoded."""
     study = Study(
-        [Subject("tiny", load_encoder("tiny"))], tasks, SAMPLE, StudyOptions(**options), TrainingOptions(), StateCache(tmp_path / "states"),
-        tmp_path, torch.device("cpu"),
-    )  # fmt: skip
+        [Subject("tiny", load_encoder("tiny"))],
+        tasks,
+        SAMPLE,
+        StudyOptions(**options),
+        TrainingOptions(),
+        StateCache(tmp_path / "states"),
+        tmp_path,
+        torch.device("cpu"),
+    )
     study.prepare()
     return study.warnings
 
@@ -170,9 +195,15 @@ def test_a_cache_of_the_spans_tokens_gives_the_same_numbers(tmp_path: Path) -> N
     for tokens in ("all", "spans"):
         cache = StateCache(tmp_path / tokens, dtype="float32", tokens=tokens)
         study = Study(
-            [who], [Words()], SAMPLE, StudyOptions(seeds=(0,), controls=("random_embeddings", "control_task", "random_encoder"), workers=1),
-            TrainingOptions(max_rounds=2), cache, tmp_path / tokens, torch.device("cpu"),
-        )  # fmt: skip
+            [who],
+            [Words()],
+            SAMPLE,
+            StudyOptions(seeds=(0,), controls=("random_embeddings", "control_task", "random_encoder"), workers=1),
+            TrainingOptions(max_rounds=2),
+            cache,
+            tmp_path / tokens,
+            torch.device("cpu"),
+        )
         found.append({(r.control, r.layer): (r.code.bits, r.accuracy) for r in study.run().all})
         sizes.append(sum(path.stat().st_size for path in (tmp_path / tokens).glob("*/states.bin")))
     assert found[0] == found[1]
@@ -195,7 +226,9 @@ def test_spans_at_other_places_of_the_same_texts_take_no_kept_training(tmp_path:
     def bits(start: int, folder: Path) -> float:
         cache = StateCache(folder, dtype="float32", tokens="spans")
         options = StudyOptions(seeds=(0,), controls=("random_embeddings",), workers=1)
-        study = Study([who], [Place(start)], SAMPLE, options, TrainingOptions(max_rounds=2), cache, folder, torch.device("cpu"))
+        study = Study(
+            [who], [Place(start)], SAMPLE, options, TrainingOptions(max_rounds=2), cache, folder, torch.device("cpu")
+        )
         return next(r.code.bits for r in study.run().all if r.control == "random_embeddings")
 
     who = Subject("tiny", load_encoder("tiny"))
@@ -214,7 +247,10 @@ def test_warnings_follow_what_the_parts_share(tmp_path: Path) -> None:
     train_docs = {example.doc_id for example in rel if example.part == "train"}
     test_docs = [example.doc_id for example in rel if example.part == "test"]
     shared = f"rel {sum(doc_id in train_docs for doc_id in test_docs) / len(test_docs):.0%}"
-    docs, queries = "test pairs whose doc also occurs in a training pair: ", "test pairs whose query also occurs in a training pair: "
+    docs, queries = (
+        "test pairs whose doc also occurs in a training pair: ",
+        "test pairs whose query also occurs in a training pair: ",
+    )
     own = f"{docs}{shared} (parts of the task's own, which group_by leaves as they are)"
     by_query, by_doc, by_pair = (prepared(tmp_path, tasks, group_by=group_by) for group_by in ("query", "doc", "pair"))
     assert not any(warning.startswith(queries) for warning in by_query)
@@ -222,7 +258,9 @@ def test_warnings_follow_what_the_parts_share(tmp_path: Path) -> None:
     for found in (by_query, by_doc, by_pair):
         assert own in found
     for found in (by_query, by_pair):
-        assert any(warning.startswith(f"{docs}bm25 ") and warning.endswith("(group_by=doc avoids it)") for warning in found)
+        assert any(
+            warning.startswith(f"{docs}bm25 ") and warning.endswith("(group_by=doc avoids it)") for warning in found
+        )
     for found in (by_doc, by_pair):
         assert [w.endswith("(group_by=query avoids it)") for w in found if w.startswith(f"{queries}bm25 ")] == [True]
         assert not any(warning.startswith(f"{queries}rel") for warning in found)
@@ -237,7 +275,9 @@ class Words:
         for query_id, doc_id, query, doc in sample.texts():
             last = doc.rindex(" ") + 1
             ends = Target((Span("doc", 0, 3), Span("doc", last, len(doc) - 1)), "ab"[len(doc) % 2])
-            yield ProbeExample(query_id, doc_id, query, doc, (Target((Span("doc", 0, 3), Span("doc", 4, 8)), "a"), ends))
+            yield ProbeExample(
+                query_id, doc_id, query, doc, (Target((Span("doc", 0, 3), Span("doc", 4, 8)), "a"), ends)
+            )
 
 
 def test_targets_beyond_the_truncation_are_left_out_and_counted() -> None:
@@ -255,7 +295,9 @@ def test_two_subjects_keep_the_targets_that_both_see() -> None:
     parts = assign_parts(examples, SAMPLE, "query", 0.2, 0.2)
     pairs = list(dict.fromkeys((example.query, example.doc) for example in examples))
     place_of = {pair: place for place, pair in enumerate(pairs)}
-    spans = [span_tokens(examples, Sequences.of(pairs, TOKENIZER, "pairs", 512, 64, limit), place_of) for limit in (20, 256)]
+    spans = [
+        span_tokens(examples, Sequences.of(pairs, TOKENIZER, "pairs", 512, 64, limit), place_of) for limit in (20, 256)
+    ]
     assert build_data(task, examples, parts, spans).num_cut == len(SAMPLE.pairs)
 
 
@@ -281,7 +323,8 @@ def test_empty_classes_are_told(tmp_path: Path) -> None:
     assert not any("empty" in warning for warning in prepared(tmp_path, [Words()]))
 
 
-# controls ---------------------------------------------------------------------------------------------------------------------------
+# controls
+# ---------------------------------------------------------------------------------------------------------------------------
 
 
 def test_control_labels_hang_on_the_type_and_keep_the_histogram() -> None:

@@ -17,13 +17,21 @@ from ranker.probing.word_vectors import WordVectors, cosine_of_means, mean_pairw
 from ranker.probing.words import content_stems, first_content_word, standard_words
 
 
-def sample_of(queries: dict[str, str], docs: dict[str, str], pairs: list[tuple[str, str]], qrels: dict | None = None) -> PairSample:
-    candidates = Candidates.from_lists((query_id, list(docs), [float(-i) for i in range(len(docs))]) for query_id in queries)
+def sample_of(
+    queries: dict[str, str], docs: dict[str, str], pairs: list[tuple[str, str]], qrels: dict | None = None
+) -> PairSample:
+    candidates = Candidates.from_lists(
+        (query_id, list(docs), [float(-i) for i in range(len(docs))]) for query_id in queries
+    )
     collection = Collection("mini", MemoryDocs(Doc(*item) for item in docs.items()), queries, qrels or {}, candidates)
     return PairSample(collection, tuple(pairs), 100, 10, 100, 0, dict.fromkeys(queries, "train"))
 
 
-CATS = sample_of({"q": "cat dog"}, {"1": "cat sat", "2": "cat cat dog ran", "3": "bird sang song"}, [("q", "2"), ("q", "1"), ("q", "3")])
+CATS = sample_of(
+    {"q": "cat dog"},
+    {"1": "cat sat", "2": "cat cat dog ran", "3": "bird sang song"},
+    [("q", "2"), ("q", "1"), ("q", "3")],
+)
 
 
 @pytest.mark.parametrize(("keep", "expected"), [(False, [0.660905, None, 0.0]), (True, [1.453991, 0.544215, 0.0])])
@@ -43,7 +51,9 @@ def test_bm25_idf_by_hand() -> None:
 
 
 def test_bm25_counts_repeated_query_words_and_whole_collection_statistics() -> None:
-    twice = sample_of({"q": "cat cat dog"}, {"1": "cat sat", "2": "cat cat dog ran", "3": "bird sang song"}, [("q", "2")])
+    twice = sample_of(
+        {"q": "cat cat dog"}, {"1": "cat sat", "2": "cat cat dog ran", "3": "bird sang song"}, [("q", "2")]
+    )
     once, more = (next(iter(BM25Score().examples(sample))).targets[0].value for sample in (CATS, twice))
     cat = 2.2 * 0.470004 * 2 / (2 + 1.2 * (0.25 + 0.75 * 4 / 3))
     assert more - once == pytest.approx(cat, abs=1e-5)
@@ -87,7 +97,9 @@ def test_sem_unknown_words_have_the_mean_of_all_vectors(tmp_path: Path) -> None:
     path = tmp_path / "tiny.txt"
     path.write_text("cat 1 0\ndog 0 1\nfox 2 2\n")
     vectors = read_vectors(path, {"cat", "unheard"})
-    assert vectors.of(["cat", "unheard"]).tolist() == [[1, 0], [1, 1]], "fox and dog count for the mean though nobody asked for them"
+    assert vectors.of(["cat", "unheard"]).tolist() == [[1, 0], [1, 1]], (
+        "fox and dog count for the mean though nobody asked for them"
+    )
     task = SemanticSimilarity(vectors=str(path))
     assert task.name == "sem_tiny"
     values = [example.targets[0].value for example in task.examples(CATS)]
@@ -160,10 +172,14 @@ def test_rel_labels_and_pools() -> None:
     qrels = {"q1": {"3": 1, "29": 2, "5": 0}, "q2": {"4": 1}}
     sample = sample_of({"q1": "one", "q2": "two"}, docs, [], qrels)
     sample = PairSample(sample.collection, (), 100, 4, 100, 0, {"q1": "train", "q2": "test"})
-    train, test = ([e for e in Relevance(pool=20).examples(sample) if e.query_id == query_id] for query_id in ("q1", "q2"))
+    train, test = (
+        [e for e in Relevance(pool=20).examples(sample) if e.query_id == query_id] for query_id in ("q1", "q2")
+    )
     assert sorted(e.doc_id for e in train if e.targets[0].label == "1") == ["29", "3"]
     assert sum(e.targets[0].label == "0" for e in train) == 2, "one irrelevant candidate for each relevant doc"
-    assert [e.doc_id for e in test] == [str(i) for i in range(20)], "the test re-ranks what the first stage found, as it found it"
+    assert [e.doc_id for e in test] == [str(i) for i in range(20)], (
+        "the test re-ranks what the first stage found, as it found it"
+    )
     assert [e.doc_id for e in test if e.targets[0].label == "1"] == ["4"]
     with pytest.raises(DataError, match=r"probe\.rel: expected judgements"):
         list(Relevance().examples(CATS))
@@ -177,10 +193,26 @@ def test_first_content_word() -> None:
 
 def test_variants_have_names_of_their_own() -> None:
     made = [
-        BM25Score(), BM25Score(analyzer="stemmed"), BM25Score(k1=0.9, b=0.4), SemanticSimilarity(), SemanticSimilarity("glove.6B.50d.txt"), SemanticSimilarity("glove.6B.300d.txt"),
-        SemanticSimilarity(similarity="mean_vec"), Coreference(), Coreference(exclude_copies=True), Coreference("other"),
-    ]  # fmt: skip
+        BM25Score(),
+        BM25Score(analyzer="stemmed"),
+        BM25Score(k1=0.9, b=0.4),
+        SemanticSimilarity(),
+        SemanticSimilarity("glove.6B.50d.txt"),
+        SemanticSimilarity("glove.6B.300d.txt"),
+        SemanticSimilarity(similarity="mean_vec"),
+        Coreference(),
+        Coreference(exclude_copies=True),
+        Coreference("other"),
+    ]
     assert [task.name for task in made] == [
-        "bm25", "bm25_stemmed", "bm25_k1_0.9_b_0.4", "sem_svd", "sem_glove_6B_50d", "sem_glove_6B_300d", "sem_svd_mean_vec", "coref_head",
-        "coref_head_nocopy", "coref_head_other",
-    ]  # fmt: skip
+        "bm25",
+        "bm25_stemmed",
+        "bm25_k1_0.9_b_0.4",
+        "sem_svd",
+        "sem_glove_6B_50d",
+        "sem_glove_6B_300d",
+        "sem_svd_mean_vec",
+        "coref_head",
+        "coref_head_nocopy",
+        "coref_head_other",
+    ]

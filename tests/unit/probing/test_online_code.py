@@ -28,7 +28,10 @@ FRACTIONS = (0.0625, 0.25, 1.0)
 
 
 def planted(
-    seeds: tuple[int, ...] = (0,), columns: tuple[str, ...] = (MAIN,), several: bool = False, layers: tuple[int, ...] = (1, 3)
+    seeds: tuple[int, ...] = (0,),
+    columns: tuple[str, ...] = (MAIN,),
+    several: bool = False,
+    layers: tuple[int, ...] = (1, 3),
 ) -> Job:
     """Noise on every layer, and the label, one-hot, on layer 3."""
     rng = np.random.default_rng(0)
@@ -49,14 +52,24 @@ def planted(
     }
     inputs = Inputs(TensorStates(torch.from_numpy(states)), spans, pair_starts, torch.device("cpu"))
     return Job(
-        inputs, "planted", {layer: layer for layer in layers}, [Column("task", name, made[name]) for name in columns], CLASSES,
-        TRAIN, VAL, TEST, seeds,
-    )  # fmt: skip
+        inputs,
+        "planted",
+        {layer: layer for layer in layers},
+        [Column("task", name, made[name]) for name in columns],
+        CLASSES,
+        TRAIN,
+        VAL,
+        TEST,
+        seeds,
+    )
 
 
 def prior_compression(job: Job, labels: np.ndarray, seed: int = 0) -> float:
     order = job.inputs.targets_of(TRAIN[permutation(seed, len(TRAIN))])
-    ends = [len(job.inputs.targets_of(TRAIN[permutation(seed, len(TRAIN))][:end])) for end in portion_ends(len(TRAIN), FRACTIONS)]
+    ends = [
+        len(job.inputs.targets_of(TRAIN[permutation(seed, len(TRAIN))][:end]))
+        for end in portion_ends(len(TRAIN), FRACTIONS)
+    ]
     return len(order) * math.log2(CLASSES) / counting_code(labels[order], ends, CLASSES).sum()
 
 
@@ -115,7 +128,9 @@ def test_code_adds_up(several: bool) -> None:
 
 def test_stacked_and_separate_give_the_same_lengths() -> None:
     job = planted(seeds=(0, 1), columns=(MAIN, "shuffled"), several=True)
-    separate, stacked = (OnlineCoder(SHORT, FRACTIONS, batching=batching).code(job) for batching in ("separate", "stacked"))
+    separate, stacked = (
+        OnlineCoder(SHORT, FRACTIONS, batching=batching).code(job) for batching in ("separate", "stacked")
+    )
     found = {(o.layer, o.seed, o.column.control): o for o in separate}
     assert len(found) == len(stacked) == 2 * 2 * 2
     for outcome in stacked:
@@ -125,7 +140,9 @@ def test_stacked_and_separate_give_the_same_lengths() -> None:
 
 
 def test_a_column_does_not_depend_on_its_company() -> None:
-    alone, together = (OnlineCoder(SHORT, FRACTIONS).code(planted(columns=names)) for names in ((MAIN,), (MAIN, "control_task")))
+    alone, together = (
+        OnlineCoder(SHORT, FRACTIONS).code(planted(columns=names)) for names in ((MAIN,), (MAIN, "control_task"))
+    )
     found = {outcome.layer: outcome for outcome in together if outcome.column.control == MAIN}
     for outcome in alone:
         assert outcome.code.bits == pytest.approx(found[outcome.layer].code.bits, rel=2e-3)
@@ -136,7 +153,9 @@ class Killed(Exception):
 
 
 @pytest.mark.parametrize(("batching", "fits"), [("separate", 5), ("stacked", 2)])
-def test_a_killed_run_ends_with_the_same_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batching: str, fits: int) -> None:
+def test_a_killed_run_ends_with_the_same_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batching: str, fits: int
+) -> None:
     job = planted(seeds=(0, 1), columns=(MAIN, "shuffled"))
     whole = OnlineCoder(SHORT, FRACTIONS, batching=batching).code(job)
     real, calls = online_code.fit, []
@@ -210,7 +229,11 @@ def test_all_layers_columns_and_portions_share_a_seeds_permutation_and_initial_w
 
 
 def test_faults() -> None:
-    for wrong, text in (({"batching": "all"}, "batching"), ({"validation": "none"}, "validation"), ({"fractions": (0.5,)}, "portions")):
+    for wrong, text in (
+        ({"batching": "all"}, "batching"),
+        ({"validation": "none"}, "validation"),
+        ({"fractions": (0.5,)}, "portions"),
+    ):
         with pytest.raises(ConfigError, match=text):
             OnlineCoder(FAST, **wrong)
 
@@ -228,7 +251,9 @@ def test_several_processes_give_the_same_lengths(tmp_path: Path) -> None:
     store = BlockStore(tmp_path / "blocks.sqlite")
     (together,) = code_jobs(OnlineCoder(SHORT, FRACTIONS, store=store, progress=done.append), [job], workers=2)
     alone = OnlineCoder(SHORT, FRACTIONS).code(job)
-    assert [(o.layer, o.seed, o.column.control) for o in together] == [(o.layer, o.seed, o.column.control) for o in alone]
+    assert [(o.layer, o.seed, o.column.control) for o in together] == [
+        (o.layer, o.seed, o.column.control) for o in alone
+    ]
     for ours, theirs in zip(together, alone, strict=True):
         assert ours.code.bits == pytest.approx(theirs.code.bits, rel=2e-3)
     assert sum(done) == len(FRACTIONS) * 2 * 2 * 2

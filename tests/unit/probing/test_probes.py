@@ -17,7 +17,10 @@ from ranker.probing.training import Stack, TrainingOptions, fit, log_probabiliti
 CPU = torch.device("cpu")
 CUDA = pytest.param(
     torch.device("cuda"),
-    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0")],
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0"),
+    ],
 )
 DIM, LAYERS, PAIRS, CLASSES = 12, 4, 70, 3
 
@@ -30,7 +33,11 @@ class PlainProbe(nn.Module):
         self.projects = nn.ModuleList(nn.Linear(DIM, hidden) for _ in range(slots))
         self.scores = nn.ModuleList(nn.Linear(hidden, 1, bias=False) for _ in range(slots))
         self.mlp = nn.Sequential(
-            nn.Linear(slots * hidden, hidden), nn.Tanh(), nn.LayerNorm(hidden), nn.Dropout(dropout), nn.Linear(hidden, CLASSES)
+            nn.Linear(slots * hidden, hidden),
+            nn.Tanh(),
+            nn.LayerNorm(hidden),
+            nn.Dropout(dropout),
+            nn.Linear(hidden, CLASSES),
         )
 
     def load(self, probe: EdgeProbe, flat: Tensor) -> None:
@@ -56,7 +63,9 @@ class PlainProbe(nn.Module):
         return self.mlp(torch.cat(read))
 
 
-def make_inputs(slots: int = 2, several: bool = True, seed: int = 0, device: torch.device = CPU) -> tuple[Inputs, np.ndarray]:
+def make_inputs(
+    slots: int = 2, several: bool = True, seed: int = 0, device: torch.device = CPU
+) -> tuple[Inputs, np.ndarray]:
     """Random states; pairs of one to three targets with spans of one to nine tokens."""
     rng = np.random.default_rng(seed)
     counts = rng.integers(1, 4, PAIRS) if several else np.ones(PAIRS, dtype=int)
@@ -69,7 +78,9 @@ def make_inputs(slots: int = 2, several: bool = True, seed: int = 0, device: tor
     return inputs, rng.integers(0, CLASSES, (2, targets))
 
 
-def stack_of(labels: np.ndarray, layers: list[int], seeds: list[int], columns: list[int], device: torch.device = CPU) -> Stack:
+def stack_of(
+    labels: np.ndarray, layers: list[int], seeds: list[int], columns: list[int], device: torch.device = CPU
+) -> Stack:
     keys = [[[1000 * layer + 10 * seed + column for column in columns] for seed in seeds] for layer in layers]
     return Stack(layers, seeds, keys, torch.from_numpy(labels[columns]).to(device))
 
@@ -84,7 +95,10 @@ def logits_of(probe: EdgeProbe, inputs: Inputs, flat: Tensor, layers: list[int])
 
 def test_parameters_of_the_published_probe() -> None:
     assert EdgeProbe(768, 2, 10).num_parameters == 528_650
-    assert sum(p.numel() for p in PlainProbe(2, 16, 0.3).parameters()) == EdgeProbe(DIM, 2, CLASSES, hidden=16).num_parameters
+    assert (
+        sum(p.numel() for p in PlainProbe(2, 16, 0.3).parameters())
+        == EdgeProbe(DIM, 2, CLASSES, hidden=16).num_parameters
+    )
 
 
 @pytest.mark.parametrize("slots", [1, 2])
@@ -96,7 +110,9 @@ def test_pool_then_project_is_the_plain_probe(slots: int) -> None:
     made = logits_of(probe, inputs, flat[None, None, None], [2])[0, 0, 0]
     states = inputs.states.gather([2], torch.arange(inputs.states.data.shape[1]))[0]
     with torch.no_grad():
-        direct = torch.stack([plain([states[a:b] for a, b in target]).log_softmax(0) for target in inputs.spans.tolist()])
+        direct = torch.stack(
+            [plain([states[a:b] for a, b in target]).log_softmax(0) for target in inputs.spans.tolist()]
+        )
     assert_close(made, direct, rtol=0, atol=5e-6)
 
 
@@ -118,9 +134,22 @@ def test_stacked_is_separate_after_20_steps(several: bool, head: str, device: to
     for a, layer in enumerate(layers):
         for b, seed in enumerate(seeds):
             for c, column in enumerate(columns):
-                alone = fit(probe, inputs, stack_of(labels, [layer], [seed], [column], device), train[b : b + 1], none, options, portion=3)
+                alone = fit(
+                    probe,
+                    inputs,
+                    stack_of(labels, [layer], [seed], [column], device),
+                    train[b : b + 1],
+                    none,
+                    options,
+                    portion=3,
+                )
                 own = stacked.parameters[a : a + 1, b : b + 1, c : c + 1]
-                assert_close(logits_of(probe, inputs, own, [layer]), logits_of(probe, inputs, alone.parameters, [layer]), rtol=0, atol=1e-5)
+                assert_close(
+                    logits_of(probe, inputs, own, [layer]),
+                    logits_of(probe, inputs, alone.parameters, [layer]),
+                    rtol=0,
+                    atol=1e-5,
+                )
 
 
 def test_training_is_that_of_a_plain_probe_with_torch_adam() -> None:
@@ -129,7 +158,9 @@ def test_training_is_that_of_a_plain_probe_with_torch_adam() -> None:
     probe = EdgeProbe(DIM, 2, CLASSES, hidden=16, dropout=0.0)
     options = TrainingOptions(lr=1e-3, batch_pairs=16, max_rounds=1, round_steps=20, hidden=16, dropout=0.0, clip=0.5)
     train = np.random.default_rng(1).permutation(PAIRS)[None, :60]
-    made = fit(probe, inputs, stack_of(labels, [1], [5], [0]), train, np.empty((1, 0), dtype=np.int64), options, portion=3)
+    made = fit(
+        probe, inputs, stack_of(labels, [1], [5], [0]), train, np.empty((1, 0), dtype=np.int64), options, portion=3
+    )
     plain = PlainProbe(2, 16, 0.0)
     plain.load(probe, probe.initial(5))
     optimizer = torch.optim.Adam(plain.parameters(), lr=1e-3)
@@ -174,8 +205,19 @@ def test_best_weights_by_validation_and_early_stop_of_each_member() -> None:
     assert alone.epochs[0, 0, 0] == signal, "the others change neither the stop nor the weights"
     assert_close(logits_of(probe, inputs, alone.parameters, [0])[0, 0, 0], together[0, 0, 0], rtol=0, atol=1e-3)
     # the kept weights are the best of all rounds: no longer training makes the validation loss lower
-    longer = fit(probe, inputs, stack_of(labels, [1], [0], [1]), train, val, TrainingOptions(lr=1e-2, batch_pairs=16, max_rounds=30, round_steps=1, patience=30, hidden=16), 0)  # fmt: skip
-    losses = [-(logs[0, 0, 0, 50:].gather(1, torch.from_numpy(labels[1][50:, None])).mean()) for logs in (logits_of(probe, inputs, longer.parameters, [1]), together[1:, :, 1:])]  # fmt: skip
+    longer = fit(
+        probe,
+        inputs,
+        stack_of(labels, [1], [0], [1]),
+        train,
+        val,
+        TrainingOptions(lr=1e-2, batch_pairs=16, max_rounds=30, round_steps=1, patience=30, hidden=16),
+        0,
+    )
+    losses = [
+        -(logs[0, 0, 0, 50:].gather(1, torch.from_numpy(labels[1][50:, None])).mean())
+        for logs in (logits_of(probe, inputs, longer.parameters, [1]), together[1:, :, 1:])
+    ]
     assert losses[1] < 1.3, "about the loss of the label prior, ln 3 = 1.1, where the last weights would be far worse"
 
 
@@ -191,7 +233,9 @@ def test_adam_leaves_members_of_rate_0_alone() -> None:
 
 def test_adam_on_a_gpu_is_adam_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """The two ways to take a step, on the same gradients, one member clipped and one of rate 0; torch.optim.Adam is the truth."""
-    gradients = torch.randn(12, 3, 50, generator=torch.Generator().manual_seed(0)) * torch.tensor([0.01, 1.0, 1.0])[:, None]
+    gradients = (
+        torch.randn(12, 3, 50, generator=torch.Generator().manual_seed(0)) * torch.tensor([0.01, 1.0, 1.0])[:, None]
+    )
     made = []
     for way in ("_step_each", "_step_all"):
         monkeypatch.setattr(Adam, "_step_each", vars(Adam)[way])
@@ -260,7 +304,9 @@ def test_the_gradient_written_out_is_autograds(monkeypatch: pytest.MonkeyPatch, 
         for layer, seed, target in np.ndindex(2, 2, batch.places.shape[1]):
             first, last = half.spans[batch.places[seed, target], slot]
             states = half.states.data[layers[layer], first:last].float()
-            projected = states @ own[layer, seed] + probe.split(truth)[f"bias{slot}"][layer, seed].unsqueeze(1)  # [columns, tokens, hidden]
+            projected = states @ own[layer, seed] + probe.split(truth)[f"bias{slot}"][layer, seed].unsqueeze(
+                1
+            )  # [columns, tokens, hidden]
             scores = projected @ probe.split(truth)[f"score{slot}"][layer, seed].unsqueeze(2)
             rows.append((scores.softmax(1) * projected).sum(1))
         sums.append(torch.stack(rows).unflatten(0, (2, 2, -1)).transpose(2, 3))

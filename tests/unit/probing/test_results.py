@@ -34,9 +34,24 @@ def result(model: str, layer: int | None, seed: int, control: str, mean: float, 
     later = float(bits[12:].sum(dtype=np.float64))
     blocks = [float(part.sum(dtype=np.float64)) for part in np.split(bits, ENDS[:-1])]
     return Result(
-        model, "task", layer, seed, control, CodeLength(4, 12, 120, later), 230.5, accuracy, 0.25, {"AP": 0.5} if control == "none" else {},
-        3.0, 0.125, "data", f"hash of {model}", bits, ENDS, blocks,
-    )  # fmt: skip
+        model,
+        "task",
+        layer,
+        seed,
+        control,
+        CodeLength(4, 12, 120, later),
+        230.5,
+        accuracy,
+        0.25,
+        {"AP": 0.5} if control == "none" else {},
+        3.0,
+        0.125,
+        "data",
+        f"hash of {model}",
+        bits,
+        ENDS,
+        blocks,
+    )
 
 
 def make(seeds: tuple[int, ...] = (0, 1), **changes: object) -> Results:
@@ -49,10 +64,18 @@ def make(seeds: tuple[int, ...] = (0, 1), **changes: object) -> Results:
         rows.append(result(model, None, 0, "surface", 1.4))
         rows += [result(model, layer, 0, "shuffled", 1.7) for layer in (1, 2)]
     record = {
-        "task": "task", "labeller": "hand@1", "data_hash": "data", "classes": list("abcd"), "pairs": {"train": 120, "val": 9, "test": 9},
-        "class_counts": {"train": [60, 20, 20, 20], "val": [9, 0, 0, 0], "test": [9, 0, 0, 0]}, "cut_targets": 0,
-    }  # fmt: skip
-    return Results([replace(row, **changes) if row.model == "tuned" else row for row in rows], {"task": TaskRecord(record, QUERIES)})
+        "task": "task",
+        "labeller": "hand@1",
+        "data_hash": "data",
+        "classes": list("abcd"),
+        "pairs": {"train": 120, "val": 9, "test": 9},
+        "class_counts": {"train": [60, 20, 20, 20], "val": [9, 0, 0, 0], "test": [9, 0, 0, 0]},
+        "cut_targets": 0,
+    }
+    return Results(
+        [replace(row, **changes) if row.model == "tuned" else row for row in rows],
+        {"task": TaskRecord(record, QUERIES)},
+    )
 
 
 def test_rows_and_code_lengths_are_read_back(tmp_path: Path) -> None:
@@ -64,7 +87,19 @@ def test_rows_and_code_lengths_are_read_back(tmp_path: Path) -> None:
     for before, after in zip(results.all, again.all, strict=True):
         assert np.array_equal(before.bits, after.bits)
         assert after.code.bits == pytest.approx(before.code.bits, abs=1e-9)
-        same = ("model", "task", "layer", "seed", "control", "measures", "block_ends", "block_bits", "data_hash", "accuracy", "prior_bits")
+        same = (
+            "model",
+            "task",
+            "layer",
+            "seed",
+            "control",
+            "measures",
+            "block_ends",
+            "block_bits",
+            "data_hash",
+            "accuracy",
+            "prior_bits",
+        )
         for name in same:
             assert getattr(before, name) == getattr(after, name), name
     (tmp_path / "codes/task.npz").unlink()
@@ -128,7 +163,9 @@ def test_two_subjects_on_the_same_targets() -> None:
         ({}, {}, "int8", "cache.dtype=float16, got int8"),
     ],
 )
-def test_an_earlier_run_that_coded_in_another_way_is_refused(tmp_path: Path, options: dict, training: dict, dtype: str, other: str) -> None:
+def test_an_earlier_run_that_coded_in_another_way_is_refused(
+    tmp_path: Path, options: dict, training: dict, dtype: str, other: str
+) -> None:
     def coded(options: dict, training: dict, dtype: str = "float16") -> Results:
         made = make()
         record = made.tasks["task"]
@@ -155,7 +192,8 @@ def test_an_earlier_run_on_other_data_seeds_or_layers_is_refused() -> None:
     check_earlier(earlier, {"task": record, "new": record}, [0, 1], [2, 3])
     other = TaskRecord(record.description | {"data_hash": "more pairs"}, record.queries)
     with pytest.raises(
-        ConfigError, match=r"compare: task: expected .* the same pairs, .* \(data hash more pairs\), got data; set data, split, max_pairs"
+        ConfigError,
+        match=r"compare: task: expected .* the same pairs, .* \(data hash more pairs\), got data; set data, split, max_pairs",
     ):
         check_earlier(earlier, {"task": other}, [0, 1], [2])
     with pytest.raises(ConfigError, match=r"compare: task: .* seeds=\[0, 2\], got \[0, 1\]"):
@@ -170,12 +208,18 @@ def test_heat_map_shows_each_number_greys_ties_and_boxes_the_best() -> None:
     values = {"a": {0: 1.0, 1: 2.0}, "b": {1: -0.25}}
     figure = heat_map(values, "title", signed=True, tied={"a": {0: True}}, boxed={"a": [1]})
     axes = figure.axes[0]
-    assert {text.get_text(): text.get_position() for text in axes.texts} == {"+1.00": (0, 0), "+2.00": (1, 0), "-0.25": (1, 1)}
+    assert {text.get_text(): text.get_position() for text in axes.texts} == {
+        "+1.00": (0, 0),
+        "+2.00": (1, 0),
+        "-0.25": (1, 1),
+    }
     kinds = [(round(patch.get_x() + 0.47), to_hex(patch.get_facecolor(), keep_alpha=True)) for patch in axes.patches]
     assert kinds == [(0, "#ddddddff"), (1, "#00000000")]
     (image,) = axes.images
     assert (image.norm.vmin, image.norm.vmax) == (-2, 2), "white is 0"
-    shape = heat_map({"a": {0: 1.0, 1: 2.0, 2: 1.5}, "b": {0: 5.0, 1: 5.0, 2: 5.0}}, "title", by_row=True).axes[0].images[0]
+    shape = (
+        heat_map({"a": {0: 1.0, 1: 2.0, 2: 1.5}, "b": {0: 5.0, 1: 5.0, 2: 5.0}}, "title", by_row=True).axes[0].images[0]
+    )
     assert shape.get_array().tolist() == [[0, 1, 0.5], [0, 0, 0]], "each task by its own range"
 
 
@@ -186,9 +230,22 @@ def test_report_holds_the_numbers_and_shows_every_picture(tmp_path: Path) -> Non
     for name in re.findall(r"\(pictures/(\w+)\.png\)", text):
         assert (tmp_path / f"pictures/{name}.png").read_bytes().startswith(b"\x89PNG")
         assert "<svg" in (tmp_path / f"pictures/{name}.svg").read_text()
-    assert set(re.findall(r"\(pictures/(\w+)\.png\)", text)) == set(shown) == {
-        "heat_0", "heat_1", "heat_by_row_0", "heat_by_row_1", "selectivity_0", "selectivity_1", "online_0", "online_1", "lines", "difference",
-    }  # fmt: skip
+    assert (
+        set(re.findall(r"\(pictures/(\w+)\.png\)", text))
+        == set(shown)
+        == {
+            "heat_0",
+            "heat_1",
+            "heat_by_row_0",
+            "heat_by_row_1",
+            "selectivity_0",
+            "selectivity_1",
+            "online_0",
+            "online_1",
+            "lines",
+            "difference",
+        }
+    )
     assert "- a warning" in text
     assert "- a note" in text
     after, before = (results.compression(model, "task")[2] for model in ("tuned", "base"))
@@ -209,7 +266,8 @@ def test_a_control_counts_at_its_best_layer() -> None:
     """Lengths of 12 x 2 and 108 x 2 or 1 bits: compressions 240/240 and 240/132; two seeds of layer 2 are averaged first."""
     lengths = [(1, 0, 216.0), (2, 0, 108.0), (2, 1, 216.0)]
     rows = [
-        replace(result("base", layer, seed, "random_encoder", 1.0), code=CodeLength(4, 12, 120, later)) for layer, seed, later in lengths
+        replace(result("base", layer, seed, "random_encoder", 1.0), code=CodeLength(4, 12, 120, later))
+        for layer, seed, later in lengths
     ]
     results = Results(rows, {})
     assert results.value("base", "task", "random_encoder") == pytest.approx((1 + 240 / 132) / 2)
@@ -219,7 +277,9 @@ def test_a_control_counts_at_its_best_layer() -> None:
 def test_shuffled_labels_are_held_against_the_uniform_code_where_the_prior_costs_more(tmp_path: Path) -> None:
     """A few balanced labels: counting them costs more than the uniform code, from which every probe starts."""
     results = make()
-    results.all = [result(row.model, None, 0, "label_prior", 2.2) if row.control == "label_prior" else row for row in results.all]
+    results.all = [
+        result(row.model, None, 0, "label_prior", 2.2) if row.control == "label_prior" else row for row in results.all
+    ]
     write_report(tmp_path, results, [])
     shuffled = results.value("base", "task", "shuffled")
     assert f"| {shuffled - 1:+.3f} |" in (tmp_path / "report.md").read_text()
@@ -233,18 +293,24 @@ def test_queries_that_a_ranker_was_trained_on_are_told(tmp_path: Path) -> None:
     data = {"_target_": "ranker.data.sources.files.Files", "path": "mini"}
     ranker = tmp_path / "ranker"
     ranker.mkdir()
-    (ranker / "ranker.yaml").write_text("data: {_target_: ranker.data.sources.files.Files, path: mini, teacher: null}\n")
+    (ranker / "ranker.yaml").write_text(
+        "data: {_target_: ranker.data.sources.files.Files, path: mini, teacher: null}\n"
+    )
     (told,) = seen_in_training(ranker, data, splits, {"bm25": texts, "rel": {"a new one"}})
     assert told.startswith("ranker was trained on 5 of the 6 queries of bm25")
     (ranker / "ranker.yaml").write_text("{}\n")
     assert "not known what it was trained on" in seen_in_training(ranker, data, splits, {"bm25": texts})[0]
 
 
-def test_what_a_ranker_saw_is_told_by_texts_not_by_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_ranker_saw_is_told_by_texts_not_by_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Trained on one collection, probed on another: the queries are looked up in the one it was trained on, whatever path led there."""
     trained = tmp_path / "trained"
     trained.mkdir()
-    (trained / "docs.jsonl").write_text("".join(json.dumps({"id": f"d{i}", "text": f"doc {i}"}) + "\n" for i in range(4)))
+    (trained / "docs.jsonl").write_text(
+        "".join(json.dumps({"id": f"d{i}", "text": f"doc {i}"}) + "\n" for i in range(4))
+    )
     (trained / "queries.tsv").write_text("".join(f"{name}\tquery {name}\n" for name in "abcd"))
     for part, names in (("train", "ab"), ("dev", "c"), ("test", "d")):
         (trained / f"qrels.{part}.txt").write_text("".join(f"{name} 0 d0 1\n" for name in names))

@@ -101,7 +101,9 @@ def test_ids_are_those_of_the_tokenizer_and_of_the_token_store(tmp_path) -> None
         assert batch.tokens.tolist() == expected["input_ids"]
         assert batch.segments.tolist() == expected["token_type_ids"]
     unique = list(dict.fromkeys(text for pair in PAIRS for text in pair))
-    store = build_token_store(((str(i), text) for i, text in enumerate(unique)), tmp_path / "store", TOKENIZER, 512, fingerprint="x")
+    store = build_token_store(
+        ((str(i), text) for i, text in enumerate(unique)), tmp_path / "store", TOKENIZER, 512, fingerprint="x"
+    )
     for i in range(len(unique)):
         assert store[i].tolist() == made.texts.tokens[made.texts.offsets[i] : made.texts.offsets[i + 1]].tolist()
 
@@ -129,7 +131,10 @@ def test_chunks_cover_all_rows_within_the_budget() -> None:
 def byte_level_tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE in RoBERTa's layout, whose pieces carry the space before a word."""
     backend = Tokenizer(
-        models.BPE(vocab={"<s>": 0, "</s>": 1, **{c: i + 2 for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}}, merges=[])
+        models.BPE(
+            vocab={"<s>": 0, "</s>": 1, **{c: i + 2 for i, c in enumerate(pre_tokenizers.ByteLevel.alphabet())}},
+            merges=[],
+        )
     )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

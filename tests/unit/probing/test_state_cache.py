@@ -95,7 +95,11 @@ def test_half_precision_is_the_rounded_states(tmp_path: Path) -> None:
 
 def test_int8_is_the_nearest_of_255_steps_of_a_tokens_largest_number(tmp_path: Path) -> None:
     whole, scales = quantised(torch.tensor([[1.27, -0.64, 0.004], [0.0, 0.0, 0.0], [-254.0, 3.1, 1.0]]))
-    assert whole.tolist() == [[127, -64, 0], [0, 0, 0], [-127, 2, 0]]  # 3.1 is 1.55 steps of 2, and half a step goes to the even one
+    assert whole.tolist() == [
+        [127, -64, 0],
+        [0, 0, 0],
+        [-127, 2, 0],
+    ]  # 3.1 is 1.55 steps of 2, and half a step goes to the even one
     assert scales[[0, 2]].tolist() == pytest.approx([0.01, 2.0])
     who, made = subject(), sequences()
     exact = StateCache(tmp_path, dtype="float32").states(who, made, [0, 1, 2], CPU)
@@ -114,7 +118,9 @@ def test_int8_is_the_nearest_of_255_steps_of_a_tokens_largest_number(tmp_path: P
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_only_some_tokens_are_kept_and_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+def test_only_some_tokens_are_kept_and_a_killed_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
     who, made = subject(), sequences()
     kept = np.arange(made.num_tokens) % 5 < 2
     kept[: made.starts[3]] = False  # whole rows are left out
@@ -213,7 +219,13 @@ def test_refused_when_a_hash_differs(tmp_path: Path) -> None:
     cache.states(who, made, [0, 1, 2], CPU)
     (meta,) = tmp_path.glob("*/meta.json")
     content = json.loads(meta.read_text())
-    for key, value in (("subject", "0" * 32), ("sequences", "0" * 32), ("layers", [0]), ("mode", "train"), ("complete", False)):
+    for key, value in (
+        ("subject", "0" * 32),
+        ("sequences", "0" * 32),
+        ("layers", [0]),
+        ("mode", "train"),
+        ("complete", False),
+    ):
         meta.write_text(json.dumps({**content, key: value}))
         with pytest.raises(DataError, match=f"expected {key}"):
             cache.states(who, made, [0, 1, 2], CPU)

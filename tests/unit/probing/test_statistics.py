@@ -40,7 +40,9 @@ def test_least_detectable_difference() -> None:
     assert detectable_by_queries(values, queries) == pytest.approx(2.80 * clustered_error(values, queries), rel=2e-3)
     # 3 seeds: t(0.975, 4) + t(0.8, 4) = 2.7764 + 0.9410, s = 1, sqrt(2/3)
     assert detectable_by_seeds([10, 11, 12]) == pytest.approx((2.7764 + 0.9410) * (2 / 3) ** 0.5, abs=1e-3)
-    assert detectable_by_seeds(np.random.default_rng(0).normal(size=500)) == pytest.approx(2.80 * (2 / 500) ** 0.5, rel=0.1)
+    assert detectable_by_seeds(np.random.default_rng(0).normal(size=500)) == pytest.approx(
+        2.80 * (2 / 500) ** 0.5, rel=0.1
+    )
     assert np.isnan(detectable_by_seeds([10]))
 
 
@@ -69,9 +71,12 @@ def test_compared_bits() -> None:
     assert same.p_value > 0.05
     noisy = compare_bits(first + 0.5, first, queries, ([1.0, 3.0, 2.0], [1.5, 0.5, 1.0]))
     assert noisy.tied, "seeds differ more than queries"
-    # t(0.975) + t(0.8) of 39 degrees of freedom, times the spread of 40 queries' sums; of 2 degrees, times 1.5 / sqrt(3) over seeds
+    # t(0.975) + t(0.8) of 39 degrees of freedom, times the spread of 40 queries' sums; of 2 degrees, times 1.5 /
+    # sqrt(3) over seeds
     by_query = [sum(noise[3 * query : 3 * query + 3]) for query in range(40)]
-    assert shifted.detectable == pytest.approx((2.02269 + 0.85112) * np.sqrt(40) * np.std(by_query, ddof=1) / 120, rel=1e-4)
+    assert shifted.detectable == pytest.approx(
+        (2.02269 + 0.85112) * np.sqrt(40) * np.std(by_query, ddof=1) / 120, rel=1e-4
+    )
     assert compare_bits(first + 0.5, first, queries).detectable == pytest.approx(0, abs=1e-9)
     assert noisy.detectable == pytest.approx((4.30265 + 1.06066) * 1.5 / np.sqrt(3), rel=1e-4)
 

@@ -31,7 +31,9 @@ def read(folder: Path, scorer, tmp_path: Path, **lengths: int) -> tuple[Subject,
     """Save a ranker, take its encoder out of the folder, and cache the states of what it reads."""
     scorer.save(folder, max_tokens=64, **lengths)
     subject = Subject.of_checkpoint(folder, "best")
-    made = Sequences.of(PAIRS, subject.encoder.tokenizer, subject.reads, subject.encoder.max_tokens, 20, 40, subject.layouts)
+    made = Sequences.of(
+        PAIRS, subject.encoder.tokenizer, subject.reads, subject.encoder.max_tokens, 20, 40, subject.layouts
+    )
     return subject, made, StateCache(tmp_path / "cache", dtype="float32").states(subject, made, [0, 1, 2], CPU).data
 
 
@@ -65,7 +67,11 @@ def test_bi_encoder_reads_each_text_with_its_own_prompt_and_encoder(tmp_path: Pa
             inputs = subject.encoder.tokenizer(text, return_tensors="pt")
             with torch.no_grad():
                 hidden = torch.stack(own.model.eval()(**inputs, output_hidden_states=True).hidden_states)[:, 0]
-            first = 1 if side == "doc" else 1 + len(subject.encoder.tokenizer("ask: ", add_special_tokens=False)["input_ids"])
+            first = (
+                1
+                if side == "doc"
+                else 1 + len(subject.encoder.tokenizer("ask: ", add_special_tokens=False)["input_ids"])
+            )
             assert_close(span_states(made, states, number, side), hidden[:, first:-1], rtol=0, atol=2e-6)
     assert subject.fingerprint.count("+") == 1, "both encoders count"
     controls = subject.randomised(0)
@@ -83,7 +89,9 @@ def test_late_interaction_query_is_read_beside_its_filling(tmp_path: Path) -> No
         mask = torch.tensor([[1] * len(ids) + [0] * (24 - len(ids))])
         with torch.no_grad():
             hidden = torch.stack(
-                scorer.encoder.model.eval()(input_ids=filled, attention_mask=mask, output_hidden_states=True).hidden_states
+                scorer.encoder.model.eval()(
+                    input_ids=filled, attention_mask=mask, output_hidden_states=True
+                ).hidden_states
             )
         own = span_states(made, states, number, "query")
         assert own.shape[1] == len(ids) - 2, "the filling is no part of the query's span"

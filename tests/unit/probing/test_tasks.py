@@ -42,7 +42,9 @@ def test_ner_finds_the_planted_names() -> None:
     for example in examples:
         for target in example.targets:
             (span,) = target.spans
-            assert example.text_of(span) == example.text_of(span).strip(), "no entity crosses the border of query and doc"
+            assert example.text_of(span) == example.text_of(span).strip(), (
+                "no entity crosses the border of query and doc"
+            )
 
 
 @needs_spacy
@@ -64,7 +66,10 @@ def test_tasks_on_the_same_texts_share_one_reading(caplog: pytest.LogCaptureFixt
         ("at 5:30 pm, 3 hours or 7 years", [("TIME", "5:30 pm"), ("TIME", "3 hours"), ("DATE", "7 years")]),
         ("$20,000 and 5 percent of 12 km", [("MONEY", "$20,000"), ("PERCENT", "5 percent"), ("QUANTITY", "12 km")]),
         ("the 3rd of two in the 1990s", [("ORDINAL", "3rd"), ("CARDINAL", "two"), ("DATE", "1990s")]),
-        ("Mary Smith of Harvard University in New York", [("PERSON", "Mary Smith"), ("ORG", "Harvard University"), ("GPE", "New York")]),
+        (
+            "Mary Smith of Harvard University in New York",
+            [("PERSON", "Mary Smith"), ("ORG", "Harvard University"), ("GPE", "New York")],
+        ),
         ("romania, Parisian, a2 and x10", []),
     ],
 )
@@ -74,7 +79,11 @@ def test_entities_by_rule(text: str, found: list[tuple[str, str]]) -> None:
 
 def test_rules_find_the_planted_names_under_ontonotes_types() -> None:
     assert set(RULES) < set(ONTONOTES)
-    found = {(target.label, example.text_of(target.spans[0])) for example in RuleEntities().examples(SAMPLE) for target in example.targets}
+    found = {
+        (target.label, example.text_of(target.spans[0]))
+        for example in RuleEntities().examples(SAMPLE)
+        for target in example.targets
+    }
     assert {("PERSON", "Alice Morgan"), ("GPE", "Paris"), ("DATE", "Monday"), ("DATE", "7 years")} <= found
 
 
@@ -112,7 +121,10 @@ def test_coref_pronouns_and_copies() -> None:
     import spacy
 
     pipeline = spacy.load(MODEL)
-    query, doc = pipeline("Who repaired the old engine?"), pipeline("The engine was broken. It failed twice, and they sold it.")
+    query, doc = (
+        pipeline("Who repaired the old engine?"),
+        pipeline("The engine was broken. It failed twice, and they sold it."),
+    )
     found = {
         doc.text[t.spans[1].start : t.spans[1].end]
         for t in Coreference(max_positives=9).targets(query, doc, random.Random(0))
@@ -123,7 +135,11 @@ def test_coref_pronouns_and_copies() -> None:
     strict = Coreference(exclude_copies=True)
     assert strict.name != Coreference().name
     copies = pipeline("Who repaired the engine?")
-    left = {doc.text[t.spans[1].start : t.spans[1].end] for t in strict.targets(copies, doc, random.Random(0)) if t.label == "1"}
+    left = {
+        doc.text[t.spans[1].start : t.spans[1].end]
+        for t in strict.targets(copies, doc, random.Random(0))
+        if t.label == "1"
+    }
     assert "engine" not in left
     assert next(mention.text for mention in mentions(doc)) == "engine", "articles are no part of a mention"
 
@@ -133,9 +149,12 @@ def test_pronouns_take_the_nearest_compatible_mention() -> None:
         return Mention(0, 1, text, text, frozenset([text]), **kinds)
 
     told = [
-        mention("engine"), mention("alice", person=True), mention("it", pronoun=True), mention("she", pronoun=True, person=True),
+        mention("engine"),
+        mention("alice", person=True),
+        mention("it", pronoun=True),
+        mention("she", pronoun=True, person=True),
         mention("they", pronoun=True, plural=True),
-    ]  # fmt: skip
+    ]
     assert resolve(told) == ["engine", "alice", "engine", "alice", None]
 
 
@@ -145,7 +164,8 @@ def test_missing_pipeline_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) ->
         list(NamedEntities().examples(SAMPLE))
 
 
-# gold coreference -------------------------------------------------------------------------------------------------------------------
+# gold coreference
+# -------------------------------------------------------------------------------------------------------------------
 
 GAP_COLUMNS = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL"
 
@@ -178,12 +198,15 @@ def test_gap_as_published() -> None:
     assert texts_of(first) == [("0", ["him", "Jose de Venecia Jr"]), ("0", ["him", "Abalos"])]
 
 
-# facts ------------------------------------------------------------------------------------------------------------------------------
+# facts
+# ------------------------------------------------------------------------------------------------------------------------------
 
 
 def write_labels(folder: Path, labels: str) -> Path:
     folder.mkdir(exist_ok=True)
-    (folder / "docs.jsonl").write_text('{"id": "d1", "text": "Cats purr.", "title": "Cats"}\n{"id": "d2", "text": "Dogs bark."}\n')
+    (folder / "docs.jsonl").write_text(
+        '{"id": "d1", "text": "Cats purr.", "title": "Cats"}\n{"id": "d2", "text": "Dogs bark."}\n'
+    )
     (folder / "queries.tsv").write_text("q1\tCats bark\nq2\tDogs bark\n")
     (folder / "labels.tsv").write_text(labels)
     return folder
@@ -191,7 +214,8 @@ def write_labels(folder: Path, labels: str) -> Path:
 
 def test_fact_from_labels(tmp_path: Path) -> None:
     folder = write_labels(
-        tmp_path / "a", "query_id\tdoc_id\tlabel\tsplit\nq1\td1\tCONTRADICT\ttrain\nq2\td2\tSUPPORT\ttest\nq2\tgone\tSUPPORT\ttest\n"
+        tmp_path / "a",
+        "query_id\tdoc_id\tlabel\tsplit\nq1\td1\tCONTRADICT\ttrain\nq2\td2\tSUPPORT\ttest\nq2\tgone\tSUPPORT\ttest\n",
     )
     examples = list(FactChecking(str(folder)).examples(SAMPLE))
     assert [(e.query, e.doc, e.targets[0].label, e.part) for e in examples] == [
@@ -225,12 +249,16 @@ def test_a_label_without_a_verdict_is_no_class(tmp_path: Path, label: str) -> No
     ]
     (tmp_path / "queries.jsonl").write_text("\n".join(map(json.dumps, queries)))
     (tmp_path / "qrels/train.tsv").write_text("q1\t1\t1\nq2\t1\t1\n")
-    assert [(e.query_id, e.targets[0].label) for e in FactChecking(str(tmp_path)).examples(SAMPLE)] == [("q2", "SUPPORTS")]
+    assert [(e.query_id, e.targets[0].label) for e in FactChecking(str(tmp_path)).examples(SAMPLE)] == [
+        ("q2", "SUPPORTS")
+    ]
 
 
 def test_fact_from_a_beir_folder(tmp_path: Path) -> None:
     (tmp_path / "qrels").mkdir()
-    (tmp_path / "corpus.jsonl").write_text('{"_id": "1", "title": "Cats", "text": "They purr."}\n{"_id": "2", "text": "Dogs bark."}\n')
+    (tmp_path / "corpus.jsonl").write_text(
+        '{"_id": "1", "title": "Cats", "text": "They purr."}\n{"_id": "2", "text": "Dogs bark."}\n'
+    )
     queries = [
         {"_id": "q1", "text": "Cats purr", "metadata": {"label": "SUPPORTS"}},
         {"_id": "q2", "text": "Dogs purr", "metadata": {"2": [{"sentences": [0], "label": "CONTRADICT"}]}},
@@ -248,7 +276,9 @@ def test_fact_from_a_beir_folder(tmp_path: Path) -> None:
         file.write('{"_id": "3", "text": "Cows moo."}\n')
     assert FactChecking(str(tmp_path)).labeller != before
     (tmp_path / "qrels/dev.tsv").write_text("query-id\tcorpus-id\tscore\nq2\t2\n")
-    with pytest.raises(DataError, match=r"dev\.tsv:2: expected query-id, corpus-id and a whole number between tabs, got 'q2\\t2'"):
+    with pytest.raises(
+        DataError, match=r"dev\.tsv:2: expected query-id, corpus-id and a whole number between tabs, got 'q2\\t2'"
+    ):
         list(FactChecking(str(tmp_path)).examples(SAMPLE))
 
 
@@ -260,13 +290,22 @@ def test_fact_of_scifact() -> None:
     assert {example.targets[0].label for example in examples} == {"SUPPORT", "CONTRADICT"}
 
 
-# imports ----------------------------------------------------------------------------------------------------------------------------
+# imports
+# ----------------------------------------------------------------------------------------------------------------------------
 
 
 def test_examples_round_trip(tmp_path: Path) -> None:
     examples = [
-        ProbeExample("q", "d", "who is she", "Ann\u2028 Bea", (Target((Span("query", 7, 10), Span("doc", 5, 8)), "1"),), "val"),
-        ProbeExample("q", "e", "", "naïve 'quotes\"", (Target((Span("doc"),), value=0.1), Target((Span("doc", 0, 5),), value=-2.0))),
+        ProbeExample(
+            "q", "d", "who is she", "Ann\u2028 Bea", (Target((Span("query", 7, 10), Span("doc", 5, 8)), "1"),), "val"
+        ),
+        ProbeExample(
+            "q",
+            "e",
+            "",
+            "naïve 'quotes\"",
+            (Target((Span("doc"),), value=0.1), Target((Span("doc", 0, 5),), value=-2.0)),
+        ),
     ]
     write_examples(tmp_path / "x.jsonl", examples, "someone@1")
     assert list(read_examples(tmp_path / "x.jsonl")) == examples
@@ -284,7 +323,10 @@ def test_examples_round_trip(tmp_path: Path) -> None:
 def test_of_a_longer_file_records_are_drawn_from_all_parts(tmp_path: Path) -> None:
     """As published data sets are ordered: first all training records, then the others."""
     parts = ["train"] * 600 + ["val"] * 200 + ["test"] * 200
-    examples = [ProbeExample(f"q{i}", "d", "who", "Ann", (Target((Span("doc"),), str(i % 2)),), part) for i, part in enumerate(parts)]
+    examples = [
+        ProbeExample(f"q{i}", "d", "who", "Ann", (Target((Span("doc"),), str(i % 2)),), part)
+        for i, part in enumerate(parts)
+    ]
     write_examples(tmp_path / "x.jsonl", examples, "someone@1")
     task, sample = JsonLines(str(tmp_path / "x.jsonl")), replace(SAMPLE, max_pairs=500)
     drawn = list(task.examples(sample))
@@ -298,7 +340,10 @@ def test_of_a_longer_file_records_are_drawn_from_all_parts(tmp_path: Path) -> No
 @needs_spacy
 def test_published_spans_in_words_become_characters(tmp_path: Path) -> None:
     """Words of query + " " + passage: Who(0) does(1) n't(2) bark(3) ?(4) The(5) dog(6) ,(7) i.e.(8) Rex(9) .(10)"""
-    record = {"info": {"qid": 3, "pid": 7, "source": "x"}, "input": {"query": "Who doesn't bark?", "passage": "The dog, i.e. Rex."}}
+    record = {
+        "info": {"qid": 3, "pid": 7, "source": "x"},
+        "input": {"query": "Who doesn't bark?", "passage": "The dog, i.e. Rex."},
+    }
     targets = [
         {"span1": [1, 3], "span2": [9, 10], "label": "same"},
         {"label": "whole"},
@@ -308,8 +353,10 @@ def test_published_spans_in_words_become_characters(tmp_path: Path) -> None:
     path.write_text(json.dumps({**record, "targets": targets}))
     (example,) = JsonLines(str(path), spans="spacy_tokens").examples(SAMPLE)
     assert texts_of(example) == [
-        ("same", ["doesn't", "Rex"]), ("whole", ["Who doesn't bark?", "The dog, i.e. Rex."]), ("other", ["The dog", "bark?"]),
-    ]  # fmt: skip
+        ("same", ["doesn't", "Rex"]),
+        ("whole", ["Who doesn't bark?", "The dog, i.e. Rex."]),
+        ("other", ["The dog", "bark?"]),
+    ]
     assert (example.query_id, example.doc_id) == ("3", "7")
     path.write_text(json.dumps({**record, "targets": [{"span1": [3, 6], "label": "x"}]}))
     with pytest.raises(DataError, match=r"published\.jsonl:1: expected a span inside the query or the passage"):

@@ -32,7 +32,11 @@ def scorers():
     def make(kind="dpr", **options):
         torch.manual_seed(0)
         encoder = load_encoder("tiny", dropout=0.0, attention_dropout=0.0)
-        return DPR(encoder, **options) if kind == "dpr" else ColBERT(encoder, **{"projection": 8, "query_length": 8, **options})
+        return (
+            DPR(encoder, **options)
+            if kind == "dpr"
+            else ColBERT(encoder, **{"projection": 8, "query_length": 8, **options})
+        )
 
     return make
 
@@ -43,8 +47,14 @@ def data_of(small, tmp_path):
 
     def make(scorer, collection=None, max_tokens=500):
         return RankData(
-            Splits(None, None, {"small": collection or small}), scorer.encoder.tokenizer, "texts", scorer.encoder.max_tokens,
-            BatchOptions(max_tokens=max_tokens), TextLimits(16, 64), cache_dir=tmp_path / "cache", layouts=scorer.layouts(),
-        )  # fmt: skip
+            Splits(None, None, {"small": collection or small}),
+            scorer.encoder.tokenizer,
+            "texts",
+            scorer.encoder.max_tokens,
+            BatchOptions(max_tokens=max_tokens),
+            TextLimits(16, 64),
+            cache_dir=tmp_path / "cache",
+            layouts=scorer.layouts(),
+        )
 
     return make

@@ -73,14 +73,19 @@ def test_equals_bm25s_used_by_itself():
     import Stemmer
 
     rng = np.random.default_rng(1)
-    docs = MemoryDocs(Doc(f"d{i}", " ".join(f"walking{j} the runs{j % 7}" for j in rng.zipf(1.3, 20) % 300)) for i in range(200))
+    docs = MemoryDocs(
+        Doc(f"d{i}", " ".join(f"walking{j} the runs{j % 7}" for j in rng.zipf(1.3, 20) % 300)) for i in range(200)
+    )
     reference = bm25s.BM25(k1=0.9, b=0.4, method="lucene")
     stemmer = Stemmer.Stemmer("english")
     reference.index(
-        bm25s.tokenize([doc.full_text for doc in docs], stopwords="en", stemmer=stemmer, show_progress=False), show_progress=False
+        bm25s.tokenize([doc.full_text for doc in docs], stopwords="en", stemmer=stemmer, show_progress=False),
+        show_progress=False,
     )
     query = "walking12 the runs3 running walks5"
-    theirs = reference.get_scores(bm25s.tokenize([query], stopwords="en", stemmer=stemmer, return_ids=False, show_progress=False)[0])
+    theirs = reference.get_scores(
+        bm25s.tokenize([query], stopwords="en", stemmer=stemmer, return_ids=False, show_progress=False)[0]
+    )
     ours = BM25(docs).search({"q": query}, 200).to_run()["q"]
     assert ours == {f"d{i}": float(score) for i, score in enumerate(theirs) if score > 0}
 

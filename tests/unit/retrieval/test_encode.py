@@ -17,10 +17,14 @@ from ranker.retrieval.encode import Device, Encoded, claim, describe, encode_doc
 def encode(small, data_of, tmp_path):
     def run(scorer, name, shard_docs=25, dtype="float32", worlds=((0, 1),), max_tokens=500, **changed):
         collator = data_of(scorer).collator(small)
-        description = replace(describe(scorer, collator.docs, small.docs.fingerprint, 64, dtype, "32-true", shard_docs), **changed)
+        description = replace(
+            describe(scorer, collator.docs, small.docs.fingerprint, 64, dtype, "32-true", shard_docs), **changed
+        )
         claim(tmp_path / name, description)
         done = [
-            encode_docs(scorer, collator, tmp_path / name, description, Device(rank=rank, world=world, max_tokens=max_tokens))
+            encode_docs(
+                scorer, collator, tmp_path / name, description, Device(rank=rank, world=world, max_tokens=max_tokens)
+            )
             for rank, world in worlds
         ]
         return tmp_path / name, done, collator
@@ -126,7 +130,9 @@ def test_a_vector_that_is_not_finite_names_its_doc_and_leaves_no_shard(encode, s
         return vectors
 
     scorer.encode_docs = poisoned
-    with pytest.raises(DataError, match=r"expected finite vectors, got NaN or infinity in that of doc 'd\d+' as float32"):
+    with pytest.raises(
+        DataError, match=r"expected finite vectors, got NaN or infinity in that of doc 'd\d+' as float32"
+    ):
         encode(scorer, "poisoned")
     assert not list((tmp_path / "poisoned").glob("shard-0000?"))
     scorer.encode_docs = lambda batch: replace(inner(batch), values=inner(batch).values * 1e6)
@@ -160,4 +166,10 @@ def test_a_damaged_shard_is_named(encode, scorers):
 def test_the_description_says_what_is_there(encode, scorers):
     folder, _, _ = encode(scorers("colbert"), "vectors")
     said = json.loads((folder / "encoded.json").read_text())
-    assert (said["similarity"], said["dim"], said["several"], said["num_docs"], said["shard_docs"]) == ("cosine", 8, True, 60, 25)
+    assert (said["similarity"], said["dim"], said["several"], said["num_docs"], said["shard_docs"]) == (
+        "cosine",
+        8,
+        True,
+        60,
+        25,
+    )

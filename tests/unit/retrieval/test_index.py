@@ -51,7 +51,9 @@ KINDS = {"flat": Flat, "ivf_flat": IVFFlat, "ivf_pq": IVFPQ, "hnsw": HNSW}
 def test_pc59_pc61_every_kind_searches_by_inner_product(tmp_path, name):
     others = np.random.default_rng(0).normal(size=(300, 2)) * 0.1 - [1.0, 0.0]
     points = Vectors(np.concatenate([[[3.0, 4.0], [1.0, 0.0], [10.0, 40.0]], others]), tmp_path)
-    kind = IVFPQ(lists=1, subvectors=1) if name == "ivf_pq" else IVFFlat(lists=1) if name == "ivf_flat" else KINDS[name]()
+    kind = (
+        IVFPQ(lists=1, subvectors=1) if name == "ivf_pq" else IVFFlat(lists=1) if name == "ivf_flat" else KINDS[name]()
+    )
     index = VectorIndex.over(points, kind)
     assert index._index.metric_type == faiss.METRIC_INNER_PRODUCT
     scores, places = index.search(np.array([[1.0, 0.0]]), 3)
@@ -103,7 +105,9 @@ def test_what_was_learned_is_kept_and_other_vectors_are_refused(vectors, name):
     for one, other in zip(made.search(points.values[:5], 10), again.search(points.values[:5], 10), strict=True):
         np.testing.assert_array_equal(one, other)
     points.description.digest = "of another model"
-    with pytest.raises(CheckpointError, match=r"expected an index of .*of another model.*, got one of .*made here.*; delete"):
+    with pytest.raises(
+        CheckpointError, match=r"expected an index of .*of another model.*, got one of .*made here.*; delete"
+    ):
         VectorIndex.over(points, KINDS[name]())
 
 
@@ -189,11 +193,15 @@ def gpus(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("kind", [Flat(), IVFFlat(lists=4), IVFPQ(lists=2, subvectors=8)], ids=lambda kind: type(kind).__name__)
+@pytest.mark.parametrize(
+    "kind", [Flat(), IVFFlat(lists=4), IVFPQ(lists=2, subvectors=8)], ids=lambda kind: type(kind).__name__
+)
 def test_an_index_on_gpus_is_written_and_read_back(vectors, gpus, kind):
     points = vectors(300)
     made, again = VectorIndex.over(points, kind), VectorIndex.over(points, kind)
-    assert len(gpus.moved) == 2 and gpus.moved[0][1] == isinstance(kind, IVFPQ)  # float16 lookup tables, no float16 vectors
+    assert len(gpus.moved) == 2 and gpus.moved[0][1] == isinstance(
+        kind, IVFPQ
+    )  # float16 lookup tables, no float16 vectors
     for one, other in zip(made.search(points.values[:5], 10), again.search(points.values[:5], 10), strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -11,7 +11,10 @@ DOCS = [f"d{i}" for i in range(10)]
 # d0 best: 10, 9, ... 1
 FOUND = Candidates.from_lists([(query_id, DOCS, [10.0 - i for i in range(10)]) for query_id in ("q1", "q2")])
 COLLECTION = Collection(
-    "c", MemoryDocs(Doc(doc_id, doc_id) for doc_id in DOCS), {"q1": "a", "q2": "b"}, {"q1": {"d2": 1, "d4": 2, "d6": 0}, "q2": {"d0": 1}}
+    "c",
+    MemoryDocs(Doc(doc_id, doc_id) for doc_id in DOCS),
+    {"q1": "a", "q2": "b"},
+    {"q1": {"d2": 1, "d4": 2, "d6": 0}, "q2": {"d0": 1}},
 )
 
 
@@ -24,7 +27,10 @@ def exact(query_id, doc_ids):
 
 
 def test_pc32_known_positives_are_never_negatives_and_low_grades_may_be():
-    assert negatives(Mining(last=8)) == {"q1": ["d0", "d1", "d3", "d5", "d6", "d7"], "q2": ["d1", "d2", "d3", "d4", "d5", "d6", "d7"]}
+    assert negatives(Mining(last=8)) == {
+        "q1": ["d0", "d1", "d3", "d5", "d6", "d7"],
+        "q2": ["d1", "d2", "d3", "d4", "d5", "d6", "d7"],
+    }
 
 
 def test_a_doc_with_the_text_of_a_positive_is_no_negative():
@@ -52,7 +58,10 @@ def test_random_ones_of_the_window_are_the_same_for_a_seed():
 
 def test_a_margin_to_the_best_positive():
     # q1: the best positive d2 has 8; q2: d0 has 10
-    assert negatives(Mining(margin=2.0), score=exact) == {"q1": ["d5", "d6", "d7", "d8", "d9"], "q2": [f"d{i}" for i in range(2, 10)]}
+    assert negatives(Mining(margin=2.0), score=exact) == {
+        "q1": ["d5", "d6", "d7", "d8", "d9"],
+        "q2": [f"d{i}" for i in range(2, 10)],
+    }
     assert negatives(Mining(margin=0.0), score=exact)["q1"] == ["d3", "d5", "d6", "d7", "d8", "d9"]
 
 

@@ -32,9 +32,16 @@ def engine_of(small, data_of, tmp_path):
         collection = collection or small
         data, where = data_of(scorer, collection), Device(max_tokens=500)
         folders = engines.encode_sets(
-            scorer, data, {"small": collection}, EncodeOptions(tmp_path / "cache", shard_docs=25, **options), where, "32-true"
+            scorer,
+            data,
+            {"small": collection},
+            EncodeOptions(tmp_path / "cache", shard_docs=25, **options),
+            where,
+            "32-true",
         )
-        made = engines.vector_engines(scorer, data, {"small": collection}, folders, kind or Flat(), where, late or LateOptions())
+        made = engines.vector_engines(
+            scorer, data, {"small": collection}, folders, kind or Flat(), where, late or LateOptions()
+        )
         return made["small"]
 
     return make
@@ -52,7 +59,9 @@ def brute_force(engine, scorer, small, depth):
         with torch.no_grad():
             scores = scorer.score_block(queries, everything).numpy()
     return {
-        query_id: sorted(zip(scores[i].tolist(), (doc_id.decode() for doc_id in ids), strict=True), reverse=True)[:depth]
+        query_id: sorted(zip(scores[i].tolist(), (doc_id.decode() for doc_id in ids), strict=True), reverse=True)[
+            :depth
+        ]
         for i, query_id in enumerate(QUERIES)
     }
 
@@ -85,7 +94,9 @@ def test_ties_at_the_last_place_follow_the_tie_rule_however_many_there_are(engin
 def test_ties_are_cut_by_doc_id_descending_whatever_the_order_of_the_rows(engine_of, scorers, scorer_kind):
     # sixteen docs of one text whose ids neither rise nor fall with their rows, and eight others
     ids = [f"t{7 * i % 16:02}" for i in range(16)] + [f"o{i}" for i in range(8)]
-    docs = MemoryDocs(Doc(doc_id, "bab cel" if doc_id[0] == "t" else f"gom {'kir ' * i}") for i, doc_id in enumerate(ids))
+    docs = MemoryDocs(
+        Doc(doc_id, "bab cel" if doc_id[0] == "t" else f"gom {'kir ' * i}") for i, doc_id in enumerate(ids)
+    )
     engine = engine_of(scorers(scorer_kind), collection=Collection("ties", docs, {"q": "bab"}, {"q": {"t00": 1}}))
     found = engine.search(["q"], 24)
     scores = dict(zip(found["q"], found.scores_of("q").tolist(), strict=True))
@@ -118,7 +129,9 @@ def test_a_search_gives_the_scores_of_re_ranking(engine_of, scorers, data_of, sm
             rows = collator.docs.rows(found[query_id])[None]
             with torch.no_grad():
                 scores = scorer(
-                    collator.collate(collator.queries.rows([query_id]), rows, np.zeros(rows.shape), np.zeros(1, dtype=np.int64), 1.0)
+                    collator.collate(
+                        collator.queries.rows([query_id]), rows, np.zeros(rows.shape), np.zeros(1, dtype=np.int64), 1.0
+                    )
                 )
             np.testing.assert_allclose(scores[0], found.scores_of(query_id), atol=1e-4)
             assert engine.score(query_id, [*found[query_id], "nowhere"]) == pytest.approx(
@@ -189,7 +202,10 @@ def test_colbert_with_fewer_candidates_than_asked_for_says_so_once(engine_of, sc
     engine = engine_of(scorers("colbert"), late=LateOptions(token_depth=1, candidates=20))
     counts = [len(found) for _ in range(2) for found in engine.search(QUERIES, 40).values()][:12]
     assert max(counts) < 40
-    assert caplog.text.count(f"12 of 12 queries got fewer than 40 docs, the fewest {min(counts)}; raise late.token_depth") == 1
+    assert (
+        caplog.text.count(f"12 of 12 queries got fewer than 40 docs, the fewest {min(counts)}; raise late.token_depth")
+        == 1
+    )
 
 
 def test_small_blocks_change_nothing(engine_of, scorers, monkeypatch):
@@ -199,7 +215,9 @@ def test_small_blocks_change_nothing(engine_of, scorers, monkeypatch):
     monkeypatch.setattr(search, "DOC_VECTORS", 50)
     monkeypatch.setattr(search, "QUERIES", 5)
     small_blocks = engine.search(QUERIES, 10).to_run()
-    assert {query_id: list(docs) for query_id, docs in whole.items()} == {query_id: list(docs) for query_id, docs in small_blocks.items()}
+    assert {query_id: list(docs) for query_id, docs in whole.items()} == {
+        query_id: list(docs) for query_id, docs in small_blocks.items()
+    }
 
 
 def test_bm25_through_the_same_door(small):
@@ -215,7 +233,11 @@ def test_bm25_through_the_same_door(small):
 def test_figures_of_a_search(engine_of, scorers, small):
     engine = engine_of(scorers())
     _, report = engines.search_set(engine, small, 10, 4)
-    assert report["index_bytes"] == report["vector_bytes"] == 60 * 32 * 4 and report["docs"] == 60 and report["queries"] == 12
+    assert (
+        report["index_bytes"] == report["vector_bytes"] == 60 * 32 * 4
+        and report["docs"] == 60
+        and report["queries"] == 12
+    )
     assert 0 < report["latency_ms"]["p50"] <= report["latency_ms"]["p95"]
     assert len(latencies(engine, QUERIES, 10, 5)) == 5
     assert "12 queries over 60 docs" in engines.in_words(report)
@@ -225,8 +247,13 @@ def test_positives_are_added_after_the_candidates(small):
     candidates = {"q0": {"d5": 2.0, "d0": 1.0}, "q1": {"d7": 1.0}}
     from ranker.data.collection import Candidates
 
-    collection = Collection("c", small.docs, small.queries, {"q0": {"d0": 1}, "q1": {"d1": 1, "d2": 0, "gone": 1}, "q2": {"d2": 1}},
-                            Candidates.from_run(candidates))  # fmt: skip
+    collection = Collection(
+        "c",
+        small.docs,
+        small.queries,
+        {"q0": {"d0": 1}, "q1": {"d1": 1, "d2": 0, "gone": 1}, "q2": {"d2": 1}},
+        Candidates.from_run(candidates),
+    )
     made = engines.add_positives(collection, 1).candidates
     assert {query_id: made[query_id] for query_id in made} == {"q0": ["d5", "d0"], "q1": ["d7", "d1"], "q2": ["d2"]}
 
@@ -237,8 +264,11 @@ def test_scores_that_are_not_finite_end_a_search(engine_of, scorers, kind):
     encoded = engine.encoded.take
     engine.encoded.take = lambda rows: replace(encoded(rows), values=encoded(rows).values * 3e38 * 3e38)
     with pytest.raises(
-        DataError, match=r"search: expected finite scores, got \d+ of 10 that are not, the first -?(inf|nan) for query 'q1'"
+        DataError,
+        match=r"search: expected finite scores, got \d+ of 10 that are not, the first -?(inf|nan) for query 'q1'",
     ):
         engine.search(["q1", "q2"], 5)
-    with pytest.raises(DataError, match=r"search: expected finite scores, got 1 of 1 that are not, .* for query 'q1' and doc 'd7'"):
+    with pytest.raises(
+        DataError, match=r"search: expected finite scores, got 1 of 1 that are not, .* for query 'q1' and doc 'd7'"
+    ):
         engine.score("q1", ["d7"])

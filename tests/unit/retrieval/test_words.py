@@ -48,7 +48,11 @@ def test_pc2_14_words_with_combining_marks_stay_whole():
     docs = [("d4", "हिन्दी भाषा में किताब"), ("d5", "किसान खेत में काम करता है")]
     assert ranked(docs, "किताब") == ["d4"]
     assert Words()([docs[0][1]]) == [["हिन्दी", "भाषा", "में", "किताब"]]  # as BertPreTokenizer splits
-    assert Words()(["தமிழ் நூல்", "שָׁלוֹם", "می\u200cخواهم"]) == [["தமிழ்", "நூல்"], [unicodedata.normalize("NFKC", "שָׁלוֹם")], ["می\u200cخواهم"]]
+    assert Words()(["தமிழ் நூல்", "שָׁלוֹם", "می\u200cخواهم"]) == [
+        ["தமிழ்", "நூல்"],
+        [unicodedata.normalize("NFKC", "שָׁלוֹם")],
+        ["می\u200cخواهم"],
+    ]
 
 
 def test_pc2_14_a_composed_letter_equals_its_decomposed_form():
@@ -72,7 +76,9 @@ def test_pc2_14_scripts_without_blanks_are_searched_by_characters_and_pairs(docs
 
 
 def test_pc2_14_pairs_keep_letters_and_marks_together():
-    assert Words()(["東京タワー2024年 abc"]) == [["東京", "京タ", "タワ", "ワー", "東", "京", "タ", "ワ", "ー", "2024", "年", "abc"]]
+    assert Words()(["東京タワー2024年 abc"]) == [
+        ["東京", "京タ", "タワ", "ワー", "東", "京", "タ", "ワ", "ー", "2024", "年", "abc"]
+    ]
     assert Words(min_word_chars=2)(["東京 水"]) == [["東京"]]
     assert Words()(["ที่"]) == [["ที่"]]
 
@@ -83,7 +89,9 @@ def test_pc2_14_a_query_without_words_is_reported_once(caplog):
         index.search({"q1": "?!", "q2": "vitamin", "q3": "the of"}, 10)
         index.search({"q1": "?!"}, 10)
     (record,) = caplog.records
-    assert record.getMessage().startswith("BM25: 2 of 3 queries have no words but stop words, as 'q1' ('?!'), and find nothing")
+    assert record.getMessage().startswith(
+        "BM25: 2 of 3 queries have no words but stop words, as 'q1' ('?!'), and find nothing"
+    )
 
 
 def test_pc2_14_queries_without_words_are_reported_also_where_the_cache_has_the_candidates(tmp_path, caplog):

@@ -37,7 +37,9 @@ def test_damage_is_seen_also_where_torch_reads_on(tmp_path):
     at = content.find(torch.arange(1000.0).numpy().tobytes()[-400:])  # within the weight's own bytes
     content[at] ^= 0xFF
     last.write_bytes(content)
-    assert not torch.equal(torch.load(last, weights_only=True)["state_dict"]["weight"], torch.arange(1000.0))  # torch says nothing
+    assert not torch.equal(
+        torch.load(last, weights_only=True)["state_dict"]["weight"], torch.arange(1000.0)
+    )  # torch says nothing
     assert "is damaged" in fault(last)
     last.write_bytes(content[: len(content) // 2])
     assert fault(last).startswith(f"a broken one of {len(content) // 2} bytes")
@@ -53,7 +55,9 @@ def test_the_one_before_serves_and_is_named(tmp_path, caplog):
     assert to_resume_from(tmp_path) == previous
     assert str(last) in caplog.text and f"going on from {previous}" in caplog.text
     previous.unlink()
-    with pytest.raises(CheckpointError, match=r"last.ckpt: expected a whole checkpoint.*; .*previous.ckpt: .* got no such file"):
+    with pytest.raises(
+        CheckpointError, match=r"last.ckpt: expected a whole checkpoint.*; .*previous.ckpt: .* got no such file"
+    ):
         to_resume_from(tmp_path)
     last.unlink()
     with pytest.raises(CheckpointError, match="which a training writes as it goes, got no such file"):
@@ -88,7 +92,8 @@ def test_pc77_the_best_so_far_goes_along(tmp_path, moved):
     assert (tmp_path / "second/best.ckpt").read_bytes() == content
     assert second.best_model_path == str(tmp_path / "second/best.ckpt")
     assert not second.check_monitor_top_k(
-        type("T", (), {"strategy": type("S", (), {"reduce_boolean_decision": lambda self, x: x})()})(), torch.tensor(0.4)
+        type("T", (), {"strategy": type("S", (), {"reduce_boolean_decision": lambda self, x: x})()})(),
+        torch.tensor(0.4),
     )
     # a better one replaces the second run's file alone
     WholeFiles().save_checkpoint(STATE | {"global_step": 9}, tmp_path / "second/best.ckpt")
@@ -150,9 +155,17 @@ def fit(folder, module, patience=1, **options):
     files = Noted()
     stopping = EarlyStopping("quality", mode="max", patience=patience, check_on_train_epoch_end=False)
     trainer = pl.Trainer(
-        accelerator="cpu", callbacks=[stopping, SaveLast(folder / "last.ckpt", 1)], logger=False, enable_progress_bar=False,
-        enable_model_summary=False, enable_checkpointing=True, num_sanity_val_steps=0, default_root_dir=folder, plugins=[files], **options,
-    )  # fmt: skip
+        accelerator="cpu",
+        callbacks=[stopping, SaveLast(folder / "last.ckpt", 1)],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=True,
+        num_sanity_val_steps=0,
+        default_root_dir=folder,
+        plugins=[files],
+        **options,
+    )
     loader = DataLoader(torch.ones(3, 1))
     try:
         trainer.fit(module, loader, loader)
@@ -203,9 +216,16 @@ def validated(folder, start=None, **options):
     """The steps that a training of three steps an epoch is validated after, and its last step."""
     module = Counted()
     trainer = pl.Trainer(
-        accelerator="cpu", callbacks=[SaveLast(folder / "last.ckpt", 100)], logger=False, enable_progress_bar=False, enable_model_summary=False,
-        num_sanity_val_steps=0, default_root_dir=folder, plugins=[WholeFiles()], **options,
-    )  # fmt: skip
+        accelerator="cpu",
+        callbacks=[SaveLast(folder / "last.ckpt", 100)],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        default_root_dir=folder,
+        plugins=[WholeFiles()],
+        **options,
+    )
     loader = DataLoader(torch.ones(3, 1))
     trainer.fit(module, loader, loader, ckpt_path=start, weights_only=True)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

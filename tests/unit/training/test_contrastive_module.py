@@ -49,7 +49,9 @@ class Alone(ContrastiveModule):
 
 
 def tokens(numbers):
-    return TokenBatch(torch.tensor(numbers), torch.zeros(len(numbers), dtype=torch.int64), torch.arange(len(numbers) + 1).int(), 1)
+    return TokenBatch(
+        torch.tensor(numbers), torch.zeros(len(numbers), dtype=torch.int64), torch.arange(len(numbers) + 1).int(), 1
+    )
 
 
 def step_of(groups: int, size: int, docs: int = 1) -> TrainStep:
@@ -60,7 +62,9 @@ def step_of(groups: int, size: int, docs: int = 1) -> TrainStep:
         numbers = torch.arange(start * docs, (start + len(places)) * docs).tolist()
         labels = torch.zeros(len(places), docs)
         mask = torch.ones(len(places), docs, dtype=torch.bool)
-        batches.append(RankBatch(labels, mask, places, len(places) / groups, queries=tokens(places.tolist()), docs=tokens(numbers)))
+        batches.append(
+            RankBatch(labels, mask, places, len(places) / groups, queries=tokens(places.tolist()), docs=tokens(numbers))
+        )
     return TrainStep(0, 0, tuple(batches), groups, groups * docs, contrast_of(groups, docs))
 
 
@@ -68,7 +72,10 @@ def contrast_of(groups: int, docs: int = 1) -> Contrast:
     """Every doc stands against every query."""
     positive = torch.arange(groups * docs) % docs == 0
     return Contrast(
-        positive.float(), torch.arange(groups).repeat_interleave(docs), torch.ones(groups, groups * docs, dtype=torch.bool), positive
+        positive.float(),
+        torch.arange(groups).repeat_interleave(docs),
+        torch.ones(groups, groups * docs, dtype=torch.bool),
+        positive,
     )
 
 
@@ -125,7 +132,9 @@ def test_symmetric_is_the_mean_of_both_directions():
 def test_masked_docs_are_no_negatives_in_either_direction():
     scores = torch.tensor([[1.0, 9.0], [0.0, 1.0]], dtype=torch.float64)
     contrast = contrast_of(2)
-    contrast.mask = torch.tensor([[True, False], [True, True]])  # the second doc is relevant for the first query as well
+    contrast.mask = torch.tensor(
+        [[True, False], [True, True]]
+    )  # the second doc is relevant for the first query as well
     one_way = of_scores(scores, contrast)[0].item()
     assert one_way == pytest.approx(math.log(1 + math.exp(-1)) / 2, abs=1e-6)
     both = of_scores(scores, contrast, symmetric=True)[0].item()
@@ -136,7 +145,9 @@ def test_a_doc_with_a_grade_below_relevant_is_no_positive_of_the_symmetric_direc
     scores = torch.tensor([[3.0, 1.0, 0.0], [2.0, 5.0, 1.0]], dtype=torch.float64)
     owners, mask = torch.tensor([0, 0, 1]), torch.ones(2, 3, dtype=torch.bool)
     graded = Contrast(torch.tensor([2.0, 1.0, 2.0]), owners, mask, torch.tensor([True, False, True]))
-    back = (math.log(1 + math.exp(2.0 - 3.0)) + math.log(1 + math.exp(0.0 - 1.0))) / 2  # docs 0 and 2 against the other query
+    back = (
+        math.log(1 + math.exp(2.0 - 3.0)) + math.log(1 + math.exp(0.0 - 1.0))
+    ) / 2  # docs 0 and 2 against the other query
     loss = PointwiseCrossEntropy()
     both, forward = (of_scores(scores, graded, LCE(), symmetric=symmetric)[0].item() for symmetric in (True, False))
     assert both == pytest.approx((forward + back) / 2, abs=1e-9)
@@ -147,7 +158,9 @@ def test_a_doc_with_a_grade_below_relevant_is_no_positive_of_the_symmetric_direc
 
 
 LOSSES = sorted((Path(__file__).resolve().parents[3] / "conf/loss").glob("*.yaml"))
-of_every_loss = pytest.mark.parametrize("loss", [instantiate(OmegaConf.load(path)) for path in LOSSES], ids=[path.stem for path in LOSSES])
+of_every_loss = pytest.mark.parametrize(
+    "loss", [instantiate(OmegaConf.load(path)) for path in LOSSES], ids=[path.stem for path in LOSSES]
+)
 
 
 @of_every_loss

@@ -44,12 +44,16 @@ def rows(seed: int, count: int) -> list[Tensor]:
 def batch_of(parts: list[Tensor], names: list[int]) -> TokenBatch:
     lengths = torch.tensor([0, *map(len, parts)])
     tokens = torch.cat(parts)
-    return TokenBatch(tokens, torch.zeros_like(tokens), lengths.cumsum(0).int(), int(lengths.max()), names=torch.tensor(names))
+    return TokenBatch(
+        tokens, torch.zeros_like(tokens), lengths.cumsum(0).int(), int(lengths.max()), names=torch.tensor(names)
+    )
 
 
 def cls_vector(scorer: nn.Module, row: Tensor) -> Tensor:
     """The first token's last state by transformers' own forward, of a row by itself."""
-    return scorer.encoder.model(row.unsqueeze(0), token_type_ids=torch.zeros_like(row).unsqueeze(0)).last_hidden_state[0, 0]
+    return scorer.encoder.model(row.unsqueeze(0), token_type_ids=torch.zeros_like(row).unsqueeze(0)).last_hidden_state[
+        0, 0
+    ]
 
 
 class Recorded(pl.Callback):
@@ -122,20 +126,31 @@ class InBatch:
 
     def steps(self) -> list[TrainStep]:
         positive = torch.arange(6) % 2 == 0
-        known = Contrast(positive.float(), torch.arange(3).repeat_interleave(2), torch.ones(3, 6, dtype=torch.bool), positive)
-        return [TrainStep(0, index, (self.part(index, [0, 1]), self.part(index, [2])), 3, 6, known) for index in range(3)]
+        known = Contrast(
+            positive.float(), torch.arange(3).repeat_interleave(2), torch.ones(3, 6, dtype=torch.bool), positive
+        )
+        return [
+            TrainStep(0, index, (self.part(index, [0, 1]), self.part(index, [2])), 3, 6, known) for index in range(3)
+        ]
 
     def part(self, index: int, groups: list[int]) -> RankBatch:
         queries, docs = rows(10 * index, 3), rows(10 * index + 5, 6)
         labels = torch.tensor([[1.0, 0.0]]).repeat(len(groups), 1)
         own = [2 * group + doc for group in groups for doc in range(2)]
         return RankBatch(
-            labels, labels >= 0, torch.tensor(groups), len(groups) / 3,
-            queries=batch_of([queries[group] for group in groups], groups), docs=batch_of([docs[i] for i in own], [10 + i for i in own]),
-        )  # fmt: skip
+            labels,
+            labels >= 0,
+            torch.tensor(groups),
+            len(groups) / 3,
+            queries=batch_of([queries[group] for group in groups], groups),
+            docs=batch_of([docs[i] for i in own], [10 + i for i in own]),
+        )
 
     def plain_loss(self, scorer: nn.Module, index: int) -> Tensor:
-        queries, docs = (torch.stack([cls_vector(scorer, row) for row in rows(*which)]) for which in ((10 * index, 3), (10 * index + 5, 6)))
+        queries, docs = (
+            torch.stack([cls_vector(scorer, row) for row in rows(*which)])
+            for which in ((10 * index, 3), (10 * index + 5, 6))
+        )
         return cross_entropy(queries @ docs.T / 2.0, torch.tensor([0, 2, 4]))
 
 
@@ -156,9 +171,15 @@ class Tasks:
         first = len(texts[0]) + len(texts[1])  # where the auxiliary row begins
         head = HeadBatch(0, torch.tensor([first]), torch.tensor([0]), torch.tensor([1]), torch.tensor([0.25]), 1)
         batch = TaskBatch(
-            torch.tensor([[1.0, 0.0]]), torch.ones(1, 2, dtype=torch.bool), torch.tensor([0]), 1.0, batch_of(texts, [0, 1, 2]),
-            heads=(head,), num_rank_rows=2, num_rank_tokens=first,
-        )  # fmt: skip
+            torch.tensor([[1.0, 0.0]]),
+            torch.ones(1, 2, dtype=torch.bool),
+            torch.tensor([0]),
+            1.0,
+            batch_of(texts, [0, 1, 2]),
+            heads=(head,),
+            num_rank_rows=2,
+            num_rank_tokens=first,
+        )
         return TaskStep(0, index, (batch,), 1, 3, rows=(2, 1))
 
     def plain_loss(self, scorer: nn.Module, index: int) -> Tensor:
@@ -197,7 +218,9 @@ def plain_loop(kind, max_norm: float) -> tuple[list[float], list[float], dict[st
     return losses, norms, {name: p.detach() for name, p in weights.items()}
 
 
-def trained(kind, steps: int = 3, schedule: Callable[..., float] = ONE_WARM_STEP, **options) -> tuple[Recorded, nn.Module]:
+def trained(
+    kind, steps: int = 3, schedule: Callable[..., float] = ONE_WARM_STEP, **options
+) -> tuple[Recorded, nn.Module]:
     """The same steps by the module under Lightning."""
     recorded = Recorded()
     scorer = kind.scorer()
@@ -208,9 +231,16 @@ def trained(kind, steps: int = 3, schedule: Callable[..., float] = ONE_WARM_STEP
         **getattr(kind.module, "keywords", {}), **options,
     ).double()  # fmt: skip
     trainer = pl.Trainer(
-        accelerator="cpu", precision="64-true", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, log_every_n_steps=1, callbacks=[recorded],
-    )  # fmt: skip
+        accelerator="cpu",
+        precision="64-true",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        log_every_n_steps=1,
+        callbacks=[recorded],
+    )
     trainer.fit(module, train_dataloaders=DataLoader((kind.steps() * 10)[:steps], batch_size=None))
     return recorded, scorer
 
@@ -246,10 +276,16 @@ def test_pc2_01_clip_norm_0_and_less_clip_nothing(name):
     kind = KINDS[name]
     start = kind.scorer().state_dict()
     _, unclipped = trained(kind, max_norm=None)
-    assert all(not torch.equal(value, start[key]) for key, value in unclipped.state_dict().items() if value.ndim == 2 and "head" in key)
+    assert all(
+        not torch.equal(value, start[key])
+        for key, value in unclipped.state_dict().items()
+        if value.ndim == 2 and "head" in key
+    )
     for max_norm in (0, 0.0, -1.0, math.inf):
         _, scorer = trained(kind, max_norm=max_norm)
-        assert all(torch.equal(value, unclipped.state_dict()[key]) for key, value in scorer.state_dict().items()), max_norm
+        assert all(torch.equal(value, unclipped.state_dict()[key]) for key, value in scorer.state_dict().items()), (
+            max_norm
+        )
 
 
 @pytest.mark.parametrize("schedule", [linear, cosine])
@@ -259,4 +295,6 @@ def test_pc2_06_an_only_step_changes_the_weights(schedule):
     recorded, scorer = trained(kind, steps=1, schedule=schedule, total_steps=1, weight_decay=0.0)
     assert recorded.rates == [[LR, LR]]
     moved = (scorer.head.weight - start["head.weight"]).abs()
-    torch.testing.assert_close(moved, torch.full_like(moved, LR), rtol=1e-4, atol=0)  # Adam's first step is the rate itself
+    torch.testing.assert_close(
+        moved, torch.full_like(moved, LR), rtol=1e-4, atol=0
+    )  # Adam's first step is the rate itself

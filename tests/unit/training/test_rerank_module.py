@@ -36,7 +36,12 @@ class Steps:
         groups = self.plan.groups(*key)
         parts = self.plan.cut([1] * len(groups), self.rank, self.world)
         batches = tuple(
-            RankBatch(torch.ones(len(part), 1), torch.ones(len(part), 1, dtype=torch.bool), torch.tensor(part), len(part) / len(groups))
+            RankBatch(
+                torch.ones(len(part), 1),
+                torch.ones(len(part), 1, dtype=torch.bool),
+                torch.tensor(part),
+                len(part) / len(groups),
+            )
             for part in parts
         )
         return TrainStep(*key, batches, len(groups), len(groups))
@@ -62,14 +67,25 @@ class Gradients(pl.Callback):
 def test_pc47_pc49_a_step_s_gradient_is_the_mean_over_what_it_has(groups, queries, epochs):
     plan = StepPlan(groups, queries, max_tokens=100, min_micro_batches=4)
     module = RerankModule(
-        Weight(), [], loss=lambda scores, labels, mask: scores.mean(), optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
-        schedule=lambda step, total: 1.0, total_steps=2, max_norm=None, weight_decay=0.0,
-    )  # fmt: skip
+        Weight(),
+        [],
+        loss=lambda scores, labels, mask: scores.mean(),
+        optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
+        schedule=lambda step, total: 1.0,
+        total_steps=2,
+        max_norm=None,
+        weight_decay=0.0,
+    )
     gradients = Gradients()
     pl.Trainer(
-        accelerator="cpu", max_epochs=epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        accelerator="cpu",
+        max_epochs=epochs,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
         callbacks=[gradients],
-    ).fit(module, train_dataloaders=StepLoader(Steps(plan)))  # fmt: skip
+    ).fit(module, train_dataloaders=StepLoader(Steps(plan)))
     assert gradients.seen == [1.0, 1.0]
     assert module.scorer.weight.item() == -2.0
 
@@ -101,9 +117,15 @@ class Counted(pl.Callback):
 def test_a_step_waits_for_nothing_but_what_judges_it():
     bar = ProgressBar()
     module = RerankModule(
-        Weight(), [], loss=lambda scores, labels, mask: scores.mean(), optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
-        schedule=lambda step, total: 1.0, total_steps=8, max_norm=None, weight_decay=0.0,
-    )  # fmt: skip
+        Weight(),
+        [],
+        loss=lambda scores, labels, mask: scores.mean(),
+        optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
+        schedule=lambda step, total: 1.0,
+        total_steps=8,
+        max_norm=None,
+        weight_decay=0.0,
+    )
     counted = Counted(bar)
     pl.Trainer(
         accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_model_summary=False,
@@ -122,9 +144,11 @@ def test_pc70_two_devices_share_the_rows_of_an_epoch():
         for rank in (0, 1):
             steps = Steps(plan, rank, 2)
             own = [
-                (index, int(plan.groups(epoch, index)[place])) for index in range(len(plan)) for batch in steps[epoch, index].micro_batches
+                (index, int(plan.groups(epoch, index)[place]))
+                for index in range(len(plan))
+                for batch in steps[epoch, index].micro_batches
                 for place in batch.places
-            ]  # fmt: skip
+            ]
             assert len({index for index, _ in own}) == 2  # one batch of two rows in each of the two steps
             assert len(own) == 4
             rows.append([row for _, row in own])

@@ -34,7 +34,9 @@ def rates_of_transformers(schedule, total: int, warmup: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("own", "theirs"), [(linear, get_linear_schedule_with_warmup), (cosine, get_cosine_schedule_with_warmup)], ids=["linear", "cosine"]
+    ("own", "theirs"),
+    [(linear, get_linear_schedule_with_warmup), (cosine, get_cosine_schedule_with_warmup)],
+    ids=["linear", "cosine"],
 )
 @pytest.mark.parametrize(("total", "warmup"), [(1, 0), (2, 0), (7, 0), (2, 1), (12, 4), (1, 1), (3, 3)])
 def test_pc2_06_decays_are_those_of_transformers(own, theirs, total, warmup):
@@ -62,7 +64,17 @@ def test_pc2_06_no_step_of_any_schedule_has_rate_0_or_above_1(schedule, total, w
 
 
 def test_warm_up_below_1_is_a_share_and_from_1_on_a_number_of_steps():
-    assert [warmup_steps(warmup, 10) for warmup in (0, 0.05, 0.5, 0.99, 1, 1.0, 9, 10, 11)] == [0, 0, 5, 9, 1, 1, 9, 10, 10]
+    assert [warmup_steps(warmup, 10) for warmup in (0, 0.05, 0.5, 0.99, 1, 1.0, 9, 10, 11)] == [
+        0,
+        0,
+        5,
+        9,
+        1,
+        1,
+        9,
+        10,
+        10,
+    ]
 
 
 def test_biases_and_norms_are_not_decayed():

@@ -16,8 +16,15 @@ from ranker.types import RankBatch, TokenBatch, TrainStep
 
 def step_of(*lengths: int) -> TrainStep:
     cu_seqlens = torch.tensor([0, *lengths]).cumsum(0).int()
-    pairs = TokenBatch(torch.zeros(sum(lengths), dtype=torch.long), torch.zeros(sum(lengths), dtype=torch.long), cu_seqlens, max(lengths))
-    batch = RankBatch(torch.zeros(1, len(lengths)), torch.ones(1, len(lengths), dtype=torch.bool), torch.zeros(1), 1.0, pairs=pairs)
+    pairs = TokenBatch(
+        torch.zeros(sum(lengths), dtype=torch.long),
+        torch.zeros(sum(lengths), dtype=torch.long),
+        cu_seqlens,
+        max(lengths),
+    )
+    batch = RankBatch(
+        torch.zeros(1, len(lengths)), torch.ones(1, len(lengths), dtype=torch.bool), torch.zeros(1), 1.0, pairs=pairs
+    )
     return TrainStep(0, 0, (batch,), 1, len(lengths))
 
 

@@ -24,9 +24,18 @@ CONF = Path(__file__).resolve().parents[3] / "conf"
 def test_exactly_the_first_val_depth_candidates_are_scored(small_files, tmp_path, val_depth, expected):
     entry.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        cfg = compose("train", [
-            "encoder=tiny", "data=files", f"data.path={small_files}", "depth=6", "name=x", f"cache_dir={tmp_path}", f"val_depth={val_depth}",
-        ])  # fmt: skip
+        cfg = compose(
+            "train",
+            [
+                "encoder=tiny",
+                "data=files",
+                f"data.path={small_files}",
+                "depth=6",
+                "name=x",
+                f"cache_dir={tmp_path}",
+                f"val_depth={val_depth}",
+            ],
+        )
     splits = load_splits(cfg)
     cfg.val_depth = None
     ranking = load_splits(cfg).val.candidates
@@ -57,7 +66,9 @@ def graded():
         docs = MemoryDocs(Doc(f"d{i}", "bab " * i) for i in range(1, 5))
         run = {query: {f"d{i}": float(i) for i in range(1, 5)} for query in ("q1", "q2")}
         qrels = {"q1": {"d1": 1, "d2": 2}, "q2": {"d1": 1, "d3": 2}}
-        return Collection("graded", docs, {"q1": "cel", "q2": "dir"}, qrels, Candidates.from_run(run), relevance=relevance)
+        return Collection(
+            "graded", docs, {"q1": "cel", "q2": "dir"}, qrels, Candidates.from_run(run), relevance=relevance
+        )
 
     return make
 
@@ -65,9 +76,14 @@ def graded():
 def measured(collection, tmp_path, test=None):
     """The measures of a validation, or of a test whose run is handed to `test`."""
     data = RankData(
-        Splits(None, collection, {"graded": collection}), tiny_tokenizer(), "pairs", 64, BatchOptions(max_tokens=20), TextLimits(8, 8),
+        Splits(None, collection, {"graded": collection}),
+        tiny_tokenizer(),
+        "pairs",
+        64,
+        BatchOptions(max_tokens=20),
+        TextLimits(8, 8),
         cache_dir=tmp_path,
-    )  # fmt: skip
+    )
     module = RerankModule(ByLength(), ["RR"], on_evaluated=test)
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
     (measures,) = (trainer.test if test else trainer.validate)(module, datamodule=data, verbose=False)
