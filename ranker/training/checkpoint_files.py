@@ -56,7 +56,7 @@ class WholeFiles(CheckpointIO):
         self,
         path: str | Path,
         map_location: Any = "cpu",
-        weights_only: bool | None = True,  # noqa: ARG002
+        weights_only: bool | None = True,
     ) -> dict[str, Any]:
         """Read tensors and plain values, whatever Lightning asks for.
 

@@ -97,7 +97,7 @@ class SaveLast(Checkpoint):
                 self.path, storage_options={"previous": self.path.with_name(PREVIOUS)}
             )  # on all devices: a collective
 
-    def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Begin with the checkpoint that the training goes on from, so that it can be killed and resumed in turn."""
         if self.resumed is not None:
             rank_zero_only(link)(self.resumed, self.path)
@@ -129,7 +129,7 @@ class SaveLast(Checkpoint):
         module: pl.LightningModule,
         outputs: Any,
         batch: Any,
-        batch_idx: int,  # noqa: ARG002
+        batch_idx: int,
     ) -> None:
         """Save when it is time, or when a device was asked to stop, and no validation is due."""
         last = _validate_last(trainer, batch_idx)
@@ -158,13 +158,13 @@ class SaveLast(Checkpoint):
         if stop:
             raise self._preempted(trainer)
 
-    def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Note what is not logged yet; and count the step of an unscheduled validation, which Lightning would count again by skipping it."""
         checkpoint["unlogged"] = self._row
         if self._once_more and trainer.validating:
             checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
 
-    def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+    def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Log it in this run."""
         self._row = checkpoint.get("unlogged", {})
 
@@ -175,11 +175,11 @@ class SaveLast(Checkpoint):
             if trainer.strategy.reduce_boolean_decision(bool(module.stop_asked), all=False):
                 raise self._preempted(trainer)
 
-    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Save the end."""
         self._save(trainer)
 
-    def on_test_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_test_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """There is nothing left to save: SIGTERM ends the test at once."""
 
         def stop(*_: Any) -> None:

@@ -45,7 +45,7 @@ class Prune(pl.Callback):
         self.validations, self.pruned = 0, False
         self._trial: Any = None
 
-    def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Find the trial; one that is over, as in a job's repetition, is left alone."""
         if not trainer.is_global_zero:
             return
@@ -68,7 +68,7 @@ class Prune(pl.Callback):
         else:
             log.info("trial %d of study %s is over: nothing is reported to it", self.number, self.study)
 
-    def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Report, and stop on all devices where the first says so."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return

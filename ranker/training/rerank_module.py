@@ -97,7 +97,7 @@ class RerankModule(pl.LightningModule):
         schedule = self._schedule
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: schedule(done + 1, total))]
 
-    def training_step(self, step: TrainStep, step_idx: int) -> None:  # noqa: ARG002 - Lightning's signature
+    def training_step(self, step: TrainStep, step_idx: int) -> None:
         """One optimizer step: all micro-batches of this device, one gradient sync, clip, step."""
         total = self.accumulate(step)
         norm = self._clip()
@@ -277,7 +277,7 @@ class RerankModule(pl.LightningModule):
         )
         self._scored.setdefault(loader, []).append((slots.flatten(), scores.flatten().float()))
 
-    def validation_step(self, batch: ScoreBatch, batch_idx: int) -> None:  # noqa: ARG002
+    def validation_step(self, batch: ScoreBatch, batch_idx: int) -> None:
         """Score a batch of candidates."""
         self._score(batch)
 
@@ -301,7 +301,7 @@ class RerankModule(pl.LightningModule):
             if str(asked) not in values:
                 self.log(f"val/{asked}", values[str(measured)], sync_dist=False)
 
-    def test_step(self, batch: ScoreBatch, batch_idx: int, dataloader_idx: int = 0) -> None:  # noqa: ARG002
+    def test_step(self, batch: ScoreBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Score a batch of candidates of the set that is being tested."""
         self._score(batch, dataloader_idx)
 

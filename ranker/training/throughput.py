@@ -90,7 +90,7 @@ class Throughput(pl.Callback):
             self.matmul_rate = measure_matmul(self._device) * trainer.world_size
             torch.cuda.reset_peak_memory_stats(self._device)
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Leave the time between epochs out; the loader's start is part of this one."""
         self._since = time.perf_counter()
 
@@ -100,7 +100,7 @@ class Throughput(pl.Callback):
         module: pl.LightningModule,
         outputs: Any,
         batch: TrainStep,
-        batch_idx: int,  # noqa: ARG002
+        batch_idx: int,
     ) -> None:
         """Count the step."""
         self.steps += 1
@@ -143,18 +143,18 @@ class Throughput(pl.Callback):
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
-    def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Leave validation out; what the device still works on belongs to the steps."""
         if self._since is not None:
             self._wait_for_device()
             self._count_time(trainer)
 
-    def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Go on counting."""
         if self._since is not None:
             self._since = time.perf_counter()
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Count what the device still has to do."""
         if self._since is not None:
             self._wait_for_device()
