@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ranker.assembly.objects import load_source, text_limits  # noqa: E402
+from ranker.assembly.data import load_source, text_limits  # noqa: E402
 from ranker.checkpoint import load_scorer, read_description  # noqa: E402
 from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
 from ranker.data.dataset import ScoreBatches  # noqa: E402

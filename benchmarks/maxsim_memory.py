@@ -35,10 +35,11 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
     from ranker.data.datamodule import BatchOptions, RankData, TextLimits
     from ranker.encoders.encoder import Encoder
     from ranker.encoders.tiny import tiny_config, tiny_tokenizer
+    from ranker.evaluation.scoring import Devices, score_collection
     from ranker.losses.lce import LCE
     from ranker.models.colbert import ColBERT
     from ranker.training.contrastive_module import ContrastiveModule
-    from ranker.training.rerank_module import RerankModule
+    from ranker.training.rerank_module import Optimization, RerankModule
 
     torch.set_num_threads(1)
     rng = random.Random(0)
@@ -73,9 +74,7 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
             scorer,
             ["nDCG@10"],
             loss=LCE(),
-            optimizer=lambda groups: torch.optim.SGD(groups, lr=0.1),
-            schedule=lambda step, total: 1.0,
-            on_evaluated=lambda name, run: {},
+            optimization=Optimization(lambda groups: torch.optim.SGD(groups, lr=0.1), lambda step, total: 1.0),
         )
         trainer = pl.Trainer(
             accelerator="cpu",
@@ -89,9 +88,10 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
         )
         data.train_steps() if mode != "rerank" else data.score_batches(collection)  # token stores
         before, started = resident(), time.perf_counter()
-        trainer.test(module, datamodule=data, verbose=False) if mode == "rerank" else trainer.fit(
-            module, datamodule=data
-        )
+        if mode == "rerank":
+            score_collection(scorer, data.score_batches(collection), Devices(torch.device("cpu")))
+        else:
+            trainer.fit(module, datamodule=data)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"added_mib": (peak - before) / 2**20, "peak_mib": peak / 2**20, "seconds": time.perf_counter() - started}
 

@@ -35,7 +35,7 @@ from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
-from ranker.training.rerank_module import RerankModule  # noqa: E402
+from ranker.training.rerank_module import Optimization, RerankModule  # noqa: E402
 from ranker.training.throughput import Throughput, matmul_flops, measure_matmul  # noqa: E402
 
 SIZES = {"tiny": (2, 64, 2), "minilm": (6, 384, 12), "base": (12, 768, 12), "large": (24, 1024, 16)}
@@ -91,9 +91,8 @@ def module_of(
     torch.manual_seed(0)
     scorer = scorer or MonoBERT(Encoder(BertModel(config_of(size), add_pooling_layer=False), tokenizer()))
     optimizer = optimizer or (lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True))
-    return RerankModule(
-        scorer, ["nDCG@10"], loss=LCE(), optimizer=optimizer, schedule=lambda step, total: 1.0, max_norm=max_norm
-    )
+    options = Optimization(optimizer, lambda step, total: 1.0, max_norm=max_norm)
+    return RerankModule(scorer, ["nDCG@10"], loss=LCE(), optimization=options)
 
 
 def product(size: str, data: Collection, pairs: int, max_tokens: int, cache: str) -> dict[str, float]:

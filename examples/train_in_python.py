@@ -11,10 +11,11 @@ from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.encoders.loading import load_encoder
 from ranker.evaluation.report import write_evaluation
+from ranker.evaluation.scoring import Devices, score_collection
 from ranker.losses.lce import LCE
 from ranker.models.monobert import MonoBERT
 from ranker.retrieval.bm25 import with_candidates
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.schedules import linear
 
 FRUITS = [
@@ -77,20 +78,11 @@ def main() -> dict:
         TextLimits(16, 32),
         cache_dir=folder,
     )
-    measured: dict = {}
-
-    def keep(name: str, run: dict) -> dict[str, float]:
-        measured[name] = write_evaluation(folder / name, run, splits.tests[name].qrels, ["nDCG@10", "RR@10"])
-        return measured[name]["measures"]
-
     module = RerankModule(
         scorer,
         ["nDCG@10"],
         LCE(),
-        partial(torch.optim.AdamW, lr=5e-4),
-        partial(linear, warmup=0.1),
-        total_steps=60,
-        on_evaluated=keep,
+        Optimization(partial(torch.optim.AdamW, lr=5e-4), partial(linear, warmup=0.1), total_steps=60),
     )
     trainer = pl.Trainer(
         max_steps=60,
@@ -101,8 +93,9 @@ def main() -> dict:
         enable_progress_bar=False,
     )
     trainer.fit(module, datamodule=data)
-    trainer.test(module, datamodule=data, verbose=False)
-    return measured["fruit"]
+    test = splits.tests["fruit"]
+    run = score_collection(scorer, data.score_batches(test), Devices(torch.device("cpu")))
+    return write_evaluation(folder / "fruit", run, test.qrels, ["nDCG@10", "RR@10"])
 
 
 if __name__ == "__main__":

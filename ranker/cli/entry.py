@@ -93,7 +93,7 @@ def _root(folder: str) -> str:
 
 
 def job(command: str, cfg: DictConfig) -> float | None:
-    """Check the configuration, then run `ranker.run.COMMAND`; a mistake is answered before torch is imported.
+    """Check the configuration, then run `ranker.commands.COMMAND`; a mistake is answered before torch is imported.
 
     A sweep's job that fails says so and returns None, so that the other jobs go on; SIGTERM is meant for all of them.
     """
@@ -140,13 +140,12 @@ def _run(command: str, cfg: DictConfig) -> float | None:
     _check_source(cfg)
     config.fill_in(cfg)
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN and "trainer" in cfg:
-        build = importlib.import_module("ranker.assembly.objects")
+        build = importlib.import_module("ranker.assembly.trainer")
         if build.several_devices(cfg.trainer):
             return sweep.run_apart(
                 command, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_yaml(cfg, resolve=True)
             )
-    run = importlib.import_module("ranker.run")
-    return getattr(run, command)(cfg)
+    return getattr(importlib.import_module(f"ranker.commands.{command}"), command)(cfg)
 
 
 def _check_source(cfg: DictConfig) -> None:
@@ -255,7 +254,7 @@ def _is_hydras(error: BaseException) -> bool:
     """Whether Hydra raised an error while it read the command line and the files, and not what it was to run."""
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     programs = [HYDRA if HYDRA in file.parents else HERE for file in files if {HYDRA, HERE} & set(file.parents)]
-    return bool(programs) and programs[-1] == HYDRA and HERE / "run.py" not in files
+    return bool(programs) and programs[-1] == HYDRA and not any(HERE / "commands" in file.parents for file in files)
 
 
 def _place_in_one_line(error: OSError, making_folders: bool) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,8 @@ from ranker.config.roots import CONF
 from ranker.errors import ConfigError, did_you_mean
 
 COMMANDS = sorted(path.stem for path in CONF.glob("*.yaml"))  # each has a module of its name in ranker/commands/
+
+REPLAY = "replay"  # takes a folder and no keys, so it has no yaml
 
 
 def entry_point(command: str) -> Callable[[], Any]:
@@ -42,9 +45,13 @@ def main() -> None:
         sys.stdout.write("\n".join(_overview()) + "\n")
         return
     with user_errors():
-        if name not in COMMANDS:
-            raise ConfigError(f"ranker: expected a command, got {name!r}{did_you_mean(name, COMMANDS)}")
+        if name not in (*COMMANDS, REPLAY):
+            raise ConfigError(f"ranker: expected a command, got {name!r}{did_you_mean(name, [*COMMANDS, REPLAY])}")
     sys.argv = [sys.argv[0], *sys.argv[2:]]
+    if name == REPLAY:
+        with user_errors():
+            importlib.import_module("ranker.commands.replay").main()
+        return
     run(name)
 
 
@@ -53,6 +60,7 @@ def _overview() -> list[str]:
     for command in COMMANDS:
         first = Path(CONF / f"{command}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]
         lines.append(f"  {command:10} {first.lstrip('# ')}")
+    lines.append(f"  {REPLAY:10} `{REPLAY} RUN/nonfinite/step-N` repeats a training step that was not finite.")
     return [
         *lines,
         "",

@@ -20,6 +20,7 @@ from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 from ranker.training import contrastive_module
 from ranker.training.contrastive_module import ContrastiveModule
+from ranker.training.rerank_module import Optimization
 from ranker.training.schedules import linear
 
 spec = importlib.util.spec_from_file_location("invariance_run", Path(__file__).with_name("invariance_run.py"))
@@ -140,8 +141,10 @@ def train(job: Job) -> dict[str, Any]:
     optimizer = torch.optim.AdamW if job.optimizer == "adamw" else torch.optim.SGD
     module = (OnePass if job.one_pass else faulty(job.fault))(
         scorer, ["nDCG@10", "RR"], symmetric=scorer.symmetric, loss=loss,
-        optimizer=lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.1),
-        schedule=lambda step, total: linear(step, total, warmup=2), max_norm=1.0,
+        optimization=Optimization(
+            lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.1),
+            lambda step, total: linear(step, total, warmup=2),
+        ),
     )  # fmt: skip
     if job.double:
         module = module.double()

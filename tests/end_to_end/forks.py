@@ -31,7 +31,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 # what a training imports late: loaded once, before the first fork
 LATE = (
-    "ranker.run",
+    "ranker.commands.train",
+    "ranker.commands.evaluate",
+    "ranker.commands.search",
+    "ranker.commands.probe",
     "bm25s",
     "Stemmer",
     "transformers.models.bert.modeling_bert",

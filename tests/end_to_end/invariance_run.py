@@ -20,7 +20,7 @@ from ranker.encoders.encoder import Encoder
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
 from ranker.models.monobert import MonoBERT
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.schedules import linear
 
 
@@ -108,9 +108,10 @@ def train(job: Job) -> dict[str, Any]:
         scorer,
         ["nDCG@10", "RR"],
         loss=RankNet(),
-        optimizer=lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.3),
-        schedule=lambda step, total: linear(step, total, warmup=2),
-        max_norm=1.0,
+        optimization=Optimization(
+            lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.3),
+            lambda step, total: linear(step, total, warmup=2),
+        ),
     )
     if job.double:
         module = module.double()

@@ -21,6 +21,7 @@ from ranker.multitask.module import MultitaskModule
 from ranker.multitask.multitask import Multitask, make_task
 from ranker.multitask.options import TaskLabels, TaskSampling, TaskWeighting
 from ranker.multitask.steps import TaskData
+from ranker.training.rerank_module import Optimization
 from ranker.training.schedules import linear
 
 spec = importlib.util.spec_from_file_location("invariance_run", Path(__file__).with_name("invariance_run.py"))
@@ -146,9 +147,9 @@ def train(job: Job) -> dict[str, Any]:
         ["nDCG@10"],
         weighting=CASES[job.case][1],
         loss=RankNet(),
-        optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3),
-        schedule=lambda step, total: linear(step, total, warmup=2),
-        max_norm=1.0,
+        optimization=Optimization(
+            lambda groups: torch.optim.AdamW(groups, lr=3e-3), lambda step, total: linear(step, total, warmup=2)
+        ),
     ).double()
     module.kept, module.kept_tasks = [], []
     trainer = pl.Trainer(

@@ -7,6 +7,7 @@ import time
 import pytest
 from offline_wandb import OfflineRun
 
+from ranker.assembly import run
 from ranker.errors import RankerError
 from ranker.training import dashboards, loggers
 
@@ -163,12 +164,12 @@ def test_pc89_a_value_of_an_earlier_step_is_kept_and_one_that_was_logged_is_not_
     # ended before it logged anything
     logger = loggers.wandb(first, mode="disabled")
     dashboards.start([logger], {"lr": 1.0}, "")
-    dashboards.finish(failed=True)
+    run._finish_wandb(failed=True)
     logger = loggers.wandb(second, first)
     dashboards.start([logger], {}, "")
     for name, step in (("train/loss", 5), ("val/RR", 3), ("train/loss", 6)):
         logger.log_metrics({name: float(step)}, step)
-    dashboards.finish(failed=True)
+    run._finish_wandb(failed=True)
     # ended between a step's two entries, in the middle of a line: the run that goes on repeats the steps after its
     # checkpoint
     with (second / "wandb.jsonl").open("a") as file:

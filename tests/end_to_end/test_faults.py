@@ -182,7 +182,7 @@ def test_pc53_a_loss_that_is_not_finite_stops_with_step_and_queries_and_can_be_r
         f"at step {about['step']} (epoch 0, its step {about['step']}) of queries {', '.join(about['query_ids'])}"
         in line
     )
-    assert f"python -m ranker.commands.replay {dump}" in line
+    assert f"python -m ranker replay {dump}" in line
     assert not {path.suffix for path in dump.iterdir()} - {".json", ".safetensors", ".yaml"}
     again = forks.run("ranker/commands/replay.py", str(dump), cwd=tmp_path)
     assert again.code == 0, again.out

@@ -135,7 +135,7 @@ def test_pc2_07_what_the_error_points_at_is_kept(nan):
     where, results = nan
     assert results["single"]["code"] == 1
     dump = where / "single/nonfinite/step-1"
-    assert f"python -m ranker.commands.replay {dump} repeats it" in results["single"]["err"]
+    assert f"python -m ranker replay {dump} repeats it" in results["single"]["err"]
     assert {path.name for path in dump.iterdir()} >= {"dump.json", "weights.safetensors", "config.yaml"}
     assert {path.name for path in (where / "single").iterdir()} == {
         "config.yaml", "checksums.json", "environment.json", "train.log", "nonfinite"

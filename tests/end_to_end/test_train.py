@@ -9,7 +9,7 @@ import pytrec_eval
 from commands import run_folder
 from omegaconf import OmegaConf
 
-from ranker.assembly.objects import build_data, load_splits
+from ranker.assembly.data import build_data, load_splits
 from ranker.checkpoint import load_scorer
 
 SMALL = [

@@ -11,9 +11,10 @@ from commands import run_folder
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from ranker.assembly.objects import build_data, build_optimizer, build_scorer, load_splits
+from ranker.assembly.data import build_data, load_splits
+from ranker.assembly.scorer import build_optimizer, build_scorer
 from ranker.checkpoint import load_scorer
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import Optimization, RerankModule
 
 SMALL = [
     "encoder=tiny",
@@ -123,7 +124,8 @@ def test_the_seed_decides_first_weights_order_draws_and_dropout(forks, small_fil
     data.seed = seed
     steps = data.train_steps()
     assert steps.plan.groups(0, 0).tolist() == np.random.default_rng([seed, 0]).permutation(24)[:8].tolist()
-    module = RerankModule(scorer, [], loss=instantiate(cfg.loss), optimizer=build_optimizer(cfg), seed=seed).train()
+    options = Optimization(build_optimizer(cfg), seed=seed)
+    module = RerankModule(scorer, [], loss=instantiate(cfg.loss), optimization=options).train()
     step = steps[0, 0]
     (batch,) = step.micro_batches
     module._seed_dropout(step, 0)

@@ -8,7 +8,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from ranker.assembly.objects import build_scorer
+from ranker.assembly.scorer import build_scorer
 from ranker.checkpoint import load_scorer, save_model
 from ranker.cli import entry
 from ranker.config.signatures import parameters_of

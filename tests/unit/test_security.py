@@ -17,7 +17,7 @@ from ranker.commands.replay import replay
 from ranker.config.check import check, is_trusted
 from ranker.errors import CheckpointError, ConfigError, DataError
 from ranker.training.nonfinite import write_dump
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import NonFiniteOptions, RerankModule
 from ranker.types import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +110,7 @@ def test_replay_trusts_no_code_beside_weights(tmp_path, monkeypatch):
         "trainer": {"max_epochs": 1},
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(cfg)))
-    module = RerankModule(torch.nn.Linear(1, 1), [], dumps=tmp_path / "nonfinite")
+    module = RerankModule(torch.nn.Linear(1, 1), [], nonfinite=NonFiniteOptions(folder=tmp_path / "nonfinite"))
     module.trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     write_dump(module, TrainStep(0, 0, (), 1, 1), 1, math.nan, math.nan, ["q"])
     with pytest.raises((InstantiationException, ConfigError), match="custom code"):

@@ -7,7 +7,8 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from ranker.assembly.objects import build_data, build_scorer, load_splits
+from ranker.assembly.data import build_data, load_splits
+from ranker.assembly.scorer import build_scorer
 from ranker.cli import entry
 from ranker.data.batching import HashedOrder, StepPlan
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
@@ -23,7 +24,7 @@ from ranker.probing.controls import control_labels, shuffled_labels
 from ranker.probing.online_code import permutation
 from ranker.probing.optimizer import Dropout
 from ranker.probing.probes import EdgeProbe
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.types import RankBatch, TokenBatch, TrainStep
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -160,7 +161,7 @@ def scores(
     class OfRank(RerankModule):
         global_rank = rank
 
-    module = OfRank(scorer, [], seed=seed).train()
+    module = OfRank(scorer, [], optimization=Optimization(seed=seed)).train()
     module._seed_dropout(TrainStep(epoch, index, (batch(),) * 3, 1, 2), micro_batch)
     return scorer(batch())[0].tolist()
 
@@ -182,7 +183,7 @@ def test_dropout_by_hash_is_another_for_each_seed_epoch_and_step_but_not_for_the
 
 
 def test_dropout_s_seeds_are_pinned_at_seed_0():
-    module = RerankModule(MonoBERT(load_encoder("tiny")), [], seed=0)
+    module = RerankModule(MonoBERT(load_encoder("tiny")), [], optimization=Optimization(seed=0))
     step = TrainStep(1, 2, (batch(),), 1, 2)
     module._seed_dropout(step, 0)
     assert (module.micro_batch_seed(step, 0), module.scorer.encoder.dropout_seed) == PINNED["dropout"]
