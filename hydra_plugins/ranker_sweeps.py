@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -219,6 +218,8 @@ class OptunaSweeper(Sweeper):
         folder = Path(self.config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = folder / f".sweeper-{secrets.token_hex(4)}.lock"
+        from filelock import FileLock  # Hydra imports this module in every run
+
         with FileLock(self._lock):
             self._search(self._study(folder), space, fixed)
         self._lock.unlink(missing_ok=True)

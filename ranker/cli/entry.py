@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import importlib
 import os
 import re
@@ -62,7 +63,7 @@ def register(command: str | None = None) -> None:
         sys.argv[1:] = overrides.quote_texts(command, sys.argv[1:])
     # Hydra would print its own traceback and exit; with this it hands every error to `user_errors`
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    roots.register()
+    roots.register(command)
     hydra_rules.install()
     _register_resolvers()
 
@@ -145,7 +146,10 @@ def _run(command: str, cfg: DictConfig) -> float | None:
             return sweep.run_apart(
                 command, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_yaml(cfg, resolve=True)
             )
-    return getattr(importlib.import_module(f"ranker.commands.{command}"), command)(cfg)
+    function = getattr(importlib.import_module(f"ranker.commands.{command}"), command)
+    gc.freeze()  # what start-up made stays until the end; no collection has to look at it
+    gc.enable()  # `ranker.cli.main.run` disabled it
+    return function(cfg)
 
 
 def _check_source(cfg: DictConfig) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import hydra._internal.hydra as hydra_start
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.config.roots import CONF
@@ -56,13 +58,40 @@ COMMANDS = {
 class CheckedLoader(ConfigLoaderImpl):
     """Hydra's loader, which hands out only what keeps the rules."""
 
-    def load_configuration(self, *args: Any, **kwargs: Any) -> DictConfig:
+    _composed: tuple[str | None, list[str], DictConfig] | None = None
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
         """Compose a configuration.
+
+        Hydra composes a run's configuration twice, the first time only to read `hydra.mode`. The first result is kept
+        for the second call.
 
         Raises:
             ConfigError: Its `hydra` node breaks a rule.
         """
-        cfg = super().load_configuration(*args, **kwargs)
+        if not validate_sweep_overrides:  # Hydra looks for `hydra.mode`
+            with suppress(Exception):  # a sweep, or a mistake, which the next call reports
+                cfg = self.load_configuration(config_name, overrides, RunMode.RUN, from_shell)
+                self._composed = (config_name, [*overrides], cfg)
+                return cfg
+        elif self._composed is not None:
+            (name, known, cfg), self._composed = self._composed, None
+            added = overrides[len(known) :]
+            if run_mode == RunMode.RUN and (name, known) == (config_name, overrides[: len(known)]):
+                if added == ["hydra.mode=RUN"] and cfg.hydra.mode is None:
+                    cfg.hydra.mode = RunMode.RUN
+                    cfg.hydra.overrides.hydra.append(*added)
+                    return cfg
+                if not added:
+                    return cfg
+        cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
         content: Any = OmegaConf.to_container(cfg.hydra, resolve=False)
         faults = hydra_faults(content)
         if faults:

@@ -24,8 +24,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from ranker.config.roots import CONF
 from ranker.errors import ConfigError, DataError, Preempted, RankerError
 from ranker.files import write_whole
@@ -71,6 +69,8 @@ def run_job(
         "error": None,
     }
     _claim(folder, record)
+    from filelock import FileLock  # imports asyncio, which a run without a sweep does not need
+
     lock = FileLock(folder / LOCK_FILE)
     lock.acquire()
     log.info("job %d: %s", number, " ".join(own))
@@ -188,6 +188,8 @@ def is_held(lock: Path) -> bool:
     """Whether a living process holds a lock file; the system frees the locks of one that is killed, on whatever machine."""
     if not lock.is_file():
         return False
+    from filelock import FileLock, Timeout
+
     try:
         with FileLock(lock, timeout=0):
             return False

@@ -258,9 +258,9 @@ ROOTS: dict[str, type] = {
 }
 
 
-def register() -> None:
-    """Make the typed roots known to Hydra, as `train_schema` and so on."""
-    for name, root in ROOTS.items():
+def register(command: str | None = None) -> None:
+    """Register the typed root of a command, or of all commands, with Hydra, as `train_schema` and so on."""
+    for name, root in ROOTS.items() if command is None else [(command, ROOTS[command])]:
         ConfigStore.instance().store(name=f"{name}_schema", node=root)
 
 
