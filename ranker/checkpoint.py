@@ -10,7 +10,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from ranker.config.check import constructor_keys, is_trusted
+from ranker.config.targets import constructor_keys, is_trusted
 from ranker.config.stored import load_stored
 from ranker.encoders.execution import Execution
 from ranker.encoders.model_folder import read_object

@@ -40,7 +40,7 @@ from ranker.assembly.objects import (
 )
 from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_fabric, rehearse_trainer, rehearse_training
 from ranker.checkpoint import load_checkpoint, load_scorer, read_description, save_model
-from ranker.config.check import constructor_keys
+from ranker.config.targets import constructor_keys
 from ranker.config.stored import resumed_runs
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData

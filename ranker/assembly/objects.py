@@ -27,7 +27,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 from transformers.utils import logging as transformers_logging
 
 from ranker.checkpoint import load_scorer
-from ranker.config.check import constructor_keys
+from ranker.config.targets import constructor_keys
 from ranker.config.writing import inside
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits

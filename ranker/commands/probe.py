@@ -13,7 +13,7 @@ import torch
 
 from ranker.assembly.objects import load_source
 from ranker.checkpoint import read_description
-from ranker.config.check import constructor_keys
+from ranker.config.targets import constructor_keys
 from ranker.data.collection import Splits
 from ranker.errors import ConfigError, DataError
 from ranker.probing.examples import ProbeTask

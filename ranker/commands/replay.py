@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from ranker.assembly.objects import training_module
 from ranker.cli.entry import user_errors
-from ranker.config.check import constructor_keys
+from ranker.config.targets import constructor_keys
 from ranker.config.stored import load_stored
 from ranker.errors import CheckpointError, NonFinite
 from ranker.training.nonfinite import read_dump

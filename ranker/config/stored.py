@@ -10,8 +10,9 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ranker.config.check import GROUPS, target_faults, unknown_keys, untrusted
+from ranker.config.groups import GROUPS, unknown_keys
 from ranker.config.roots import root_of
+from ranker.config.targets import target_faults, untrusted
 from ranker.config.values import text_faults
 from ranker.config.writing import WRITING, parts_of, writing_faults
 from ranker.errors import ConfigError

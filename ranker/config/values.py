@@ -190,20 +190,21 @@ WORDS = {
     ),
 }
 FILLED = ("seeds", "layers", "portions")  # lists of at least one entry
-OWN_CHECKS = (
-    "model.heads",
-    "model.sampling",
-    "model.weighting",
-    "model.labels",
-    "model.auto",
-)  # ranker/multitask/check.py
 
 
-def faults_of(cfg: DictConfig) -> list[str]:
-    """What is wrong with the values of a composed configuration, each by itself; one line a fault."""
+def faults_of(cfg: DictConfig, skipped: tuple[str, ...] = ()) -> list[str]:
+    """Check each value of a composed configuration by itself.
+
+    Args:
+        cfg: The configuration.
+        skipped: Dotted keys whose values, and those below them, another check looks at.
+
+    Returns:
+        One line per fault.
+    """
     faults = []
     for key, rules, value in _leaves(cfg, ""):
-        if key.startswith(OWN_CHECKS):
+        if f"{key}.".startswith(tuple(f"{other}." for other in skipped)):
             continue
         entries = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
         found = [fault for entry in entries if (fault := _fault(rules, entry))]

@@ -14,7 +14,7 @@ import pytest
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
-from ranker.config.check import OWN_KEYS
+from ranker.config.targets import SHARED_KEYS
 from ranker.data.collection import Splits
 from ranker.retrieval.bm25 import with_candidates
 
@@ -59,7 +59,7 @@ def loads(request, options):
     if request.param.stem == "cwe" and importlib.util.find_spec("cwe2") is None:
         pytest.skip("cwe2 (extra demo) is not installed")
     node = OmegaConf.merge(node, options.get(request.param.stem, {}))
-    arguments = {key: value for key, value in node.items() if key not in OWN_KEYS["data"]}
+    arguments = {key: value for key, value in node.items() if key not in SHARED_KEYS["data"]}
     return [instantiate(arguments).load() for _ in range(2)]
 
 
@@ -73,7 +73,7 @@ def test_yaml_lists_every_argument_with_its_default_and_a_comment(path):
     target = get_class(node._target_)
     assert node._target_.split(".")[-2] == path.stem and target.__module__ == f"ranker.data.sources.{path.stem}"
     parameters = inspect.signature(target).parameters
-    assert {key for key in node if not key.startswith("_")} - set(OWN_KEYS["data"]) == set(parameters)
+    assert {key for key in node if not key.startswith("_")} - set(SHARED_KEYS["data"]) == set(parameters)
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty:
             assert OmegaConf.is_missing(node, name)
