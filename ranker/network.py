@@ -26,7 +26,11 @@ def unreachable(url: str, seconds: float = SECONDS) -> str | None:
         try:
             with urlopen(Request(f"{parts.scheme}://{parts.netloc}/", method="HEAD"), timeout=seconds):
                 reasons.clear()
-        except (HTTPError, HTTPException, ssl.SSLError):  # the server answered; the library, with its own certificates, decides what to do
+        except (
+            HTTPError,
+            HTTPException,
+            ssl.SSLError,
+        ):  # the server answered; the library, with its own certificates, decides what to do
             reasons.clear()
         except URLError as error:
             reasons[:] = [] if isinstance(error.reason, ssl.SSLError) else [str(error.reason)]

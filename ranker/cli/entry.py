@@ -32,7 +32,7 @@ from ranker.processes import global_rank, is_first_process, watch_from_the_start
 
 
 def register(command: str | None = None) -> None:
-    """Register typed roots, resolvers and rules with Hydra, and quote text values in `sys.argv`; call it before Hydra starts.
+    """Register typed roots, resolvers and rules with Hydra, and quote text values in `sys.argv`, before Hydra starts.
 
     Args:
         command: The command that `sys.argv` is for; None leaves `sys.argv` as it is.
@@ -60,7 +60,7 @@ def _stamp() -> str:
 
 
 def _root(folder: str) -> str:
-    """The folder of all runs. Other processes than the first get a temporary one; the first sends them the run folder."""
+    """The folder of all runs; processes other than the first get a temporary one and learn the run folder later."""
     return folder if global_rank() == 0 else os.path.join(tempfile.gettempdir(), f"ranker-process-{os.getpid()}")  # noqa: PTH118
 
 
@@ -127,7 +127,7 @@ def _run(command: str, cfg: DictConfig) -> float | None:
 
 
 def _check_source(cfg: DictConfig) -> None:
-    """Call `check` of a data source that has one, before torch is imported: it reports missing files or packages."""
+    """Call `check` of a data source that has one: it reports missing files or packages before torch is imported."""
     if cfg.get("data") is not None and str(cfg.data._target_).startswith("ranker."):
         check = getattr(instantiate(constructor_keys("data", cfg.data)), "check", None)
         if check is not None:
@@ -153,7 +153,7 @@ def _one_line_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """Print a user's mistake without a traceback and exit with its code; any other error is a bug and keeps its traceback."""
+    """Print a user's mistake without a traceback and exit; any other error is a bug and keeps its traceback."""
     try:
         yield
     except RankerError as error:

@@ -1,4 +1,4 @@
-"""The command `ranker COMMAND [GROUP=CHOICE ...] [KEY=VALUE ...]`; train.py and the other scripts run one command of it."""
+"""The program `ranker COMMAND [GROUP=CHOICE ...] [KEY=VALUE ...]`; train.py and the other scripts run one command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ranker.cli.usage import answer_help
 from ranker.config.roots import CONF
 from ranker.errors import ConfigError, did_you_mean
 
-COMMANDS = sorted(path.stem for path in CONF.glob("*.yaml"))  # each has a module of its name in ranker/commands/
+COMMANDS = sorted(path.stem for path in CONF.glob("*.yaml"))  # one per root yaml
 
 
 def entry_point(command: str) -> Callable[[], Any]:
@@ -28,7 +28,7 @@ def entry_point(command: str) -> Callable[[], Any]:
 
 
 def run(command: str) -> None:
-    """Run a command with the arguments in `sys.argv[1:]`. A user's mistake prints one line and exits with 1."""
+    """Run a command with the arguments in `sys.argv[1:]`. After a user's mistake, print one line and exit with 1."""
     answer_help(command)
     register(command)
     with user_errors():

@@ -44,7 +44,7 @@ def overrides_of(key: str) -> list[str]:
 
 
 def run_name(name: str, checkpoint: str | None, resume: bool) -> str:
-    """The name of a run: a resumed run keeps the name of the run that it continues, unless the command line sets one."""
+    """The name of a run; a resumed run keeps the name of the run that it continues, unless an override sets one."""
     stored = Path(checkpoint or "") / "config.yaml"
     if not resume or overrides_of("name") or not stored.is_file():
         return name

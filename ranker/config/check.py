@@ -51,7 +51,7 @@ def fill_in(cfg: DictConfig) -> None:
 
 
 def _model_rules(cfg: DictConfig) -> Any:
-    """The module `check` of the package that defines the model, such as ranker/multitask/check.py; None if there is none.
+    """The module `check` of the package that defines the model (ranker/multitask/check.py); None if it has none.
 
     Such a module has `KEYS` (keys of the model's node whose values it checks), `faults_of(model, encoder)` and
     `fill_in(cfg)`.

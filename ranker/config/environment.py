@@ -34,7 +34,7 @@ def environment_faults(cfg: DictConfig) -> list[str]:
 
 
 def _logger(cfg: DictConfig) -> list[str]:
-    """Check wandb's mode, and its API key for `online` (PC-88): without one, wandb would wait for input on a terminal."""
+    """Check wandb's mode, and its API key for `online` (PC-88): without a key, wandb waits for input on a terminal."""
     if not str(OmegaConf.select(cfg, "logger._target_")).endswith(".loggers.wandb"):
         return []
     mode = cfg.logger.get("mode")

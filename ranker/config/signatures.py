@@ -88,9 +88,10 @@ def attribute_of(target: str, name: str, default: Any = None, depth: int = 0) ->
                     return ast.literal_eval(item.value)
     for base in node.bases:
         if isinstance(base, ast.Name):
-            inherited = attribute_of(f"{module}.{base.id}", name, None, depth + 1)
-            if inherited is not None:
-                return inherited
+            with suppress(LookupError):  # a base of the standard library, which is no package
+                inherited = attribute_of(f"{module}.{base.id}", name, None, depth + 1)
+                if inherited is not None:
+                    return inherited
     return default
 
 

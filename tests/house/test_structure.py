@@ -107,13 +107,17 @@ def test_a_plug_in_that_imports_its_sibling_is_seen(tmp_path, package):
 
 
 def test_a_private_name_of_another_module_is_seen(tmp_path):
-    seeded = tree(tmp_path, one="from house.two import _x, y\nfrom house.a import _shared", two="_x = y = 1", a___shared="")
+    seeded = tree(
+        tmp_path, one="from house.two import _x, y\nfrom house.a import _shared", two="_x = y = 1", a___shared=""
+    )
     assert rules.private_imports(seeded) == ["house.one imports the private name house.two._x"]
 
 
 @pytest.mark.parametrize("package", ["probing", "multitask"])
 def test_a_forbidden_import_is_seen(tmp_path, package):
-    seeded = tree(tmp_path, data__one=f"def late():\n    from house.{package}.two import x", **{f"{package}__two": "x = 1"})
+    seeded = tree(
+        tmp_path, data__one=f"def late():\n    from house.{package}.two import x", **{f"{package}__two": "x = 1"}
+    )
     assert rules.forbidden_imports(seeded) == [f"house.data.one imports house.{package}.two"]
 
 
