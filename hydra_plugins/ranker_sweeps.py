@@ -51,7 +51,7 @@ class SweepFolder(Callback):
         HydraConfig.instance().cfg = before
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Fix the folder and print the number of jobs. Errors exit at once, since Hydra only warns of errors in callbacks."""
+        """Fix the folder and print the number of jobs; exit on errors, since Hydra only warns of those in callbacks."""
         folder = Path(config.hydra.sweep.dir).resolve()
         run_folder.note(folder)
         with read_write(config.hydra), open_dict(config.hydra):
@@ -76,7 +76,7 @@ class SweepFolder(Callback):
                 file.write(OmegaConf.to_yaml(config))
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Write `summary.csv` and the picture; exit with 1 if a job failed (in a search: if too few trials finished)."""
+        """Write `summary.csv` and the picture; exit with 1 if a job failed, or too few trials of a search finished."""
         if config.hydra.launcher._target_.endswith(".DryRun"):
             return
         direction = str(config.hydra.sweeper.get("direction", "maximize"))
@@ -162,8 +162,8 @@ class DryRun(Launcher):
 class OptunaSweeper(Sweeper):
     """Search with Optuna: each trial is the job of the same number; unpromising trials are pruned at a validation.
 
-    To continue a search that was stopped, set `hydra.sweep.dir` to its folder: the study in it is loaded and the missing
-    trials run.
+    To continue a search that was stopped, set `hydra.sweep.dir` to its folder: the study in it is loaded and the
+    missing trials run.
 
     Args:
         n_trials: Trials that end with an objective or are pruned, including those of the search that is continued. A
@@ -178,9 +178,16 @@ class OptunaSweeper(Sweeper):
     """
 
     def __init__(
-        self, n_trials: int, n_jobs: int, direction: Literal["maximize", "minimize"], storage: str, study_name: str, sampler: Any,
-        pruning: Mapping[str, Any] | None, params: Mapping[str, Any] | None,
-    ) -> None:  # fmt: skip
+        self,
+        n_trials: int,
+        n_jobs: int,
+        direction: Literal["maximize", "minimize"],
+        storage: str,
+        study_name: str,
+        sampler: Any,
+        pruning: Mapping[str, Any] | None,
+        params: Mapping[str, Any] | None,
+    ) -> None:
         self.n_trials, self.n_jobs, self.direction = n_trials, n_jobs, direction
         self.storage, self.study_name, self.sampler = storage, study_name, sampler
         self.pruning, self.params = pruning, params or {}
@@ -245,8 +252,8 @@ class OptunaSweeper(Sweeper):
         except Exception as error:  # Optuna's, SQLAlchemy's and the database's
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"hydra.sweeper.storage: expected Optuna's study in {self.storage}, got one that can't be read ({reason}); "
-                "restore it, or search anew in another hydra.sweep.dir"
+                f"hydra.sweeper.storage: expected Optuna's study in {self.storage}, "
+                f"got one that can't be read ({reason}); restore it, or search anew in another hydra.sweep.dir"
             ) from error
         return study
 

@@ -38,14 +38,14 @@ _verified: set[tuple[int, ...]] = set()  # files that this process has already c
 
 
 # writing
-# ----------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def write_whole(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
-    """Open a file for writing that replaces `path` atomically at the end of the block; a block that fails changes nothing.
+    """Open a file for writing that replaces `path` atomically at the end of the block.
 
-    The bytes are on the disk before the file gets its name.
+    The bytes are on the disk before the file gets its name. A block that fails changes nothing.
 
     Args:
         path: The file; a name that ends in `.gz` is compressed. A missing folder is created.
@@ -141,7 +141,7 @@ def _sync(path: Path) -> None:
 
 
 # checksums
-# --------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 def checksum(path: Path) -> dict[str, int]:

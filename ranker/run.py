@@ -40,8 +40,8 @@ from ranker.assembly.objects import (
 )
 from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_fabric, rehearse_trainer, rehearse_training
 from ranker.checkpoint import load_checkpoint, load_scorer, read_description, save_model
-from ranker.config.targets import constructor_keys
 from ranker.config.stored import resumed_runs
+from ranker.config.targets import constructor_keys
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.pair_cuts import warn_of_other_cuts

@@ -1,7 +1,7 @@
 """Types that several packages share: ragged token batches, rank batches, training steps, scorers and losses.
 
-Axis names, in this order: batch (query groups), docs (docs of a group), tokens, dim. Masks are True for real entries and
-False for padding.
+Axis names, in this order: batch (query groups), docs (docs of a group), tokens, dim. Masks are True for real entries
+and False for padding.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Run = dict[str, dict[str, float]]  # query_id -> doc_id -> score
 class Movable:
     """Base of dataclasses of tensors, which Lightning and a DataLoader with `pin_memory` can move.
 
-    Fields may be tensors, dataclasses of this kind, or tuples of them. Treat instances as immutable. They are not frozen
-    because Lightning's 64-true and bf16-true precision cannot convert frozen dataclasses.
+    Fields may be tensors, dataclasses of this kind, or tuples of them. Treat instances as immutable. They are not
+    frozen because Lightning's 64-true and bf16-true precision cannot convert frozen dataclasses.
     """
 
     def _map(self, move: Callable[[Any], Any]) -> Self:
@@ -35,7 +35,7 @@ class Movable:
         return replace(self, **changed)  # type: ignore[type-var]
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Self:
-        """Return a copy with every tensor on `device`. Lightning does not pass `non_blocking`, so it defaults to True."""
+        """Return a copy with every tensor on `device`; Lightning passes no `non_blocking`, so the default is True."""
         return self._map(lambda value: value.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
@@ -55,8 +55,8 @@ class TokenBatch(Movable):
         attended: Number of tokens of each row that serve as keys, int32 [rows]: always the first ones. The other tokens
             attend to them, and no token attends to the others (ColBERT's query expansion). None: all tokens.
         num_attended: The sum of `attended`, a Python int.
-        names: Id of each row within the whole optimizer step, int64 [rows]. Dropout masks depend on these ids, so they do
-            not depend on how the step is cut into micro-batches. None: 0, 1, 2, ... in this batch.
+        names: Id of each row within the whole optimizer step, int64 [rows]. Dropout masks depend on these ids, and so
+            not on how the step is cut into micro-batches. None: 0, 1, 2, ... in this batch.
     """
 
     tokens: Tensor
@@ -113,8 +113,8 @@ class Contrast(Movable):
         labels: Label of each doc in its own group, float32 [docs].
         owners: Index of each doc's group, ascending, int64 [docs].
         mask: True where a doc is ranked for a query, bool [groups, docs] (`ranker.data.contrast.contrast`).
-        positive: True where a doc is relevant for the query of its own group, bool [docs]. `labels > 0` does not tell: a
-            grade below the relevance threshold gives a negative a label above 0.
+        positive: True where a doc is relevant for the query of its own group, bool [docs]. `labels > 0` does not
+            tell: a grade below the relevance threshold gives a negative a label above 0.
     """
 
     labels: Tensor
@@ -152,8 +152,8 @@ class Scorer(Protocol):
 
     It returns float32 [batch, docs]; higher is better, and cells where `doc_mask` is False are 0. Class attributes:
     `reads` (`pairs` or `texts`: which token batches it needs), `training_keys` (keys of its yaml that say how it is
-    trained; a training from a stored model may change them), and `program_keys` (keys of its yaml that the program reads
-    itself and does not pass to the constructor). The last two are tuples of names and may be left out.
+    trained; a training from a stored model may change them), and `program_keys` (keys of its yaml that the program
+    reads itself and does not pass to the constructor). The last two are tuples of names and may be left out.
     """
 
     def __call__(self, batch: RankBatch) -> Tensor: ...
@@ -164,8 +164,8 @@ class Loss(Protocol):
 
     Class attributes, both True if left out: `pairwise = False` declares that the loss holds no tensor
     [batch, docs, docs]; otherwise, with in-batch negatives, it is called with few groups at a time.
-    `needs_negatives = False` declares that it learns from a group of relevant docs alone; otherwise `batch.docs` must be
-    larger than `batch.positives`.
+    `needs_negatives = False` declares that it learns from a group of relevant docs alone; otherwise `batch.docs` must
+    be larger than `batch.positives`.
     """
 
     def __call__(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor: ...

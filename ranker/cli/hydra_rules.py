@@ -120,7 +120,7 @@ def _logging_faults(node: Any, path: str) -> list[str]:
 
 
 def _plugin_faults(node: Any, path: str) -> list[str]:
-    """Check that a launcher or sweeper is a plugin of Hydra and that the only `_target_` in it is a sampler of Optuna."""
+    """Check that a launcher or sweeper is a plugin of Hydra; the only `_target_` in it may be a sampler of Optuna."""
     if not isinstance(node, dict) or not str(node.get("_target_")).startswith(PLUGINS):
         got = node.get("_target_") if isinstance(node, dict) else node
         return [f"{path}: expected a plugin of Hydra's as _target_, got {got!r}"]

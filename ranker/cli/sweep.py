@@ -3,8 +3,8 @@
 Imports neither Hydra nor torch.
 
 A job writes `job.json` when it starts, and holds a lock beside that file while it runs: a job with status `running` and
-no lock was killed. `summary.csv` in the sweep's folder is computed from these files after each job and at the end, so it
-exists even if the process that started the sweep is killed.
+no lock was killed. `summary.csv` in the sweep's folder is computed from these files after each job and at the end, so
+it exists even if the process that started the sweep is killed.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def is_held(lock: Path) -> bool:
 
 
 # the table
-# --------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 def job_folders(sweep: Path) -> Iterator[Path]:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["best_so_far", "draw_sweep", "axis_positions", "save"]
+__all__ = ["axis_positions", "best_so_far", "draw_sweep", "save"]
 
 MARKS = {
     "ok": ("o", BLUE, "finished"),

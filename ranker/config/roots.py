@@ -33,7 +33,7 @@ class BatchConfig:
 
 @dataclass
 class TrainerConfig:
-    """The arguments of Lightning's Trainer, without those that the program builds itself (loggers, callbacks, folders)."""
+    """The arguments of Lightning's Trainer, without those that the program builds (loggers, callbacks, folders)."""
 
     accelerator: str = "auto"
     strategy: str = "auto"

@@ -1,4 +1,4 @@
-"""Checks of `trainer`: values that Lightning's Trainer would refuse only after the data is loaded, or silently ignore."""
+"""Checks of `trainer`: values that Lightning would refuse only after the data is loaded, or silently ignore."""
 
 from __future__ import annotations
 

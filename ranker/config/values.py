@@ -267,7 +267,7 @@ def _leaves(node: DictConfig, path: str) -> Iterator[tuple[str, tuple[str, ...],
 
 
 # text keys of the typed roots
-# -------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 def text_keys(root: type, prefix: str = "") -> dict[str, bool]:

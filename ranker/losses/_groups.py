@@ -39,7 +39,7 @@ def gaps(values: Tensor) -> Tensor:
 
 
 def ordered_pairs(labels: Tensor, doc_mask: Tensor) -> Tensor:
-    """Return a mask that is True where doc i has a higher label than doc j and both are real, bool [batch, docs, docs]."""
+    """Return whether doc i has a higher label than doc j and both are real, bool [batch, docs, docs]."""
     return (labels.unsqueeze(2) > labels.unsqueeze(1)) & doc_mask.unsqueeze(2) & doc_mask.unsqueeze(1)
 
 

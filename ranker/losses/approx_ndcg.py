@@ -11,7 +11,8 @@ class ApproxNDCG(nn.Module):
     r"""Maximise a smooth nDCG, in which a doc's rank counts the docs above it by a sigmoid instead of a step.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \left(1 - \frac{1}{\max \mathrm{DCG}}
-        \sum_i \frac{2^{y_i} - 1}{\log_2(1 + \hat r_i)}\right), \quad \hat r_i = 1 + \sum_{j \ne i} \frac{1}{1 + e^{\alpha (s_i - s_j)}}
+        \sum_i \frac{2^{y_i} - 1}{\log_2(1 + \hat r_i)}\right),
+        \quad \hat r_i = 1 + \sum_{j \ne i} \frac{1}{1 + e^{\alpha (s_i - s_j)}}
 
     The value is between 0 and 1. Labels below 0 have gain 0. A group without a label above 0 counts 0.
 

@@ -11,10 +11,10 @@ from ranker.losses._groups import mean_in_groups, real_cells, require_positive
 class BCE(nn.Module):
     r"""Binary cross-entropy between a soft label and the sigmoid of the score, which is the log-odds of relevance.
 
-    .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i [-w\, t_i \log \sigma(s_i) - (1 - t_i) \log (1 - \sigma(s_i))],
-        \quad t_i = \min(\max(y_i / m, 0), 1)
+    .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i
+        [-w\, t_i \log \sigma(s_i) - (1 - t_i) \log (1 - \sigma(s_i))], \quad t_i = \min(\max(y_i / m, 0), 1)
 
-    Labels below 0 or above `max_label` are clipped, since the loss is unbounded below for labels outside [0, 1]. A group
+    Labels below 0 or above `max_label` are clipped, since the loss is unbounded below for t outside [0, 1]. A group
     without docs counts 0.
 
     Source: Good, "Rational Decisions", Journal of the Royal Statistical Society B 14, 1952 (the logarithmic score).

@@ -15,9 +15,9 @@ class LCE(nn.Module):
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > 0}
         -\log \frac{e^{s_i / \tau}}{e^{s_i / \tau} + \sum_{y_j \le 0} e^{s_j / \tau}}
 
-    Positives are docs with a label above 0. If a group has several, each is compared with the negatives only, never with
-    another positive. Groups may differ in their number of negatives: padding is masked, and no negative is repeated. A
-    group without a positive or without a negative counts 0.
+    Positives are docs with a label above 0. If a group has several, each is compared with the negatives only, never
+    with another positive. Groups may differ in their number of negatives: padding is masked, and no negative is
+    repeated. A group without a positive or without a negative counts 0.
 
     Source: Gao, Dai and Callan, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline", ECIR 2021.
 

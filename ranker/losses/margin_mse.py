@@ -13,8 +13,8 @@ class MarginMSE(nn.Module):
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{(i, j)} ((s_i - s_j) - (y_i - y_j))^2
 
-    over pairs with :math:`y_i > y_j`. Student and teacher scores may differ by a constant, since only gaps count. A group without
-    such a pair counts 0.
+    over pairs with :math:`y_i > y_j`. Student and teacher scores may differ by a constant, since only gaps
+    count. A group without such a pair counts 0.
 
     Source: Hofstätter et al., "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge
     Distillation", arXiv:2010.02666, 2020 (there one positive and one negative per query).

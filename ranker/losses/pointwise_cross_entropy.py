@@ -16,8 +16,8 @@ class PointwiseCrossEntropy(nn.Module):
 
     with :math:`p = \mathrm{softmax}(l_0, l_1)_1`. A softmax over two logits depends only on their difference: if the
     score is the log-odds :math:`s = l_1 - l_0`, then :math:`p = 1 / (1 + e^{-s})`, so this is the paper's cross-entropy
-    with one number per doc. The paper averages over all pairs of a batch; here every group has the same weight, whatever
-    its number of docs. A doc is relevant if its label is above 0. A group without docs counts 0.
+    with one number per doc. The paper averages over all pairs of a batch; here every group has the same weight,
+    whatever its number of docs. A doc is relevant if its label is above 0. A group without docs counts 0.
 
     Source: Nogueira and Cho, "Passage Re-ranking with BERT", arXiv:1901.04085, 2019.
 

@@ -1,6 +1,7 @@
 """Rules on the structure of a package's source tree; each returns its violations, one line each."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,10 +166,10 @@ def long_functions(tree: Tree) -> list[str]:
 
 
 def wide_lines(paths: list[Path]) -> list[str]:
-    """Lines of more than 120 columns."""
+    """Lines of more than 120 columns, not counting a comment for the linter or the type checker at the end."""
     return [
         f"{path}:{number}: {len(line)} columns"
         for path in paths
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if len(line) > COLUMNS
+        if len(re.sub(r"\s+# (noqa|type: ignore).*", "", line)) > COLUMNS
     ]
