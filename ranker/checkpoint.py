@@ -10,8 +10,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from ranker.config.check import constructor_keys, is_trusted
 from ranker.config.stored import load_stored
+from ranker.config.targets import constructor_keys, is_trusted
 from ranker.encoders.execution import Execution
 from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError, RankerError

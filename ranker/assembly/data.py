@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.scorer import in_batch_negatives
-from ranker.config.check import constructor_keys
+from ranker.config.targets import constructor_keys
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.data.query_docs import apply_mode, warn_of_query_docs

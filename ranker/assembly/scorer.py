@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.checkpoint import load_scorer
-from ranker.config.check import constructor_keys
+from ranker.config.targets import constructor_keys
 from ranker.encoders.execution import Execution
 from ranker.errors import ConfigError
 from ranker.multitask.module import MultitaskModule

@@ -1,4 +1,4 @@
-"""The command `ranker COMMAND [GROUP=CHOICE ...] [KEY=VALUE ...]`; train.py and the other scripts run one command of it."""
+"""The program `ranker COMMAND [GROUP=CHOICE ...] [KEY=VALUE ...]`; train.py and the other scripts run one command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ranker.cli.usage import answer_help
 from ranker.config.roots import CONF
 from ranker.errors import ConfigError, did_you_mean
 
-COMMANDS = sorted(path.stem for path in CONF.glob("*.yaml"))  # each has a module of its name in ranker/commands/
+COMMANDS = sorted(path.stem for path in CONF.glob("*.yaml"))  # one per root yaml
 
 REPLAY = "replay"  # takes a folder and no keys, so it has no yaml
 
@@ -32,8 +32,8 @@ def entry_point(command: str) -> Callable[[], Any]:
 
 
 def run(command: str) -> None:
-    """Run a command with the arguments in `sys.argv[1:]`. A user's mistake prints one line and exits with 1."""
-    gc.disable()  # start-up makes many objects and hardly any garbage; it is on again when the command begins
+    """Run a command with the arguments in `sys.argv[1:]`. After a user's mistake, print one line and exit with 1."""
+    gc.disable()  # start-up creates many objects and hardly any garbage; collection is on again when the command begins
     answer_help(command)
     register(command)
     with user_errors():

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.assembly.data import load_source, print_notice
 from ranker.assembly.run import cfg_values, one_run, open_run
 from ranker.checkpoint import read_description
-from ranker.config.check import constructor_keys
+from ranker.config.targets import constructor_keys
 from ranker.data.collection import Splits
 from ranker.errors import ConfigError, DataError
 from ranker.probing.examples import ProbeTask

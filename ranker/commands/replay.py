@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 from ranker.assembly.scorer import training_module
 from ranker.cli.entry import user_errors
-from ranker.config.check import constructor_keys
 from ranker.config.stored import load_stored
+from ranker.config.targets import constructor_keys
 from ranker.errors import CheckpointError, NonFinite
 from ranker.training.nonfinite import read_dump
 from ranker.training.rerank_module import Optimization

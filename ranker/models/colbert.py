@@ -52,6 +52,7 @@ class ColBERT(nn.Module):
     """
 
     reads = "texts"
+    training_keys = ("in_batch_negatives", "symmetric")
 
     def __init__(
         self,

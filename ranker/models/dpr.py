@@ -50,6 +50,7 @@ class DPR(nn.Module):
     """
 
     reads = "texts"
+    training_keys = ("in_batch_negatives", "symmetric")
 
     def __init__(
         self,

@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 
 from ranker.checkpoint import load_scorer, read_description
 from ranker.commands.replay import replay
-from ranker.config.check import check, is_trusted
+from ranker.config.check import check
+from ranker.config.targets import is_trusted
 from ranker.errors import CheckpointError, ConfigError, DataError
 from ranker.training.nonfinite import write_dump
 from ranker.training.rerank_module import NonFiniteOptions, RerankModule

@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from ranker.cli import entry
+from ranker.cli import entry, resume
 from ranker.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -32,7 +32,7 @@ def command(stored, monkeypatch):
     def make(*overrides):
         task = [f"checkpoint={stored}", "resume=true", *overrides]
         hydra = SimpleNamespace(overrides=SimpleNamespace(task=task))
-        monkeypatch.setattr(entry, "HydraConfig", SimpleNamespace(initialized=lambda: True, get=lambda: hydra))
+        monkeypatch.setattr(resume, "HydraConfig", SimpleNamespace(initialized=lambda: True, get=lambda: hydra))
         return task
 
     return make
@@ -42,7 +42,7 @@ def command(stored, monkeypatch):
 def resumed(command):
     def make(*overrides):
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return entry._resumed(compose("train", command(*overrides)))
+            return resume.resumed(compose("train", command(*overrides)))
 
     return make
 
@@ -86,7 +86,7 @@ def test_another_training_is_refused(stored, command, override):
     key = override.split("=")[0].lstrip("+~")
     command(override)
     with pytest.raises(ConfigError) as caught:
-        entry._resumed(OmegaConf.create({"checkpoint": str(stored), "resume": True}))
+        resume.resumed(OmegaConf.create({"checkpoint": str(stored), "resume": True}))
     assert str(caught.value).startswith(
         f"{key}: expected the value of the run that is resumed, got {override!r}; leave it out, or start"
     )

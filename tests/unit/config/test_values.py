@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ranker.cli import entry
+from ranker.cli.complaints import in_one_line
 from ranker.config.check import check
 from ranker.config.values import RANGES, WORDS, Range
 from ranker.errors import ConfigError
@@ -77,13 +78,13 @@ def leaves(node, path=""):
 
 
 def put(cfg, keys: list[str], value) -> list[str]:
-    """Set keys; returns what OmegaConf says of those that it refuses, as entry.py says it."""
+    """Set keys; returns what OmegaConf says of those that it refuses, as complaints.py words it."""
     refused = []
     for key in keys:
         try:
             OmegaConf.update(cfg, key, value, merge=False)
         except (OmegaConfBaseException, AssertionError) as error:
-            refused.append(entry.in_one_line(error))
+            refused.append(in_one_line(error))
     return refused
 
 
@@ -95,7 +96,7 @@ def faults(cfg) -> list[str]:
         return str(error).split("\n")
     except OmegaConfBaseException as error:  # an interpolation without a value, which `user_errors` says so
         assert "${" in str(OmegaConf.to_container(cfg))
-        return [entry.in_one_line(error)]
+        return [in_one_line(error)]
     return []
 
 

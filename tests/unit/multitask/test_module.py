@@ -18,7 +18,7 @@ from transformers import AlbertConfig, AlbertModel
 from ranker.assembly.scorer import training_module
 from ranker.cli import entry
 from ranker.commands.replay import replay
-from ranker.config.check import constructor_keys
+from ranker.config.targets import constructor_keys
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.tiny import tiny_tokenizer
