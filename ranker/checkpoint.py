@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from ranker import export
 from ranker.config.check import constructor_keys, is_trusted
 from ranker.config.stored import load_stored
 from ranker.encoders.execution import Execution
-from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError, RankerError
 from ranker.files import verify_folder, write_folder
 from ranker.training.checkpoint_files import read_checkpoint
@@ -127,11 +128,15 @@ def _load(folder: Path, target: str, execution: Execution) -> Any:
 
 
 def _target_of(folder: Path) -> str:
-    """The scorer that reads a folder of another program."""
-    several = read_object(folder / "config_sentence_transformers.json").get("model_type") == "MultiVectorEncoder"
-    if several or "HF_ColBERT" in (read_object(folder / "config.json").get("architectures") or []):
-        return "ranker.models.colbert.ColBERT"
-    return "ranker.models.dpr.DPR" if (folder / "modules.json").is_file() else "ranker.models.monobert.MonoBERT"
+    """Return the scorer that reads a folder of another program: that of the first format which recognises it."""
+    for module in pkgutil.iter_modules(export.__path__, f"{export.__name__}."):
+        if not module.name.rpartition(".")[2].startswith("_"):
+            folder_format: Any = importlib.import_module(module.name)
+            if folder_format.recognises(folder):
+                return str(folder_format.SCORER)
+    raise CheckpointError(
+        f"{folder}: expected a model folder of this or another program, got one that no format of ranker.export knows"
+    )
 
 
 def load_checkpoint(module: nn.Module, path: Path) -> None:

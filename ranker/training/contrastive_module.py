@@ -86,14 +86,14 @@ class ContrastiveModule(RerankModule):
         """The vectors of the step's queries and docs, in the step's order, on every device: zeros elsewhere, then a sum over devices."""
         scorer: Any = self.scorer
         query_counts = doc_counts = None
-        if hasattr(scorer, "doc_vectors"):  # several vectors a text; how many is known before they are made
+        if scorer.vectors == "tokens":  # their number is known before they are computed
             query_counts, doc_counts = (
                 torch.zeros(n, dtype=torch.int64, device=self.device) for n in (step.num_groups, step.num_docs)
             )
             for batch, (query_rows, doc_rows) in zip(step.micro_batches, parts, strict=True):
                 assert batch.queries is not None
                 query_counts[query_rows] = batch.queries.cu_seqlens.diff().long()
-                doc_counts[doc_rows] = scorer.doc_vectors(batch.docs)
+                doc_counts[doc_rows] = scorer.doc_vector_counts(batch.docs)
             _sum_over_devices(query_counts)
             _sum_over_devices(doc_counts)
         queries, docs = self._no_vectors(step.num_groups, query_counts), self._no_vectors(step.num_docs, doc_counts)
