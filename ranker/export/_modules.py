@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
 
 
-def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: dict[str, Any]) -> None:
+def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mapping[str, Any]) -> None:
     """Write a transformer, its tokenizer and sentence_bert_config.json.
 
     Args:

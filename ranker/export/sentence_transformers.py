@@ -98,7 +98,7 @@ def write(folder: Path, model: SingleVectorModel, max_tokens: int, max_query_tok
         max_tokens: Longest doc, special tokens included.
         max_query_tokens: Longest query, special tokens included; None: `max_tokens`.
     """
-    lengths = {}
+    lengths: dict[str, int | None] = {}
     if max_query_tokens not in (None, max_tokens):
         lengths = {"query_length": max_query_tokens, "document_length": max_tokens}
     if model.tied:
@@ -129,7 +129,7 @@ def _write_side(
     model: SingleVectorModel,
     side: Side,
     max_tokens: int,
-    lengths: dict[str, int | None],
+    lengths: Mapping[str, int | None],
 ) -> list[tuple[str, str]]:
     """Write the modules of queries or of docs; return the path and the class of each."""
     transformer, pooling, dense = paths
