@@ -54,8 +54,7 @@ from ranker.evaluation import report as evaluation
 from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.retrieval.encode import Device
 from ranker.retrieval.mining import Mining
-from ranker.retrieval.search import LateOptions, VectorEngine
-from ranker.retrieval.searchers import (
+from ranker.retrieval.pipeline import (
     EncodeOptions,
     add_positives,
     bm25_engines,
@@ -65,6 +64,7 @@ from ranker.retrieval.searchers import (
     search_set,
     vector_engines,
 )
+from ranker.retrieval.search import LateOptions, VectorEngine
 from ranker.training import dashboards
 from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_from
 from ranker.training.checkpointing import SaveBest, SaveLast
