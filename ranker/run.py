@@ -71,7 +71,7 @@ from ranker.training.checkpointing import SaveBest, SaveLast
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import write_json
 from ranker.training.throughput import Throughput
-from ranker.types import Run
+from ranker.types import Run, is_bi_encoder
 
 log = logging.getLogger(__name__)
 
@@ -219,7 +219,7 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
     data = RankData(
         splits, scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, batch_options(cfg),
         text_limits(scorer, trained), depth=None if cfg.add_positives else depth, cache_dir=cfg.cache_dir,
-        layouts=scorer.layouts() if scorer.reads == "texts" else None,
+        layouts=scorer.layouts() if is_bi_encoder(scorer) else None,
     )  # fmt: skip
     module = RerankModule(scorer, list(cfg.measures), on_evaluated=_writer(folder, splits, cfg, depth, baseline))
     trainer = build_trainer(cfg, folder, [])
@@ -298,7 +298,7 @@ def _vector_engines(
 ) -> dict[str, VectorEngine] | None:
     """Encode what is not encoded yet, on all devices, and open an index over it; None on other processes than the first."""
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights)
-    if scorer.reads != "texts":
+    if not is_bi_encoder(scorer):
         raise ConfigError(
             f"checkpoint: expected a bi-encoder (dpr, colbert), got {type(scorer).__name__}; evaluate.py re-ranks with it"
         )

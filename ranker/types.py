@@ -6,9 +6,9 @@ real.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -189,9 +189,12 @@ class Scorer(Protocol):
         ...
 
     # of nn.Module
+    def modules(self) -> Iterator[nn.Module]: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
     def state_dict(self) -> dict[str, Any]: ...
     def train(self, mode: bool = True) -> Self: ...
     def eval(self) -> Self: ...
+    def to(self, device: torch.device) -> Self: ...
 
 
 class BiEncoder(Scorer, Protocol):
@@ -248,6 +251,11 @@ class BiEncoder(Scorer, Protocol):
     def divisor(self) -> Tensor | float:
         """The number by which `score_block` divides inner products: a temperature, or 1."""
         ...
+
+
+def is_bi_encoder(scorer: Scorer) -> TypeGuard[BiEncoder]:
+    """Whether a scorer reads queries and docs separately."""
+    return scorer.reads == "texts"
 
 
 class Loss(Protocol):

@@ -46,6 +46,7 @@ from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.progress import ProgressBar
 from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import environment, log_to, write_json, write_text
+from ranker.types import Scorer, is_bi_encoder
 
 log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ def print_notice(splits: Splits) -> None:
         log.info("%s", splits.notice)
 
 
-def build_scorer(cfg: DictConfig) -> Any:
+def build_scorer(cfg: DictConfig) -> Scorer:
     """A new scorer, or the one that `checkpoint` trained; then `model` only says how it is trained on."""
     if cfg.checkpoint is not None and not cfg.resume:
         scorer = load_scorer(Path(cfg.checkpoint), "best", Execution.of(cfg.get("encoder") or {}))
@@ -142,9 +143,9 @@ def build_scorer(cfg: DictConfig) -> Any:
     )
 
 
-def text_limits(scorer: Any, trained: Any) -> TextLimits:
+def text_limits(scorer: Scorer, trained: Any) -> TextLimits:
     """Text lengths as in training; those of a folder of another program where that says them."""
-    query, doc = getattr(scorer, "text_limits", None) or (64, 448)
+    query, doc = scorer.text_limits or (64, 448)
     return TextLimits(
         trained.get("max_query_tokens", query), trained.get("max_doc_tokens", doc), trained.get("max_pair_tokens")
     )
@@ -200,7 +201,7 @@ def batch_options(cfg: DictConfig) -> BatchOptions:
     return BatchOptions(**options, min_micro_batches=cfg.trainer.accumulate_grad_batches)  # type: ignore[arg-type]
 
 
-def build_data(cfg: DictConfig, splits: Splits, scorer: Any) -> RankData:
+def build_data(cfg: DictConfig, splits: Splits, scorer: Scorer) -> RankData:
     """Loaders for what the scorer reads, and for what its auxiliary heads learn."""
     kind: Any = RankData
     if isinstance(scorer, Multitask):
@@ -228,7 +229,7 @@ def build_data(cfg: DictConfig, splits: Splits, scorer: Any) -> RankData:
         negatives=cfg.data.get("negatives"),
         teacher=cfg.data.get("teacher"),
         random_negatives=cfg.data.get("random_negatives", False),
-        layouts=scorer.layouts() if scorer.reads == "texts" else None,
+        layouts=scorer.layouts() if is_bi_encoder(scorer) else None,
         in_batch=in_batch_negatives(cfg),
     )
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 TRAINED_PER_LIST = 64  # training vectors per centroid of k-means
 FEW_PER_LIST = 39  # with fewer, faiss warns
-# limits of faiss on a GPU (its wiki, "Faiss on the GPU"): vectors fetched and lists probed; bytes of a compressed vector
+# limits on a GPU (faiss's wiki, "Faiss on the GPU"): vectors fetched and lists probed; bytes of a compressed vector
 GPU_MAX = 2048
 GPU_SUBVECTORS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
 

@@ -261,8 +261,8 @@ class VectorEngine:
 
 def _not_finite(count: int, total: int, score: float, query_id: str, doc_id: str) -> DataError:
     return DataError(
-        f"search: expected finite scores, got {count} of {total} that are not, the first {score} for query {query_id!r} "
-        f"and doc {doc_id!r}; look at the checkpoint's weights, and at the vectors"
+        f"search: expected finite scores, got {count} of {total} that are not, the first {score} for query "
+        f"{query_id!r} and doc {doc_id!r}; look at the checkpoint's weights, and at the vectors"
     )
 
 

@@ -22,7 +22,7 @@ from ranker.encoders.encoder import Encoder
 from ranker.errors import DataError, NonFinite, RankerError
 from ranker.evaluation.metrics import evaluate, parse_measures, with_relevance
 from ranker.training.nonfinite import Unjudged, write_dump
-from ranker.types import Loss, RankBatch, Run, TrainStep
+from ranker.types import Loss, RankBatch, Run, Scorer, TrainStep
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class RerankModule(pl.LightningModule):
 
     def __init__(
         self,
-        scorer: nn.Module,
+        scorer: Scorer | nn.Module,
         measures: list[str],
         loss: Loss | None = None,
         optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] | None = None,
