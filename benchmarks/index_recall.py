@@ -48,7 +48,7 @@ def clustered(count: int, centres: np.ndarray, rng: np.random.Generator) -> np.n
 
 def best(index: VectorIndex, points: Generated, queries: np.ndarray) -> np.ndarray:
     """The ten best after exact comparison of what the index found."""
-    _, places = index.search(queries, DEPTH * index.kind.rescore)
+    _, places = index.search(queries, DEPTH * index.index_type.rescore)
     scores = np.einsum("qd,qpd->qp", queries, points.values[places])
     return np.take_along_axis(places, np.argsort(-np.where(places >= 0, scores, -np.inf), axis=1)[:, :DEPTH], axis=1)
 

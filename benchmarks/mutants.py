@@ -42,7 +42,8 @@ TESTS = {
     "retrieval/encode": ["retrieval/test_encode", "retrieval/test_search"],
     "retrieval/mining": ["retrieval/test_mining"],
     "retrieval/bm25": ["retrieval/test_bm25"],
-    "retrieval/engines": ["retrieval/test_search", "retrieval/test_mining"],
+    "retrieval/vector_store": ["retrieval/test_encode", "retrieval/test_search"],
+    "retrieval/pipeline": ["retrieval/test_search", "retrieval/test_mining"],
     "evaluation": ["test_evaluation"],
     "metrics": ["test_metrics", "test_evaluation"],
 }

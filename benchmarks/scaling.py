@@ -240,12 +240,12 @@ def rows_of(path: Path) -> Iterator[tuple[tuple[str, str], float]]:
 
 def vectors_compared(folder: Path, model: str, devices: int, base: int, part: dict[str, Any]) -> dict[str, Any]:
     """Each doc once, in the collection's order, its vector that of the first number of devices; those of others are then deleted."""
-    from ranker.retrieval.encode import Encoded
+    from ranker.retrieval.vector_store import VectorStore
 
     compared = {}
     for precision in ("float32", "bf16"):
         here = folder / f"{model}-encode-{devices}-{precision}"
-        encoded, first = Encoded(here), Encoded(folder / f"{model}-encode-{base}-{precision}")
+        encoded, first = VectorStore(here), VectorStore(folder / f"{model}-encode-{base}-{precision}")
         same = len(encoded.doc_ids) == len(first.doc_ids) and bool((encoded.doc_ids == first.doc_ids).all())
         gap = (
             max(float(np.abs(a - b).max()) for a, b in zip(encoded.chunks(), first.chunks(), strict=True))

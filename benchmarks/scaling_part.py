@@ -41,7 +41,7 @@ from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.dpr import DPR  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
 from ranker.retrieval.encode import Device, encode_queries  # noqa: E402
-from ranker.retrieval.searchers import EncodeOptions, encode_sets  # noqa: E402
+from ranker.retrieval.pipeline import EncodeOptions, encode_sets  # noqa: E402
 from ranker.training.checkpoint_files import WholeFiles  # noqa: E402
 from ranker.training.checkpointing import SaveLast  # noqa: E402
 from ranker.training.contrastive_module import ContrastiveModule  # noqa: E402

@@ -22,6 +22,7 @@ from ranker.errors import ConfigError
 from ranker.multitask.multitask import Multitask, make_task
 from ranker.multitask.steps import TaskData
 from ranker.retrieval.bm25 import FirstStage, with_candidates
+from ranker.types import Scorer, is_bi_encoder
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +85,9 @@ def mined_set(splits: Splits, split: str | None) -> dict[str, Collection]:
     return sets
 
 
-def text_limits(scorer: Any, trained: Any) -> TextLimits:
+def text_limits(scorer: Scorer, trained: Any) -> TextLimits:
     """Text lengths as in training; without a training configuration, those in the model's folder, else defaults."""
-    query, doc = getattr(scorer, "text_limits", None) or (64, 448)
+    query, doc = scorer.text_limits or (64, 448)
     return TextLimits(
         trained.get("max_query_tokens", query), trained.get("max_doc_tokens", doc), trained.get("max_pair_tokens")
     )
@@ -103,7 +104,7 @@ def batch_options(cfg: DictConfig) -> BatchOptions:
     return BatchOptions(**options, min_micro_batches=cfg.trainer.accumulate_grad_batches)  # type: ignore[arg-type]
 
 
-def build_data(cfg: DictConfig, splits: Splits, scorer: Any) -> RankData:
+def build_data(cfg: DictConfig, splits: Splits, scorer: Scorer) -> RankData:
     """Loaders of the rows that the scorer reads and, for a multitask scorer, of its auxiliary tasks."""
     build: Any = RankData
     if isinstance(scorer, Multitask):
@@ -131,6 +132,6 @@ def build_data(cfg: DictConfig, splits: Splits, scorer: Any) -> RankData:
         negatives=cfg.data.get("negatives"),
         teacher=cfg.data.get("teacher"),
         random_negatives=cfg.data.get("random_negatives", False),
-        layouts=scorer.layouts() if scorer.reads == "texts" else None,
+        layouts=scorer.layouts() if is_bi_encoder(scorer) else None,
         in_batch=in_batch_negatives(cfg),
     )

@@ -26,8 +26,8 @@ from ranker.evaluation import pictures
 from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
 from ranker.evaluation.scoring import Devices, score_collection
 from ranker.retrieval.bm25 import FirstStage, with_candidates
-from ranker.retrieval.searchers import add_positives
-from ranker.types import Run
+from ranker.retrieval.pipeline import add_positives
+from ranker.types import Run, is_bi_encoder
 
 log = logging.getLogger(__name__)
 
@@ -145,11 +145,12 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
         text_limits(scorer, trained),
         depth=None if cfg.add_positives else depth,
         cache_dir=cfg.cache_dir,
-        layouts=scorer.layouts() if scorer.reads == "texts" else None,
+        layouts=scorer.layouts() if is_bi_encoder(scorer) else None,
     )
     fabric = build_fabric(cfg, folder)
-    scorer = fabric.strategy.precision.convert_module(scorer)
-    results = evaluate_sets(cfg, folder, scorer, data, Devices.of_fabric(fabric), depth, baseline)
+    precision: Any = fabric.strategy.precision
+    converted = precision.convert_module(scorer)
+    results = evaluate_sets(cfg, folder, converted, data, Devices.of_fabric(fabric), depth, baseline)
     if fabric.global_rank == 0:
         print_sets(results)
         log.info("evaluation: %s", folder / "evaluation")

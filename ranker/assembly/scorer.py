@@ -18,9 +18,10 @@ from ranker.errors import ConfigError
 from ranker.multitask.module import MultitaskModule
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.rerank_module import RerankModule
+from ranker.types import Scorer
 
 
-def build_scorer(cfg: DictConfig) -> Any:
+def build_scorer(cfg: DictConfig) -> Scorer:
     """A new scorer; or the checkpoint's scorer, of which `model` only sets how it is trained.
 
     Raises:

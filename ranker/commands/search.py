@@ -25,8 +25,7 @@ from ranker.evaluation.report import first_stage_run, print_table, write_evaluat
 from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.retrieval.encode import Device
 from ranker.retrieval.mining import Mining
-from ranker.retrieval.search import LateOptions, VectorEngine
-from ranker.retrieval.searchers import (
+from ranker.retrieval.pipeline import (
     EncodeOptions,
     bm25_engines,
     encode_sets,
@@ -35,8 +34,9 @@ from ranker.retrieval.searchers import (
     search_set,
     vector_engines,
 )
+from ranker.retrieval.search import LateOptions, VectorEngine
 from ranker.training.run_writer import write_json
-from ranker.types import Run
+from ranker.types import Run, is_bi_encoder
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def _vector_engines(
         Set name -> engine on the first process, None on the others.
     """
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights)
-    if scorer.reads != "texts":
+    if not is_bi_encoder(scorer):
         raise ConfigError(
             f"checkpoint: expected a bi-encoder (dpr, colbert), got {type(scorer).__name__}; "
             "evaluate.py re-ranks with it"

@@ -106,14 +106,14 @@ class ContrastiveModule(RerankModule):
         """
         scorer: Any = self.scorer
         query_counts = doc_counts = None
-        if hasattr(scorer, "doc_vectors"):  # several vectors a text; their number is known before encoding
+        if scorer.vectors == "tokens":  # several vectors a text; their number is known before encoding
             query_counts, doc_counts = (
                 torch.zeros(n, dtype=torch.int64, device=self.device) for n in (step.num_groups, step.num_docs)
             )
             for batch, (query_rows, doc_rows) in zip(step.micro_batches, text_rows, strict=True):
                 assert batch.queries is not None
                 query_counts[query_rows] = batch.queries.cu_seqlens.diff().long()
-                doc_counts[doc_rows] = scorer.doc_vectors(batch.docs)
+                doc_counts[doc_rows] = scorer.doc_vector_counts(batch.docs)
             _sum_over_devices(query_counts)
             _sum_over_devices(doc_counts)
         queries, docs = self._no_vectors(step.num_groups, query_counts), self._no_vectors(step.num_docs, doc_counts)

@@ -22,7 +22,7 @@ from ranker.errors import NonFinite
 from ranker.evaluation.metrics import evaluate, parse_measures, with_relevance
 from ranker.evaluation.scoring import Devices, ScoreCollector
 from ranker.training.nonfinite import PendingStep, write_dump
-from ranker.types import Loss, RankBatch, TrainStep
+from ranker.types import Loss, RankBatch, Scorer, TrainStep
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class RerankModule(pl.LightningModule):
 
     def __init__(
         self,
-        scorer: nn.Module,
+        scorer: Scorer | nn.Module,
         measures: list[str],
         loss: Loss | None = None,
         optimization: Optimization | None = None,

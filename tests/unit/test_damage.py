@@ -39,9 +39,10 @@ from ranker.probing.state_cache import StateCache
 from ranker.probing.subject import Subject
 from ranker.probing.tasks.rel import Relevance
 from ranker.retrieval.bm25 import first_stage
-from ranker.retrieval.encode import Device, Encoded, claim, describe, encode_docs
+from ranker.retrieval.encode import Device, describe, encode_docs
 from ranker.retrieval.index import VectorIndex
 from ranker.retrieval.indexes.ivf_flat import IVFFlat
+from ranker.retrieval.vector_store import VectorStore, claim
 from ranker.training import loggers
 from ranker.training.checkpoint_files import WholeFiles, read_checkpoint
 from ranker.training.nonfinite import read_dump, write_dump
@@ -161,7 +162,7 @@ class Vectors:
 
     def read(self, folder):
         claim(folder, self.description)
-        encoded = Encoded(folder)
+        encoded = VectorStore(folder)
         return hashed(encoded.doc_ids, encoded.counts, np.concatenate(list(encoded.chunks())))
 
 

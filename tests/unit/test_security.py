@@ -47,8 +47,8 @@ ROOT = Path(__file__).resolve().parents[2]
             "ranker.data.sources.files.read_qrels",
             False,
         ),  # what a trusted module imports, from the same package or another
-        ("model", "ranker.models.dpr.layout.write_dense", False),
-        ("model", "ranker.export.sentence_transformers.write_json", False),
+        ("model", "ranker.models.dpr.sentence_transformers.write_dense", False),
+        ("model", "ranker.export.huggingface.write", False),
         ("loss", "ranker.losses.lce.nn.Module", False),
         ("optim", "torch.optim.optimizer.torch.hub.load", False),
         ("optim", "torch.nn.modules.module.torch.hub.load", False),
@@ -159,7 +159,7 @@ def test_code_beside_weights_does_not_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ["../outside", "/etc", "1_Pooling/../../outside"])
 def test_a_model_folder_s_files_stay_inside(tmp_path, path):
-    from ranker.export.sentence_transformers import read_modules
+    from ranker.export._modules import read_modules
 
     kinds = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Dense"]
     entries = [{"idx": i, "name": str(i), "path": ["", path][i], "type": kind} for i, kind in enumerate(kinds)]
@@ -169,7 +169,7 @@ def test_a_model_folder_s_files_stay_inside(tmp_path, path):
 
 
 def test_a_pickle_in_a_model_folder_does_not_run(tmp_path):
-    from ranker.export.sentence_transformers import Module, read_dense
+    from ranker.export._modules import Module, read_dense
 
     class Evil:
         def __reduce__(self):
