@@ -1,9 +1,9 @@
-"""Re-ranking throughput of the product's evaluation loop and of sentence-transformers' CrossEncoder.predict, on the same pairs.
+"""Re-ranking throughput of this program and of sentence-transformers' CrossEncoder.predict, on the same pairs.
 
     python benchmarks/rerank_throughput.py --size base
 
-A random BERT, bf16, lengths as in train_throughput.py. The product is timed in `trainer.test`, from its fifth batch on,
-to the last score; the peer gets tokens of the same texts, bf16 weights, its best batch size and cuDNN's attention off.
+A random BERT, bf16, lengths as in train_throughput.py. The product is timed in `trainer.test`, from its fifth batch to
+the last score. The peer gets the same texts, bf16 weights, its best batch size and cuDNN's attention off.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E
 
 
 class Clock(pl.Callback):
-    """When this process scored how many pairs, the first batches left out, which compile."""
+    """Counts the pairs that this process scores, and the time; skips the first batches, which compile."""
 
     def __init__(self) -> None:
         self.pairs, self.first, self.started, self.ended = 0, 0, 0.0, 0.0
 
     @property
     def rate(self) -> float:
-        """Pairs a second."""
+        """Pairs per second."""
         return self.pairs / max(self.ended - self.started, 1e-9)
 
     def on_test_batch_start(
         self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Start."""
+        """Start the clock after the warm-up batches, and count pairs."""
         self.first = min(5, int(trainer.num_test_batches[dataloader_idx]) // 4)
         if batch_idx == self.first:
             _wait("cuda")
@@ -54,7 +54,7 @@ class Clock(pl.Callback):
     def on_test_batch_end(
         self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Stop."""
+        """Stop the clock after the last batch."""
         if batch_idx == trainer.num_test_batches[dataloader_idx] - 1:
             _wait("cuda")
             self.ended = time.time()
@@ -74,7 +74,7 @@ def main() -> None:
     data = collection(args.pairs // DOCS)
     module = module_of(args.size)
     module.on_evaluated = lambda name, run: {}
-    found: dict[str, list[float]] = {}
+    rates: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(args.size)
         config.num_labels = 1
@@ -103,7 +103,7 @@ def main() -> None:
                 precision="bf16-mixed" if gpu else "32-true",
             )
             trainer.test(module, datamodule=loaders, verbose=False)
-            found.setdefault("product", []).append(clock.rate)
+            rates.setdefault("product", []).append(clock.rate)
             from sentence_transformers.cross_encoder import CrossEncoder
 
             peer = CrossEncoder(folder, max_length=512, model_kwargs={"dtype": torch.bfloat16} if gpu else None)
@@ -113,15 +113,14 @@ def main() -> None:
                 _wait("cuda")
                 started = time.perf_counter()
                 peer.predict(texts, batch_size=size)
-                found.setdefault(f"CrossEncoder.predict {size}", []).append(
+                rates.setdefault(f"CrossEncoder.predict {size}", []).append(
                     len(texts) / (time.perf_counter() - started)
                 )
-    best = {name: max(rates) for name, rates in found.items()}
+    best = {name: max(values) for name, values in rates.items()}
     print(f"\n{args.size} on {torch.cuda.get_device_name() if gpu else 'CPU'}, torch {torch.__version__}")
-    for name, rates in found.items():
-        print(
-            f"| {name} | {' / '.join(str(round(rate)) for rate in rates)} pairs/s | {best['product'] / best[name]:.1f} |"
-        )
+    for name, values in rates.items():
+        rounds = " / ".join(str(round(value)) for value in values)
+        print(f"| {name} | {rounds} pairs/s | {best['product'] / best[name]:.1f} |")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One part of scaling.py on one number of devices, as a program of its own; every process writes what it found to `OUT.RANK`.
+"""One part of scaling.py on one number of devices; each process writes its results to `OUT.RANK`.
 
-What it takes are the fields of `Part`, as JSON. Lines that begin with `@` say how far it is. Before its time is up,
-each process writes its stack, so that a hang can be read in the part's log.
+The argument is a JSON object with the fields of `Part`. Output lines that begin with `@` report progress. Shortly
+before the time limit, each process writes its stack, so the log shows where it hangs.
 """
 
 from __future__ import annotations
@@ -50,31 +50,31 @@ from ranker.training.throughput import Throughput, peak_memory_bytes  # noqa: E4
 from ranker.types import Run  # noqa: E402
 
 STARTED = time.perf_counter()
-STEPS = 20  # whose losses are compared
-SMALL, LARGE = "small", "large"  # the two collections: for equality, and for speed
+STEPS = 20  # number of steps with compared losses
+SMALL, LARGE = "small", "large"  # collections for tests of equality and of speed
 PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """What to do.
+    """The job of one part.
 
     Args:
         what: prepare, losses, speed, evaluate or encode.
         devices: Number of devices.
         model: monobert or dpr.
-        size: Of the random BERT, as in train_throughput.py.
-        pairs: Pairs of a step on each device, for speed.
+        size: Size of the random BERT, as in train_throughput.py.
+        pairs: Pairs per step and device, for speed.
         max_tokens: Token budget of a micro-batch, for speed.
         steps: Optimizer steps, for speed.
-        exact_pairs: Pairs of a step over all devices, where losses are compared.
-        exact_tokens: Token budget there.
+        exact_pairs: Pairs per step over all devices, for losses.
+        exact_tokens: Token budget of a micro-batch, for losses.
         groups: Query groups of the large collection.
         queries: Queries of the large collection that are evaluated.
-        folder: For collections, token stores, runs and vectors.
-        out: Where findings go.
-        seconds: What the part may take.
-        dump_at: When each process writes its stack, as time.time().
+        folder: Folder of collections, token stores, runs and vectors.
+        out: Prefix of the result files.
+        seconds: Time limit of the part.
+        dump_at: Time at which each process writes its stack, as time.time().
     """
 
     what: str
@@ -94,7 +94,7 @@ class Part:
     dump_at: float
 
     def file(self, name: str) -> Path:
-        """A file or folder that is this part's own."""
+        """The path of a file or folder of this part."""
         return Path(self.folder) / f"{self.model}-{self.what}-{self.devices}-{name}"
 
 
@@ -107,34 +107,34 @@ def say(text: str) -> None:
 
 
 class Progress(pl.Callback):
-    """Say now and then which step or batch is done, and keep the losses."""
+    """Prints the progress of a training."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
-        self.told = 0.0
+        self.last_report = 0.0
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Of the first steps, which compile, and then every ten seconds."""
-        if batch_idx < 3 or time.perf_counter() - self.told > 10:
-            self.told = time.perf_counter()
+        """Print the first steps, which compile, and then one step every ten seconds."""
+        if batch_idx < 3 or time.perf_counter() - self.last_report > 10:
+            self.last_report = time.perf_counter()
             say(f"step {batch_idx + 1} done")
 
 
 class Losses(Progress):
-    """Each step's loss; reading it makes the device wait, so no timing uses this."""
+    """Keeps the loss of each step. Reading it synchronises the device, so timings do not use this callback."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Keep it."""
+        """Keep the loss."""
         super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
         self.losses.append(float(trainer.callback_metrics["train/loss"]))
 
 
 def load(part: Part, name: str) -> Collection:
-    """A collection that `prepare` made."""
+    """Read a collection that `prepare` wrote."""
     with (Path(part.folder) / f"{name}.pickle").open("rb") as file:
-        found = pickle.load(file)
-    say(f"{name} collection read: {len(found.docs)} docs")
-    return found
+        stored = pickle.load(file)
+    say(f"{name} collection read: {len(stored.docs)} docs")
+    return stored
 
 
 def scorer_of(part: Part, dropout: bool) -> Any:
@@ -164,7 +164,7 @@ def data_of(part: Part, scorer: Any, splits: Splits, pairs: int, max_tokens: int
 
 
 def trainer_of(part: Part, precision: str, *callbacks: pl.Callback, max_steps: int = -1) -> pl.Trainer:
-    """As build.py makes it, but that a process which lost its peers gives up with the part."""
+    """The program's trainer, except that a process which lost its peers stops at the time limit of the part."""
     several = DDPStrategy(
         broadcast_buffers=False, gradient_as_bucket_view=True, timeout=timedelta(seconds=part.seconds)
     )
@@ -188,18 +188,20 @@ def trainer_of(part: Part, precision: str, *callbacks: pl.Callback, max_steps: i
 def fit(
     part: Part, precision: str, data: Collection, pairs: int, max_tokens: int, steps: int, exact: bool
 ) -> dict[str, Any]:
-    """Train; losses and throughput."""
+    """Train; returns losses if `exact`, else throughput."""
     scorer = scorer_of(part, dropout=not exact)
-    kind = ContrastiveModule if part.model == "dpr" else RerankModule
-    make: Any = (
+    module_class = ContrastiveModule if part.model == "dpr" else RerankModule
+    make_optimizer: Any = (
         (lambda groups: torch.optim.SGD(groups, lr=0.01))
         if exact
         else (lambda groups: torch.optim.AdamW(groups, lr=1e-5, fused=True))
     )
-    module = kind(scorer, ["nDCG@10"], loss=LCE(), optimizer=make, schedule=lambda step, total: 1.0, total_steps=steps)
+    module = module_class(
+        scorer, ["nDCG@10"], loss=LCE(), optimizer=make_optimizer, schedule=lambda step, total: 1.0, total_steps=steps
+    )
     progress, throughput = Losses() if exact else Progress(), Throughput()
     say(f"{precision}: {steps} steps of {pairs} pairs")
-    # a training's own checkpoint callback, which also answers signals; it writes at the end only
+    # the program's checkpoint callback, which also handles signals; here it writes only at the end
     last = SaveLast(part.file("checkpoints") / "last.ckpt", every_steps=10**9)
     trainer = trainer_of(part, precision, progress, *([] if exact else [throughput, last]), max_steps=steps)
     trainer.fit(module, datamodule=data_of(part, scorer, Splits(data, None, {}), pairs, max_tokens))
@@ -207,19 +209,19 @@ def fit(
 
 
 def prepare(part: Part) -> dict[str, Any]:
-    """Make collections and token stores once, so that no part's processes make them or wait for each other."""
+    """Build collections and token stores once, so that the processes of other parts need not."""
     for name, groups in ((SMALL, part.exact_pairs // DOCS * STEPS), (LARGE, part.groups)):
-        made = collection(groups, seed=len(name))
-        say(f"{name} collection: {groups} queries, {len(made.docs)} docs")
+        generated = collection(groups, seed=len(name))
+        say(f"{name} collection: {groups} queries, {len(generated.docs)} docs")
         scorer = scorer_of(replace(part, size="tiny"), dropout=True)
-        data_of(part, scorer, Splits(None, None, {}), part.pairs, part.max_tokens).collator(made)
+        data_of(part, scorer, Splits(None, None, {}), part.pairs, part.max_tokens).collator(generated)
         with (Path(part.folder) / f"{name}.pickle").open("wb") as file:
-            pickle.dump(made, file)
+            pickle.dump(generated, file)
     return {}
 
 
 def losses(part: Part) -> dict[str, Any]:
-    """The first steps' losses: SGD, no dropout, the same steps whatever the number of devices."""
+    """Losses of the first steps: SGD, no dropout, the same steps for any number of devices."""
     data = load(part, SMALL)
     return {
         precision: fit(part, precision, data, part.exact_pairs, part.exact_tokens, STEPS, exact=True)["losses"]
@@ -228,7 +230,7 @@ def losses(part: Part) -> dict[str, Any]:
 
 
 def speed(part: Part) -> dict[str, Any]:
-    """Training as the product does it: bf16 on GPUs, AdamW, as many pairs a device on any number of devices."""
+    """Training throughput with the program's settings: bf16 on GPUs, AdamW, the same number of pairs per device."""
     precision = "bf16" if torch.cuda.is_available() else "float32"
     return fit(part, precision, load(part, LARGE), part.pairs * part.devices, part.max_tokens, part.steps, exact=False)
 
@@ -242,10 +244,10 @@ def leave(path: Path, name: str, run: Run) -> dict[str, float]:
 
 def evaluate(part: Part) -> dict[str, Any]:
     """Score all candidates, gather one run, write it."""
-    found = {}
-    for precision, name, most in (("float32", SMALL, None), ("bf16", LARGE, part.queries)):
+    results = {}
+    for precision, name, num_queries in (("float32", SMALL, None), ("bf16", LARGE, part.queries)):
         data = load(part, name)
-        data = replace(data, qrels=dict(list(data.qrels.items())[:most]))
+        data = replace(data, qrels=dict(list(data.qrels.items())[:num_queries]))
         scorer, clock = scorer_of(part, dropout=False), Clock()
 
         module = RerankModule(scorer, ["nDCG@10"], on_evaluated=partial(leave, part.file(f"{precision}.trec")))
@@ -255,16 +257,16 @@ def evaluate(part: Part) -> dict[str, Any]:
             scorer,
             Splits(None, None, {"generated": data}),
             part.pairs,
-            part.exact_tokens if most is None else part.max_tokens,
+            part.exact_tokens if num_queries is None else part.max_tokens,
         )
         trainer_of(part, precision, clock).test(module, datamodule=loaders, verbose=False)
-        found[precision] = {"pairs": clock.pairs, "started": clock.started, "ended": clock.ended}
-    return found
+        results[precision] = {"pairs": clock.pairs, "started": clock.started, "ended": clock.ended}
+    return results
 
 
 def encode(part: Part) -> dict[str, Any]:
-    """Encode a collection's docs as search.py does, in shards spread over the devices."""
-    found = {}
+    """Encode the docs of a collection as search.py does, in shards spread over the devices."""
+    results = {}
     for precision, name in (("float32", SMALL), ("bf16", LARGE)):
         data = load(part, name)
         several = FabricDDP(timeout=timedelta(seconds=part.seconds))
@@ -277,7 +279,7 @@ def encode(part: Part) -> dict[str, Any]:
         fabric.launch()
         scorer = scorer_of(part, dropout=False).to(fabric.device)
         loaders = data_of(part, scorer, Splits(None, None, {}), part.pairs, part.max_tokens)
-        where = Device(
+        device = Device(
             fabric.device,
             fabric.autocast,
             fabric.global_rank,
@@ -285,16 +287,16 @@ def encode(part: Part) -> dict[str, Any]:
             part.exact_tokens if name == SMALL else part.max_tokens,
         )
         collator = loaders.collator(data)
-        encode_queries(scorer, collator, np.arange(min(len(data.queries), 8192)), where)  # compiles
+        encode_queries(scorer, collator, np.arange(min(len(data.queries), 8192)), device)  # compiles
         say(f"{precision}: {len(data.docs)} docs")
         options = EncodeOptions(Path(part.folder), part.file(precision), shard_docs=max(1, -(-len(data.docs) // 64)))
         fabric.barrier()
         started = time.time()
-        encode_sets(scorer, loaders, {"generated": data}, options, where, str(PRECISIONS[precision]))
-        found[precision] = {"started": started, "ended": time.time()}
+        encode_sets(scorer, loaders, {"generated": data}, options, device, str(PRECISIONS[precision]))
+        results[precision] = {"started": started, "ended": time.time()}
         fabric.barrier()
         say(f"{precision}: encoded")
-    return found
+    return results
 
 
 def main() -> None:
@@ -303,14 +305,13 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.backends.cuda.enable_cudnn_sdp(False)
     say(f"started, process {os.getpid()}")
-    found = {"prepare": prepare, "losses": losses, "speed": speed, "evaluate": evaluate, "encode": encode}[part.what](
-        part
-    )
-    found["memory"] = peak_memory_bytes()
+    jobs = {"prepare": prepare, "losses": losses, "speed": speed, "evaluate": evaluate, "encode": encode}
+    results = jobs[part.what](part)
+    results["memory"] = peak_memory_bytes()
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        found["memory_on_card"] = total - free
-    Path(f"{part.out}.{rank()}").write_text(json.dumps(found), encoding="utf-8")
+        results["memory_on_card"] = total - free
+    Path(f"{part.out}.{rank()}").write_text(json.dumps(results), encoding="utf-8")
     say("done")
 
 
