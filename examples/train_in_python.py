@@ -1,4 +1,4 @@
-"""Train a cross-encoder on a collection made in Python, without configuration files: what `train.py` wires together."""
+"""Train a cross-encoder on a collection defined in Python: the classes that `train.py` uses, without yaml files."""
 
 import tempfile
 from functools import partial
@@ -19,31 +19,10 @@ from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.schedules import linear
 
 FRUITS = [
-    "apple",
-    "apricot",
-    "banana",
-    "blackberry",
-    "blueberry",
-    "cherry",
-    "coconut",
-    "fig",
-    "grape",
-    "grapefruit",
-    "guava",
-    "kiwi",
-    "lemon",
-    "lime",
-    "mango",
-    "melon",
-    "nectarine",
-    "orange",
-    "papaya",
-    "peach",
-    "pear",
-    "pineapple",
-    "plum",
-    "raspberry",
-]
+    "apple", "apricot", "banana", "blackberry", "blueberry", "cherry", "coconut", "fig",
+    "grape", "grapefruit", "guava", "kiwi", "lemon", "lime", "mango", "melon",
+    "nectarine", "orange", "papaya", "peach", "pear", "pineapple", "plum", "raspberry",
+]  # fmt: skip
 HINTS = {"red": "the colour of blood", "green": "the colour of grass"}
 DOCS = MemoryDocs(
     Doc(f"{fruit}{n}", f"{n} {fruit} in {'a red' if n % 2 else 'a green'} bowl") for fruit in FRUITS for n in range(8)
@@ -51,7 +30,10 @@ DOCS = MemoryDocs(
 
 
 def part(name: str, fruits: list[str]) -> Collection:
-    """Queries name a fruit and hint at a colour, which BM25 can't know; bowls of that colour with the fruit are relevant."""
+    """Build one split: queries name a fruit and describe a colour; bowls of that fruit and colour are relevant.
+
+    The docs name the colour itself, so BM25 can't match it.
+    """
     queries = {f"{fruit}-{colour}": f"{fruit} in {HINTS[colour]}" for fruit in fruits for colour in HINTS}
     qrels = {
         query_id: {f"{query_id.split('-')[0]}{n}": 1 for n in range(8) if (n % 2 == 1) == query_id.endswith("red")}
@@ -61,7 +43,7 @@ def part(name: str, fruits: list[str]) -> Collection:
 
 
 def main() -> dict:
-    """Train 60 steps and measure; the encoder is the packaged 2 x 128 one (extra `demo`)."""
+    """Train 60 steps and measure; the encoder is the packaged 2 x 128 encoder (extra `demo`)."""
     torch.manual_seed(0)
     folder = Path(tempfile.mkdtemp())
     splits = with_candidates(
