@@ -1,4 +1,4 @@
-"""A new loss needs one file and one yaml: `focal` of docs/add_a_loss.md trains a step in a copy that has only these two more."""
+"""A new loss needs one file and one yaml: `focal` of docs/add_a_loss.md trains a step in a copy with them."""
 
 import json
 import os
@@ -30,9 +30,13 @@ def test_a_loss_of_two_files_trains_on_relevant_docs_alone(tmp_path, small_files
         *("logger=none", f"cache_dir={tmp_path / 'cache'}", f"hydra.run.dir={tmp_path / 'run'}"),
     ]
     done = subprocess.run(
-        command, cwd=tmp_path / "copy", env={**os.environ, "PYTHONPATH": str(tmp_path / "copy")}, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
+        command,
+        cwd=tmp_path / "copy",
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "copy")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "run/result.json").read_text(encoding="utf-8"))
     assert result["steps"] == 1, result

@@ -17,8 +17,53 @@ LINES = sorted(
         "ranker", "hydra_plugins", "tests", "benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")))
 )  # fmt: skip
 
-# TEMPORARY: violations that are being mended. To be emptied: rule -> violations
-MENDED_SOON: dict[str, set[str]] = {}
+# TEMPORARY: rule -> beginnings of violations that are being fixed. To be emptied, then removed.
+MENDED_SOON: dict[str, set[str]] = {
+    "long_signatures": {
+        "ranker.data.batching.Collator.of ",
+        "ranker.data.datamodule.RankData.__init__ ",
+        "ranker.data.sampling.JudgedGroups.__init__ ",
+        "ranker.encoders.fused.plain_join ",
+        "ranker.encoders.fused.post_norm_layer ",
+        "ranker.encoders.kernel_layer.kernel_layer ",
+        "ranker.probing.jobs.make_jobs ",
+        "ranker.probing.online_code.OnlineCoder._train_block ",
+        "ranker.probing.study.Study.__init__ ",
+        "ranker.training.rerank_module.RerankModule.__init__ ",
+    },
+    "long_functions": {"ranker.probing.training._fit "},
+    "wide_lines": {
+        "benchmarks/",
+        "examples/",
+        "ranker/assembly/",
+        "ranker/checkpoint.py",
+        "ranker/commands/",
+        "ranker/data/",
+        "ranker/encoders/",
+        "ranker/evaluation/",
+        "ranker/export/",
+        "ranker/interactions/",
+        "ranker/models/",
+        "ranker/multitask/",
+        "ranker/probing/",
+        "ranker/retrieval/",
+        "ranker/run.py",
+        "ranker/run_folder.py",
+        "ranker/training/",
+        "tests/assets/",
+        "tests/contract/test_probes.py",
+        "tests/end_to_end/",
+        "tests/parity/",
+        "tests/unit/assembly/",
+        "tests/unit/data/",
+        "tests/unit/encoders/",
+        "tests/unit/evaluation/",
+        "tests/unit/multitask/",
+        "tests/unit/probing/",
+        "tests/unit/retrieval/",
+        "tests/unit/training/",
+    },
+}
 
 
 def targets() -> set[str]:

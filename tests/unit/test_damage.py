@@ -1,4 +1,4 @@
-"""Stored files that were damaged: the same result, or one line that names the folder; never other numbers, never a traceback."""
+"""Damaged stored files: the same result, or one line that names the folder; never other numbers or a traceback."""
 
 import hashlib
 import random

@@ -1,4 +1,4 @@
-"""What comes from a file is data: it names no code outside of the project's reach, brings none along, and can't leave its folder."""
+"""Files are data: they cannot name code outside the trusted packages, bring code along, or leave their folder."""
 
 import ast
 import json

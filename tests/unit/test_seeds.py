@@ -1,4 +1,4 @@
-"""Every source of randomness follows its seed: pinned at seed 0, so that no version moves a draw in silence, and another at seed 1."""
+"""Every source of randomness follows its seed: pinned values at seed 0, to detect silent changes, others at seed 1."""
 
 from pathlib import Path
 
@@ -102,9 +102,10 @@ def test_a_draw_is_pinned_at_seed_0_and_another_at_seed_1(stores, source):
 @pytest.mark.parametrize("source", ["relevant docs", "negatives", "random negatives"])
 def test_an_epoch_draws_anew(stores, source):
     options = {
-        "relevant docs": {"num_docs": 3, "positives": 2}, "negatives": {"num_docs": 5},
+        "relevant docs": {"num_docs": 3, "positives": 2},
+        "negatives": {"num_docs": 5},
         "random negatives": {"num_docs": 17, "random_negatives": True},
-    }[source]  # fmt: skip
+    }[source]
     assert sorted(drawn(stores, 0, 0, **options)) != sorted(drawn(stores, 0, 1, **options))
     assert StepPlan(20, 6, 100).groups(0, 0).tolist() != StepPlan(20, 6, 100).groups(1, 0).tolist()
 
@@ -137,7 +138,7 @@ def test_the_configuration_s_seed_reaches_order_and_draws(small_files, tmp_path)
 
 
 # dropout
-# ------------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 def batch() -> RankBatch:

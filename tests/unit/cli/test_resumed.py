@@ -78,10 +78,26 @@ def test_the_rest_is_the_stored_run_s(resumed, stored):
 
 @pytest.mark.parametrize(
     "override",
-    ["loss=ranknet", "optim.lr=1", "batch.docs=2", "batch.positives=2", "batch.depth=9", "data.path=x", "data=cwe", "schedule.warmup=0",
-     "model.pooling=mean", "encoder.dropout=0.5", "max_doc_tokens=9", "depth=3", "monitor=null", "trainer.limit_train_batches=2",
-     "trainer.gradient_clip_val=9", "++seed=1", "~loss"],
-)  # fmt: skip
+    [
+        "loss=ranknet",
+        "optim.lr=1",
+        "batch.docs=2",
+        "batch.positives=2",
+        "batch.depth=9",
+        "data.path=x",
+        "data=cwe",
+        "schedule.warmup=0",
+        "model.pooling=mean",
+        "encoder.dropout=0.5",
+        "max_doc_tokens=9",
+        "depth=3",
+        "monitor=null",
+        "trainer.limit_train_batches=2",
+        "trainer.gradient_clip_val=9",
+        "++seed=1",
+        "~loss",
+    ],
+)
 def test_another_training_is_refused(stored, command, override):
     key = override.split("=")[0].lstrip("+~")
     command(override)

@@ -54,16 +54,20 @@ def test_pc2_17_each_path_key_is_absolute_and_nothing_else_changes(tmp_path, mon
 def test_words_that_may_be_paths_are_where_there_is_such_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = {
-        "encoder": {"name": "org/model", "package": None}, "baseline": "bm25", "index": {},
+        "encoder": {"name": "org/model", "package": None},
+        "baseline": "bm25",
+        "index": {},
         "data": {"candidates": {"beir/scifact/test": "bm25"}, "train_candidates": "docpairs"},
-    }  # fmt: skip
+    }
     assert absolute(words) == words
     for name in ("org/model", "bm25", "docpairs"):
         (tmp_path / name).mkdir(parents=True)
     assert absolute(words) == {
-        "encoder": {"name": f"{tmp_path}/org/model", "package": None}, "baseline": "bm25", "index": {},
+        "encoder": {"name": f"{tmp_path}/org/model", "package": None},
+        "baseline": "bm25",
+        "index": {},
         "data": {"candidates": {"beir/scifact/test": f"{tmp_path}/bm25"}, "train_candidates": f"{tmp_path}/docpairs"},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -116,5 +120,10 @@ def test_parameters_annotated_as_paths_are_those_that_were_listed():
             for _, target in _with_target(OmegaConf.load(file)):
                 paths |= {f"{group}/{file.stem}.{name}" for name, part in _parameters(target).items() if part.is_path}
     assert paths == {
-        "data/files.path", "probe/fact.path", "probe/gap.path", "probe/jsonl.path", "probe/sem.vectors", "model/multitask.report",
-    }  # fmt: skip
+        "data/files.path",
+        "probe/fact.path",
+        "probe/gap.path",
+        "probe/jsonl.path",
+        "probe/sem.vectors",
+        "model/multitask.report",
+    }
