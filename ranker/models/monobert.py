@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
+from ranker.encoders.families import families, family_of
 from ranker.encoders.fit import check_config, check_layout, check_tokens
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.model_folder import check_model_folder
@@ -26,12 +27,6 @@ from ranker.types import RankBatch
 log = logging.getLogger(__name__)
 
 SMALL = 2.0**-12  # see MonoBERT.save
-CLASSIFIERS = (
-    "bert",
-    "roberta",
-    "xlm-roberta",
-    "camembert",
-)  # families whose classifier is dense, tanh, linear on the first token
 HEAD_FILE = "head.safetensors"
 # of older checkpoints: a constant, and a layer that RoBERTa's never reads
 UNUSED = ("position_ids", "pooler.dense.weight", "pooler.dense.bias")
@@ -134,7 +129,7 @@ class MonoBERT(nn.Module):
         if self.head.out_features == 1:
             # sentence-transformers would otherwise put a sigmoid on the logit
             config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
-        if self.pooling != "cls" or config.model_type not in CLASSIFIERS:
+        if self.pooling != "cls" or family_of(config).classifier is None:
             return None
         model = AutoModelForSequenceClassification.from_config(config)
         dense, out = _classifier_of(model)
@@ -170,9 +165,10 @@ class MonoBERT(nn.Module):
                 f"{folder}: expected a trained reranker (a sequence classification model), got {config.architectures}; "
                 "its head would be random: train it first with encoder.name=..."
             )
-        if config.model_type not in CLASSIFIERS:
+        if family_of(config).classifier is None:
+            known = sorted(name for name, family in families().items() if family.classifier)
             raise CheckpointError(
-                f"{folder}: expected a classifier of one of {', '.join(CLASSIFIERS)}, got {config.model_type!r}"
+                f"{folder}: expected a classifier of one of {', '.join(known)}, got {config.model_type!r}"
             )
         if config.num_labels not in (1, 2):
             raise CheckpointError(
@@ -222,8 +218,7 @@ class MonoBERT(nn.Module):
 
 
 def _classifier_of(model: Any) -> tuple[nn.Linear, nn.Linear]:
-    """The dense layer before tanh and the output layer of a classifier of `CLASSIFIERS`."""
-    pooler = getattr(model.base_model, "pooler", None)
-    if pooler is not None:
-        return pooler.dense, model.classifier
-    return model.classifier.dense, model.classifier.out_proj
+    """Return the dense layer before tanh and the output layer, see `ranker.encoders.families.Classifier`."""
+    classifier = family_of(model.config).classifier
+    assert classifier is not None
+    return model.get_submodule(classifier.dense), model.get_submodule(classifier.output)

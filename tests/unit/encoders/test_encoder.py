@@ -15,11 +15,11 @@ from transformers import (
     RobertaModel,
 )
 
-from ranker.encoders.attention import with_tail
 from ranker.encoders.encoder import Encoder, Work
 from ranker.encoders.execution import Execution
 from ranker.encoders.families import max_positions
 from ranker.encoders.loading import load_encoder
+from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.errors import ConfigError
 from ranker.interactions.pooling import POOLINGS, RowSums, pool
@@ -49,7 +49,7 @@ def batch_of(*rows: list[int], segment_from: int = 2) -> TokenBatch:
     lengths = torch.tensor([0, *map(len, rows)])
     return TokenBatch(
         torch.tensor([token for row in rows for token in row]),
-        torch.tensor([int(place >= segment_from) for row in rows for place in range(len(row))]),
+        torch.tensor([int(position >= segment_from) for row in rows for position in range(len(row))]),
         lengths.cumsum(0).int(),
         max(map(len, rows)),
     )
@@ -158,10 +158,10 @@ def test_pc40_segments_reach_bert_and_do_not_break_roberta():
         ((128, 8), [3, 73, 128, 128, 128, 128, 128, 128], [2, 70, 55, 0, 0, 0, 0, 0]),
     ],
 )
-def test_rows_of_filling(multiples, ends, attended):
+def test_padding_rows(multiples, ends, attended):
     batch = batch_of(range(5, 8), range(70))
     batch.attended, batch.num_attended, batch.names = torch.tensor([2, 70], dtype=torch.int32), 72, torch.tensor([8, 3])
-    filled = with_tail(batch, *multiples)
+    filled = pad_to_tiles(batch, *multiples)
     assert filled.cu_seqlens.tolist() == [0, *ends] and filled.cu_seqlens.dtype == torch.int32
     assert filled.num_tokens == filled.segments.shape[0] == ends[-1] and filled.tokens[:73].equal(batch.tokens)
     assert filled.attended.tolist() == attended and filled.num_attended == sum(attended)
@@ -170,13 +170,13 @@ def test_rows_of_filling(multiples, ends, attended):
 
 
 @pytest.mark.parametrize("multiples", [(64, 1), (256, 16)])
-def test_rows_of_filling_change_no_other(multiples):
+def test_padding_rows_do_not_change_the_other_rows(multiples):
     torch.manual_seed(0)
     encoder = Encoder(FAMILIES["bert"](), tiny_tokenizer()).double().eval()
     batch = batch_of(*ROWS)
     for attended in (None, torch.tensor([len(row) - 1 for row in ROWS], dtype=torch.int32)):
         batch.attended, batch.num_attended = attended, 0 if attended is None else int(attended.sum())
-        filled = with_tail(batch, *multiples)
+        filled = pad_to_tiles(batch, *multiples)
         with torch.no_grad():
             torch.testing.assert_close(encoder(filled)[: batch.num_tokens], encoder(batch), rtol=0, atol=1e-12)
 
