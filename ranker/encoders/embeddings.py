@@ -1,4 +1,4 @@
-"""Word, position and segment embeddings: one kernel for all, and gradients of small tables summed in a fixed order on CUDA.
+"""Word, position and segment embeddings: one kernel for all, and deterministic gradients of small tables on CUDA.
 
 Where many tokens share few rows of a table, torch sums gradients on CUDA with atomics (`embedding_dense_backward` of
 torch 2.11). Their order may differ between runs, and with it the last bits. The functions here sum in a fixed order.

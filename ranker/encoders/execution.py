@@ -1,4 +1,4 @@
-"""How an encoder computes: all options in one object, so that none is lost when an encoder is built, saved or copied."""
+"""How an encoder computes: all options in one object, so none is lost when an encoder is built, saved or copied."""
 
 from __future__ import annotations
 

@@ -89,8 +89,8 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
         )
     if not template.num_special or (pooling == "cls" and not template.specials[0]):
         raise CheckpointError(
-            f"{where}: expected a tokenizer that puts a special token before a text, got {template.num_special} special "
-            "tokens around it; add a post-processor to tokenizer.json"
+            f"{where}: expected a tokenizer that puts a special token before a text, got {template.num_special} "
+            "special tokens around it; add a post-processor to tokenizer.json"
             + (", or set model.pooling=mean" if pooling == "cls" and template.num_special else "")
         )
     segments = getattr(config, "type_vocab_size", 0)

@@ -2,8 +2,8 @@
 
 A pass through BERT-base is hundreds of kernel launches. For a hundred pairs the processor needs longer to launch them
 than the card to run them. A graph replays all launches of a forward or a backward pass as one. It is bound to its sizes
-and to the memory that it reads and writes. So micro-batches are rounded up to few sizes (`rounding`), a graph is captured
-after its sizes have occurred some times, and inputs and outputs are copied.
+and to the memory that it reads and writes. So micro-batches are rounded up to few sizes (`rounding`), a graph is
+captured after its sizes have occurred some times, and inputs and outputs are copied.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Graphs:
         return Graphs, (self._sightings,)
 
     def __call__(self, body: Body, batch: TokenBatch, seed: int, model: nn.Module, kind: Hashable) -> Tensor | None:
-        """Return the body's states for a batch, differentiable by the model's parameters; None if there is no graph (yet).
+        """Return the body's states, differentiable by the model's parameters; None if there is no graph (yet).
 
         Without gradients there is no graph either: a plain pass may then run other kernels, whose results differ in the
         last bits.

@@ -23,7 +23,7 @@ except ImportError:  # no Triton
 
 
 class LayerWeights(NamedTuple):
-    """Weights of one BERT layer. A linear layer's weight is [out, in], its bias [out]; a norm's gain and shift [dim]."""
+    """Weights of one BERT layer: of linear layers [out, in], biases [out], gains and shifts of the norms [dim]."""
 
     query: Tensor
     query_bias: Tensor

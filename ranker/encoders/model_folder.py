@@ -1,4 +1,4 @@
-"""Checks of a model folder from an untrusted source, made before libraries read it: its files must not name others outside, or code."""
+"""Checks of an untrusted model folder before libraries read it: it must name no files outside of it and no code."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The choice of a path for models with BERT's modules: which functions run the layers of one batch, and why.
 
 Paths, fastest first: this package's kernels, compiled layers, eager layers (all three without padding, on CUDA in half
-precision), eager layers with padding in attention only (CPU, float32). The choice depends on the options, the model, the
-device and the batch's longest row alone, so a repeated or resumed step takes the same path.
+precision), eager layers with padding in attention only (CPU, float32). The choice depends on the options, the model,
+the device and the batch's longest row alone, so a repeated or resumed step takes the same path.
 """
 
 from __future__ import annotations

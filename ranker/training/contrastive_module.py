@@ -51,7 +51,7 @@ class ContrastiveModule(RerankModule):
         world = self.trainer.world_size
         parts = [_places(batch, step.contrast) for batch in step.micro_batches]
         queries, docs = self._encode_step(step, parts)
-        places = [(queries.places(part[0]), docs.places(part[1])) for part in parts]
+        places = [(queries.vector_indices(part[0]), docs.vector_indices(part[1])) for part in parts]
         mine = torch.cat([part[0] for part in parts]).sort().values if parts else step.contrast.owners[:0]
         total, on_scores, on_loss = self._loss_of_step(queries, docs, mine, step)
         on_queries, on_docs, on_scoring = self._through_scores(queries, docs, mine, on_scores)
@@ -101,8 +101,8 @@ class ContrastiveModule(RerankModule):
             for i, (batch, (query_rows, doc_rows)) in enumerate(zip(step.micro_batches, parts, strict=True)):
                 self._seed_dropout(step, i)
                 of_queries, of_docs = self._encode(batch)
-                queries.values[queries.places(query_rows)] = of_queries.values
-                docs.values[docs.places(doc_rows)] = of_docs.values
+                queries.values[queries.vector_indices(query_rows)] = of_queries.values
+                docs.values[docs.vector_indices(doc_rows)] = of_docs.values
         # autocast keeps the weights that it converted; those of a pass without a graph would cut the second pass off
         # from its weights
         torch.clear_autocast_cache()
@@ -193,10 +193,10 @@ class ContrastiveModule(RerankModule):
                     scores, inputs, on_scores[query_rows.unsqueeze(1), doc_rows]
                 )
                 on_docs += by_docs
-                on_queries.index_add_(0, queries.places(query_rows), by_queries)
+                on_queries.index_add_(0, queries.vector_indices(query_rows), by_queries)
                 for whole, part in zip(on_parameters, by_parameters, strict=True):
                     whole += part
-            docs.values[docs.places(doc_rows)] = on_docs
+            docs.values[docs.vector_indices(doc_rows)] = on_docs
         _sum_over_devices(docs.values)
         return on_queries, docs.values, list(zip(parameters, on_parameters, strict=True))
 

@@ -1,7 +1,7 @@
 """Facts about encoder families: one file per family in this folder, named after its `model_type`.
 
-A file holds one `FAMILY = Family(...)`. `families` reads the folder, so a new family is one new file and no list changes
-(docs/add_an_encoder_family.md). A model of a family without a file still works: `family_of` returns the defaults of
+A file holds one `FAMILY = Family(...)`. `families` reads the folder, so a new family is one new file, and no list
+changes (docs/add_an_encoder_family.md). A family without a file still works: `family_of` returns the defaults of
 `Family`, so it runs through transformers' own forward, and `first_position` reads the position offset from the model.
 """
 
@@ -24,7 +24,8 @@ UNLIMITED = 10**6  # positions of a model whose configuration states no limit
 class Classifier:
     """Where transformers' sequence classification model of a family keeps its two layers.
 
-    Only for classifiers that compute `output(tanh(dense(first token)))`; `ranker.models.monobert` reads and writes them.
+    Only for classifiers that compute `output(tanh(dense(first token)))`, which `ranker.models.monobert` reads and
+    writes.
 
     Args:
         dense: Path of the dense layer before tanh, as `get_submodule` takes it.

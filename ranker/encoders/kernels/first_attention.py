@@ -1,7 +1,7 @@
 """Attention of each row's first token alone, over states instead of keys and values, in Triton.
 
-`ranker.encoders.layer.first_token_attention` explains why no keys and values of the other tokens are needed. Weights are
-applied to queries and means, which costs as much for a row as keys and values cost for a token.
+`ranker.encoders.layer.first_token_attention` explains why the other tokens need no keys and values. Weights are applied
+to queries and means, which costs as much for a row as keys and values cost for a token. The key bias changes nothing.
 
 Each Triton program works on one row: on a block of its tokens, or on a block of columns of its states.
 """

@@ -8,7 +8,7 @@ PROGRAMS = 1056  # Triton programs of a backward pass over tokens: eight per mul
 
 @triton.jit
 def kept(hashes, columns, THRESHOLD: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
-    """Return which values `ranker.encoders.dropout.hashed_dropout` keeps, bool [tokens, columns]; products wrap around."""
+    """Return which values `ranker.encoders.dropout.hashed_dropout` keeps, [tokens, columns]; products wrap around."""
     bits = hashes[:, None].to(tl.uint32, bitcast=True) + columns[None, :].to(tl.uint32) * COLUMN
     bits = (bits ^ (bits >> 16)) * FIRST
     bits = (bits ^ (bits >> 15)) * SECOND

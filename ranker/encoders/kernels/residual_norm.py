@@ -1,8 +1,8 @@
 """Bias, dropout, residual sum and layer norm in one Triton kernel, forward and backward.
 
-A post-norm layer does this twice. The forward pass stores only its inputs: the backward pass recomputes sums, norms and
-masks from two tensors of the layer's size. In the same pass it sums the gradients of bias, gain and shift over its rows,
-which would otherwise need another read of everything.
+A post-norm layer does this twice. The forward pass stores only its inputs: the backward pass recomputes sums, norms
+and masks from two tensors of the layer's size. In the same pass it sums the gradients of bias, gain and shift over its
+rows, which would otherwise need another read of everything.
 """
 
 from __future__ import annotations
@@ -159,7 +159,8 @@ def residual_norm_backward(
     """Compute the gradients of `residual_norm`; arguments as there, `grad_out` [tokens, dim].
 
     Returns:
-        d/d(bias, gain, shift), float32 [3, dim]; d/d(residual) and d/d(x), [tokens, dim], without dropout the same tensor.
+        d/d(bias, gain, shift), float32 [3, dim]; d/d(residual) and d/d(x), [tokens, dim], which are the same tensor
+        without dropout.
     """
     grad_out, x, residual = grad_out.contiguous(), x.contiguous(), residual.contiguous()
     tokens, dim = x.shape

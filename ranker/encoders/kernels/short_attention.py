@@ -3,8 +3,8 @@
 The kernels of libraries are built for long sequences: pairs of 86 tokens fill their tiles partly, and the backward pass
 reads everything three times. Here, with head sizes of up to 64:
 
-- a row of up to 128 tokens is one tile. Its backward pass is one pass without atomics: five products, which read only the
-  states and the logarithms of the softmax sums;
+- a row of up to 128 tokens is one tile. Its backward pass is one pass without atomics: five products, which read only
+  the states and the logarithms of the softmax sums;
 - in a row of up to 256 tokens all keys stay in shared memory, if the card has enough, while blocks of queries pass;
 - other rows go through blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135).
 
@@ -308,7 +308,7 @@ def attend_backward(
     blocks: Tensor,  # noqa: ARG001
     wrap: Callable[..., Any] = lambda kernel: kernel,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Compute the gradients of `attend`; arguments as there, `grad_out` [tokens, heads, dim], `out` and `sums` its results.
+    """Compute the gradients of `attend`; arguments as there, `out` and `sums` are its results, `grad_out` is as `out`.
 
     Returns:
         d/d(qkv) [tokens, 3, heads, dim]; d/d(bias) of the linear layer that computed `qkv`, float32 [3 * heads * dim].

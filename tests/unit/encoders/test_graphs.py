@@ -155,9 +155,13 @@ def test_weights_that_lie_elsewhere_or_are_trained_otherwise_are_captured_anew()
 
 
 @pytest.mark.parametrize(
-    ("error", "said"), [(torch.OutOfMemoryError("x"), "no memory for them"), (RuntimeError("no such stream\nmore"), "failed (no such stream)")]
-)  # fmt: skip
-def test_where_a_capture_fails_the_plain_pass_goes_on(monkeypatch, error, said):
+    ("error", "reason"),
+    [
+        (torch.OutOfMemoryError("x"), "no memory for them"),
+        (RuntimeError("no such stream\nmore"), "failed (no such stream)"),
+    ],
+)
+def test_where_a_capture_fails_the_plain_pass_goes_on(monkeypatch, error, reason):
     scorer, batch = Scorer(Graphs(sightings=1)), batch_of(8)
     scorer(batch).sum().backward()
 
@@ -167,7 +171,7 @@ def test_where_a_capture_fails_the_plain_pass_goes_on(monkeypatch, error, said):
     monkeypatch.setattr(graphs, "_Pass", fail)
     scorer(batch_of(16)).sum().backward()
     scorer(batch).sum().backward()
-    assert scorer.replayed == 1 and said in scorer.passes.why_off and not scorer.passes._captured
+    assert scorer.replayed == 1 and reason in scorer.passes.why_off and not scorer.passes._captured
 
 
 def test_where_memory_ends_there_are_no_more_graphs_than_there_are(monkeypatch):

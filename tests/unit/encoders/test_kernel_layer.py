@@ -1,4 +1,4 @@
-"""The layer with a hand-written backward pass equals autograd's gradients of the plain layer; kernels of plain torch on a CPU."""
+"""The layer with a hand-written backward pass has the gradients of the plain layer; with kernels of plain torch."""
 
 import math
 
