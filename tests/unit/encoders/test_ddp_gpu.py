@@ -98,12 +98,12 @@ def test_gradients_are_the_mean_of_both_processes(graphs, tmp_path):
     ]
     try:
         for process in both:
-            said, _ = process.communicate(timeout=120)
+            output, _ = process.communicate(timeout=120)
             assert process.returncode == 0
-            found = json.loads(said.splitlines()[-1])
-            assert max(found["gaps"]) < 1e-6, "float32 sums in another order"
-            assert len(found["gaps"]) == STEPS
-            assert found["graphs"] == (2 if graphs else 0)
+            report = json.loads(output.splitlines()[-1])
+            assert max(report["gaps"]) < 1e-6, "float32 sums in another order"
+            assert len(report["gaps"]) == STEPS
+            assert report["graphs"] == (2 if graphs else 0)
     finally:
         for process in both:
             process.kill()

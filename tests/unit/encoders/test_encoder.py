@@ -1,4 +1,4 @@
-"""The encoder against transformers' own forward; padding, segments and positions."""
+"""The encoder against transformers' own forward: padding, segments, positions, pooling, loading."""
 
 import pytest
 import torch
@@ -96,18 +96,20 @@ def test_pooled_states_and_gradients_are_those_of_all_states_with_dropout(family
     encoder = Encoder(FAMILIES[family](), tiny_tokenizer()).double().train()
     if encoder.ragged:
         for layer in encoder.model.encoder.layer:
-            layer.attention.self.dropout.p = 0.0  # draws random numbers, and so does the padded path
+            layer.attention.self.dropout.p = 0.0  # attention dropout draws from torch's generator
     else:
         encoder.eval()
     batch = batch_of(*ROWS)
     batch.names = torch.tensor([4, 0, 9])
     encoder.dropout_seed = 11
-    found = []
+    results = []
     for vectors in (encoder.pooled(batch, pooling), pool(encoder(batch), batch, pooling)):
         encoder.zero_grad()
         (vectors * torch.arange(1.0, 49.0, dtype=torch.float64).view(3, 16)).sin().sum().backward()
-        found.append([vectors.detach(), *(part.grad.clone() for part in encoder.parameters() if part.grad is not None)])
-    for mine, expected in zip(*found, strict=True):
+        results.append(
+            [vectors.detach(), *(part.grad.clone() for part in encoder.parameters() if part.grad is not None)]
+        )
+    for mine, expected in zip(*results, strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-12)
 
 
@@ -116,7 +118,7 @@ def test_the_count_of_flops_is_torchs_own_also_where_the_last_layer_works_for_fi
     for part in encoder.modules():
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0
-    batch = batch_of(ROWS[0], ROWS[0])  # of one length, so that a padded row counts no more
+    batch = batch_of(ROWS[0], ROWS[0])  # rows of one length, so padding adds no FLOPs
     for run, last_layer_tokens in ((encoder, batch.num_tokens), (lambda batch: encoder.pooled(batch, "cls"), 2)):
         encoder.work = Work()
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -265,16 +267,16 @@ def test_sums_of_rows_in_order_are_those_of_index_add_with_their_gradients():
         torch.arange(4).repeat_interleave(lengths),
         torch.randn(11, 5, dtype=torch.float64, requires_grad=True),
     )
-    found = RowSums.apply(states, lengths, rows)
+    got = RowSums.apply(states, lengths, rows)
     expected = states.new_zeros(4, 5).index_add(0, rows, states)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    first, second = (torch.autograd.grad(sums.sin().sum(), states, create_graph=True)[0] for sums in (found, expected))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    first, second = (torch.autograd.grad(sums.sin().sum(), states, create_graph=True)[0] for sums in (got, expected))
     torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
     again, twice = (torch.autograd.grad(gradient.square().sum(), states)[0] for gradient in (first, second))
     torch.testing.assert_close(again, twice, rtol=0, atol=1e-12)
 
 
-def test_sums_of_rows_in_half_precision_are_made_in_full():
+def test_rows_in_half_precision_are_summed_in_float32():
     ones = torch.ones(300, 1, dtype=torch.bfloat16)  # one by one in bfloat16, 256 + 1 is 256
     assert RowSums.apply(ones, torch.tensor([300]), torch.zeros(300, dtype=torch.int64)).item() == 300
 

@@ -139,8 +139,8 @@ def held_to_float64(function, gradients, reference, *inputs: torch.Tensor) -> No
     assert error(got, expected) < 3e-3
     rights = torch.autograd.grad(expected, exact, above.double())
     with torch.no_grad():
-        found = gradients(above, *inputs)
-    for own, right in zip(found, rights, strict=True):
+        grads = gradients(above, *inputs)
+    for own, right in zip(grads, rights, strict=True):
         assert own.shape == right.shape
         assert error(own, right) < (5e-3 if own.dtype == torch.bfloat16 else 2e-3)
 
@@ -284,9 +284,9 @@ def test_a_large_pass_has_the_same_bits_each_time(path, pooling):
     seen = []
     for _ in range(3):
         encoder.zero_grad()
-        found = read(encoder, batch, pooling)
-        (found * torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found)).sum().backward()
-        seen.append([found.detach(), *(own.grad.clone() for own in encoder.parameters())])
+        states = read(encoder, batch, pooling)
+        weighted_sum(states).backward()
+        seen.append([states.detach(), *(own.grad.clone() for own in encoder.parameters())])
     for again in seen[1:]:
         assert all(own.equal(first) for own, first in zip(again, seen[0], strict=True))
 
@@ -295,6 +295,11 @@ def random_batch(*lengths: int) -> TokenBatch:
     tokens = torch.randint(5, 1000, (sum(lengths),))
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
     return TokenBatch(tokens, tokens % 2, ends, max(lengths), names=torch.randperm(len(lengths))).to("cuda")
+
+
+def weighted_sum(states: torch.Tensor) -> torch.Tensor:
+    """A loss with another gradient for each value."""
+    return (states * torch.linspace(-1, 1, states.numel(), device="cuda").view_as(states)).sum()
 
 
 def read(encoder: Encoder, batch: TokenBatch, pooling: str) -> torch.Tensor:
@@ -315,10 +320,10 @@ def test_replayed_passes_are_the_plain_ones_bit_by_bit(dropout, path, pooling):
         for encoder in (plain, replayed):
             encoder.dropout_seed = 2**63 + step
             for batch in batches[2 * step : 2 * step + 2]:
-                found = read(encoder, batch, pooling)
-                (found * torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found)).sum().backward()
-            encoder.found = found.detach()
-        assert replayed.found.equal(plain.found)
+                states = read(encoder, batch, pooling)
+                weighted_sum(states).backward()
+            encoder.states = states.detach()
+        assert replayed.states.equal(plain.states)
         for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True):
             assert own.grad.equal(expected.grad)
         for optimizer in optimizers:
@@ -339,8 +344,8 @@ def test_two_passes_that_wait_for_one_backward_pass_do_not_share_activations():
             encoder.zero_grad()
             scores = read(encoder, queries, "cls") @ read(encoder, docs, "cls").T
             scores.sin().sum().backward()
-            encoder.found = scores.detach()
-        assert replayed.found.equal(plain.found), turn
+            encoder.states = scores.detach()
+        assert replayed.states.equal(plain.states), turn
         for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True):
             assert own.grad.equal(expected.grad)
             own.grad = expected.grad = None
@@ -385,11 +390,12 @@ def test_replayed_passes_follow_what_changes():
             change(encoder)
         for pooling in ("cls", "none") * 4:
             for encoder in (plain, replayed):
-                encoder.found = read(encoder, batch, pooling)
+                encoder.states = read(encoder, batch, pooling)
                 (
-                    encoder.found * torch.linspace(-1, 1, encoder.found.numel(), device="cuda").view_as(encoder.found)
+                    encoder.states
+                    * torch.linspace(-1, 1, encoder.states.numel(), device="cuda").view_as(encoder.states)
                 ).sum().backward()
-            assert replayed.found.equal(plain.found), (number, pooling)
+            assert replayed.states.equal(plain.states), (number, pooling)
             for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True):
                 assert (own.grad is None) == (expected.grad is None)
                 assert own.grad is None or own.grad.equal(expected.grad), (number, pooling)
@@ -425,11 +431,9 @@ def test_replayed_passes_meet_longer_rows_than_the_first(pooling):
         batch = random_batch(*lengths)
         for encoder in (plain, replayed):
             encoder.zero_grad()
-            encoder.found = read(encoder, batch, pooling)
-            (
-                encoder.found * torch.linspace(-1, 1, encoder.found.numel(), device="cuda").view_as(encoder.found)
-            ).sum().backward()
-        assert replayed.found.equal(plain.found)
+            encoder.states = read(encoder, batch, pooling)
+            weighted_sum(encoder.states).backward()
+        assert replayed.states.equal(plain.states)
         assert all(
             own.grad.equal(expected.grad)
             for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True)
