@@ -42,6 +42,7 @@ from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_fab
 from ranker.checkpoint import load_checkpoint, load_scorer, read_description, save_model
 from ranker.config.check import constructor_keys
 from ranker.config.stored import resumed_runs
+from ranker.data.collate import ScorerInputs
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.pair_cuts import warn_of_other_cuts
@@ -217,9 +218,8 @@ def _evaluate_checkpoint(cfg: DictConfig) -> None:
     print_notice(splits)
     folder = open_run(cfg)
     data = RankData(
-        splits, scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, batch_options(cfg),
-        text_limits(scorer, trained), depth=None if cfg.add_positives else depth, cache_dir=cfg.cache_dir,
-        layouts=scorer.layouts() if scorer.reads == "texts" else None,
+        splits, ScorerInputs.of(scorer), batch_options(cfg), text_limits(scorer, trained),
+        depth=None if cfg.add_positives else depth, cache_dir=cfg.cache_dir,
     )  # fmt: skip
     module = RerankModule(scorer, list(cfg.measures), on_evaluated=_writer(folder, splits, cfg, depth, baseline))
     trainer = build_trainer(cfg, folder, [])
@@ -305,14 +305,7 @@ def _vector_engines(
     limits = text_limits(scorer, trained)
     limits = replace(limits, query=cfg.max_query_tokens or limits.query, doc=cfg.max_doc_tokens or limits.doc)
     data = RankData(
-        Splits(None, None, sets),
-        scorer.encoder.tokenizer,
-        scorer.reads,
-        scorer.encoder.max_tokens,
-        batch_options(cfg),
-        limits,
-        cache_dir=cfg.cache_dir,
-        layouts=scorer.layouts(),
+        Splits(None, None, sets), ScorerInputs.of(scorer), batch_options(cfg), limits, cache_dir=cfg.cache_dir
     )
     fabric = build_fabric(cfg, folder)
     scorer = scorer.to(fabric.device)

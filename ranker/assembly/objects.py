@@ -29,14 +29,15 @@ from transformers.utils import logging as transformers_logging
 from ranker.checkpoint import load_scorer
 from ranker.config.check import constructor_keys
 from ranker.config.writing import inside
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
 from ranker.data.query_docs import apply_mode, warn_of_query_docs
 from ranker.encoders.execution import Execution
 from ranker.errors import ConfigError, RankerError
 from ranker.files import write_sums
 from ranker.multitask.module import MultitaskModule
-from ranker.multitask.multitask import Multitask, make_task
+from ranker.multitask.multitask import Multitask
 from ranker.multitask.steps import TaskData
 from ranker.processes import PARENT, announce_dead_children, announce_parent, is_first_process, is_lost_peer
 from ranker.retrieval.bm25 import FirstStage, with_candidates
@@ -202,34 +203,30 @@ def batch_options(cfg: DictConfig) -> BatchOptions:
 
 def build_data(cfg: DictConfig, splits: Splits, scorer: Any) -> RankData:
     """Loaders for what the scorer reads, and for what its auxiliary heads learn."""
-    kind: Any = RankData
-    if isinstance(scorer, Multitask):
-        heads = scorer.task_heads()
-        kind = partial(
-            TaskData,
-            heads=[head.asked for head in heads],
-            tasks=[make_task(head.asked) for head in heads],
-            poolings=[head.pooling for head in heads],
-            labels=instantiate(cfg.model.labels),
-            sampling=instantiate(cfg.model.sampling),
-            max_epochs=cfg.trainer.max_epochs,
-            max_steps=cfg.trainer.max_steps,
-        )
-    return kind(
+    data = RankData(
         splits,
-        scorer.encoder.tokenizer,
-        scorer.reads,
-        scorer.encoder.max_tokens,
+        ScorerInputs.of(scorer),
         batch_options(cfg),
         TextLimits(cfg.max_query_tokens, cfg.max_doc_tokens, cfg.max_pair_tokens),
         depth=cfg.depth,
         seed=cfg.seed,
         cache_dir=cfg.cache_dir,
-        negatives=cfg.data.get("negatives"),
-        teacher=cfg.data.get("teacher"),
-        random_negatives=cfg.data.get("random_negatives", False),
-        layouts=scorer.layouts() if scorer.reads == "texts" else None,
-        in_batch=in_batch_negatives(cfg),
+        train_docs=TrainDocs(
+            negatives=cfg.data.get("negatives"),
+            teacher=cfg.data.get("teacher"),
+            random_negatives=cfg.data.get("random_negatives", False),
+            in_batch=in_batch_negatives(cfg),
+        ),
+    )
+    if not isinstance(scorer, Multitask):
+        return data
+    return TaskData(
+        data,
+        scorer.auxiliary_tasks(),
+        labels=instantiate(cfg.model.labels),
+        sampling=instantiate(cfg.model.sampling),
+        max_epochs=cfg.trainer.max_epochs,
+        max_steps=cfg.trainer.max_steps,
     )
 
 

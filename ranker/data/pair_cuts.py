@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 
-from ranker.data.batching import Collator
+from ranker.data.collate import Collator
 from ranker.data.dataset import TrainSteps
 
 log = logging.getLogger(__name__)

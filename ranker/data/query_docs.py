@@ -131,7 +131,7 @@ def _same(text: str, collection: Collection, doc_id: str) -> bool:
 
 
 def same_text(
-    queries: TokenStore, docs: TokenStore, query_rows: np.ndarray, doc_rows: np.ndarray, starts: tuple[int, int] = (0, 0)
+    queries: TokenStore, docs: TokenStore, query_rows: np.ndarray, doc_rows: np.ndarray, prompt_tokens: tuple[int, int] = (0, 0)
 ) -> np.ndarray:  # fmt: skip
     """Which docs have the tokens of their query, bool [pairs]; of a query that its store has cut, the doc's first tokens count.
 
@@ -140,18 +140,18 @@ def same_text(
         docs: Token store of the docs.
         query_rows: [pairs].
         doc_rows: [pairs].
-        starts: Tokens of a prompt before each query and each doc of the stores, which are not compared.
+        prompt_tokens: Tokens of a prompt before each query and each doc of the stores, which are not compared.
     """
-    lengths, others = queries.lengths[query_rows] - starts[0], docs.lengths[doc_rows] - starts[1]
+    lengths, others = queries.lengths[query_rows] - prompt_tokens[0], docs.lengths[doc_rows] - prompt_tokens[1]
     cut = queries.lengths[query_rows] >= queries.meta["max_tokens"]
     same = (lengths > 0) & ((others == lengths) | (cut & (others > lengths)))
     pairs = np.flatnonzero(same)
     firsts = (
-        queries.tokens[queries.offsets[query_rows[pairs]] + starts[0]],
-        docs.tokens[docs.offsets[doc_rows[pairs]] + starts[1]],
+        queries.tokens[queries.offsets[query_rows[pairs]] + prompt_tokens[0]],
+        docs.tokens[docs.offsets[doc_rows[pairs]] + prompt_tokens[1]],
     )
     same[pairs] = firsts[0] == firsts[1]
     for pair in np.flatnonzero(same):
-        query = queries[int(query_rows[pair])][starts[0] :]
-        same[pair] = np.array_equal(query, docs[int(doc_rows[pair])][starts[1] :][: len(query)])
+        query = queries[int(query_rows[pair])][prompt_tokens[0] :]
+        same[pair] = np.array_equal(query, docs[int(doc_rows[pair])][prompt_tokens[1] :][: len(query)])
     return same

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ranker.data.batching import Template
+from ranker.data.template import Template
 from ranker.errors import CheckpointError
 
 SEGMENTED = ("bert", "electra")  # families that look every segment id up, also where they have one segment only

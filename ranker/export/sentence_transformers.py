@@ -16,7 +16,7 @@ from tokenizers import normalizers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
 
-from ranker.data.batching import Template
+from ranker.data.template import Template
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens

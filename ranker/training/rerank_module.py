@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from ranker.data.dataset import ScoreBatch, ScoreBatches
 from ranker.data.ranking import require_finite
-from ranker.data.sampling import mix
 from ranker.encoders.encoder import Encoder
 from ranker.errors import DataError, NonFinite, RankerError
 from ranker.evaluation.metrics import evaluate, parse_measures, with_relevance
+from ranker.hashing import mix
 from ranker.training.nonfinite import Unjudged, write_dump
 from ranker.types import Loss, RankBatch, Run, TrainStep
 

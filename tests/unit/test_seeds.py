@@ -9,10 +9,10 @@ from hydra import compose, initialize_config_dir
 
 from ranker.assembly.objects import build_data, build_scorer, load_splits
 from ranker.cli import entry
-from ranker.data.batching import HashedOrder, StepPlan
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
-from ranker.data.sampling import JudgedGroups
+from ranker.data.sampling import GroupOptions, JudgedGroups
 from ranker.data.splits import hash_order
+from ranker.data.step_plan import HashedOrder, StepPlan
 from ranker.data.token_store import build_token_store
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
@@ -48,7 +48,7 @@ def stores(tmp_path_factory):
 
 
 def drawn(stores, seed: int, epoch: int = 0, **options) -> list[int]:
-    rows, _ = JudgedGroups(*stores, **options, seed=seed).draw(epoch, np.array([0]))
+    rows, _ = JudgedGroups(*stores, GroupOptions(**options, seed=seed)).draw(epoch, np.array([0]))
     return rows[0].tolist()
 
 

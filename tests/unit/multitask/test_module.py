@@ -146,7 +146,7 @@ def test_gradnorm_looks_at_the_last_layer_that_all_tasks_reach(layers, expected)
         > 0
     )
     squares = sum(place**2 * gradients.sizes[place] for place in looked_at)
-    assert gradients.norms(module._trunk).tolist() == pytest.approx([0, squares**0.5, 0])
+    assert gradients.norms(module._shared_layer).tolist() == pytest.approx([0, squares**0.5, 0])
 
 
 def test_gradnorm_is_refused_for_an_encoder_whose_layers_have_no_parameters_of_their_own():

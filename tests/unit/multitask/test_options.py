@@ -10,8 +10,8 @@ from hydra import compose, initialize_config_dir
 
 from ranker.cli import entry
 from ranker.config import check as config
-from ranker.data.batching import StepPlan
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
+from ranker.data.step_plan import StepPlan
 from ranker.errors import ConfigError, DataError
 from ranker.multitask.check import auto_layers
 from ranker.multitask.options import AutoLayers, Head, TaskLabels, TaskSampling

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from ranker.data.batching import StepPlan
+from ranker.data.step_plan import StepPlan
 from ranker.multitask.options import TaskSampling
 from ranker.multitask.sampling import TaskPlan, draw_tasks, probabilities
 

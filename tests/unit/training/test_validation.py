@@ -10,8 +10,9 @@ from torch import nn
 
 from ranker.assembly.objects import build_data, build_scorer, load_splits
 from ranker.cli import entry
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.datamodule import BatchOptions, RankData
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.interactions.grid import to_grid
 from ranker.training.rerank_module import RerankModule
@@ -77,9 +78,7 @@ def measured(collection, tmp_path, test=None):
     """The measures of a validation, or of a test whose run is handed to `test`."""
     data = RankData(
         Splits(None, collection, {"graded": collection}),
-        tiny_tokenizer(),
-        "pairs",
-        64,
+        ScorerInputs(tiny_tokenizer(), "pairs", 64),
         BatchOptions(max_tokens=20),
         TextLimits(8, 8),
         cache_dir=tmp_path,
