@@ -102,8 +102,9 @@ class Collator:
         for name, layout in (("query", query), ("doc", doc)):
             if min(positions, layout.max_tokens or positions) < layout.num_special + 1 or layout.fill_to > positions:
                 raise ConfigError(
-                    f"{name}: expected room for a token beside {layout.num_special} special ones and at most {positions} "
-                    f"tokens in all, got rows of {layout.max_tokens or positions}, filled up to {layout.fill_to}"
+                    f"{name}: expected room for a token beside {layout.num_special} special ones and at most "
+                    f"{positions} tokens in all, got rows of {layout.max_tokens or positions}, filled up to "
+                    f"{layout.fill_to}"
                 )
         if inputs.reads == "pairs":
             # Leave at least one token for the doc, so that a long query cannot make a pair invalid
@@ -194,5 +195,5 @@ class Collator:
 
 
 def _max_text_tokens(layout: Template, max_tokens: int, positions: int) -> int:
-    """Stored tokens kept of a text in a sequence of its own: at most `max_tokens` and the prefix, if the row has room."""
+    """Stored tokens kept of a text in a sequence of its own: at most `max_tokens` and the prefix, if they fit."""
     return min(max_tokens + layout.prefix_tokens, min(positions, layout.max_tokens or positions) - layout.num_special)

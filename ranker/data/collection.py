@@ -178,7 +178,7 @@ class Candidates(Mapping[str, list[str]]):
         return self.where(ranges(0, np.diff(self.offsets)) < depth)
 
     def where(self, kept: np.ndarray) -> Candidates:
-        """Return the docs where `kept`, bool [docs], is True, with their scores; queries without such docs stay, empty."""
+        """Return the docs where `kept`, bool [docs], is True, with their scores; no query is removed."""
         offsets = row_offsets(kept)[self.offsets]
         return Candidates(self.query_ids, offsets, self.doc_ids[kept], self.scores[kept])
 

@@ -112,7 +112,7 @@ def contrast(
 
 
 def _mark(out: np.ndarray, groups: np.ndarray, keys: np.ndarray, wanted: np.ndarray) -> None:
-    """Set `out` [groups, keys] to True for each pair of a group and a wanted key, if `keys` (ascending) has that key."""
+    """Set `out` [groups, keys] to True for each group and its wanted key, if `keys` (ascending) has that key."""
     columns = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     present = keys[columns] == wanted
     out[groups[present], columns[present]] = True

@@ -86,8 +86,8 @@ class JsonlDocs:
     """Docs of a JSON Lines file (`{"id", "text", "title"?}`), parsed on access.
 
     A plain file is mapped into memory; a gzipped file is held in memory, unpacked. In addition each doc takes about 20
-    bytes and its id. Other keys are ignored. An id may be a whole number, which is converted to its digits without loss;
-    any other type is an error.
+    bytes and its id. Other keys are ignored. An id may be a whole number, which is converted to its digits without
+    loss; any other type is an error.
 
     Args:
         path: The file.
@@ -154,8 +154,8 @@ class JsonlDocs:
     def _row(self, doc_id: object) -> int:
         """Return the number of a doc in the file, -1 if the file does not have it."""
         key = doc_id.encode("utf-8", "surrogatepass") if isinstance(doc_id, str) else b""
-        # Truncated to the array's width, since otherwise all ids would be widened for the search; a truncated key is not equal to what it
-        # finds.
+        # The search key is truncated to the width of the ids, since otherwise NumPy would widen all ids. The comparison
+        # below uses the whole key
         place = int(np.searchsorted(self._sorted_ids, np.array(key, dtype=self._sorted_ids.dtype)))
         return int(self._order[place]) if key and place < len(self._order) and self._sorted_ids[place] == key else -1
 

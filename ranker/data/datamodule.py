@@ -152,7 +152,7 @@ class RankData(pl.LightningDataModule):
         return Collator.of(self.inputs, self._query_store(collection), self._doc_store(collection), self.limits)
 
     # training
-    # ---------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------------------------------
 
     @property
     def trains_on_triples(self) -> bool:
@@ -238,7 +238,7 @@ class RankData(pl.LightningDataModule):
         return StepLoader(steps, self.batch.workers, pin_memory=self.trainer.strategy.root_device.type == "cuda")
 
     # evaluation
-    # -------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------------------------------
 
     def score_batches(self, collection: Collection, rank: int = 0, world: int = 1) -> ScoreBatches:
         """Return one device's share of a collection's candidates.

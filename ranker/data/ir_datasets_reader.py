@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 # docs
-# -----------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 class IrDatasetsDocs:
@@ -62,7 +62,7 @@ class IrDatasetsDocs:
         return self._built_store
 
     def _fingerprint(self) -> str:
-        """Return a hash of all ids and texts; it is cached in the store's folder with the store's size and modification time."""
+        """Return a hash of all ids and texts, cached in the store's folder with its size and modification time."""
         content = Path(getattr(self._store(), "path", "")) / "bin"
         if not content.is_file():
             return fingerprint_of(self)
@@ -97,7 +97,7 @@ class IrDatasetsDocs:
 
 
 def _is_whole(store: Any) -> bool:
-    """Return whether a store that claims to be built has its index: a process may be killed before the index is written."""
+    """Return whether a built store has its index, which is written last: a process may be killed before."""
     try:
         return not hasattr(store, "lookup") or not store.built() or len(store.lookup.idx()) > 0
     except OSError:
@@ -114,7 +114,7 @@ def _doc(record: Any) -> Doc:
 
 
 # sets
-# --------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def load_dataset(dataset_id: str) -> Any:
@@ -229,8 +229,8 @@ def qrels_of(dataset: Any, dataset_id: str) -> Qrels:
             judged[judgement.doc_id] = max(grade, int(judgement.relevance))
         elif grade != judgement.relevance:
             raise DataError(
-                f"ir_datasets {dataset_id}: query {judgement.query_id!r}, doc {judgement.doc_id!r}: expected one grade, "
-                f"got {grade} and {judgement.relevance}; write mended qrels and use data=files"
+                f"ir_datasets {dataset_id}: query {judgement.query_id!r}, doc {judgement.doc_id!r}: expected one "
+                f"grade, got {grade} and {judgement.relevance}; write mended qrels and use data=files"
             )
         repeats += 1
     repeats -= sum(map(len, qrels.values()))
@@ -242,8 +242,8 @@ def qrels_of(dataset: Any, dataset_id: str) -> Qrels:
 def _mend_cranfield(qrels: Qrels) -> Qrels:
     """Reverse Cranfield's grades: in the archive 1 is the best and 4 the lowest; -1 is kept, and is not relevant."""
     log.info(
-        "cranfield: grades run backwards in the data (1 is best): 1, 2, 3, 4 are read as 4, 3, 2, 1; -1 stays as it is, "
-        "not relevant"
+        "cranfield: grades run backwards in the data (1 is best): 1, 2, 3, 4 are read as 4, 3, 2, 1; -1 stays as it "
+        "is, not relevant"
     )
     return {
         query_id: {doc_id: 5 - grade if grade > 0 else grade for doc_id, grade in judged.items()}

@@ -61,8 +61,8 @@ def _run_file(where: str, dataset_id: str) -> Path:
     path = Path(where).expanduser()
     if not path.is_file():
         raise DataError(
-            f"{where}: expected docpairs, scoreddocs, bm25 or a run file as candidates of {dataset_id}, got no such file; "
-            "check the path"
+            f"{where}: expected docpairs, scoreddocs, bm25 or a run file as candidates of {dataset_id}, got no such "
+            "file; check the path"
         )
     return path
 
@@ -197,7 +197,7 @@ class SplitReader:
         return self._with_candidates(take_queries(collection, collection.qrels, "train"), dataset_id, where)
 
     def _with_candidates(self, collection: Collection, dataset_id: str, where: str) -> Collection:
-        """Add candidates from `scoreddocs` or from the run at a path; for `bm25` none, since they are computed later."""
+        """Add candidates from `scoreddocs` or a run file; for `bm25` none, since they are computed later."""
         if where == "bm25":
             return collection
         if where == "scoreddocs":

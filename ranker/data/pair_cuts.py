@@ -17,14 +17,15 @@ CHECKED_GROUPS = 100_000
 def cut_otherwise(collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
     """Return which pairs the exported tokenizer's strategy `longest_first` truncates differently, bool [pairs].
 
-    The collator shortens only the doc to fit the pair's limit, and each text has a limit of its own. A pair is truncated
-    in the same way if
+    The collator shortens only the doc to fit the pair's limit, and each text has a limit of its own. A pair is
+    truncated in the same way if
 
     - the query has fewer than `max_query_tokens` tokens,
     - the pair fits whole, or the query takes at most half of the room for texts, and
     - the doc has fewer than `max_doc_tokens` tokens, or the pair's limit leaves no room for more.
 
-    A text with as many tokens as its store keeps counts as a longer text, since the store does not have its full length.
+    A text with as many tokens as its store keeps counts as a longer text, since the store does not have its full
+    length.
 
     Args:
         collator: Collator of a scorer that reads pairs.
@@ -67,9 +68,9 @@ def warn_of_other_cuts(steps: TrainSteps) -> None:
         collator = steps.collator
         log.warning(
             "model/: %d of %d training pairs are cut otherwise by sentence-transformers' CrossEncoder, which shortens "
-            "the longer text of a pair first, and so get other scores there; it cuts alike where a query has fewer than "
-            "max_query_tokens=%d tokens, and at most %d where the pair is longer than max_pair_tokens=%d, and a doc has "
-            "fewer than max_doc_tokens=%d",
+            "the longer text of a pair first, and so get other scores there; it cuts alike where a query has fewer "
+            "than max_query_tokens=%d tokens, and at most %d where the pair is longer than max_pair_tokens=%d, and a "
+            "doc has fewer than max_doc_tokens=%d",
             int(cut.sum()),
             len(cut),
             collator.max_query_tokens,

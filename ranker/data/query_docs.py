@@ -37,7 +37,7 @@ def queries_are_docs(dataset_id: str) -> bool:
 
 
 def apply_mode(splits: Splits, mode: str | bool) -> Splits:
-    """Set `drop_query_docs` of each collection, and remove docs with the query's own id from its candidates accordingly.
+    """Set `drop_query_docs` of each collection; where it is True, remove docs with the query's own id from candidates.
 
     Args:
         splits: The splits of a source.

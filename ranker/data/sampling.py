@@ -253,8 +253,8 @@ def _groups_of(
                 num_without_negatives += 1
                 continue
             raise DataError(
-                f"{collection.name}: query {query_id!r}: expected at least one candidate that is not relevant, got none "
-                f"among {len(top)}; set data.random_negatives=true to fill from the corpus"
+                f"{collection.name}: query {query_id!r}: expected at least one candidate that is not relevant, got "
+                f"none among {len(top)}; set data.random_negatives=true to fill from the corpus"
             )
         label_of = teacher_scores.__getitem__ if teacher_scores is not None else partial(_grade_label, judged)
         groups.append(_Group(query_id, positive_ids, negative_ids, label_of))
@@ -271,8 +271,8 @@ def _check_number(collection: Collection, num_kept: int, num_without_negatives: 
     if not num_kept and num_without_negatives:
         raise DataError(
             f"{collection.name}: expected a negative for at least one training query, got none for all "
-            f"{num_without_negatives} that have a relevant doc; check that data.negatives and data.teacher were made for "
-            "these queries, or set data.random_negatives=true"
+            f"{num_without_negatives} that have a relevant doc; check that data.negatives and data.teacher were made "
+            "for these queries, or set data.random_negatives=true"
         )
     if not num_kept:
         raise DataError(f"{collection.name}: expected training queries with a relevant doc, got none of {num_judged}")

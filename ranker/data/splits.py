@@ -36,7 +36,7 @@ def hash_order(query_ids: Iterable[str], seed: int) -> list[str]:
 def split_queries(
     query_ids: Iterable[str], val_fraction: float, test_fraction: float, seed: int
 ) -> dict[str, list[str]]:
-    """Distribute queries over train, dev and test by hash; a part with a fraction above 0 gets at least one query, if any.
+    """Distribute queries over train, dev and test by hash; a part with a fraction above 0 gets at least one query.
 
     >>> {name: len(part) for name, part in split_queries(map(str, range(50)), 0.1, 0.2, seed=0).items()}
     {'test': 10, 'dev': 5, 'train': 35}

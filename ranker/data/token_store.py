@@ -1,8 +1,8 @@
 """Texts that are tokenized once into memory-mapped files, so that a collator only copies slices (docs/token_store.md).
 
 A store is a folder of flat little-endian arrays: `tokens.bin`, `offsets.bin` (row r is `tokens[offsets[r]:offsets[r +
-1]]`), `ids.bin` (UTF-8, fixed width), `order.bin` (the rows sorted by id) and `meta.json`. It has no special tokens: the
-template of a pair adds them.
+1]]`), `ids.bin` (UTF-8, fixed width), `order.bin` (the rows sorted by id) and `meta.json`. It has no special tokens:
+the template of a pair adds them.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class TokenStore:
         if (rows < 0).any():
             unknown = ids[int(np.argmax(rows < 0))].decode(errors="replace")
             raise DataError(
-                f"{self.folder.name}: expected ids of the store's {len(self)} texts, got {unknown!r}; take ids and texts "
-                "from one collection"
+                f"{self.folder.name}: expected ids of the store's {len(self)} texts, got {unknown!r}; take ids and "
+                "texts from one collection"
             )
         return rows
 
@@ -197,8 +197,8 @@ def build_token_store(
 
     Raises:
         ConfigError: The tokenizer is not a fast one, or `max_tokens` is not positive.
-        DataError: The folder exists; or an id is a duplicate, not a string, too long or contains a NUL; or a text is not
-            a string.
+        DataError: The folder exists; or an id is a duplicate, not a string, too long or contains a NUL; or a text is
+            not a string.
     """
     with _locked(folder):
         if folder.exists():

@@ -275,7 +275,7 @@ def _encoded(
 
 
 def _index_ids(folder: Path, widths: list[tuple[int, int]], id_bytes: int) -> dict[str, dict[str, int]]:
-    """Write `ids.bin` (ids of one width) and `order.bin` (the rows sorted by id) from `ids.raw`, and delete the latter."""
+    """Write `ids.bin` (ids of one width) and `order.bin` (rows sorted by id) from `ids.raw`; delete `ids.raw`."""
     with (folder / "ids.raw").open("rb") as raw, _Writer(folder / "ids.bin") as writer:
         for count, width in widths:
             writer.write(np.frombuffer(raw.read(count * width), dtype=f"S{width}").astype(f"S{id_bytes}"))

@@ -33,7 +33,7 @@ _CHUNK_DOCS = 65_536  # ids that are held as Python objects before they are pack
 
 
 # reading
-# ----------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def read_qrels(path: str | Path) -> Qrels:
@@ -177,7 +177,7 @@ def _best_first(doc_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
 
 
 class _SeenDocs:
-    """Docs that a run has listed so far: 8-byte hashes of the docs of finished queries, and a set for the current query."""
+    """Docs listed so far in a run: 8-byte hashes for finished queries, and a set for the current query."""
 
     def __init__(self) -> None:
         self._query_id: str | None = None
@@ -269,7 +269,7 @@ def _score(path: Path, line: int, column: bytes, single: bool) -> float:
 
 
 def line_with(path: Path, word: str) -> str:
-    """Return `FILE:LINE` of the first line of qrels or of a run whose query or doc is `word`; `FILE` if there is none."""
+    """Return `FILE:LINE` of the first line of qrels or a run whose query or doc is `word`; `FILE` if there is none."""
     columns = {len(QRELS_COLUMNS.split()), len(RUN_COLUMNS.split())}
     for line, text in _lines(path):
         parts = text.split()
@@ -279,7 +279,7 @@ def line_with(path: Path, word: str) -> str:
 
 
 # writing
-# ----------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def write_run(path: str | Path, run: Run, tag: str = "ranker") -> None:

@@ -80,7 +80,7 @@ def _write(path: Path, parts: Iterable[np.ndarray]) -> None:
 
 
 def _check(path: Path) -> None:
-    """Compare the file with its checksum; files of an earlier version have no checksum, so only their size is checked."""
+    """Compare the file with its checksum; files of an earlier version have none, so only their size is checked."""
     fix = f"the file is damaged; delete {path}, it is made anew"
     sum_path = path.with_suffix(".json")
     if path.stat().st_size % _ROW:

@@ -121,8 +121,8 @@ def _check_layer(layer: Any, where: str) -> None:
     whole = all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers)
     if not (numbers and whole) and (several or layer not in NAMED_LAYERS):
         raise ConfigError(
-            f"{where}: expected a layer from 0 (the embeddings), a list of them, {', '.join(NAMED_LAYERS[:-1])} or auto; "
-            f"got {layer!r}"
+            f"{where}: expected a layer from 0 (the embeddings), a list of them, {', '.join(NAMED_LAYERS[:-1])} or "
+            f"auto; got {layer!r}"
         )
 
 
@@ -266,8 +266,8 @@ def auto_layers(heads: Sequence[Head], auto: AutoLayers, encoder: Mapping[str, A
         return {}
     if auto.report is None:
         raise ConfigError(
-            "model.auto.report: expected the folder of a probing run for layer: auto, got none; run probe.py, or give a "
-            "layer"
+            "model.auto.report: expected the folder of a probing run for layer: auto, got none; run probe.py, or give "
+            "a layer"
         )
     path = Path(auto.report) / "probe_results.csv"
     if not path.is_file():

@@ -65,9 +65,9 @@ class MultitaskModule(RerankModule):
             self._shared_layer.search(name) for name, p in self.named_parameters() if p.requires_grad
         ):
             raise ConfigError(
-                "model.weighting.mode: expected trained parameters in the last layer that all tasks share for gradnorm, "
-                f"got none by {self._shared_layer.pattern} in {type(scorer.encoder.model).__name__}; take another mode, "
-                "as uncertainty"
+                "model.weighting.mode: expected trained parameters in the last layer that all tasks share for "
+                f"gradnorm, got none by {self._shared_layer.pattern} in {type(scorer.encoder.model).__name__}; take "
+                "another mode, as uncertainty"
             )
 
     def accumulate(self, step: TrainStep) -> Tensor:
@@ -126,14 +126,14 @@ class MultitaskModule(RerankModule):
         self.rows_before.copy_(self.rows_seen)
         if idle and self.trainer.is_global_zero:
             log.warning(
-                "epoch %d: expected rows of every task, got none of %s, so that its head learned nothing; raise its share "
-                "in model.sampling",
+                "epoch %d: expected rows of every task, got none of %s, so that its head learned nothing; raise its "
+                "share in model.sampling",
                 self.current_epoch,
                 ", ".join(idle),
             )
 
     def task_losses(self, batch: TaskBatch) -> dict[int, Tensor]:
-        """Return this micro-batch's part of each task's loss, by task number; the parts of a step add up to its loss."""
+        """Return this micro-batch's part of each task's loss, by task number; a step's parts add up to its loss."""
         scorer: Any = self.scorer
         scores, outputs = scorer.outputs(batch)
         parts = {}
@@ -213,7 +213,7 @@ class Gradients:
         return reached.repeat_interleave(sizes, output_size=self.values.shape[1])[: self.num_shared]
 
     def cosine(self, task: int) -> Tensor:
-        """Return the cosine of the gradients of ranking and of a task, over the shared parameters that the task reaches."""
+        """Return the cosine of ranking's and a task's gradient, over the shared parameters that the task reaches."""
         shared = self.values[:, : self.num_shared]
         return cosine(shared[0], shared[task], self.reach(task))
 

@@ -36,8 +36,8 @@ class TaskHead(nn.Module):
 
     Args:
         spec: Configuration of the head.
-        layers: The layers that the head reads; several are mixed with learned softmax weights, which start equal (Peters
-            et al., 2018, arXiv:1802.05365).
+        layers: The layers that the head reads; several are mixed with learned softmax weights, which start equal
+            (Peters et al., 2018, arXiv:1802.05365).
         pooling: `cls`, `mean` or `span`.
         dim: Size of a state.
         num_outputs: Number of classes; 1 for regression.
@@ -83,7 +83,14 @@ class TaskHead(nn.Module):
         return outputs if outputs.dtype == torch.float64 else outputs.float()
 
     def loss(self, outputs: Tensor, batch: HeadBatch) -> Tensor:
-        """Return this micro-batch's part of the mean loss over the step's targets: cross-entropy in nats or squared error."""
+        """Return this micro-batch's part of the mean loss over the step's targets.
+
+        The loss of a target is its cross-entropy in nats, or its squared error.
+
+        Args:
+            outputs: Outputs of the head [targets, outputs].
+            batch: The targets and their labels.
+        """
         if self.regression:
             errors = (outputs.squeeze(1) - batch.labels.to(outputs.dtype)).square().sum()
         else:
@@ -173,10 +180,10 @@ class Multitask(MonoBERT):
         return scores, [head([states[layer] for layer in head.layers], head_batch) for head, head_batch in heads]
 
     # the folder
-    # -----------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write monoBERT's folder, which other programs can load, with `heads.json` and `heads.safetensors` in addition."""
+        """Write monoBERT's folder, which other programs can load, and the heads (`heads.json`, `heads.safetensors`)."""
         super().save(folder, max_tokens)
         described = {
             name: {

@@ -136,7 +136,8 @@ class TaskSampling:
         one_of("model.sampling.mode", self.mode, SAMPLINGS)
         if self.main_fraction is not None and not 0 < self.main_fraction < 1:
             raise ConfigError(
-                f"model.sampling.main_fraction: expected a number above 0 and below 1, or null; got {self.main_fraction!r}"
+                "model.sampling.main_fraction: expected a number above 0 and below 1, or null; "
+                f"got {self.main_fraction!r}"
             )
         if self.temperature != math.inf:
             at_least("model.sampling.temperature", self.temperature, 1)

@@ -153,8 +153,8 @@ def refuse_held_out(
             count = len({query_id for _, query_id, _ in shared})
             raise DataError(
                 f"model.heads.{name}: expected labels on training queries only, got {count} queries of {part}, as "
-                f"{labelled_id!r} ({part}'s {held_out_id!r} has the same {what}); remove them from the labels or from the "
-                "training queries"
+                f"{labelled_id!r} ({part}'s {held_out_id!r} has the same {what}); remove them from the labels or from "
+                "the training queries"
             )
 
 
@@ -211,8 +211,8 @@ def _rows_of(
             offsets.append(len(targets))
     if not targets:
         raise DataError(
-            f"model.heads.{head.label}: expected targets, got none of {len(examples)} pairs that truncation left whole; "
-            "raise max_doc_tokens"
+            f"model.heads.{head.label}: expected targets, got none of {len(examples)} pairs that truncation left "
+            "whole; raise max_doc_tokens"
         )
     if num_cut:
         log.info(
@@ -230,7 +230,8 @@ def _labels(head: Head, task: ProbeTask, values: Sequence[float | None], names: 
     numeric = all(value is not None for value in values)
     if head.regression and not numeric:
         raise ConfigError(
-            f"model.heads.{head.label}.regression: expected a task of numbers, got {task.name}, whose labels are classes"
+            f"model.heads.{head.label}.regression: expected a task of numbers, got {task.name}, whose labels are "
+            "classes"
         )
     if numeric and head.classes is not None:
         raise ConfigError(

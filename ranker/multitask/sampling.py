@@ -26,7 +26,8 @@ def probabilities(sampling: TaskSampling, sizes: tuple[int, ...], epoch: int, nu
         epoch: Number of the epoch, from 0.
         num_epochs: E.
 
-    >>> probabilities(TaskSampling(mode="temperature", temperature=2, main_fraction=None), (10**6, 10**6, 10**4), 0, 1) * 21
+    >>> sampling = TaskSampling(mode="temperature", temperature=2, main_fraction=None)
+    >>> probabilities(sampling, (10**6, 10**6, 10**4), 0, 1) * 21
     array([10., 10.,  1.])
     """
     if len(sizes) == 1:
@@ -52,8 +53,8 @@ class TaskPlan:
 
     A mixed step has the ranking groups that it has in a training without auxiliary tasks, and in addition as many
     auxiliary rows as give ranking its share. An epoch is one pass over the ranking groups. A homogeneous step has one
-    task: `batch.queries` ranking groups, or as many auxiliary rows as these groups have rows. An epoch has as many steps
-    as one pass over the ranking groups takes at the shares of the first epoch.
+    task: `batch.queries` ranking groups, or as many auxiliary rows as these groups have rows. An epoch has as many
+    steps as one pass over the ranking groups takes at the shares of the first epoch.
 
     Args:
         ranking: Plan of the ranking groups.

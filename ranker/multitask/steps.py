@@ -29,7 +29,7 @@ from ranker.types import Movable, RankBatch, TokenBatch, TrainStep
 class HeadBatch(Movable):
     """The targets of one auxiliary task in a micro-batch.
 
-    A head reads one or more parts (spans of tokens) per target; target i has the parts i * parts to (i + 1) * parts - 1.
+    A head reads one or more parts (spans of tokens) per target; target i has the parts from i * parts on.
 
     Args:
         task: Index of the head.

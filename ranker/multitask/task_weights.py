@@ -27,8 +27,8 @@ class TaskWeights(nn.Module):
     - `gradnorm` (Chen et al., 2018, arXiv:1711.02257): weights that make the gradient norms on the last shared layer
       follow the tasks' training rates.
 
-    Learned weights are updated by plain gradient steps with a learning rate of their own, without weight decay. They are
-    buffers, so that checkpoints contain them.
+    Learned weights are updated by plain gradient steps with a learning rate of their own, without weight decay. They
+    are buffers, so that checkpoints contain them.
 
     Args:
         options: Mode and its parameters.
@@ -111,7 +111,9 @@ class TaskWeights(nn.Module):
 def gradnorm_slopes(
     weights: Tensor, norms: Tensor, losses: Tensor, first: Tensor, present: Tensor, alpha: float
 ) -> Tensor:
-    r"""Return the derivative of :math:`\sum_t |G_t - \bar G r_t^\alpha|` by the weights w_t, with constant targets [tasks].
+    r"""Return the derivative of :math:`\sum_t |G_t - \bar G r_t^\alpha|` by the weights w_t [tasks].
+
+    The targets :math:`\bar G r_t^\alpha` are treated as constants.
 
     It is 0 for tasks that are not present; their norms and losses may have any value.
 

@@ -1,4 +1,7 @@
-"""A folder of docs.jsonl, queries.tsv, qrels.txt or qrels.{train,dev,test}.txt, and optionally *.run, or these as .gz."""
+"""A folder of text files in a fixed layout.
+
+It has docs.jsonl, queries.tsv, qrels.txt or qrels.{train,dev,test}.txt, and optionally *.run, each plain or gzipped.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +122,7 @@ class Files:
         return splits
 
     # files
-    # ------------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _file(self, name: str, needed: bool = False) -> Path:
         """Return the path of a file, plain or gzipped; it may not exist if the file is not `needed`."""
@@ -184,7 +187,7 @@ class Files:
         return qrels
 
     # splits
-    # -----------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _split_by_files(self, everything: Collection, qrels: dict[str, Qrels]) -> Splits:
         named = {"train": "train", "dev": "val", "test": everything.name}

@@ -15,8 +15,8 @@ class MsMarcoPassage:
 
     Args:
         train: Training subset, as `train` or `train/triples-v2`; None: no training set.
-        train_candidates: `docpairs` (triples), `bm25`, `scoreddocs` (the official 1,000 per query, unranked) or the path
-            of a run file.
+        train_candidates: `docpairs` (triples), `bm25`, `scoreddocs` (the official 1,000 per query, unranked) or the
+            path of a run file.
         candidates: `bm25` or `scoreddocs` (the official 1,000 per query, unranked: for depth 1000 only); or a mapping
             of ids to one of these or to a run file.
         val_queries: Number of the 6,980 queries of dev/small to validate on, chosen by hash; None: all.

@@ -1,4 +1,4 @@
-"""Sampling of tasks: the specification's probabilities, realised frequencies, and draws that hang on (seed, epoch, step) alone."""
+"""Sampling of tasks: probabilities, observed frequencies, and draws that depend on (seed, epoch, step) alone."""
 
 import numpy as np
 import pytest
