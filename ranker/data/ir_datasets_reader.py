@@ -230,16 +230,16 @@ def qrels_of(dataset: Any, dataset_id: str) -> Qrels:
         elif grade != judgement.relevance:
             raise DataError(
                 f"ir_datasets {dataset_id}: query {judgement.query_id!r}, doc {judgement.doc_id!r}: expected one "
-                f"grade, got {grade} and {judgement.relevance}; write mended qrels and use data=files"
+                f"grade, got {grade} and {judgement.relevance}; write corrected qrels and use data=files"
             )
         repeats += 1
     repeats -= sum(map(len, qrels.values()))
     if repeats and not by_subtopic:
         log.warning("ir_datasets %s: %d judgements come more than once; each counts once", dataset_id, repeats)
-    return _mend_cranfield(qrels) if dataset_id == "cranfield" else qrels
+    return _reverse_cranfield_grades(qrels) if dataset_id == "cranfield" else qrels
 
 
-def _mend_cranfield(qrels: Qrels) -> Qrels:
+def _reverse_cranfield_grades(qrels: Qrels) -> Qrels:
     """Reverse Cranfield's grades: in the archive 1 is the best and 4 the lowest; -1 is kept, and is not relevant."""
     log.info(
         "cranfield: grades run backwards in the data (1 is best): 1, 2, 3, 4 are read as 4, 3, 2, 1; -1 stays as it "

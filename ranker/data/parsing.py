@@ -74,7 +74,7 @@ def read_grade(text: str | bytes, where: str) -> int:
     """
     grade = _number(int, text)
     if grade is None:
-        raise DataError(f"{where}: expected a whole number as relevance, got {shown(text)}; mend the line")
+        raise DataError(f"{where}: expected a whole number as relevance, got {shown(text)}; correct the line")
     check_grade(int(grade), where)
     return int(grade)
 
@@ -86,7 +86,9 @@ def check_grade(grade: int, where: str) -> None:
         DataError: The grade is below `-MAX_GRADE` or above `MAX_GRADE`.
     """
     if not -MAX_GRADE <= grade <= MAX_GRADE:
-        raise DataError(f"{where}: expected a relevance from {-MAX_GRADE} to {MAX_GRADE}, got {shown(grade)}; mend it")
+        raise DataError(
+            f"{where}: expected a relevance from {-MAX_GRADE} to {MAX_GRADE}, got {shown(grade)}; correct it"
+        )
 
 
 def read_score(text: str | bytes, where: str, single: bool = False) -> float:
@@ -105,7 +107,7 @@ def read_score(text: str | bytes, where: str, single: bool = False) -> float:
     """
     score = _number(float, text)
     if score is None or not math.isfinite(score):
-        raise DataError(f"{where}: expected a finite number as score, got {shown(text)}; mend the line")
+        raise DataError(f"{where}: expected a finite number as score, got {shown(text)}; correct the line")
     if single and abs(score) >= _MAX_FLOAT32:
         raise DataError(
             f"{where}: expected a score within single precision (3.4e38), got {shown(text)}; scale the run's scores "
@@ -132,9 +134,9 @@ def parse_json(line: str, where: str) -> Any:
         return json.loads(line)
     except ValueError as error:
         raise DataError(
-            f"{where}: expected a JSON object, got {shown(line.strip())} ({error}); mend the line"
+            f"{where}: expected a JSON object, got {shown(line.strip())} ({error}); correct the line"
         ) from None
     except RecursionError:
         raise DataError(
-            f"{where}: expected a JSON object, got brackets nested too deep in {shown(line.strip())}; mend the line"
+            f"{where}: expected a JSON object, got brackets nested too deep in {shown(line.strip())}; correct the line"
         ) from None
