@@ -230,7 +230,7 @@ def _chunks(texts: Iterable[tuple[str, str]], chunk: int) -> Iterator[tuple[np.n
     for text_id, text in texts:
         if not isinstance(text_id, str) or not isinstance(text, str):
             raise DataError(
-                f"texts: expected strings as id and text, got {text_id!r} with text {str(text)[:80]!r}; correct the source"
+                f"texts: expected strings as id and text, got {text_id!r} with text {str(text)[:80]!r}; fix the source"
             )
         encoded = text_id.encode("utf-8", "replace")
         if len(encoded) > MAX_ID_BYTES or BAD_ID.search(text_id):

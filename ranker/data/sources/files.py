@@ -130,7 +130,7 @@ class Files:
         for path in (plain, packed):
             if path.is_symlink() and not path.exists():
                 raise DataError(
-                    f"{path}: expected a file, got a link to {str(path.readlink())!r}, which does not exist; correct or "
+                    f"{path}: expected a file, got a link to {str(path.readlink())!r}, which does not exist; fix or "
                     "remove it"
                 )
             if path.exists():
