@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from ranker.assembly.data import load_source, text_limits  # noqa: E402
 from ranker.checkpoint import load_scorer, read_description  # noqa: E402
+from ranker.data.collate import ScorerInputs  # noqa: E402
 from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
 from ranker.data.dataset import ScoreBatches  # noqa: E402
 from ranker.retrieval.bm25 import with_candidates  # noqa: E402
@@ -110,9 +111,7 @@ def rerank_latency(folder: Path, queries: int = 50) -> dict[str, float]:
     (collection,) = splits.tests.values()
     data = RankData(
         splits,
-        scorer.encoder.tokenizer,
-        scorer.reads,
-        scorer.encoder.max_tokens,
+        ScorerInputs(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens),
         BatchOptions(),
         text_limits(scorer, trained),
         depth=trained.depth,

@@ -31,8 +31,9 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
     import torch
     from transformers import BertModel
 
+    from ranker.data.collate import ScorerInputs, TextLimits
     from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-    from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+    from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
     from ranker.encoders.encoder import Encoder
     from ranker.encoders.tiny import tiny_config, tiny_tokenizer
     from ranker.evaluation.scoring import Devices, score_collection
@@ -59,15 +60,12 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
     with tempfile.TemporaryDirectory() as cache:
         data = RankData(
             Splits(collection, None, {"generated": collection}),
-            scorer.encoder.tokenizer,
-            "texts",
-            scorer.encoder.max_tokens,
+            ScorerInputs.of(scorer),
             BatchOptions(queries=queries, docs=docs, max_tokens=max_tokens),
             TextLimits(32, tokens),
             depth=docs,
             cache_dir=cache,
-            layouts=scorer.layouts(),
-            in_batch=mode == "in-batch",
+            train_docs=TrainDocs(in_batch=mode == "in-batch"),
         )
         module_class = ContrastiveModule if mode == "in-batch" else RerankModule
         module = module_class(

@@ -26,8 +26,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from train_throughput import DOCS, SIZES, _wait, collection, config_of, module_of, pair_texts, tokenizer  # noqa: E402
 
+from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Splits  # noqa: E402
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E402
+from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
 from ranker.evaluation.scoring import Devices, score_collection  # noqa: E402
 from ranker.types import RankBatch  # noqa: E402
 
@@ -91,9 +92,7 @@ def main() -> None:
             torch.backends.cuda.enable_cudnn_sdp(False)
             loaders = RankData(
                 Splits(None, None, {"generated": data}),
-                scorer.encoder.tokenizer,
-                "pairs",
-                512,
+                ScorerInputs(scorer.encoder.tokenizer, "pairs", 512),
                 BatchOptions(max_tokens=args.max_tokens, workers=4 if gpu else 0),
                 TextLimits(64, 256),
                 cache_dir=folder,

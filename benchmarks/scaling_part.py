@@ -32,8 +32,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 from rerank_throughput import Clock  # noqa: E402
 from train_throughput import DOCS, collection, config_of, tokenizer  # noqa: E402
 
+from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Collection, Splits  # noqa: E402
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E402
+from ranker.data.datamodule import BatchOptions, RankData, TrainDocs  # noqa: E402
 from ranker.data.trec import write_run  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.evaluation.scoring import Devices, score_collection  # noqa: E402
@@ -147,18 +148,16 @@ def scorer_of(part: Part, dropout: bool) -> Any:
 
 
 def data_of(part: Part, scorer: Any, splits: Splits, pairs: int, max_tokens: int) -> RankData:
+    layouts = scorer.layouts() if scorer.reads == "texts" else None
     return RankData(
         splits,
-        scorer.encoder.tokenizer,
-        scorer.reads,
-        512,
+        ScorerInputs(scorer.encoder.tokenizer, scorer.reads, 512, layouts),
         BatchOptions(
             queries=pairs // DOCS, docs=DOCS, max_tokens=max_tokens, workers=4 if torch.cuda.is_available() else 0
         ),
         TextLimits(64, 256),
         cache_dir=Path(part.folder) / "tokens",
-        layouts=scorer.layouts() if scorer.reads == "texts" else None,
-        in_batch=part.model == "dpr",
+        train_docs=TrainDocs(in_batch=part.model == "dpr"),
     )
 
 

@@ -29,8 +29,9 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel, P
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits  # noqa: E402
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E402
+from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
@@ -99,9 +100,7 @@ def product(size: str, data: Collection, pairs: int, max_tokens: int, cache: str
     module = module_of(size)
     loaders = RankData(
         Splits(data, None, {}),
-        module.scorer.encoder.tokenizer,
-        "pairs",
-        512,
+        ScorerInputs(module.scorer.encoder.tokenizer, "pairs", 512),
         BatchOptions(
             queries=pairs // DOCS, docs=DOCS, max_tokens=max_tokens, workers=4 if torch.cuda.is_available() else 0
         ),

@@ -7,8 +7,9 @@ from pathlib import Path
 import lightning.pytorch as pl
 import torch
 
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.datamodule import BatchOptions, RankData
 from ranker.encoders.loading import load_encoder
 from ranker.evaluation.report import write_evaluation
 from ranker.evaluation.scoring import Devices, score_collection
@@ -53,9 +54,7 @@ def main() -> dict:
     batch = BatchOptions(queries=8, docs=4, max_tokens=4096)
     data = RankData(
         splits,
-        scorer.encoder.tokenizer,
-        scorer.reads,
-        scorer.encoder.max_tokens,
+        ScorerInputs.of(scorer),
         batch,
         TextLimits(16, 32),
         cache_dir=folder,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.scorer import in_batch_negatives
 from ranker.config.targets import constructor_keys
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
 from ranker.data.query_docs import apply_mode, warn_of_query_docs
 from ranker.errors import ConfigError
-from ranker.models.interface import Scorer, is_bi_encoder
-from ranker.multitask.multitask import Multitask, make_task
+from ranker.models.interface import Scorer
+from ranker.multitask.multitask import Multitask
 from ranker.multitask.steps import TaskData
 from ranker.retrieval.bm25 import FirstStage, with_candidates
 
@@ -106,32 +106,28 @@ def batch_options(cfg: DictConfig) -> BatchOptions:
 
 def build_data(cfg: DictConfig, splits: Splits, scorer: Scorer) -> RankData:
     """Loaders of the rows that the scorer reads and, for a multitask scorer, of its auxiliary tasks."""
-    build: Any = RankData
-    if isinstance(scorer, Multitask):
-        heads = scorer.task_heads()
-        build = partial(
-            TaskData,
-            heads=[head.asked for head in heads],
-            tasks=[make_task(head.asked) for head in heads],
-            poolings=[head.pooling for head in heads],
-            labels=instantiate(cfg.model.labels),
-            sampling=instantiate(cfg.model.sampling),
-            max_epochs=cfg.trainer.max_epochs,
-            max_steps=cfg.trainer.max_steps,
-        )
-    return build(
+    data = RankData(
         splits,
-        scorer.encoder.tokenizer,
-        scorer.reads,
-        scorer.encoder.max_tokens,
+        ScorerInputs.of(scorer),
         batch_options(cfg),
         TextLimits(cfg.max_query_tokens, cfg.max_doc_tokens, cfg.max_pair_tokens),
         depth=cfg.depth,
         seed=cfg.seed,
         cache_dir=cfg.cache_dir,
-        negatives=cfg.data.get("negatives"),
-        teacher=cfg.data.get("teacher"),
-        random_negatives=cfg.data.get("random_negatives", False),
-        layouts=scorer.layouts() if is_bi_encoder(scorer) else None,
-        in_batch=in_batch_negatives(cfg),
+        train_docs=TrainDocs(
+            negatives=cfg.data.get("negatives"),
+            teacher=cfg.data.get("teacher"),
+            random_negatives=cfg.data.get("random_negatives", False),
+            in_batch=in_batch_negatives(cfg),
+        ),
+    )
+    if not isinstance(scorer, Multitask):
+        return data
+    return TaskData(
+        data,
+        scorer.auxiliary_tasks(),
+        labels=instantiate(cfg.model.labels),
+        sampling=instantiate(cfg.model.sampling),
+        max_epochs=cfg.trainer.max_epochs,
+        max_steps=cfg.trainer.max_steps,
     )

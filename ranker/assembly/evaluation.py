@@ -16,6 +16,7 @@ from ranker.assembly.rehearsal import rehearse_trainer
 from ranker.assembly.run import open_run
 from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description
+from ranker.data.collate import ScorerInputs
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.query_docs import allowed_run, warn_of_query_docs, with_allowed
@@ -25,7 +26,6 @@ from ranker.errors import ConfigError
 from ranker.evaluation import pictures
 from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
 from ranker.evaluation.scoring import Devices, score_collection
-from ranker.models.interface import is_bi_encoder
 from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.retrieval.pipeline import add_positives
 from ranker.types import Run
@@ -139,14 +139,11 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
     folder = open_run(cfg)
     data = RankData(
         splits,
-        scorer.encoder.tokenizer,
-        scorer.reads,
-        scorer.encoder.max_tokens,
+        ScorerInputs.of(scorer),
         batch_options(cfg),
         text_limits(scorer, trained),
         depth=None if cfg.add_positives else depth,
         cache_dir=cfg.cache_dir,
-        layouts=scorer.layouts() if is_bi_encoder(scorer) else None,
     )
     fabric = build_fabric(cfg, folder)
     precision: Any = fabric.strategy.precision

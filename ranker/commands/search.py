@@ -16,6 +16,7 @@ from ranker.assembly.rehearsal import rehearse_fabric
 from ranker.assembly.run import one_run, open_run
 from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description
+from ranker.data.collate import ScorerInputs
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.query_docs import allowed_run
@@ -139,13 +140,10 @@ def _vector_engines(
     limits = replace(limits, query=cfg.max_query_tokens or limits.query, doc=cfg.max_doc_tokens or limits.doc)
     data = RankData(
         Splits(None, None, dict(sets)),
-        scorer.encoder.tokenizer,
-        scorer.reads,
-        scorer.encoder.max_tokens,
+        ScorerInputs.of(scorer),
         batch_options(cfg),
         limits,
         cache_dir=cfg.cache_dir,
-        layouts=scorer.layouts(),
     )
     fabric = build_fabric(cfg, folder)
     scorer = scorer.to(fabric.device)

@@ -1,6 +1,6 @@
-"""A collection: docs, queries, qrels and candidates of one split, small or as large as MS MARCO.
+"""A collection: docs, queries, qrels and candidates of one split, up to the size of MS MARCO.
 
-Ids are strings, always.
+All ids are strings.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from ranker.data.ragged import ranges, row_offsets
 from ranker.errors import DataError
 
-if TYPE_CHECKING:  # it imports torch, which reading data does not need
+if TYPE_CHECKING:  # ranker.types imports torch, which readers of data do not need
     from ranker.types import Qrels, Run
 
 
@@ -28,12 +29,12 @@ class Doc:
 
     @property
     def full_text(self) -> str:
-        """Title and text, as every model and BM25 read them."""
+        """Title and text, as models and BM25 read them."""
         return f"{self.title} {self.text}" if self.title else self.text
 
 
 class Docs(Protocol):
-    """Documents in a fixed order, with random access by id; may be larger than memory."""
+    """Docs in a fixed order, with random access by id; may be larger than memory."""
 
     def __len__(self) -> int: ...
 
@@ -45,17 +46,20 @@ class Docs(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Hash that changes when any id or text changes."""
+        """Hash that changes if an id or a text changes."""
         ...
 
 
 def add_to_digest(digest: hashlib.blake2b, doc: Doc) -> None:
-    """Take one doc into a corpus fingerprint; the same docs in the same order give the same fingerprint, whatever holds them."""
+    """Add one doc to a corpus fingerprint.
+
+    The same docs in the same order give the same fingerprint for every implementation of `Docs`.
+    """
     digest.update(repr((doc.doc_id, doc.title, doc.text)).encode("utf-8", "surrogatepass"))
 
 
 def fingerprint_of(docs: Iterable[Doc]) -> str:
-    """Fingerprint of docs in the order given."""
+    """Return the fingerprint of docs in the order given."""
     digest = hashlib.blake2b(digest_size=16)
     for doc in docs:
         add_to_digest(digest, doc)
@@ -92,26 +96,28 @@ class MemoryDocs:
         return doc_id in self._docs
 
 
-@dataclass(frozen=True, eq=False)  # Mapping's own equality: the generated one would compare arrays
+@dataclass(frozen=True, eq=False)  # equality of Mapping: the generated __eq__ would compare arrays
 class Candidates(Mapping[str, list[str]]):
-    """First-stage docs per query, best first, in flat arrays: 7,000 queries x 1,000 docs take 110 MB, not 1 GB of dicts.
+    """First-stage docs per query, best first, in flat arrays.
+
+    7,000 queries with 1,000 docs each take 110 MB; as dictionaries they would take 1 GB.
 
     Args:
         query_ids: The queries, in order.
-        offsets: Query i's docs are `doc_ids[offsets[i]:offsets[i + 1]]`, int64 [queries + 1].
+        offsets: Query i has the docs `doc_ids[offsets[i]:offsets[i + 1]]`, int64 [queries + 1].
         doc_ids: Doc ids, UTF-8 in a fixed-width bytes array [docs].
-        scores: The first stage's scores, float32 or float64 [docs]. What a file holds stays in double precision, since
-            scores that are rounded to equal ones would be ordered anew by the tie rule.
+        scores: Scores of the first stage, float32 or float64 [docs]. Scores of a file keep double precision: if two of
+            them became equal by rounding, the tie rule would change their order.
     """
 
     query_ids: list[str]
     offsets: np.ndarray
     doc_ids: np.ndarray
     scores: np.ndarray
-    _places: dict[str, int] = field(init=False, repr=False)
+    _index_of: dict[str, int] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_places", {query_id: i for i, query_id in enumerate(self.query_ids)})
+        object.__setattr__(self, "_index_of", {query_id: i for i, query_id in enumerate(self.query_ids)})
 
     @classmethod
     def from_lists(cls, ranked: Iterable[tuple[str, list[str], list[float]]]) -> Candidates:
@@ -123,13 +129,16 @@ class Candidates(Mapping[str, list[str]]):
             offsets.append(offsets[-1] + len(doc_ids))
             ids.append(np.array([doc_id.encode() for doc_id in doc_ids], dtype=np.bytes_))
             scores.append(np.asarray(doc_scores, dtype=np.float64))
-        doc_ids_flat = np.concatenate(ids) if ids else np.array([], dtype="S1")
-        return cls(query_ids, np.array(offsets, dtype=np.int64), doc_ids_flat,
-                   np.concatenate(scores) if scores else np.array([], dtype=np.float64))  # fmt: skip
+        return cls(
+            query_ids,
+            np.array(offsets, dtype=np.int64),
+            np.concatenate(ids) if ids else np.array([], dtype="S1"),
+            np.concatenate(scores) if scores else np.array([], dtype=np.float64),
+        )
 
     @classmethod
     def from_run(cls, run: Run) -> Candidates:
-        """Order each query's docs as trec_eval does: score descending, then doc id descending."""
+        """Build from a run, in trec_eval's order: score descending, then doc id descending."""
 
         def ranked() -> Iterator[tuple[str, list[str], list[float]]]:
             for query_id, docs in run.items():
@@ -148,33 +157,33 @@ class Candidates(Mapping[str, list[str]]):
         return len(self.query_ids)
 
     def __contains__(self, query_id: object) -> bool:
-        return query_id in self._places
+        return query_id in self._index_of
 
     def ids(self, query_id: str) -> np.ndarray:
-        """The query's doc ids as bytes [docs]; empty for an unknown query."""
-        place = self._places.get(query_id)
-        return self.doc_ids[:0] if place is None else self.doc_ids[self.offsets[place] : self.offsets[place + 1]]
+        """Return a query's doc ids as bytes [docs]; empty for an unknown query."""
+        i = self._index_of.get(query_id)
+        return self.doc_ids[:0] if i is None else self.doc_ids[self.offsets[i] : self.offsets[i + 1]]
 
     def scores_of(self, query_id: str) -> np.ndarray:
-        """The query's first-stage scores [docs]; empty for an unknown query."""
-        place = self._places.get(query_id)
-        return self.scores[:0] if place is None else self.scores[self.offsets[place] : self.offsets[place + 1]]
+        """Return a query's first-stage scores [docs]; empty for an unknown query."""
+        i = self._index_of.get(query_id)
+        return self.scores[:0] if i is None else self.scores[self.offsets[i] : self.offsets[i + 1]]
 
     def top(self, depth: int) -> Candidates:
-        """The first `depth` docs of each query, in their order and with their scores.
+        """Return the first `depth` docs of each query, in their order and with their scores.
 
-        >>> Candidates.from_lists([("q1", ["d2", "d1"], [0.5, 0.4]), ("q2", [], []), ("q3", ["d3"], [1.0])]).top(1).to_run()
-        {'q1': {'d2': 0.5}, 'q2': {}, 'q3': {'d3': 1.0}}
+        >>> Candidates.from_lists([("q1", ["d2", "d1"], [0.5, 0.4]), ("q2", [], [])]).top(1).to_run()
+        {'q1': {'d2': 0.5}, 'q2': {}}
         """
-        return self.where(np.arange(len(self.doc_ids)) - np.repeat(self.offsets[:-1], np.diff(self.offsets)) < depth)
+        return self.where(ranges(0, np.diff(self.offsets)) < depth)
 
     def where(self, kept: np.ndarray) -> Candidates:
-        """The docs with True in `kept`, bool [docs], in their order and with their scores; every query stays."""
-        offsets = np.concatenate([[0], np.cumsum(kept)])[self.offsets].astype(np.int64)
+        """Return the docs where `kept`, bool [docs], is True, with their scores; no query is removed."""
+        offsets = row_offsets(kept)[self.offsets]
         return Candidates(self.query_ids, offsets, self.doc_ids[kept], self.scores[kept])
 
     def to_run(self, depth: int | None = None) -> Run:
-        """The first `depth` docs of each query with their scores."""
+        """Return the first `depth` docs of each query as a run; None: all docs."""
         return {
             query_id: dict(zip(self[query_id][:depth], self.scores_of(query_id)[:depth].tolist(), strict=True))
             for query_id in self.query_ids
@@ -183,18 +192,18 @@ class Candidates(Mapping[str, list[str]]):
 
 @dataclass(frozen=True)
 class Collection:
-    """What one split needs: texts, judgements and the docs to re-rank.
+    """The data of one split: texts, judgements and the docs to re-rank.
 
     Args:
-        name: Set name for folders and log keys, as `test/cwe`.
+        name: Name of the set in folders and log keys, as `test/cwe`.
         docs: The whole corpus; splits of one corpus share the object.
         queries: query_id -> text.
         qrels: query_id -> doc_id -> relevance.
         candidates: First-stage docs to re-rank (and, in training, to draw negatives from); None until BM25 makes them.
-        triples: Training triples (query_id, more relevant doc_id, less relevant doc_id), or None. Re-iterable; where
-            they have a `fingerprint` that says which they are, what is looked up of them is kept.
-        relevance: Smallest grade that counts as relevant: for training's positives and for binary measures.
-        drop_query_docs: Whether a doc with the query's own id is left out of candidates and search results
+        triples: Training triples (query_id, more relevant doc_id, less relevant doc_id), re-iterable, or None. If they
+            have an attribute `fingerprint` that identifies them, their store rows are cached under it.
+        relevance: Smallest grade that counts as relevant, for positives in training and for binary measures.
+        drop_query_docs: Whether docs with the query's own id are left out of candidates and search results
             (`ranker.data.query_docs`).
     """
 
@@ -210,12 +219,12 @@ class Collection:
 
 @dataclass(frozen=True)
 class Splits:
-    """A source's product: each part is one Collection; `train` is None for data that only evaluates."""
+    """What a source returns: one collection per part; `train` is None for data without a training set."""
 
     train: Collection | None
     val: Collection | None
     tests: dict[str, Collection]
-    notice: str = ""  # licence text to print, where the data's owner asks for it
+    notice: str = ""  # licence text to print, if the owner of the data demands it
 
 
 class Source(Protocol):
@@ -227,3 +236,4 @@ class Source(Protocol):
         Raises:
             DataError: A file or package is missing or broken.
         """
+        ...

@@ -1,4 +1,4 @@
-"""In-batch negatives: which docs of a step's other groups a query may be set against."""
+"""In-batch negatives: which docs of a step's other groups a query is ranked against."""
 
 from __future__ import annotations
 
@@ -7,36 +7,38 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ranker.data.batching import Collator
+from ranker.data.collate import Collator
 from ranker.data.collection import Collection
 from ranker.data.query_docs import same_text
-from ranker.data.sampling import mix
+from ranker.data.ragged import ranges, row_offsets
 from ranker.data.token_store import TokenStore
+from ranker.hashing import mix
 from ranker.types import Contrast
 
 
 @dataclass(frozen=True)
 class KnownPositives:
-    """All relevant docs of each query, also those that no group drew: query row r has `docs[offsets[r]:offsets[r + 1]]`.
+    """All relevant docs of each query, drawn or not: query row r has `docs[offsets[r]:offsets[r + 1]]`.
 
     Args:
         offsets: int64 [queries + 1].
         docs: Doc rows, int32 [relevant docs].
-        least_label: A drawn doc is a positive from this label on.
-        own: The doc with the query's id, -1 where there is none, int64 [queries]; None: no query has one.
+        least_label: A drawn doc is a positive if its label is at least this.
+        query_docs: Row of the doc that has the query's id, -1 where there is none, int64 [queries]; None: no query has
+            such a doc.
     """
 
     offsets: np.ndarray
     docs: np.ndarray
     least_label: float = 1.0
-    own: np.ndarray | None = None
+    query_docs: np.ndarray | None = None
 
     @classmethod
     def of(cls, collection: Collection, queries: TokenStore, docs: TokenStore) -> KnownPositives:
-        """Read them off the judgements (grade >= `collection.relevance`), or off the triples where nothing is judged.
+        """Collect them from the judgements (grade >= `collection.relevance`), or from the triples if nothing is judged.
 
-        Beside judgements a triple's more relevant doc counts within its step only (`contrast`): there may be 397
-        million, as MS MARCO's.
+        In a collection with judgements and triples, a triple's more relevant doc counts as a positive within its step
+        only (see `contrast`): MS MARCO has 397 million triples.
         """
         relevant: dict[str, list[str]] = {
             query_id: [
@@ -56,12 +58,12 @@ class KnownPositives:
         doc_rows = docs.rows([doc_id for doc_ids in relevant.values() for doc_id in doc_ids])
         order = np.argsort(np.repeat(query_rows, counts[query_rows]), kind="stable")
         least_label = 1.0 if collection.triples is not None else float(max(1, collection.relevance))
-        own = docs.find(queries.ids())
+        query_docs = docs.find(queries.ids())
         return cls(
-            np.concatenate([[0], np.cumsum(counts)]),
+            row_offsets(counts),
             doc_rows[order].astype(np.int32),
             least_label,
-            own if (own >= 0).any() else None,
+            query_docs if (query_docs >= 0).any() else None,
         )
 
     def __getitem__(self, query_row: int) -> np.ndarray:
@@ -70,86 +72,93 @@ class KnownPositives:
 
 def contrast(
     collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray, positives: KnownPositives
-) -> Contrast:  # fmt: skip
-    """Say who stands against whom in a step.
+) -> Contrast:
+    """Decide which docs of a step each query of the step is ranked against.
 
-    A query's positives are its known ones and those that any of its groups in the step drew. Left out of its ranking
-    are docs that the model can't tell from a positive (the same doc, or the same text under another id) or that are the
-    query itself by id or text, unless it is a positive that its own group drew; and docs of other groups that equal a
-    doc of its own, whose label they would contradict.
+    A query's positives are its known ones and those that any of its groups in the step drew. These docs are left out of
+    its ranking:
+
+    - docs that the model can't tell from a positive (the same doc, or the same text under another id), and docs that
+      are the query itself by id or text, unless the doc is a positive that the query's own group drew;
+    - docs of other groups that equal a doc of the query's own group, since their labels would contradict each other.
 
     Args:
-        collator: Says what the model sees of a doc.
-        query_rows: The groups' queries [groups].
-        doc_rows: Their docs [groups, docs], -1 where no doc is.
-        labels: [groups, docs].
+        collator: Decides which tokens of a doc the model sees.
+        query_rows: Rows of the groups' queries [groups].
+        doc_rows: Rows of their docs [groups, docs], -1 where a group has no doc.
+        labels: Labels of their docs [groups, docs].
         positives: Known positives of all queries.
     """
-    real = doc_rows >= 0
-    owners = np.nonzero(real)[0]
-    own_labels = labels[real].astype(np.float32)
-    positive = own_labels >= positives.least_label
-    distinct, place_of = np.unique(doc_keys(collator, doc_rows[real]), return_inverse=True)
+    mask = doc_rows >= 0
+    owners = np.nonzero(mask)[0]
+    drawn_labels = labels[mask].astype(np.float32)
+    positive = drawn_labels >= positives.least_label
+    keys, first, key_of = np.unique(doc_keys(collator, doc_rows[mask]), return_index=True, return_inverse=True)
 
-    relevant = np.zeros((len(query_rows), len(distinct)), dtype=bool)
+    relevant = np.zeros((len(query_rows), len(keys)), dtype=bool)
     known = [positives[row] for row in query_rows]
-    known_keys = doc_keys(collator, np.concatenate(known).astype(np.int64))
-    places = np.minimum(np.searchsorted(distinct, known_keys), len(distinct) - 1)
-    present = distinct[places] == known_keys
-    relevant[np.repeat(np.arange(len(query_rows)), [len(rows) for rows in known])[present], places[present]] = True
+    known_groups = np.repeat(np.arange(len(query_rows)), [len(rows) for rows in known])
+    _mark(relevant, known_groups, keys, doc_keys(collator, np.concatenate(known).astype(np.int64)))
     drawn = np.flatnonzero(positive)
     groups, which = np.nonzero(query_rows[:, None] == query_rows[owners[drawn]])
-    relevant[groups, place_of[drawn[which]]] = True
-
-    _add_own(
-        relevant,
-        collator,
-        query_rows,
-        doc_rows[real][np.unique(place_of, return_index=True)[1]],
-        distinct,
-        positives.own,
-    )
+    relevant[groups, key_of[drawn[which]]] = True
+    _mark_queries(relevant, collator, query_rows, doc_rows[mask][first], keys, positives.query_docs)
 
     barred = relevant.copy()
-    barred[owners, place_of] = True
-    mask = ~barred[:, place_of]
-    mask[owners, np.arange(len(owners))] = positive | ~relevant[owners, place_of]
-    return Contrast(*map(torch.from_numpy, (own_labels, owners.astype(np.int64), mask, positive)))
+    barred[owners, key_of] = True
+    ranked = ~barred[:, key_of]
+    ranked[owners, np.arange(len(owners))] = positive | ~relevant[owners, key_of]
+    return Contrast(*map(torch.from_numpy, (drawn_labels, owners.astype(np.int64), ranked, positive)))
 
 
-def _add_own(
-    out: np.ndarray, collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarray, distinct: np.ndarray, own: np.ndarray | None
-) -> None:  # fmt: skip
-    """Mark in `out`, bool [groups, distinct docs], the docs that are the group's query: by its id, or by its text.
+def _mark(out: np.ndarray, groups: np.ndarray, keys: np.ndarray, wanted: np.ndarray) -> None:
+    """Set `out` [groups, keys] to True for each group and its wanted key, if `keys` (ascending) has that key."""
+    columns = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    present = keys[columns] == wanted
+    out[groups[present], columns[present]] = True
+
+
+def _mark_queries(
+    out: np.ndarray,
+    collator: Collator,
+    query_rows: np.ndarray,
+    doc_rows: np.ndarray,
+    keys: np.ndarray,
+    query_docs: np.ndarray | None,
+) -> None:
+    """Mark docs that are the group's query, by id or by text.
 
     Args:
-        out: Set to True there.
-        collator: Holds the stores.
+        out: Set to True there, bool [groups, keys].
+        collator: Holds the token stores.
         query_rows: [groups].
-        doc_rows: A doc of each key [distinct docs].
-        distinct: The keys, ascending [distinct docs].
-        own: As in `KnownPositives`.
+        doc_rows: Row of one doc of each key [keys].
+        keys: Keys of the step's docs, ascending [keys].
+        query_docs: As in `KnownPositives`.
     """
     groups, docs = np.meshgrid(np.arange(len(query_rows)), np.arange(len(doc_rows)), indexing="ij")
-    starts = (collator.query.prefix_tokens, collator.doc.prefix_tokens)
     out |= same_text(
-        collator.queries, collator.docs, query_rows[groups.ravel()], doc_rows[docs.ravel()], starts
+        collator.queries,
+        collator.docs,
+        query_rows[groups.ravel()],
+        doc_rows[docs.ravel()],
+        (collator.query.prefix_tokens, collator.doc.prefix_tokens),
     ).reshape(out.shape)
-    if own is not None and len(there := np.flatnonzero(own[query_rows] >= 0)):
-        keys = doc_keys(collator, own[query_rows[there]])
-        places = np.minimum(np.searchsorted(distinct, keys), len(distinct) - 1)
-        found = distinct[places] == keys
-        out[there[found], places[found]] = True
+    if query_docs is not None and len(with_doc := np.flatnonzero(query_docs[query_rows] >= 0)):
+        _mark(out, with_doc, keys, doc_keys(collator, query_docs[query_rows[with_doc]]))
 
 
 def doc_keys(collator: Collator, rows: np.ndarray) -> np.ndarray:
-    """Hash what the model sees of each doc, its first tokens, to uint64 [docs]: equal for docs that it can't tell apart."""
+    """Hash the tokens that the model sees of each doc, uint64 [docs]; docs that it can't tell apart get equal keys.
+
+    Args:
+        collator: Holds the docs and their largest number of tokens.
+        rows: Rows of the doc store [docs].
+    """
     store = collator.docs
     lengths = collator.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64))
     ends = np.cumsum(lengths)
-    within = np.arange(int(lengths.sum())) - np.repeat(ends - lengths, lengths)
-    tokens = store.tokens[np.repeat(store.offsets[rows], lengths) + within]
-    sums = np.concatenate(
-        [[np.uint64(0)], np.cumsum(mix(tokens, within), dtype=np.uint64)]
-    )  # wraps around, and so do differences
+    tokens = store.tokens[ranges(store.offsets[rows], lengths)]
+    # The cumulative sum wraps around, and so does the difference of two of its values
+    sums = np.concatenate([[np.uint64(0)], np.cumsum(mix(tokens, ranges(0, lengths)), dtype=np.uint64)])
     return mix(sums[ends] - sums[ends - lengths], lengths)

@@ -1,4 +1,4 @@
-"""Docs and queries in plain or gzipped text files: exact about ids, quotes and line ends, bounded in memory, precise about faults."""
+"""Read docs and queries from plain or gzipped text files, in bounded memory; errors name file and line."""
 
 from __future__ import annotations
 
@@ -27,10 +27,9 @@ _BROKEN_GZIP = (OSError, EOFError, zlib.error)
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, str]]:
-    r"""Yield (line number, text) of a UTF-8 file, gzipped if its name ends in `.gz`; blank lines are passed over.
+    r"""Yield (line number, text) of a UTF-8 file, plain or gzipped; blank lines are skipped.
 
-    Lines end at LF or CRLF alone: U+0085, U+2028 and the like are text, and so is a quote. A byte order mark is
-    dropped.
+    Only LF or CRLF ends a line: U+0085, U+2028 and quotes are part of the text. A byte order mark is dropped.
 
     Raises:
         DataError: The file cannot be opened or unpacked, or a line is not UTF-8.
@@ -49,10 +48,11 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def read_queries(path: Path) -> dict[str, str]:
-    r"""Read `id<TAB>text` lines; whatever follows the first tab is the text, unchanged.
+    r"""Read `id<TAB>text` lines; everything after the first tab is the text, unchanged.
 
     Raises:
-        DataError: No query, a line without a tab, an empty text, an id that is empty, holds white space or comes twice.
+        DataError: The file has no query, or a line has no tab or an empty text, or an id is empty, has white space or
+            is repeated.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -83,14 +83,17 @@ def read_queries(path: Path) -> dict[str, str]:
 
 
 class JsonlDocs:
-    """Docs of a JSON Lines file (`{"id", "text", "title"?}`), parsed when asked for.
+    """Docs of a JSON Lines file (`{"id", "text", "title"?}`), parsed on access.
 
-    A plain file is mapped into memory, a gzipped one is held unpacked as bytes; beside that there are about 20 bytes
-    and the id per doc. Other keys are ignored. A whole number as id is taken as its digits, since nothing is lost by
-    that; any other type is an error.
+    A plain file is mapped into memory; a gzipped file is held in memory, unpacked. In addition each doc takes about 20
+    bytes and its id. Other keys are ignored. An id may be a whole number, which is converted to its digits without
+    loss; any other type is an error.
+
+    Args:
+        path: The file.
 
     Raises:
-        DataError: No doc, or a line that is no such object, each with file and line.
+        DataError: The file has no doc, or a line is no such object; the message names file and line.
     """
 
     def __init__(self, path: Path) -> None:
@@ -149,10 +152,10 @@ class JsonlDocs:
         return _parse_doc(self._data[self._starts[row] : self._ends[row]].decode(), f"{self.path}, doc {row + 1}")
 
     def _row(self, doc_id: object) -> int:
-        """Place of the doc in the file, -1 if it has none such."""
+        """Return the number of a doc in the file, -1 if the file does not have it."""
         key = doc_id.encode("utf-8", "surrogatepass") if isinstance(doc_id, str) else b""
-        # Of the array's own width, or all ids would be widened for the search; a key cut by that is unequal to what it
-        # finds.
+        # The search key is truncated to the width of the ids, since otherwise NumPy would widen all ids. The comparison
+        # below uses the whole key
         place = int(np.searchsorted(self._sorted_ids, np.array(key, dtype=self._sorted_ids.dtype)))
         return int(self._order[place]) if key and place < len(self._order) and self._sorted_ids[place] == key else -1
 
@@ -172,16 +175,16 @@ class JsonlDocs:
 
 
 def _is_packed(path: Path) -> bool:
-    # By content: a browser may unpack a download and leave it its name.
+    # By content: browsers may unpack a download but keep its name
     with path.open("rb") as file:
         return file.read(2) == b"\x1f\x8b"
 
 
 def check_regular(path: Path) -> None:
-    """Refuse folders, pipes and devices: files of a collection are read twice, and a second read of a pipe would wait for ever.
+    """Refuse folders, pipes and devices. Files are read twice, and the second read of a pipe would never end.
 
     Raises:
-        DataError: The path is there and is no file.
+        DataError: The path is no regular file.
     """
     if not path.is_file():
         raise DataError(
@@ -207,7 +210,7 @@ def _lines_of(data: bytes | mmap.mmap) -> Iterator[bytes]:
 
 
 def _numbered(lines: Iterable[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
-    """Number lines from 1, without a byte order mark; name the file where unpacking fails."""
+    """Yield numbered lines, without a byte order mark; errors of unpacking become a DataError with the file's name."""
     try:
         for number, raw in enumerate(lines, 1):
             yield number, raw.removeprefix(_BOM) if number == 1 else raw

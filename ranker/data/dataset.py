@@ -1,4 +1,4 @@
-"""What the loaders yield: one optimizer step per training item, one scoring batch per evaluation item."""
+"""Items of the data loaders: an optimizer step in training, a batch to score in evaluation."""
 
 from __future__ import annotations
 
@@ -13,16 +13,30 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ranker.data.batching import Collator, StepPlan, fill
+from ranker.data.collate import Collator
 from ranker.data.collection import Candidates, Collection
 from ranker.data.contrast import KnownPositives, contrast
-from ranker.data.sampling import GroupSampler, digest
+from ranker.data.ragged import ranges, row_offsets
+from ranker.data.sampling import GroupSampler
+from ranker.data.step_plan import StepPlan, fill
 from ranker.errors import CheckpointError
+from ranker.hashing import digest
 from ranker.types import Movable, RankBatch, Run, TrainStep
 
 
 class TrainSteps(Dataset[TrainStep]):
-    """This device's part of each optimizer step, by (epoch, step); every worker and device works out the same cut by itself."""
+    """This device's part of each optimizer step, indexed by (epoch, step).
+
+    Every worker and every device computes the same split of the step, without communication.
+
+    Args:
+        plan: Groups of each step and how the step is split.
+        sampler: Draws the docs of each group.
+        collator: Makes the token batches.
+        rank: Number of this device.
+        world: Number of devices.
+        positives: If given, the groups of a step use each other's docs as negatives.
+    """
 
     def __init__(
         self,
@@ -34,7 +48,7 @@ class TrainSteps(Dataset[TrainStep]):
         positives: KnownPositives | None = None,
     ) -> None:
         self.plan, self.sampler, self.collator, self.rank, self.world = plan, sampler, collator, rank, world
-        self.positives = positives  # given: the groups of a step take each other's docs as negatives
+        self.positives = positives
 
     def __getitem__(self, key: tuple[int, int]) -> TrainStep:
         epoch, index = key
@@ -42,50 +56,47 @@ class TrainSteps(Dataset[TrainStep]):
         doc_rows, labels = self.sampler.draw(epoch, groups)
         query_rows = self.sampler.query_rows[groups]
         sizes = self.collator.group_sizes(query_rows, doc_rows)
-        cut = self.plan.cut(sizes.tolist(), self.rank, self.world)
         micro_batches = tuple(
             self.collator.collate(
                 query_rows[part], doc_rows[part], labels[part], np.asarray(part), len(part) / len(groups)
             )
-            for part in cut
+            for part in self.plan.cut(sizes.tolist(), self.rank, self.world)
         )
-        whole = (
-            contrast(self.collator, query_rows, doc_rows, labels, self.positives)
-            if self.positives is not None
-            else None
-        )
-        return TrainStep(epoch, index, micro_batches, len(groups), int((doc_rows >= 0).sum()), whole)
+        step_contrast = None
+        if self.positives is not None:
+            step_contrast = contrast(self.collator, query_rows, doc_rows, labels, self.positives)
+        return TrainStep(epoch, index, micro_batches, len(groups), int((doc_rows >= 0).sum()), step_contrast)
 
 
 class StepLoader:
-    """Training steps in order, resumable in the middle of an epoch.
+    """Training steps in order; can resume in the middle of an epoch.
 
-    `done` counts the steps handed out in this process, never those that workers have prefetched; the length is the
-    whole epoch. Lightning saves and loads the state by itself, and calls `set_epoch` on `.sampler` after `iter()`, so
-    `__iter__` must be lazy.
+    `done` counts the steps that this process has yielded, without those that workers have prefetched. The length is
+    that of the whole epoch. Lightning saves and loads the loader's state, and calls `set_epoch` on `.sampler` after
+    `iter()`, so `__iter__` must be lazy.
 
     Args:
         steps: The steps.
-        workers: Worker processes that collate ahead; 0 collates here. The data is the same for any number.
+        workers: Worker processes that prefetch steps; 0 collates in this process. The data does not depend on it.
         pin_memory: Whether to copy batches into page-locked memory.
     """
 
     def __init__(self, steps: TrainSteps, workers: int = 0, pin_memory: bool = False) -> None:
         self.steps, self.workers, self.pin_memory = steps, workers, pin_memory
         self.epoch, self.done = 0, 0
-        self.waited = 0.0  # seconds in which a training waited for its steps
+        self.waited = 0.0  # seconds that the training loop has waited for steps
         self.sampler = self
 
     def __len__(self) -> int:
         return len(self.steps.plan)
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to an epoch; the same epoch again changes nothing, so that a resumed one goes on where it stood."""
+        """Start an epoch; does nothing if it is the current one, so that a resumed epoch continues."""
         if epoch != self.epoch:
             self.epoch, self.done = epoch, 0
 
     def __iter__(self) -> Iterator[TrainStep]:
-        if self.done >= len(self):  # the epoch was complete when it was saved
+        if self.done >= len(self):  # the checkpoint was written at the end of the epoch
             return
         keys = [(self.epoch, index) for index in range(self.done, len(self))]
         loader: Any = DataLoader(
@@ -99,37 +110,37 @@ class StepLoader:
             before = time.perf_counter()
 
     def query_ids(self, epoch: int, index: int) -> list[str]:
-        """The queries of a step, over all devices."""
+        """Return the ids of a step's queries, over all devices."""
         rows = self.steps.sampler.query_rows[self.steps.plan.groups(epoch, index)]
         return [query_id.decode() for query_id in self.steps.collator.queries.ids()[rows]]
 
     @cached_property
     def _source(self) -> dict[str, int | str]:
-        """What the steps are drawn from; the same on every device and layout."""
+        """Identity of the training data; the same for any number of devices and any token budget."""
         collator, sampler = self.steps.collator, self.steps.sampler
         texts = f"{collator.queries.meta['texts']} {collator.docs.meta['texts']}".encode()
         return {"seed": self.steps.plan.seed, "steps": len(self), "data": digest(texts, sampler.fingerprint().encode())}
 
     def state_dict(self) -> dict[str, int | str]:
-        """Where the training stands, and in which data; the same on every device and layout."""
+        """Return the position in the training data, and the data's identity; the same on every device."""
         return {"epoch": self.epoch, "done": self.done, **self._source}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go where a saved training stood.
+        """Continue at the position of a saved state.
 
         Raises:
-            CheckpointError: It was trained with another seed, other steps or other data: the rest of its epoch is not
-                here.
+            CheckpointError: The state was saved with another seed, number of steps or data, so that the rest of its
+                epoch is not available.
         """
         names = {"seed": "seed", "steps": "steps an epoch", "data": "a fingerprint of queries, docs and candidates"}
-        others = [
-            f"{names[key]} {own!r}, not {state[key]!r}"
-            for key, own in self._source.items()
-            if state.get(key, own) != own
+        differences = [
+            f"{names[key]} {value!r}, not {state[key]!r}"
+            for key, value in self._source.items()
+            if state.get(key, value) != value
         ]
-        if others:
+        if differences:
             raise CheckpointError(
-                f"data: expected the training data of the run that is resumed, got other ({'; '.join(others)}); "
+                f"data: expected the training data of the run that is resumed, got other ({'; '.join(differences)}); "
                 "put its files back, or start a new run without resume=true"
             )
         self.epoch, self.done = state["epoch"], state["done"]
@@ -137,21 +148,28 @@ class StepLoader:
 
 @dataclass
 class ScoreBatch(Movable):
-    """Candidates to score: `slots` [docs] says which candidate each real doc of `batch` is; -1 is a stand-in that counts for nothing."""
+    """A batch of candidates to score.
+
+    Args:
+        batch: Token batches of the candidates.
+        slots: Index of each real doc of `batch` among all candidates, int64 [docs]; -1: its score is ignored.
+    """
 
     batch: RankBatch
     slots: Tensor
 
 
 class ScoreBatches(Dataset[ScoreBatch]):
-    """A collection's candidates in batches under a token budget, this device's share of them; each candidate exactly once.
+    """A collection's candidates in batches under a token budget, this device's share of the batches.
+
+    Over all devices, each candidate is in exactly one batch.
 
     Args:
-        collection: Has candidates.
+        collection: A collection with candidates.
         depth: Candidates per query; None: all.
         collator: Makes the token batches.
         max_tokens: Token budget of a batch.
-        rank: This device.
+        rank: Number of this device.
         world: Number of devices.
     """
 
@@ -166,27 +184,27 @@ class ScoreBatches(Dataset[ScoreBatch]):
     ) -> None:
         assert collection.candidates is not None
         self.collator, self.max_tokens = collator, max_tokens
-        self.candidates = _cut(collection, depth)
+        self.candidates = _top_candidates(collection, depth)
         counts = np.diff(self.candidates.offsets)
         self.query_rows = np.repeat(collator.queries.rows(self.candidates.query_ids), counts)
         self.doc_rows = collator.docs.rows(self.candidates.doc_ids)
         self.num_slots = len(self.doc_rows)
         batches = self._pair_batches() if collator.reads == "pairs" else self._query_batches()
         mine = batches[rank::world]
-        # a device without a batch would skip the evaluation loop and leave the others waiting: it scores one as a
-        # stand-in
+        # A device without a batch would skip the evaluation loop while the others wait for it in collective calls. It
+        # scores a copy of the first batch, and the scores are ignored.
         self.stand_in = not mine and bool(batches)
         self.batches = mine or batches[:1]
 
     def _pair_batches(self) -> list[np.ndarray]:
-        """Pairs in order of length, so that no row waits for a longer one where a batch has to be padded."""
+        """Batches of pairs, sorted by length, which keeps padding small for encoders that need it."""
         query_lengths = self.collator.query_lengths(self.query_rows)
         sizes = query_lengths + self.collator.doc_lengths(self.doc_rows, query_lengths) + self.collator.pair.num_special
         order = np.argsort(-sizes, kind="stable")
         return fill(order, sizes[order], self.max_tokens)
 
     def _query_batches(self) -> list[np.ndarray]:
-        """Whole queries in order while they fit, a query with many docs by itself in parts."""
+        """Batches of whole queries in order while they fit; the docs of a large query fill several batches."""
         query_lengths = self.collator.query_lengths(self.query_rows)
         sizes = self.collator.doc.row_lengths(self.collator.doc_lengths(self.doc_rows, query_lengths))
         first = np.zeros(self.num_slots, dtype=np.int64)
@@ -200,21 +218,21 @@ class ScoreBatches(Dataset[ScoreBatch]):
     def __getitem__(self, index: int) -> ScoreBatch:
         slots = self.batches[index]
         if self.collator.reads == "pairs":
-            query_rows, doc_rows, places = self.query_rows[slots], self.doc_rows[slots][:, None], slots
+            query_rows, doc_rows, groups = self.query_rows[slots], self.doc_rows[slots][:, None], slots
         else:
-            owner = np.searchsorted(self.candidates.offsets, slots, side="right") - 1
-            _, group = np.unique(owner, return_inverse=True)
-            starts = np.flatnonzero(np.diff(group, prepend=-1))
-            within = np.arange(len(slots)) - starts[group]
-            doc_rows = np.full((len(starts), int(within.max()) + 1), -1, dtype=np.int64)
-            doc_rows[group, within] = self.doc_rows[slots]
-            query_rows, places = self.query_rows[slots[starts]], owner[starts]
+            query_of_slot = np.searchsorted(self.candidates.offsets, slots, side="right") - 1
+            _, row = np.unique(query_of_slot, return_inverse=True)
+            starts = np.flatnonzero(np.diff(row, prepend=-1))
+            column = np.arange(len(slots)) - starts[row]
+            doc_rows = np.full((len(starts), int(column.max()) + 1), -1, dtype=np.int64)
+            doc_rows[row, column] = self.doc_rows[slots]
+            query_rows, groups = self.query_rows[slots[starts]], query_of_slot[starts]
         labels = np.zeros(doc_rows.shape, dtype=np.float32)
-        batch = self.collator.collate(query_rows, doc_rows, labels, places, share=1.0)
+        batch = self.collator.collate(query_rows, doc_rows, labels, groups, share=1.0)
         return ScoreBatch(batch, torch.from_numpy(np.full_like(slots, -1) if self.stand_in else slots.copy()))
 
     def run(self, scores: np.ndarray) -> Run:
-        """Put the scores of all slots, float32 [slots], into a run."""
+        """Return the run of these scores of all candidates, float32 [candidates]."""
         ids, offsets = self.candidates.doc_ids, self.candidates.offsets
         return {
             query_id: dict(
@@ -225,17 +243,18 @@ class ScoreBatches(Dataset[ScoreBatch]):
         }  # fmt: skip
 
 
-def _cut(collection: Collection, depth: int | None) -> Candidates:
-    """The first `depth` candidates of each judged query that has a text; of every query where none is judged."""
+def _top_candidates(collection: Collection, depth: int | None) -> Candidates:
+    """Return the first `depth` candidates of each judged query that has a text, or of every query if none is judged."""
     candidates = collection.candidates
     assert candidates is not None
     wanted = collection.qrels or collection.queries
-    kept = [query_id for query_id in candidates.query_ids if query_id in wanted and query_id in collection.queries]
-    parts = [(query_id, candidates.ids(query_id)[:depth], candidates.scores_of(query_id)[:depth]) for query_id in kept]
-    ids = [part[1] for part in parts]
+    query_ids = candidates.query_ids
+    kept = [i for i, query_id in enumerate(query_ids) if query_id in wanted and query_id in collection.queries]
+    queries = np.array(kept, dtype=np.int64)
+    counts = np.diff(candidates.offsets)[queries]
+    if depth is not None:
+        counts = np.minimum(counts, depth)
+    flat = ranges(candidates.offsets[queries], counts)
     return Candidates(
-        kept,
-        np.concatenate([[0], np.cumsum([len(part) for part in ids])]).astype(np.int64),
-        np.concatenate(ids) if ids else np.array([], dtype="S1"),
-        np.concatenate([part[2] for part in parts]) if parts else np.array([], dtype=np.float32),
+        [query_ids[i] for i in kept], row_offsets(counts), candidates.doc_ids[flat], candidates.scores[flat]
     )

@@ -1,4 +1,4 @@
-"""Splits made of ir_datasets ids: which id trains, validates and tests, with which candidates, under which names."""
+"""Make splits of ir_datasets ids: training, validation and test sets with their candidates and names."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from ranker.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
-# Parts of an id that say which split it is, not which data.
+# Parts of an id that name a split and not the data
 _SPLIT_WORDS = frozenset({"train", "dev", "val", "valid", "validation", "test", "eval", "judged", "small", "queries"})
 _TREC_DL_PASSAGES = re.compile(r"msmarco-passage(-v2)?/trec-dl-")
 
 
 def set_names(dataset_ids: Iterable[str]) -> dict[str, str]:
-    """Name each set by the last part of its id that says what it is; where two would be named alike, all by more of their ids.
+    """Name each set by the last part of its id that is no split name; if two names are equal, use longer parts for all.
 
     >>> set_names(["beir/scifact/test", "msmarco-passage/trec-dl-2019/judged"])
     {'beir/scifact/test': 'scifact', 'msmarco-passage/trec-dl-2019/judged': 'trec-dl-2019'}
@@ -49,8 +49,8 @@ def set_names(dataset_ids: Iterable[str]) -> dict[str, str]:
     short, longer = {}, {}
     for dataset_id in dataset_ids:
         parts = dataset_id.split("/")
-        place = max((i for i, part in enumerate(parts) if part not in _SPLIT_WORDS), default=0)
-        short[dataset_id], longer[dataset_id] = parts[place], "-".join(parts[place:])
+        last = max((i for i, part in enumerate(parts) if part not in _SPLIT_WORDS), default=0)
+        short[dataset_id], longer[dataset_id] = parts[last], "-".join(parts[last:])
     for names in (short, longer):
         if len(set(names.values())) == len(names):
             return names
@@ -61,7 +61,8 @@ def _run_file(where: str, dataset_id: str) -> Path:
     path = Path(where).expanduser()
     if not path.is_file():
         raise DataError(
-            f"{where}: expected docpairs, scoreddocs, bm25 or a run file as candidates of {dataset_id}, got no such file; check the path"
+            f"{where}: expected docpairs, scoreddocs, bm25 or a run file as candidates of {dataset_id}, got no such "
+            "file; check the path"
         )
     return path
 
@@ -72,17 +73,17 @@ class SplitReader:
 
     Args:
         train: Id to train on, or None.
-        val: Id to validate on; None cuts queries from train.
+        val: Id to validate on; None: queries are moved from train.
         test: Id or ids to test on.
-        train_candidates: Where training docs come from: `docpairs` (the data set's triples), `scoreddocs`, `bm25` (made
-            here) or a run file's path. None: the first of docpairs, scoreddocs and bm25 that there is.
-        candidates: What is re-ranked in validation and tests: `scoreddocs`, `bm25`, or by id one of these or a run
-            file. None: scoreddocs where the data set has them, else bm25.
+        train_candidates: Source of the training docs: `docpairs` (triples of the data set), `scoreddocs`, `bm25`
+            (computed) or the path of a run file. None: the first of docpairs, scoreddocs and bm25 that is available.
+        candidates: Docs to re-rank in validation and tests: `scoreddocs` or `bm25`; or a mapping of ids to one of these
+            or to a run file. None: scoreddocs if the data set has them, else bm25.
         relevance: Smallest grade that counts as relevant, for all sets or by id. None: 2 for TREC DL passage sets, 1
             for others.
-        val_queries: Validate on so many judged queries, chosen by hash. None: all of `val`, or a tenth of train where
+        val_queries: Number of judged queries to validate on, chosen by hash. None: all of `val`, or a tenth of train if
             `val` is None.
-        max_triples: Only the first so many docpairs; None: all.
+        max_triples: Number of docpairs to read, from the first; None: all.
         split_seed: Seed of the hash.
     """
 
@@ -103,24 +104,26 @@ class SplitReader:
             raise ConfigError(f"data.test: expected each id once, got {self.test}; remove the repeat")
         if isinstance(self.candidates, str) and self.candidates not in ("scoreddocs", "bm25"):
             raise ConfigError(
-                f"data.candidates: expected scoreddocs, bm25, null or a mapping of ids to these or run files, got {self.candidates!r}; set one"
+                "data.candidates: expected scoreddocs, bm25, null or a mapping of ids to these or run files, got "
+                f"{self.candidates!r}; set one"
             )
         ids = {self.train, self.val, *self.test}
         for key, given in (("candidates", self.candidates), ("relevance", self.relevance)):
-            strange = sorted(set(given) - ids) if isinstance(given, dict) else []
-            if strange:
+            unknown = sorted(set(given) - ids) if isinstance(given, dict) else []
+            if unknown:
                 raise ConfigError(
-                    f"data.{key}: expected ids of data.train, data.val or data.test, got {strange[0]!r}; correct or remove it"
+                    f"data.{key}: expected ids of data.train, data.val or data.test, got {unknown[0]!r}; correct or "
+                    "remove it"
                 )
         for key, number in (("val_queries", self.val_queries), ("max_triples", self.max_triples)):
             if number is not None and number < 1:
                 raise ConfigError(f"data.{key}: expected a number above 0 or null, got {number!r}; set another")
 
     def check(self) -> None:
-        """Look up the ids and run files, without reading them.
+        """Check that the ids and run files exist, without reading them.
 
         Raises:
-            DataError: An unknown id, or no such run file.
+            DataError: An id is unknown, or a run file is missing.
         """
         assert isinstance(self.test, list)
         for dataset_id in (self.train, self.val, *self.test):
@@ -132,11 +135,11 @@ class SplitReader:
                 _run_file(where, dataset_id)
 
     def read(self) -> Splits:
-        """Read all sets; of several processes, one at a time, so that one builds what the others find.
+        """Read all sets; one process at a time, so that the first builds caches and the others use them.
 
         Raises:
-            DataError: An unknown id, a set that cannot be read or lacks what it is named for, or sets that share
-                queries.
+            DataError: An id is unknown, a set can't be read or lacks data that its use requires, or two sets share a
+                query.
         """
         with alone():
             train = None if self.train is None else self._train(self.train)
@@ -156,7 +159,7 @@ class SplitReader:
             return splits
 
     def _evaluation(self, dataset_id: str, name: str) -> Collection:
-        """A set to validate or test on: judged queries, or all where there are no qrels."""
+        """Read a set to validate or test on: its judged queries, or all queries if it has no qrels."""
         collection = self._collection(dataset_id, name)
         if collection.qrels:
             collection = take_queries(collection, collection.qrels, name)
@@ -177,10 +180,11 @@ class SplitReader:
         if where == "docpairs":
             if not dataset.has_docpairs():
                 raise DataError(
-                    f"ir_datasets {dataset_id}: expected docpairs, got a set without; set data.train_candidates to scoreddocs, bm25 or a run file"
+                    f"ir_datasets {dataset_id}: expected docpairs, got a set without; set data.train_candidates to "
+                    "scoreddocs, bm25 or a run file"
                 )
             triples = DocPairs(dataset_id, self.max_triples)
-            with readable(dataset_id):  # here, where one process is alone, since the first look may download
+            with readable(dataset_id):  # reads one triple, since this may download and only one process is here
                 if next(iter(triples), None) is None:
                     raise DataError(
                         f"ir_datasets {dataset_id}: expected docpairs, got none; set data.max_triples higher or to null"
@@ -193,7 +197,7 @@ class SplitReader:
         return self._with_candidates(take_queries(collection, collection.qrels, "train"), dataset_id, where)
 
     def _with_candidates(self, collection: Collection, dataset_id: str, where: str) -> Collection:
-        """Candidates by name of the way or path of a run; None for BM25, which is made later."""
+        """Add candidates from `scoreddocs` or a run file; for `bm25` none, since they are computed later."""
         if where == "bm25":
             return collection
         if where == "scoreddocs":

@@ -1,4 +1,4 @@
-"""Which pairs an exported cross-encoder gets cut otherwise in other programs, which shorten the longer text of a pair first."""
+"""Find pairs that other programs truncate differently: they shorten the longer text of a pair first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 import numpy as np
 
-from ranker.data.batching import Collator
+from ranker.data.collate import Collator
 from ranker.data.dataset import TrainSteps
 
 log = logging.getLogger(__name__)
@@ -15,20 +15,22 @@ CHECKED_GROUPS = 100_000
 
 
 def cut_otherwise(collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
-    """Which pairs are not cut as `longest_first` of the exported tokenizer cuts them, bool [pairs].
+    """Return which pairs the exported tokenizer's strategy `longest_first` truncates differently, bool [pairs].
 
-    Here the doc alone gives way to the pair's limit, and each text has a limit of its own. Surely alike are pairs where
+    The collator shortens only the doc to fit the pair's limit, and each text has a limit of its own. A pair is
+    truncated in the same way if
 
     - the query has fewer than `max_query_tokens` tokens,
     - the pair fits whole, or the query takes at most half of the room for texts, and
-    - the doc has fewer than `max_doc_tokens`, or the pair's limit leaves it no more.
+    - the doc has fewer than `max_doc_tokens` tokens, or the pair's limit leaves no room for more.
 
-    A text of as many tokens as its store keeps counts as a longer one, since the store can't show it.
+    A text with as many tokens as its store keeps counts as a longer text, since the store does not have its full
+    length.
 
     Args:
-        collator: Of a scorer that reads pairs.
-        query_rows: [pairs].
-        doc_rows: [pairs].
+        collator: Collator of a scorer that reads pairs.
+        query_rows: Rows of the query store [pairs].
+        doc_rows: Rows of the doc store [pairs].
     """
     queries, docs = (
         collator.queries.lengths[query_rows].astype(np.int64),
@@ -40,7 +42,7 @@ def cut_otherwise(collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarr
 
 
 def _other_lengths(collator: Collator, queries: np.ndarray, docs: np.ndarray) -> np.ndarray:
-    """Whether texts of these lengths [pairs] are cut to other lengths by `longest_first`, bool [pairs]."""
+    """Return whether `longest_first` truncates texts of these lengths [pairs] to other lengths, bool [pairs]."""
     room = collator.max_pair_tokens - collator.pair.num_special
     kept_queries = np.minimum(queries, collator.max_query_tokens)
     kept_docs = np.minimum(np.minimum(docs, collator.max_doc_tokens), room - kept_queries)
@@ -53,10 +55,10 @@ def _other_lengths(collator: Collator, queries: np.ndarray, docs: np.ndarray) ->
 
 
 def warn_of_other_cuts(steps: TrainSteps) -> None:
-    """Warn where pairs of the training's first epoch are cut otherwise, with their number.
+    """Warn if pairs of the first epoch are truncated differently elsewhere, with their number.
 
     Args:
-        steps: The training steps of a scorer that reads pairs; at most `CHECKED_GROUPS` groups are looked at.
+        steps: The training steps of a scorer that reads pairs; at most `CHECKED_GROUPS` groups are checked.
     """
     groups = np.arange(min(len(steps.sampler), CHECKED_GROUPS))
     doc_rows, _ = steps.sampler.draw(0, groups)
@@ -65,9 +67,10 @@ def warn_of_other_cuts(steps: TrainSteps) -> None:
     if cut.any():
         collator = steps.collator
         log.warning(
-            "model/: %d of %d training pairs are cut otherwise by sentence-transformers' CrossEncoder, which shortens the longer text of a pair "
-            "first, and so get other scores there; it cuts alike where a query has fewer than max_query_tokens=%d tokens, and at most %d where "
-            "the pair is longer than max_pair_tokens=%d, and a doc has fewer than max_doc_tokens=%d",
+            "model/: %d of %d training pairs are cut otherwise by sentence-transformers' CrossEncoder, which shortens "
+            "the longer text of a pair first, and so get other scores there; it cuts alike where a query has fewer "
+            "than max_query_tokens=%d tokens, and at most %d where the pair is longer than max_pair_tokens=%d, and a "
+            "doc has fewer than max_doc_tokens=%d",
             int(cut.sum()),
             len(cut),
             collator.max_query_tokens,

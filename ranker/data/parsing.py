@@ -1,4 +1,4 @@
-"""What an id, a grade, a score and a JSON line may be: one rule for every reader and writer of text files."""
+"""Rules for ids, grades, scores and JSON lines, shared by all readers and writers of text files."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 from ranker.errors import DataError
 
-MAX_ID_BYTES = 1024  # arrays of ids are as wide as the longest id, so one id of megabytes would cost gigabytes
-MAX_GRADE = 10_000  # trec_eval's nDCG takes time quadratic in the largest grade
-_MAX_FLOAT32 = 3.4028235677973366e38  # smaller than this in size: rounds to a finite float32
-_ASCII_SPACE = " \t\n\v\f\r"  # where trec_eval splits; U+00A0, U+0085 and the like are part of an id
+MAX_ID_BYTES = 1024  # arrays of ids are as wide as the longest id: one id of megabytes would cost gigabytes
+MAX_GRADE = 10_000  # the time of trec_eval's nDCG is quadratic in the largest grade
+_MAX_FLOAT32 = 3.4028235677973366e38  # numbers of smaller magnitude round to a finite float32
+_ASCII_SPACE = " \t\n\v\f\r"  # trec_eval splits at these; U+00A0, U+0085 and others may be part of an id
 
 
 def shown(value: Any) -> str:
-    """A value as an error message shows it: its first 60 characters.
+    """Return a value as error messages show it: the first 60 characters of its representation.
 
     >>> shown("q1"), shown("x" * 100) == repr("x" * 57 + "...")
     ("'q1'", True)
@@ -34,8 +34,8 @@ def check_id(word: str, where: str, what: str = "an id") -> None:
 
     Args:
         word: The id.
-        where: Begins the message: file and line.
-        what: What it is, as `an id`.
+        where: Start of the message: file and line.
+        what: Description of the id in the message.
 
     Raises:
         DataError: Empty, with ASCII white space or a NUL character, or longer than `MAX_ID_BYTES` in UTF-8.
@@ -44,7 +44,8 @@ def check_id(word: str, where: str, what: str = "an id") -> None:
     """
     if not word or any(space in word for space in _ASCII_SPACE):
         raise DataError(
-            f"{where}: expected {what} without white space, got {shown(word)}; rename it, since TREC files are split there"
+            f"{where}: expected {what} without white space, got {shown(word)}; rename it, since TREC files are split "
+            "there"
         )
     if "\0" in word:
         raise DataError(
@@ -53,63 +54,71 @@ def check_id(word: str, where: str, what: str = "an id") -> None:
     size = len(word) if word.isascii() else len(word.encode("utf-8", "surrogatepass"))
     if size > MAX_ID_BYTES:
         raise DataError(
-            f"{where}: expected {what} of at most {MAX_ID_BYTES} bytes, got {size} ({shown(word)}); give it a shorter one"
+            f"{where}: expected {what} of at most {MAX_ID_BYTES} bytes, got {size} ({shown(word)}); give it a shorter "
+            "one"
         )
 
 
 def read_grade(text: str | bytes, where: str) -> int:
-    """Read a whole number within `MAX_GRADE`.
+    """Parse a relevance grade: a whole number within `MAX_GRADE`.
+
+    Args:
+        text: The number.
+        where: Start of the message: file and line.
 
     Raises:
-        DataError: It is none.
+        DataError: The text is no such number.
 
     >>> read_grade(b"+2", "qrels.txt:1")
     2
     """
     grade = _number(int, text)
     if grade is None:
-        raise DataError(f"{where}: expected a whole number as relevance, got {shown(text)}; mend the line")
+        raise DataError(f"{where}: expected a whole number as relevance, got {shown(text)}; correct the line")
     check_grade(int(grade), where)
     return int(grade)
 
 
 def check_grade(grade: int, where: str) -> None:
-    """Refuse a grade that evaluators can't count with.
+    """Refuse a grade that evaluation programs can't handle.
 
     Raises:
-        DataError: Beyond `MAX_GRADE` on either side.
+        DataError: The grade is below `-MAX_GRADE` or above `MAX_GRADE`.
     """
     if not -MAX_GRADE <= grade <= MAX_GRADE:
-        raise DataError(f"{where}: expected a relevance from {-MAX_GRADE} to {MAX_GRADE}, got {shown(grade)}; mend it")
+        raise DataError(
+            f"{where}: expected a relevance from {-MAX_GRADE} to {MAX_GRADE}, got {shown(grade)}; correct it"
+        )
 
 
 def read_score(text: str | bytes, where: str, single: bool = False) -> float:
-    """Read a finite number.
+    """Parse a score: a finite number.
 
     Args:
         text: The number.
-        where: Begins the message: file and line.
-        single: Whether it has to be finite in single precision too, in which training holds labels and scores.
+        where: Start of the message: file and line.
+        single: Whether the number must be finite in single precision too, which training uses for labels and scores.
 
     Raises:
-        DataError: It is none.
+        DataError: The text is no such number.
 
     >>> read_score(b"-1e-3", "a.run:1")
     -0.001
     """
     score = _number(float, text)
     if score is None or not math.isfinite(score):
-        raise DataError(f"{where}: expected a finite number as score, got {shown(text)}; mend the line")
+        raise DataError(f"{where}: expected a finite number as score, got {shown(text)}; correct the line")
     if single and abs(score) >= _MAX_FLOAT32:
         raise DataError(
-            f"{where}: expected a score within single precision (3.4e38), got {shown(text)}; scale the run's scores down"
+            f"{where}: expected a score within single precision (3.4e38), got {shown(text)}; scale the run's scores "
+            "down"
         )
     return float(score)
 
 
 def _number(convert: Callable[[Any], int | float], text: str | bytes) -> int | float | None:
     try:
-        grouped = "_" in text if isinstance(text, str) else b"_" in text  # Python reads 1_0 as 10
+        grouped = "_" in text if isinstance(text, str) else b"_" in text  # Python parses 1_0 as 10
         return None if grouped else convert(text)
     except ValueError:
         return None
@@ -119,15 +128,15 @@ def parse_json(line: str, where: str) -> Any:
     """Parse one line of JSON.
 
     Raises:
-        DataError: It is none, or it nests deeper than Python reads.
+        DataError: The line is no JSON, or it nests deeper than Python's parser allows.
     """
     try:
         return json.loads(line)
     except ValueError as error:
         raise DataError(
-            f"{where}: expected a JSON object, got {shown(line.strip())} ({error}); mend the line"
+            f"{where}: expected a JSON object, got {shown(line.strip())} ({error}); correct the line"
         ) from None
     except RecursionError:
         raise DataError(
-            f"{where}: expected a JSON object, got brackets nested too deep in {shown(line.strip())}; mend the line"
+            f"{where}: expected a JSON object, got brackets nested too deep in {shown(line.strip())}; correct the line"
         ) from None

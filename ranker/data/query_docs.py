@@ -1,4 +1,4 @@
-"""Queries that are documents of the collection (ArguAna, Quora): left out of rankings, never negatives, or at least reported."""
+"""Queries that are docs of the collection (ArguAna, Quora): left out of rankings and negatives, or reported."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.token_store import TokenStore
 from ranker.errors import ConfigError
 
-if TYPE_CHECKING:  # it imports torch, which a source does not need
+if TYPE_CHECKING:  # ranker.types imports torch, which readers of data do not need
     from ranker.types import Run
 
 log = logging.getLogger(__name__)
 
 MODES = ("auto", True, False)
-CHECKED_QUERIES, CHECKED_DOCS = 2000, 5  # so many queries and top docs are compared by text
-ALIKE = 0.5  # shared words over all words from which two texts with one id are the same text
+CHECKED_QUERIES, CHECKED_DOCS = 2000, 5  # numbers of queries and of top docs per query that are compared by text
+ALIKE = 0.5  # smallest Jaccard similarity of the words of two texts with one id that count as the same text
 
-# Collections of ir_datasets whose queries are docs, so that the published figures leave identical ids out (BEIR's
+# Collections of ir_datasets whose queries are docs. Published figures leave identical ids out (BEIR's
 # ignore_identical_ids).
 _QUERIES_ARE_DOCS = re.compile(r"(^|/|-)beir/(arguana|quora)(/|$)")
 
 
 def queries_are_docs(dataset_id: str) -> bool:
-    """Whether the queries of an ir_datasets id are known to be docs of its collection.
+    """Return whether the queries of an ir_datasets id are known to be docs of its collection.
 
     >>> queries_are_docs("beir/arguana"), queries_are_docs("beir/quora/test"), queries_are_docs("beir/nq")
     (True, True, False)
@@ -37,14 +37,14 @@ def queries_are_docs(dataset_id: str) -> bool:
 
 
 def apply_mode(splits: Splits, mode: str | bool) -> Splits:
-    """Set on each collection whether docs with the query's own id are left out, and take them out of its candidates.
+    """Set `drop_query_docs` of each collection; where it is True, remove docs with the query's own id from candidates.
 
     Args:
-        splits: What a source gave.
-        mode: `auto`: as the source says for each collection; True or False: for all.
+        splits: The splits of a source.
+        mode: `auto`: keep the value that the source has set for each collection; True or False: use it for all.
 
     Raises:
-        ConfigError: Another mode.
+        ConfigError: The mode is none of these.
     """
     if mode not in MODES:
         raise ConfigError(f"data.drop_query_docs: expected auto, true or false; got {mode!r}")
@@ -62,7 +62,7 @@ def apply_mode(splits: Splits, mode: str | bool) -> Splits:
 
 
 def with_allowed(collection: Collection, candidates: Candidates | None) -> Collection:
-    """The collection with these candidates, those with the query's own id left out where `collection.drop_query_docs`."""
+    """Return the collection with these candidates, without docs with the query's own id if `drop_query_docs` is set."""
     if candidates is not None and collection.drop_query_docs:
         kept = ~has_own_id(candidates)
         if not kept.all():
@@ -72,7 +72,7 @@ def with_allowed(collection: Collection, candidates: Candidates | None) -> Colle
 
 
 def allowed_run(collection: Collection, run: Run) -> Run:
-    """A run without docs that have the query's own id, where `collection.drop_query_docs`."""
+    """Return the run, without docs that have the query's own id if `collection.drop_query_docs` is set."""
     if not collection.drop_query_docs:
         return run
     return {
@@ -82,13 +82,13 @@ def allowed_run(collection: Collection, run: Run) -> Run:
 
 
 def has_own_id(candidates: Candidates) -> np.ndarray:
-    """Which docs have the id of the query that they are candidates of, bool [docs]."""
+    """Return which candidates have the id of their query, bool [docs]."""
     ids = np.array([query_id.encode() for query_id in candidates.query_ids] or [b""], dtype=np.bytes_)
     return candidates.doc_ids == np.repeat(ids[: len(candidates.query_ids)], np.diff(candidates.offsets))
 
 
 def warn_of_query_docs(collection: Collection, candidates: Candidates | None) -> None:
-    """Warn where queries are docs of the collection (by id and text, or by text) and compete with the docs that are asked for.
+    """Warn if queries are docs of the collection (by id and text, or by text) and rank among their own results.
 
     Texts of the first `CHECKED_QUERIES` queries with candidates are compared with those of their top docs.
     """
@@ -119,11 +119,13 @@ def warn_of_query_docs(collection: Collection, candidates: Candidates | None) ->
 
 
 def _alike(text: str, other: str) -> bool:
+    """Return whether two texts share enough words."""
     words, others = (set(re.findall(r"\w+", part.casefold())) for part in (text, other))
     return len(words & others) >= ALIKE * len(words | others)
 
 
 def _same(text: str, collection: Collection, doc_id: str) -> bool:
+    """Return whether a text equals a doc's, without or with title, apart from case and white space."""
     doc = collection.docs[doc_id]
     return " ".join(text.casefold().split()) in {
         " ".join(part.casefold().split()) for part in (doc.text, doc.full_text)
@@ -131,27 +133,33 @@ def _same(text: str, collection: Collection, doc_id: str) -> bool:
 
 
 def same_text(
-    queries: TokenStore, docs: TokenStore, query_rows: np.ndarray, doc_rows: np.ndarray, starts: tuple[int, int] = (0, 0)
-) -> np.ndarray:  # fmt: skip
-    """Which docs have the tokens of their query, bool [pairs]; of a query that its store has cut, the doc's first tokens count.
+    queries: TokenStore,
+    docs: TokenStore,
+    query_rows: np.ndarray,
+    doc_rows: np.ndarray,
+    prompt_tokens: tuple[int, int] = (0, 0),
+) -> np.ndarray:
+    """Return which docs have the same tokens as their query, bool [pairs].
+
+    If the store has truncated the query, it is compared with the doc's first tokens.
 
     Args:
         queries: Token store of the queries.
         docs: Token store of the docs.
-        query_rows: [pairs].
-        doc_rows: [pairs].
-        starts: Tokens of a prompt before each query and each doc of the stores, which are not compared.
+        query_rows: Rows of the query store [pairs].
+        doc_rows: Rows of the doc store [pairs].
+        prompt_tokens: Tokens of a prompt before each query and each doc of the stores; they are not compared.
     """
-    lengths, others = queries.lengths[query_rows] - starts[0], docs.lengths[doc_rows] - starts[1]
+    lengths, others = queries.lengths[query_rows] - prompt_tokens[0], docs.lengths[doc_rows] - prompt_tokens[1]
     cut = queries.lengths[query_rows] >= queries.meta["max_tokens"]
     same = (lengths > 0) & ((others == lengths) | (cut & (others > lengths)))
     pairs = np.flatnonzero(same)
     firsts = (
-        queries.tokens[queries.offsets[query_rows[pairs]] + starts[0]],
-        docs.tokens[docs.offsets[doc_rows[pairs]] + starts[1]],
+        queries.tokens[queries.offsets[query_rows[pairs]] + prompt_tokens[0]],
+        docs.tokens[docs.offsets[doc_rows[pairs]] + prompt_tokens[1]],
     )
     same[pairs] = firsts[0] == firsts[1]
     for pair in np.flatnonzero(same):
-        query = queries[int(query_rows[pair])][starts[0] :]
-        same[pair] = np.array_equal(query, docs[int(doc_rows[pair])][starts[1] :][: len(query)])
+        query = queries[int(query_rows[pair])][prompt_tokens[0] :]
+        same[pair] = np.array_equal(query, docs[int(doc_rows[pair])][prompt_tokens[1] :][: len(query)])
     return same

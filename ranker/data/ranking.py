@@ -1,4 +1,4 @@
-"""The order of a run's docs: trec_eval's, and how to make every other tool see the same."""
+"""The order of a run's docs: trec_eval's tie rule, and scores that give every tool the same order."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def rank_docs(docs: Mapping[str, float]) -> list[str]:
-    """Doc ids in trec_eval's order: score descending, then doc id descending as strings.
+    """Return doc ids in trec_eval's order: score descending, then doc id descending as strings.
 
     >>> rank_docs({"d10": 0.5, "d9": 0.5, "d1": 0.7})
     ['d1', 'd9', 'd10']
     """
-    doc_ids = sorted(docs, reverse=True)  # code points, the order of UTF-8 bytes
+    doc_ids = sorted(docs, reverse=True)  # by code points, which is also the order of UTF-8 bytes
     doc_ids.sort(key=docs.__getitem__, reverse=True)  # stable
     return doc_ids
 
 
 def separate_ties(run: Run) -> Run:
-    """Lower tied scores by the least float32 step, so that every tool sees trec_eval's order, whatever its own tie rule.
+    """Lower tied scores by the smallest float32 step, so that every tool gets trec_eval's order, whatever its tie rule.
 
-    Tools that hold scores in float32 (trec_eval up to 9, pytrec_eval) tie more than the file does; those are separated
-    too. All other scores stay as they are.
+    Tools with float32 scores (trec_eval up to 9, pytrec_eval) see more ties than the file has; these are separated too.
+    Other scores do not change.
 
     Raises:
-        DataError: A score that is not finite or that float32 cannot hold, or ties at the least float32, below which
-            there is none.
+        DataError: A score is not finite in float32, or docs tie at the smallest float32, below which there is no score.
 
     >>> separate_ties({"q1": {"d10": 0.5, "d9": 0.5, "d1": 0.7}})
     {'q1': {'d1': 0.7, 'd9': 0.5, 'd10': 0.4999999701976776}}
@@ -46,10 +45,10 @@ def separate_ties(run: Run) -> Run:
 
 
 def require_finite(run: Run) -> None:
-    """Refuse scores that are NaN, infinite, or infinite in float32, which outside tools hold them in.
+    """Refuse scores that are NaN, infinite, or infinite in float32, which other tools use for scores.
 
     Raises:
-        DataError: With the number of such scores and the first query and doc.
+        DataError: There are such scores; the message has their number and the first query and doc.
     """
     bad = {query_id: ~(np.abs(scores_of(docs)) <= LARGEST) for query_id, docs in run.items()}
     count = sum(int(wrong.sum()) for wrong in bad.values())
@@ -57,12 +56,14 @@ def require_finite(run: Run) -> None:
         query_id = next(query_id for query_id, wrong in bad.items() if wrong.any())
         doc_id = list(run[query_id])[int(np.argmax(bad[query_id]))]
         raise DataError(
-            f"run: expected finite scores within float32, got {count} of {sum(map(len, run.values()))} that are not, the first "
-            f"{float(run[query_id][doc_id])} for query {query_id!r} and doc {doc_id!r}; check the model's weights and its precision"
+            f"run: expected finite scores within float32, got {count} of {sum(map(len, run.values()))} that are not, "
+            f"the first {float(run[query_id][doc_id])} for query {query_id!r} and doc {doc_id!r}; check the model's "
+            "weights and its precision"
         )
 
 
 def _separated(query_id: str, docs: Mapping[str, float]) -> dict[str, float]:
+    """Return one query's scores, strictly decreasing in float32 in trec_eval's order."""
     separate: dict[str, float] = {}
     above = np.float32(np.inf)
     for doc_id in rank_docs(docs):
@@ -70,8 +71,8 @@ def _separated(query_id: str, docs: Mapping[str, float]) -> dict[str, float]:
         if not np.float32(score) < above:
             if above <= -LARGEST:
                 raise DataError(
-                    f"run: expected scores above {-LARGEST} where docs tie, got such a tie for query {query_id!r} and doc {doc_id!r}; "
-                    "rescale the scores"
+                    f"run: expected scores above {-LARGEST} where docs tie, got such a tie for query {query_id!r} and "
+                    f"doc {doc_id!r}; rescale the scores"
                 )
             score = float(np.nextafter(above, np.float32(-np.inf)))
         separate[doc_id] = score
@@ -80,11 +81,11 @@ def _separated(query_id: str, docs: Mapping[str, float]) -> dict[str, float]:
 
 
 def scores_of(docs: Mapping[str, float]) -> np.ndarray:
-    """One query's scores, float64 [docs]."""
+    """Return the scores of one query, float64 [docs]."""
     return np.fromiter(docs.values(), np.float64, len(docs))
 
 
 def is_strict(scores: np.ndarray) -> bool:
-    """Whether all scores [docs] differ even in float32."""
+    """Return whether all scores [docs] are different in float32."""
     ordered = np.sort(scores.astype(np.float32))
     return bool((ordered[1:] != ordered[:-1]).all())  # np.unique would import numpy.ma

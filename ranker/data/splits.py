@@ -1,4 +1,4 @@
-"""How queries come to be in train, validation or test where the data does not say, and what must hold of any source's splits."""
+"""Split queries into train, validation and test where the data does not, and check the splits of any source."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ranker.data.collection import Collection, Splits
 from ranker.data.trec import line_with
 from ranker.errors import DataError
 
-if TYPE_CHECKING:  # it imports torch, which reading data does not need
+if TYPE_CHECKING:  # ranker.types imports torch, which readers of data do not need
     from ranker.types import Qrels
 
 log = logging.getLogger(__name__)
 
 
 def hash_order(query_ids: Iterable[str], seed: int) -> list[str]:
-    """Order ids by a seeded hash of each: the same on every machine, whatever order they come in.
+    """Sort ids by a seeded hash of each id; the result does not depend on the machine or the input order.
 
     >>> hash_order(["1", "01", "001"], seed=0) == hash_order(["001", "1", "01"], seed=0)
     True
@@ -36,7 +36,7 @@ def hash_order(query_ids: Iterable[str], seed: int) -> list[str]:
 def split_queries(
     query_ids: Iterable[str], val_fraction: float, test_fraction: float, seed: int
 ) -> dict[str, list[str]]:
-    """Deal queries to train, dev and test by hash; a wanted part gets at least one query while there are any.
+    """Distribute queries over train, dev and test by hash; a part with a fraction above 0 gets at least one query.
 
     >>> {name: len(part) for name, part in split_queries(map(str, range(50)), 0.1, 0.2, seed=0).items()}
     {'test': 10, 'dev': 5, 'train': 35}
@@ -57,11 +57,11 @@ def _share(total: int, fraction: float) -> int:
 
 @dataclass(frozen=True)
 class TriplesWithout:
-    """Training triples of all queries but some; read anew at each iteration.
+    """Training triples without those of some queries; each iteration reads the triples again.
 
     Args:
         triples: (query_id, more relevant doc_id, less relevant doc_id), re-iterable.
-        held_out: Queries whose triples are passed over.
+        held_out: Queries whose triples are skipped.
     """
 
     triples: Iterable[tuple[str, str, str]]
@@ -69,16 +69,16 @@ class TriplesWithout:
 
     @property
     def fingerprint(self) -> str | None:
-        """Which triples these are, if that is known."""
-        whole = getattr(self.triples, "fingerprint", None)
-        return None if whole is None else f"{whole} without {sorted(self.held_out)}"
+        """Identity of these triples; None if the triples have none."""
+        fingerprint = getattr(self.triples, "fingerprint", None)
+        return None if fingerprint is None else f"{fingerprint} without {sorted(self.held_out)}"
 
     def __iter__(self) -> Iterator[tuple[str, str, str]]:
         return (triple for triple in self.triples if triple[0] not in self.held_out)
 
 
 def take_queries(collection: Collection, query_ids: Iterable[str], name: str) -> Collection:
-    """The same corpus and candidates with some of the queries, in the collection's order; its triples are left out."""
+    """Return the collection under a new name with some of its queries, in its order, and without triples."""
     wanted = set(query_ids)
     return replace(
         collection,
@@ -90,22 +90,31 @@ def take_queries(collection: Collection, query_ids: Iterable[str], name: str) ->
 
 
 def cut_validation(train: Collection, num_queries: int, seed: int) -> tuple[Collection, Collection]:
-    """Move judged queries, chosen by hash, from train to a validation set; their triples leave the training set too.
+    """Move judged queries, chosen by hash, from train to a new validation set; their triples are removed from train.
+
+    Args:
+        train: The training set.
+        num_queries: Number of queries to move.
+        seed: Seed of the hash.
+
+    Returns:
+        The remaining training set and the validation set.
 
     Raises:
-        DataError: Too few judged queries to leave one on each side.
+        DataError: Too few judged queries for one in each set.
     """
     judged = [query_id for query_id in train.queries if query_id in train.qrels]
     if not 0 < num_queries < len(judged):
         raise DataError(
-            f"{train.name}: expected more judged training queries than the {num_queries} to validate on, got {len(judged)}; "
-            "name a validation set, or validate on fewer"
+            f"{train.name}: expected more judged training queries than the {num_queries} to validate on, "
+            f"got {len(judged)}; name a validation set, or validate on fewer"
         )
     chosen = hash_order(judged, seed)[:num_queries]
     rest = take_queries(train, set(train.queries) - set(chosen), train.name)
     triples = None if train.triples is None else TriplesWithout(train.triples, frozenset(chosen))
     log.info(
-        "%s: no validation set: %d of %d judged queries, by hash of their ids (seed %d), are taken out of training for it",
+        "%s: no validation set: %d of %d judged queries, by hash of their ids (seed %d), are taken out of training for "
+        "it",
         train.name,
         num_queries,
         len(judged),
@@ -115,17 +124,23 @@ def cut_validation(train: Collection, num_queries: int, seed: int) -> tuple[Coll
 
 
 def check_judged_docs(qrels: Qrels, collection: Collection, where: str) -> None:
-    """Warn of judged docs that the collection lacks; they still count in every measure's denominator.
+    """Warn of judged docs that the collection lacks; they still count in the denominator of every measure.
+
+    Args:
+        qrels: The judgements.
+        collection: Has the docs.
+        where: Source of the judgements, for messages; if it is a file, the message names the line.
 
     Raises:
-        DataError: Not one of them is in the collection.
+        DataError: The collection has none of the judged docs.
     """
     judged = {doc_id for docs in qrels.values() for doc_id in docs}
     lacking = sorted(doc_id for doc_id in judged if doc_id not in collection.docs)
     if judged and len(lacking) == len(judged):
         raise DataError(
-            f"{_located(where, lacking[0])}: expected judgements of docs in the collection, got {len(judged)} unknown ids as {lacking[0]!r} "
-            f"(the collection has ids as {next(iter(collection.docs)).doc_id!r}); use the qrels that belong to these docs"
+            f"{_located(where, lacking[0])}: expected judgements of docs in the collection, got {len(judged)} unknown "
+            f"ids as {lacking[0]!r} (the collection has ids as {next(iter(collection.docs)).doc_id!r}); use the qrels "
+            "that belong to these docs"
         )
     if lacking:
         log.warning(
@@ -138,16 +153,20 @@ def check_judged_docs(qrels: Qrels, collection: Collection, where: str) -> None:
 
 
 def _located(where: str, word: str) -> str:
-    """With the line that names an id, where `where` is a file."""
+    """Return `where`, with the number of the line that has this id if `where` is a file."""
     path = Path(where)
     return line_with(path, word) if path.is_file() else where
 
 
 def check_candidates(collection: Collection, where: str) -> None:
-    """Warn of judged queries without candidates; each counts 0 in the evaluation.
+    """Warn of judged queries without candidates; the evaluation counts 0 for each.
+
+    Args:
+        collection: Queries, docs and candidates.
+        where: Source of the candidates, for messages; if it is a file, the message names the line.
 
     Raises:
-        DataError: A candidate's text is not in the collection, or no query has candidates.
+        DataError: A candidate is not in the collection, or no query has candidates.
     """
     candidates = collection.candidates
     if candidates is None or not collection.queries:
@@ -156,25 +175,25 @@ def check_candidates(collection: Collection, where: str) -> None:
     if len(without) == len(collection.queries):
         example = next(iter(candidates), None)
         raise DataError(
-            f"{_located(where, example or '')}: expected candidates for the queries of {collection.name} (ids as {without[0]!r}), got none "
-            f"(the run has ids as {example!r}); use the run that belongs to these queries"
+            f"{_located(where, example or '')}: expected candidates for the queries of {collection.name} (ids as "
+            f"{without[0]!r}), got none (the run has ids as {example!r}); use the run that belongs to these queries"
         )
     if without:
         log.warning("%s: %d of %d queries of %s have no candidates, as %r; each counts 0",
                     where, len(without), len(collection.queries), collection.name, without[0])  # fmt: skip
-    wanted = [candidates.ids(query_id) for query_id in collection.queries]
-    for doc_id in np.unique(np.concatenate(wanted)):
+    for doc_id in np.unique(np.concatenate([candidates.ids(query_id) for query_id in collection.queries])):
         if doc_id.decode() not in collection.docs:
             raise DataError(
-                f"{_located(where, doc_id.decode())}: expected candidates from the collection, got the unknown doc id {doc_id.decode()!r}; "
-                "use the run that belongs to these docs, or candidates=bm25"
+                f"{_located(where, doc_id.decode())}: expected candidates from the collection, got the unknown doc id "
+                f"{doc_id.decode()!r}; use the run that belongs to these docs, or candidates=bm25"
             )
 
 
 def check_disjoint(splits: Splits) -> None:
-    """Refuse queries that two splits share: training on test queries makes every number worthless.
+    """Refuse splits that share a query: training on test queries makes every measure worthless.
 
-    Equal ids with unequal texts, as in collections that both number from 1, are different queries.
+    Queries are the same if id and text are equal. Equal ids with different texts occur where two collections both
+    number their queries from 1.
 
     Raises:
         DataError: Two splits share a query.
@@ -185,6 +204,6 @@ def check_disjoint(splits: Splits) -> None:
             shared = sorted(query_id for query_id, text in part.queries.items() if other.queries.get(query_id) == text)
             if shared:
                 raise DataError(
-                    f"{part.name}: expected queries that {other.name} lacks, got {len(shared)} shared ones, as {shared[0]!r}; "
-                    "remove them from one of the two"
+                    f"{part.name}: expected queries that {other.name} lacks, got {len(shared)} shared ones, as "
+                    f"{shared[0]!r}; remove them from one of the two"
                 )

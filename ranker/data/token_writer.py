@@ -1,4 +1,4 @@
-"""Writes the files of a token store: texts -> token ids in threads, chunk by chunk, in bounded memory (see docs/token_store.md)."""
+"""Write the files of a token store: threads tokenize chunks of texts in bounded memory (docs/token_store.md)."""
 
 from __future__ import annotations
 
@@ -28,29 +28,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1  # raise it when the files change: new folders are built then, old ones are left alone
-MAX_ID_BYTES = 512  # every id takes the room of the longest one, so one absurd id must not fill the disk
-MAX_CHUNK_CHARS = 1_000_000  # a chunk of long texts ends early: a token in flight takes about 100 bytes
-MAX_THREADS = 32  # beyond this the interpreter lock bounds the speed, and every thread holds a chunk
-BLOCK = 1 << 20  # ids handled at a time where all of them would take too much memory
+FORMAT = 1  # increase it when the file format changes: stores of other formats are not read or changed
+MAX_ID_BYTES = 512  # every id takes the space of the longest one, so one very long id could fill the disk
+MAX_CHUNK_CHARS = 1_000_000  # limit of a chunk of long texts: a token takes about 100 bytes while it is processed
+MAX_THREADS = 32  # more are not faster because of the interpreter lock, and each thread holds a chunk in memory
+BLOCK = 1 << 20  # ids that are compared at a time, to bound memory
 LOG_SECONDS = 30
-MANY_UNKNOWN, MOST_UNKNOWN, FEW_TOKENS = (
-    0.1,
-    0.5,
-    1000,
-)  # shares of unknown tokens that are warned of and refused; in how few they may be chance
+MANY_UNKNOWN = 0.1  # share of unknown tokens above which a warning is logged
+MOST_UNKNOWN = 0.5  # share of unknown tokens above which the build fails
+FEW_TOKENS = 1000  # with fewer tokens the shares may be chance and are not checked
 BAD_ID = re.compile("[\0\ud800-\udfff]")  # NumPy's bytes end at a NUL; UTF-8 has no surrogates
 Encoded = tuple[np.ndarray, np.ndarray]  # lengths [texts], token ids [tokens]
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
-    """Hash of everything that decides which ids a text gets; using the tokenizer (padding, truncation) does not change it.
+    """Return a hash of everything that decides the token ids of a text; padding and truncation do not change it.
 
     Raises:
         ConfigError: The tokenizer is not a fast one.
     """
     state = json.loads(_backend(tokenizer).to_str())
-    state["padding"] = state["truncation"] = None  # the state of the last call, not of the tokenizer
+    state["padding"] = state["truncation"] = None  # these are settings of the last call
     options = [
         bool(getattr(tokenizer, "split_special_tokens", False)),
         sorted(tokenizer.all_special_tokens),
@@ -60,9 +58,9 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
 
 
 class TextEncoder:
-    """Texts -> token ids by a private copy of the tokenizer, so that the caller's keeps its state; may be called from threads.
+    """Tokenize texts with a private copy of the tokenizer, so that the caller's is not modified; thread-safe.
 
-    No id of a control token (padding, separator, ...) comes out, whatever a text says.
+    The result has no id of a control token (padding, separator, ...), whatever the text contains.
 
     Raises:
         ConfigError: The tokenizer is not a fast one, or `max_tokens` is not positive.
@@ -74,16 +72,15 @@ class TextEncoder:
         backend = copy.deepcopy(_backend(tokenizer))
         backend.no_padding()
         backend.enable_truncation(max_tokens, direction="right")
-        # Set on the copy, for it is not part of the copied state: a literal [SEP] in a text is text, whatever the
-        # tokenizer's own setting.
+        # A literal [SEP] in a text is text. Copying loses this setting, so it is set on the copy
         backend.encode_special_tokens = True
-        self._encode = getattr(
-            backend, "encode_batch_fast", backend.encode_batch
-        )  # the fast one leaves character offsets out
-        special = {place: token.content for place, token in backend.get_added_tokens_decoder().items() if token.special}
+        # The fast variant does not compute character offsets
+        self._encode = getattr(backend, "encode_batch_fast", backend.encode_batch)
+        added = backend.get_added_tokens_decoder()
+        special = {token_id: token.content for token_id, token in added.items() if token.special}
         special |= {tokenizer.convert_tokens_to_ids(token): token for token in tokenizer.all_special_tokens}
-        for ordinary in (tokenizer.unk_token_id, None):  # None: a special token that the vocabulary lacks
-            special.pop(ordinary, None)
+        for allowed in (tokenizer.unk_token_id, None):  # None: a special token that the vocabulary lacks
+            special.pop(allowed, None)
         num_ids = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=0)
         self._is_control = np.zeros(num_ids, dtype=bool)
         self._is_control[list(special)] = True
@@ -92,15 +89,16 @@ class TextEncoder:
         self.dtype = np.dtype("<u2" if num_ids <= 1 << 16 else "<i4")
 
     def __call__(self, texts: list[str]) -> Encoded:
-        """Lengths, int64 [texts], and token ids, `dtype` [tokens]."""
+        """Return the number of tokens of each text, int64 [texts], and all token ids, `dtype` [tokens]."""
         lengths, tokens = self._ids(texts)
         if self._is_control[tokens].any():
-            # A unigram model, or one that splits at spaces alone, has the literal as an ordinary piece: break it in the
-            # text.
+            # In unigram models and models that split at spaces only, the literal is an ordinary piece: put a space into
+            # it
             lengths, tokens = self._ids(
-                [self._literal.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text) for text in texts]
+                [self._literal.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text) for text in texts]
             )
-            leaks = self._is_control[tokens]  # what the normalizer made a literal (full-width letters, say) is dropped
+            # Drop control tokens that appear only after normalization (of full-width letters, for example)
+            leaks = self._is_control[tokens]
             lengths -= np.bincount(np.repeat(np.arange(len(texts)), lengths)[leaks], minlength=len(texts))
             tokens = tokens[~leaks]
         return lengths, tokens.astype(self.dtype)
@@ -108,11 +106,13 @@ class TextEncoder:
     def _ids(self, texts: list[str]) -> Encoded:
         try:
             encodings = self._encode(texts, add_special_tokens=False)
-        except TypeError:  # a lone surrogate, which JSON can hold and UTF-8 cannot, becomes U+FFFD
+        except TypeError:  # a lone surrogate, valid in JSON but not in UTF-8, becomes U+FFFD
             texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
             encodings = self._encode(texts, add_special_tokens=False)
         lengths, tokens = array("q"), array("I")
-        for encoding in encodings:  # one Python list at a time: all of them at once take ten times the memory
+        for (
+            encoding
+        ) in encodings:  # one list of Python integers at a time: all lists together take ten times the memory
             ids = encoding.ids
             lengths.append(len(ids))
             tokens.extend(ids)
@@ -129,15 +129,23 @@ def write_store(
 ) -> None:
     """Write all files of a store into the empty `folder`, `meta.json` last.
 
+    Args:
+        texts: (id, text) pairs.
+        folder: An empty folder.
+        tokenizer: A fast tokenizer; not modified.
+        max_tokens: Longer texts keep their first `max_tokens` tokens.
+        fingerprint: Identity of the texts.
+        chunk: Number of texts that a thread tokenizes at a time.
+
     Raises:
-        ConfigError: As `TextEncoder` says.
-        DataError: An id is a duplicate, not a string, too long or holds a NUL, a text is not a string, or most tokens
-            are unknown.
+        ConfigError: As `TextEncoder`.
+        DataError: An id is a duplicate, not a string, too long or contains a NUL; or a text is not a string; or most
+            tokens are unknown.
     """
     encoder = TextEncoder(tokenizer, max_tokens)
     started = time.monotonic()
     next_log = started + LOG_SECONDS
-    widths: list[tuple[int, int]] = []  # number and bytes of the ids of each chunk
+    widths: list[tuple[int, int]] = []  # number of ids and bytes per id of each chunk
     rows = ends = unknown = 0
     with (
         _Writer(folder / "tokens.bin") as tokens,
@@ -177,26 +185,27 @@ def write_store(
         "seconds": round(time.monotonic() - started, 3),
         "files": files,
     }
-    with _Writer(folder / "meta.json") as last:
-        last.write(np.frombuffer(json.dumps(meta, indent=1).encode(), dtype=np.uint8))
-        last.finish()
+    with _Writer(folder / "meta.json") as meta_file:
+        meta_file.write(np.frombuffer(json.dumps(meta, indent=1).encode(), dtype=np.uint8))
+        meta_file.finish()
 
 
 def _check_known(folder: Path, tokenizer: PreTrainedTokenizerFast, unknown: int, total: int) -> None:
-    """Warn of, or refuse, a tokenizer that turns a large share of the texts into unknown tokens."""
+    """Warn of (or refuse) a tokenizer for which a large share of the tokens is unknown."""
     if total < FEW_TOKENS or unknown <= MANY_UNKNOWN * total:
         return
     what = f"{unknown / total:.0%} of {total} tokens are {tokenizer.unk_token}"
     if unknown > MOST_UNKNOWN * total:
         raise DataError(
-            f"{folder.stem}: expected a tokenizer that knows the words of these texts, but {what}; take an encoder of their language and script"
+            f"{folder.stem}: expected a tokenizer that knows the words of these texts, but {what}; take an encoder of "
+            "their language and script"
         )
     log.warning("%s: %s, so the model can't tell these words apart", folder.stem, what)
 
 
 def map_array(path: Path, dtype: str) -> np.ndarray:
-    """Map a flat array read-only."""
-    # A plain view costs less per slice than np.memmap's own type; an empty file can't be mapped.
+    """Map a flat array from a file, read-only."""
+    # Slices of a plain view cost less than those of np.memmap; an empty file can't be mapped
     return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray) if path.stat().st_size else np.empty(0, dtype=dtype)
 
 
@@ -204,20 +213,24 @@ def _backend(tokenizer: PreTrainedTokenizerFast) -> Any:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None or not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
-            f"encoder tokenizer: expected a fast one (with a tokenizer.json), got {type(tokenizer).__name__!r}; convert it or take another encoder"
+            f"encoder tokenizer: expected a fast one (with a tokenizer.json), got {type(tokenizer).__name__!r}; "
+            "convert it or take another encoder"
         )
     return backend
 
 
 def _chunks(texts: Iterable[tuple[str, str]], chunk: int) -> Iterator[tuple[np.ndarray, list[str]]]:
-    """Ids (bytes) and texts in pieces of at most `chunk` texts and, but for its last text, `MAX_CHUNK_CHARS` characters."""
+    """Yield ids (bytes) and texts in chunks.
+
+    A chunk has at most `chunk` texts, and ends with the text that makes it `MAX_CHUNK_CHARS` characters or longer.
+    """
     ids: list[bytes] = []
     batch: list[str] = []
     chars = 0
     for text_id, text in texts:
         if not isinstance(text_id, str) or not isinstance(text, str):
             raise DataError(
-                f"texts: expected strings as id and text, got {text_id!r} with text {str(text)[:80]!r}; mend the source"
+                f"texts: expected strings as id and text, got {text_id!r} with text {str(text)[:80]!r}; fix the source"
             )
         encoded = text_id.encode("utf-8", "replace")
         if len(encoded) > MAX_ID_BYTES or BAD_ID.search(text_id):
@@ -237,11 +250,11 @@ def _chunks(texts: Iterable[tuple[str, str]], chunk: int) -> Iterator[tuple[np.n
 def _encoded(
     chunks: Iterable[tuple[np.ndarray, list[str]]], encoder: TextEncoder
 ) -> Generator[tuple[np.ndarray, Encoded]]:
-    """Encode chunks in threads, in order, with a bounded number in flight.
+    """Tokenize chunks in threads and yield them in order, with a bounded number in progress.
 
-    The threads are ours, not the tokenizer's: its own pool outlives the build, and a DataLoader worker that forks later
-    finds the pool's locks without its threads (a deadlock, or a warning per worker). Rust releases the interpreter
-    lock, so these scale as well.
+    The tokenizer's own thread pool is not used. It would outlive the build, and a DataLoader worker that forks later
+    would inherit the pool's locks without its threads (a deadlock, or a warning per worker). The tokenizer releases the
+    interpreter lock, so Python threads scale as well.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = min(cores, MAX_THREADS)
@@ -262,7 +275,7 @@ def _encoded(
 
 
 def _index_ids(folder: Path, widths: list[tuple[int, int]], id_bytes: int) -> dict[str, dict[str, int]]:
-    """Turn `ids.raw` into `ids.bin` (one width) and `order.bin` (the rows sorted by id)."""
+    """Write `ids.bin` (ids of one width) and `order.bin` (rows sorted by id) from `ids.raw`; delete `ids.raw`."""
     with (folder / "ids.raw").open("rb") as raw, _Writer(folder / "ids.bin") as writer:
         for count, width in widths:
             writer.write(np.frombuffer(raw.read(count * width), dtype=f"S{width}").astype(f"S{id_bytes}"))
@@ -282,7 +295,7 @@ def _index_ids(folder: Path, widths: list[tuple[int, int]], id_bytes: int) -> di
 
 
 class _Writer:
-    """A file written from front to back that knows its size and checksum."""
+    """A file that is written sequentially, with its size and checksum."""
 
     def __init__(self, path: Path) -> None:
         self._file, self._bytes, self._crc = path.open("wb"), 0, 0
@@ -300,12 +313,13 @@ class _Writer:
 
     def finish(self) -> dict[str, int]:
         self._file.flush()
-        os.fsync(self._file.fileno())  # on the disk before a rename says that it is
+        os.fsync(self._file.fileno())  # the data must be on the disk before the folder is renamed
         return {"bytes": self._bytes, "crc32": self._crc}
 
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable within a block."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -1,4 +1,4 @@
-"""TREC files: qrels, runs and candidates, read with file and line in every complaint, written whole or not at all."""
+"""TREC files: qrels, runs and candidates. Errors name file and line; files are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from typing import IO, TYPE_CHECKING, cast
 
 import numpy as np
 
+from ranker.data.collection import Candidates
 from ranker.data.parsing import MAX_ID_BYTES, check_grade, check_id, read_grade, read_score, shown
+from ranker.data.ragged import row_offsets
 from ranker.data.ranking import rank_docs
 from ranker.errors import DataError
 from ranker.files import write_whole
 
-if TYPE_CHECKING:  # both modules import torch, which reading a run does not need
-    from ranker.data.collection import Candidates
+if TYPE_CHECKING:  # ranker.types imports torch, which reading a run does not need
     from ranker.types import Qrels, Run
 
 log = logging.getLogger(__name__)
 
 QRELS_COLUMNS = "query_id iteration doc_id relevance"
 RUN_COLUMNS = "query_id Q0 doc_id rank score tag"
-_CHUNK_DOCS = 65_536  # ids that wait as Python objects before they are packed
+_CHUNK_DOCS = 65_536  # ids that are held as Python objects before they are packed into an array
 
 
 # reading
-# ----------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def read_qrels(path: str | Path) -> Qrels:
-    r"""Read judgements: 4 columns, plain or gzip. A line that says the same again is dropped with a warning.
+    r"""Read judgements: 4 columns, plain or gzip. A repeated line is dropped with a warning.
 
     Raises:
-        DataError: A missing, empty or broken file, or two grades for one query and doc.
+        DataError: The file is missing, empty or malformed, or has two grades for one query and doc.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -52,11 +53,8 @@ def read_qrels(path: str | Path) -> Qrels:
     qrels: Qrels = {}
     repeats: list[int] = []
     for line, (query, _, doc, grade) in _rows(path, QRELS_COLUMNS):
-        query_id, doc_id, relevance = (
-            _text(path, line, query),
-            _text(path, line, doc),
-            read_grade(grade, f"{path}:{line}"),
-        )
+        query_id, doc_id = _text(path, line, query), _text(path, line, doc)
+        relevance = read_grade(grade, f"{path}:{line}")
         judged = qrels.setdefault(query_id, {})
         if doc_id not in judged:
             judged[doc_id] = relevance
@@ -77,10 +75,10 @@ def read_run(path: str | Path, single: bool = False) -> Run:
 
     Args:
         path: The file.
-        single: Whether scores have to be finite in single precision too, as a teacher's.
+        single: Whether scores must be finite in single precision too, as those of a teacher.
 
     Raises:
-        DataError: A missing, empty or broken file, a score that is not a finite number, or a doc twice for one query.
+        DataError: The file is missing, empty or malformed, a score is not a finite number, or a query has a doc twice.
     """
     run: Run = {}
     for query_id, doc_id, score in iter_run(path, single):
@@ -91,7 +89,7 @@ def read_run(path: str | Path, single: bool = False) -> Run:
 def iter_run(path: str | Path, single: bool = False) -> Iterator[tuple[str, str, float]]:
     """Yield (query_id, doc_id, score) line by line, with the checks of `read_run`.
 
-    Memory is 8 bytes a line as long as each query's lines stand together.
+    It takes 8 bytes of memory per line if the lines of each query are consecutive.
     """
     path = Path(path)
     seen = _SeenDocs()
@@ -99,53 +97,28 @@ def iter_run(path: str | Path, single: bool = False) -> Iterator[tuple[str, str,
         query_id, doc_id, score = _text(path, line, query), _text(path, line, doc), _score(path, line, number, single)
         if not seen.is_new(query_id, doc_id):
             raise DataError(
-                f"{path}:{line}: expected each doc once per query, got doc {shown(doc_id)} again for query {shown(query_id)}; remove one"
+                f"{path}:{line}: expected each doc once per query, got doc {shown(doc_id)} again for query "
+                f"{shown(query_id)}; remove one"
             )
         yield query_id, doc_id, score
 
 
 def read_candidates(path: str | Path) -> Candidates:
-    """Read a run as a first stage to re-rank: 7 million lines take some 230 MB. Docs are put in trec_eval's order.
+    """Read a run as candidates to re-rank, in trec_eval's order; 7 million lines take about 230 MB.
 
-    Scores keep double precision: in single precision two of them may become equal, and the tie rule would order them
-    anew.
+    Scores keep double precision: if two of them became equal by rounding, the tie rule would change their order.
 
-    A doc that stands twice in a query's list is kept once, with its best score, and a warning is logged.
+    A doc that a query has twice is kept once, with its best score, and a warning is logged.
 
     Raises:
-        DataError: A missing, empty or broken file, or a score that is not finite in single precision.
+        DataError: The file is missing, empty or malformed, or a score is not finite in single precision.
     """
-    from ranker.data.collection import Candidates
-
     path = Path(path)
-    numbers: dict[bytes, int] = {}
-    row_queries, row_scores = array("i"), array("d")
-    packed: list[np.ndarray] = []
-    pending: list[bytes] = []
-    for line, (query, _, doc, _, number, _) in _rows(path, RUN_COLUMNS):
-        if query not in numbers:
-            _text(path, line, query)
-            numbers[query] = len(numbers)
-        if not doc.isascii():
-            _text(path, line, doc)
-        row_queries.append(numbers[query])
-        row_scores.append(_score(path, line, number, single=True))
-        pending.append(doc)
-        if len(pending) == _CHUNK_DOCS:
-            packed.append(np.array(pending, dtype=np.bytes_))
-            pending.clear()
-    packed.append(np.array(pending, dtype=np.bytes_))
-    queries, scores, doc_ids = (
-        np.frombuffer(row_queries, np.intc),
-        np.frombuffer(row_scores, np.float64),
-        np.concatenate(packed),
-    )
-    del packed
-    if np.any(np.diff(queries) < 0):  # lines of one query do not stand together
-        order = np.argsort(queries, kind="stable")
-        queries, scores, doc_ids = queries[order], scores[order], doc_ids[order]
-    query_ids = [query.decode() for query in numbers]
-    starts = np.concatenate([[0], np.cumsum(np.bincount(queries, minlength=len(numbers)))]).tolist()
+    query_ids, query_of_line, doc_ids, scores = _read_columns(path)
+    if np.any(np.diff(query_of_line) < 0):  # the lines of a query are not consecutive
+        order = np.argsort(query_of_line, kind="stable")
+        query_of_line, doc_ids, scores = query_of_line[order], doc_ids[order], scores[order]
+    starts = row_offsets(np.bincount(query_of_line, minlength=len(query_ids))).tolist()
     offsets, repeats, repeated_query = [0], 0, ""
     for query_id, (start, stop) in zip(query_ids, pairwise(starts), strict=True):
         order = start + _best_first(doc_ids[start:stop], scores[start:stop])
@@ -164,39 +137,74 @@ def read_candidates(path: str | Path) -> Candidates:
     return Candidates(query_ids, np.array(offsets, np.int64), doc_ids[: offsets[-1]], scores[: offsets[-1]])
 
 
+def _read_columns(path: Path) -> tuple[list[str], np.ndarray, np.ndarray, np.ndarray]:
+    """Read the lines of a run into arrays.
+
+    Returns:
+        Query ids in the order of their first lines; number of each line's query, integers [lines]; doc ids, UTF-8 in a
+        bytes array [lines]; and scores, float64 [lines].
+    """
+    numbers: dict[bytes, int] = {}
+    query_of_line, scores = array("i"), array("d")
+    packed: list[np.ndarray] = []
+    pending: list[bytes] = []
+    for line, (query, _, doc, _, score, _) in _rows(path, RUN_COLUMNS):
+        if query not in numbers:
+            _text(path, line, query)
+            numbers[query] = len(numbers)
+        if not doc.isascii():
+            _text(path, line, doc)
+        query_of_line.append(numbers[query])
+        scores.append(_score(path, line, score, single=True))
+        pending.append(doc)
+        if len(pending) == _CHUNK_DOCS:
+            packed.append(np.array(pending, dtype=np.bytes_))
+            pending.clear()
+    packed.append(np.array(pending, dtype=np.bytes_))
+    return (
+        [query.decode() for query in numbers],
+        np.frombuffer(query_of_line, np.intc),
+        np.concatenate(packed),
+        np.frombuffer(scores, np.float64),
+    )
+
+
 def _best_first(doc_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Places of one query's docs in trec_eval's order, each doc once, int64 [docs]."""
+    """Return indices of one query's docs in trec_eval's order, each doc once, int64 [docs]."""
     order = np.arange(len(scores)) if np.all(np.diff(scores) < 0) else np.lexsort((doc_ids, scores))[::-1]
     first = np.unique(doc_ids[order], return_index=True)[1]
     return order if len(first) == len(order) else order[np.sort(first)]
 
 
 class _SeenDocs:
-    """Which docs a run has listed: hashes of the docs of all finished queries, 8 bytes each, and a set for the open one."""
+    """Docs listed so far in a run: 8-byte hashes for finished queries, and a set for the current query."""
 
     def __init__(self) -> None:
         self._query_id: str | None = None
-        self._open: set[int] = set()
+        self._current: set[int] = set()
         self._finished: dict[str, array | set[int]] = {}
 
     def is_new(self, query_id: str, doc_id: str) -> bool:
         if query_id != self._query_id:
             if self._query_id is not None and self._query_id not in self._finished:
-                self._finished[self._query_id] = array("q", self._open)
+                self._finished[self._query_id] = array("q", self._current)
             before = self._finished.get(query_id)
             if before is None:
-                self._open = set()
-            else:  # the query comes back: lines are interleaved, so keep its set from now on
-                self._open = before if isinstance(before, set) else set(before)
-                self._finished[query_id] = self._open
+                self._current = set()
+            else:  # the lines of this query are not consecutive: keep a set for it
+                self._current = before if isinstance(before, set) else set(before)
+                self._finished[query_id] = self._current
             self._query_id = query_id
-        size = len(self._open)
-        self._open.add(hash(doc_id))
-        return len(self._open) > size
+        size = len(self._current)
+        self._current.add(hash(doc_id))
+        return len(self._current) > size
 
 
 def _rows(path: Path, layout: str) -> Iterator[tuple[int, list[bytes]]]:
-    """Line numbers and columns, split as trec_eval splits them: at ASCII white space only, since ids may hold U+00A0 or U+2028."""
+    """Yield line numbers and columns.
+
+    Lines are split as trec_eval does, at ASCII white space only, since ids may contain U+00A0 or U+2028.
+    """
     num_columns = len(layout.split())
     doc_column = layout.split().index("doc_id")
     line = 0
@@ -217,12 +225,12 @@ def _rows(path: Path, layout: str) -> Iterator[tuple[int, list[bytes]]]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Numbered lines that are not blank; only a line feed ends a line, and a leading byte order mark is dropped."""
+    """Yield numbered lines that are not blank. Only a line feed ends a line; a leading byte order mark is dropped."""
     line = 0
     try:
         with path.open("rb") as raw:
             file = cast(IO[bytes], raw)
-            if raw.peek(2)[:2] == b"\x1f\x8b":  # by content: a browser may unpack a download and leave it its name
+            if raw.peek(2)[:2] == b"\x1f\x8b":  # by content: browsers may unpack a download but keep its name
                 file = io.BufferedReader(gzip.GzipFile(fileobj=raw))  # type: ignore[arg-type]
             for line, text in enumerate(file, 1):
                 if line == 1:
@@ -261,7 +269,7 @@ def _score(path: Path, line: int, column: bytes, single: bool) -> float:
 
 
 def line_with(path: Path, word: str) -> str:
-    """`FILE:LINE` of the first line of qrels or of a run whose query or doc is `word`; the file alone where there is none."""
+    """Return `FILE:LINE` of the first line of qrels or a run whose query or doc is `word`; `FILE` if there is none."""
     columns = {len(QRELS_COLUMNS.split()), len(RUN_COLUMNS.split())}
     for line, text in _lines(path):
         parts = text.split()
@@ -271,15 +279,14 @@ def line_with(path: Path, word: str) -> str:
 
 
 # writing
-# ----------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def write_run(path: str | Path, run: Run, tag: str = "ranker") -> None:
     """Write a run (gzip if the name ends in .gz): ranks 1..n in trec_eval's order, scores with all digits.
 
     Raises:
-        DataError: No docs at all, an id or tag that is empty or holds white space, or a score that is not a finite
-            number.
+        DataError: The run has no docs, an id or the tag is empty or has white space, or a score is not finite.
     """
     check_id(tag, "tag", "text")
     if not any(run.values()):
@@ -301,7 +308,7 @@ def write_qrels(path: str | Path, qrels: Qrels) -> None:
     """Write judgements (gzip if the name ends in .gz).
 
     Raises:
-        DataError: An id that is empty or holds white space.
+        DataError: An id is empty or has white space.
     """
     with write_whole(path) as file:
         for query_id, judged in qrels.items():

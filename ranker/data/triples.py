@@ -1,4 +1,4 @@
-"""Training triples as rows of the token stores: looked up once, kept in a mapped file that all processes and later runs share."""
+"""Training triples as rows of the token stores, in a memory-mapped file that all processes and later runs share."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _ROW = 3 * 4  # bytes of a triple
 def triple_rows(
     collection: Collection, queries: TokenStore, docs: TokenStore, cache_dir: Path, chunk: int = 1_000_000
 ) -> np.ndarray:
-    """Rows of (query, more relevant doc, less relevant doc), int32 [triples, 3].
+    """Return the store rows of (query, more relevant doc, less relevant doc), int32 [triples, 3].
 
-    Triples that can say what they are (`fingerprint`) are looked up once: 12 bytes each on disk, MS MARCO's 397 million
-    4.8 GB, and only the pages that a step reads are in memory. The file appears whole or not at all; of several
-    processes one makes it, the others wait. Other triples are looked up in memory.
+    Triples with a `fingerprint` are looked up once and cached in a file: 12 bytes per triple, 4.8 GB for MS MARCO's 397
+    million. Only the pages that a step reads are loaded into memory. The file appears whole or not at all; one process
+    makes it while the others wait. Triples without a fingerprint are looked up in memory.
 
     Args:
-        collection: Has `triples`.
+        collection: A collection with triples.
         queries: Token store of the queries.
         docs: Token store of the docs.
         cache_dir: Folder of the file.
-        chunk: Triples looked up at a time.
+        chunk: Number of triples that are looked up at a time.
 
     Raises:
         DataError: No triples, one names a query or doc that the stores lack, or the file is damaged.
@@ -71,7 +71,7 @@ def _looked_up(
 
 
 def _write(path: Path, parts: Iterable[np.ndarray]) -> None:
-    remove_partial(path)  # of a killed builder: the caller holds the lock
+    remove_partial(path)  # left by a killed process: the caller holds the lock
     with write_whole(path, binary=True) as file:
         for part in parts:
             file.write(part.tobytes())
@@ -80,14 +80,14 @@ def _write(path: Path, parts: Iterable[np.ndarray]) -> None:
 
 
 def _check(path: Path) -> None:
-    """Compare the file with its checksum; one of an earlier version has none, and is a whole number of triples at least."""
+    """Compare the file with its checksum; files of an earlier version have none, so only their size is checked."""
     fix = f"the file is damaged; delete {path}, it is made anew"
-    beside = path.with_suffix(".json")
+    sum_path = path.with_suffix(".json")
     if path.stat().st_size % _ROW:
         raise DataError(f"{path}: expected a multiple of {_ROW} bytes, got {path.stat().st_size}; {fix}")
-    if beside.is_file():
+    if sum_path.is_file():
         try:
-            stored = json.loads(beside.read_text(encoding="utf-8"))
+            stored = json.loads(sum_path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise DataError(f"{beside}: expected a readable checksum, got {error}; {fix}") from error
+            raise DataError(f"{sum_path}: expected a readable checksum, got {error}; {fix}") from error
         verify(path.parent, {path.name: stored}, fix)

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from ranker.data.batching import Template
+from ranker.data.template import Template
 from ranker.encoders.family import family_of
 from ranker.errors import CheckpointError
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from ranker.data.batching import Template
+from ranker.data.template import Template
 from ranker.encoders.encoder import Encoder
 from ranker.errors import ConfigError
 

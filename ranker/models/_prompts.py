@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from ranker.data.batching import Template
+from ranker.data.template import Template
 
 log = logging.getLogger(__name__)
 

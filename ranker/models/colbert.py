@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ranker.data.batching import Template
+from ranker.data.template import Template
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.fit import check_layout

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ranker.data.batching import Template
+from ranker.data.template import Template
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.fit import check_layout

@@ -9,7 +9,7 @@ from typing import Any, Protocol, Self, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from ranker.data.batching import Template
+from ranker.data.template import Template
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.interactions.maxsim import TextVectors

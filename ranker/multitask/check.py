@@ -1,8 +1,7 @@
-"""Checks of a multitask configuration before torch is imported: its heads, their tasks and layers, and what a probing report says of them."""
+"""Checks of a multitask configuration: its heads, their tasks and layers, and the probing report. Imports no torch."""
 
 from __future__ import annotations
 
-import ast
 import csv
 import importlib
 from collections.abc import Mapping, Sequence
@@ -30,22 +29,22 @@ from ranker.multitask.options import (
 
 # keys of the model's node whose values `faults_of` checks
 KEYS = ("auto", "heads", "labels", "sampling", "weighting")
-TASKS = Path(__file__).parents[1] / "probing" / "tasks"
+TASKS = Path(__file__).parents[1] / "probing" / "tasks"  # their modules import no torch
 
 
 def read_heads(entries: Any) -> list[Head]:
-    """Check the entries of `model.heads`.
+    """Check the entries of `model.heads` and return the heads.
 
     Raises:
-        ConfigError: One line per fault.
+        ConfigError: An entry is invalid; the message has one line per fault.
     """
     if not isinstance(entries, (list, tuple)):
         raise ConfigError(f"model.heads: expected a list as [{{task: bm25, layer: 5}}], got {entries!r}")
     heads: list[Head] = []
     faults: list[str] = []
-    for place, entry in enumerate(entries):
+    for number, entry in enumerate(entries):
         try:
-            heads.append(_head(entry, f"model.heads[{place}]"))
+            heads.append(_head(entry, f"model.heads[{number}]"))
         except ConfigError as error:
             faults += str(error).split("\n")
     names = [head.label for head in heads]
@@ -66,7 +65,7 @@ def _head(entry: Any, where: str) -> Head:
     for key in entry:
         if key not in known:
             raise ConfigError(f"{where}.{key}: unknown key{did_you_mean(str(key), known)}")
-    target = task_target(str(entry["task"]), f"{where}.task")
+    task_class = task_class_of(str(entry["task"]), f"{where}.task")
     parameters = parameters_of("ranker.multitask.options.Head") or {}
     for key, value in entry.items():
         fault = parameters[str(key)].fault(value) if key != "layer" else ""
@@ -79,7 +78,7 @@ def _head(entry: Any, where: str) -> Head:
     if head.pooling is not None:
         one_of(f"{where}.pooling", head.pooling, POOLINGS)
     at_least(f"{where}.weight", head.weight, 0)
-    options = parameters_of(target) or {}
+    options = parameters_of(_dotted(task_class)) or {}
     for key, value in head.options.items():
         if key not in options:
             raise ConfigError(
@@ -88,22 +87,23 @@ def _head(entry: Any, where: str) -> Head:
         fault = options[key].fault(value)
         if fault:
             raise ConfigError(f"{where}.options.{key}: {fault}")
-    _check_labels(head, target, where)
+    _check_labels(head, task_class, where)
     return head
 
 
-def _check_labels(head: Head, target: str, where: str) -> None:
+def _check_labels(head: Head, task_class: type, where: str) -> None:
     """Refuse labels that the task does not have."""
-    kind = labels_of(target)
-    if head.regression and kind in ("closed", "open"):
+    label_type = label_type_of(task_class)
+    if head.regression and label_type in ("closed", "open"):
         raise ConfigError(
             f"{where}.regression: expected false for {head.task}, whose labels are classes, got true; leave it out"
         )
     if head.classes is not None:
-        if kind in ("closed", "numbers"):
-            what = "bins of numbers" if kind == "numbers" else "labels"
+        if label_type in ("closed", "numbers"):
+            what = "bins of numbers" if label_type == "numbers" else "labels"
             raise ConfigError(
-                f"{where}.classes: expected none for {head.task}, which has its own {what}, got {head.classes!r}; leave them out"
+                f"{where}.classes: expected none for {head.task}, which has its own {what}, got {head.classes!r}; "
+                "leave them out"
             )
         if head.regression:
             raise ConfigError(
@@ -123,46 +123,55 @@ def _check_layer(layer: Any, where: str) -> None:
     whole = all(isinstance(number, int) and not isinstance(number, bool) and number >= 0 for number in numbers)
     if not (numbers and whole) and (several or layer not in NAMED_LAYERS):
         raise ConfigError(
-            f"{where}: expected a layer from 0 (the embeddings), a list of them, {', '.join(NAMED_LAYERS[:-1])} or auto; got {layer!r}"
+            f"{where}: expected a layer from 0 (the embeddings), a list of them, {', '.join(NAMED_LAYERS[:-1])} or "
+            f"auto; got {layer!r}"
         )
 
 
-def task_target(task: str, where: str) -> str:
-    """Dotted path of a probing task's class: the one in its file that makes examples; nothing is imported.
+def task_class_of(task: str, where: str) -> type:
+    """Return a probing task's class: the one in its module that defines `examples`.
+
+    Args:
+        task: Name of the task, a module of `ranker.probing.tasks`.
+        where: Start of an error message: the configuration key.
 
     Raises:
         ConfigError: There is no such task.
 
-    >>> task_target("bm25", "task")
-    'ranker.probing.tasks.bm25.BM25Score'
+    >>> task_class_of("bm25", "task").__name__
+    'BM25Score'
     """
     path = TASKS / f"{task}.py"
     if not task.isidentifier() or not path.is_file():
-        known = sorted(own.stem for own in TASKS.glob("*.py") if own.stem != "__init__")
+        known = sorted(file.stem for file in TASKS.glob("*.py") if file.stem != "__init__")
         raise ConfigError(f"{where}: expected one of {', '.join(known)}; got {task!r}")
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and any(
-            isinstance(part, ast.FunctionDef) and part.name == "examples" for part in node.body
-        ):
-            return f"ranker.probing.tasks.{task}.{node.name}"
+    module = importlib.import_module(f"ranker.probing.tasks.{task}")
+    for value in vars(module).values():
+        if isinstance(value, type) and value.__module__ == module.__name__ and "examples" in vars(value):
+            return value
     raise ConfigError(f"{where}: expected a class with `examples` in {path}, got none")
 
 
-def labels_of(target: str) -> str:
-    """Kind of a task's labels by its class's `classes`: `numbers`, `closed` (it names them), `open`, or `file` where data decides.
+def _dotted(task_class: type) -> str:
+    return f"{task_class.__module__}.{task_class.__qualname__}"
 
-    >>> [labels_of(task_target(task, "task")) for task in ("bm25", "rel", "fact", "jsonl")]
+
+def label_type_of(task_class: type) -> str:
+    """Classify a task's labels by the attribute `classes` of its class.
+
+    Returns:
+        `numbers` (binned), `closed` (the class lists the labels), `open` (the labels that occur), or `file` (the data
+        decides, so `classes` is no constant).
+
+    >>> [label_type_of(task_class_of(task, "task")) for task in ("bm25", "rel", "fact", "jsonl")]
     ['numbers', 'closed', 'open', 'file']
     """
-    module, _, name = target.rpartition(".")
-    body = ast.parse((TASKS / f"{module.rpartition('.')[2]}.py").read_text(encoding="utf-8")).body
-    (node,) = (node for node in body if isinstance(node, ast.ClassDef) and node.name == name)
-    for part in node.body:
-        if isinstance(part, (ast.AnnAssign, ast.Assign)) and part.value is not None:
-            names = [part.target] if isinstance(part, ast.AnnAssign) else part.targets
-            if "classes" in map(ast.unparse, names):
-                return {"()": "numbers", "None": "open"}.get(ast.unparse(part.value), "closed")
-    return "file"
+    classes = vars(task_class).get("classes", NotImplemented)
+    if classes == ():
+        return "numbers"
+    if classes is None:
+        return "open"
+    return "closed" if isinstance(classes, tuple) else "file"
 
 
 # checks of a whole `model` node
@@ -170,82 +179,97 @@ def labels_of(target: str) -> str:
 
 
 def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]:
-    """What is wrong with a multitask `model` node for an `encoder` node, one line a fault."""
-    if not isinstance(model.get("heads"), list):  # said by the check of signatures
-        return (
-            []
-            if model.get("heads") is not None
-            else ["model.heads: expected a list as [{task: bm25, layer: 5}], got null"]
-        )
-    found: list[str] = []
+    """Return the faults of a multitask `model` node, one line each.
+
+    Args:
+        model: The `model` node of the configuration.
+        encoder: Its `encoder` node.
+    """
+    example = "[{task: bm25, layer: 5}]"
+    if model.get("heads") is None:
+        return [f"model.heads: expected a list as {example}, got null"]
+    if not isinstance(model["heads"], list):  # the check of signatures reports it
+        return []
+    faults: list[str] = []
     heads: list[Head] = []
-    made: dict[str, Any] = {}
     try:
-        heads = read_heads(model.get("heads"))
+        heads = read_heads(model["heads"])
         if not heads:
-            found.append(
-                "model.heads: expected at least one head as [{task: bm25, layer: 5}], got none; model=monobert trains without"
+            faults.append(
+                f"model.heads: expected at least one head as {example}, got none; model=monobert trains without"
             )
     except ConfigError as error:
-        found += str(error).split("\n")
-    for key, kind in (
-        ("sampling", TaskSampling),
-        ("weighting", TaskWeighting),
-        ("labels", TaskLabels),
-        ("auto", AutoLayers),
-    ):
-        if not isinstance(model.get(key) or {}, Mapping):
-            found.append(f"model.{key}: expected keys and values, got {model[key]!r}")
+        faults += str(error).split("\n")
+    options: dict[str, Any] = {}
+    for key, options_class in _OPTIONS.items():
+        node = model.get(key) or {}
+        if not isinstance(node, Mapping):
+            faults.append(f"model.{key}: expected keys and values, got {node!r}")
             continue
         try:
-            made[key] = kind(
-                **{name: value for name, value in (model.get(key) or {}).items() if not name.startswith("_")}
-            )
+            options[key] = options_class(**{name: value for name, value in node.items() if not name.startswith("_")})
         except ConfigError as error:
-            found.append(str(error))
-        except TypeError:  # said by the check of signatures
+            faults.append(str(error))
+        except TypeError:  # an unknown key, which the check of signatures reports
             continue
-    sampling, weighting = made.get("sampling"), made.get("weighting")
-    if sampling is not None and weighting is not None and sampling.composition == "homogeneous":
-        for name, value in (("mode", weighting.mode), ("surgery", weighting.surgery)):
-            if value in ("gradnorm", "pcgrad", "guard"):
-                found.append(
-                    f"model.weighting.{name}: {value} compares the tasks of a step, got steps of one task; set model.sampling.composition=mixed"
-                )
-    if any(head.layer == "auto" for head in heads) and "auto" in made:
+    faults += _contradictions(options.get("sampling"), options.get("weighting"))
+    if any(head.layer == "auto" for head in heads) and "auto" in options:
         try:
-            auto_layers(heads, made["auto"], encoder)
+            auto_layers(heads, options["auto"], encoder)
         except ConfigError as error:
-            found += str(error).split("\n")
-    return found
+            faults += str(error).split("\n")
+    return faults
+
+
+_OPTIONS = {"sampling": TaskSampling, "weighting": TaskWeighting, "labels": TaskLabels, "auto": AutoLayers}
+
+
+def _contradictions(sampling: TaskSampling | None, weighting: TaskWeighting | None) -> list[str]:
+    """Return faults of weightings that need several tasks per step, if the sampling puts one task into each step."""
+    if sampling is None or weighting is None or sampling.composition != "homogeneous":
+        return []
+    return [
+        f"model.weighting.{name}: {value} compares the tasks of a step, got steps of one task; "
+        "set model.sampling.composition=mixed"
+        for name, value in (("mode", weighting.mode), ("surgery", weighting.surgery))
+        if value in ("gradnorm", "pcgrad", "guard")
+    ]
 
 
 def reported_name(head: Head) -> str:
-    """The name under which a probing report has a head's task: a variant's own, as sem_svd.
-
-    Imports the task, and torch with it.
+    """Return the name that a probing report has for a head's task; a variant has a name of its own, as sem_svd.
 
     >>> reported_name(Head(task="gap"))
     'coref_gap'
     """
-    target = task_target(head.task, f"model.heads.{head.label}.task")
-    module, _, name = target.rpartition(".")
-    named = {"name": head.label} if "name" in (parameters_of(target) or {}) else {}
-    return str(getattr(importlib.import_module(module), name)(**named | head.options).name)
+    task_class: Any = task_class_of(head.task, f"model.heads.{head.label}.task")
+    name = {"name": head.label} if "name" in (parameters_of(_dotted(task_class)) or {}) else {}
+    return str(task_class(**name | head.options).name)
 
 
 def auto_layers(heads: Sequence[Head], auto: AutoLayers, encoder: Mapping[str, Any]) -> dict[str, int]:
-    """The layer of the highest compression for each head with `layer: auto`, the mean over the report's seeds; the lower one of a tie.
+    """Choose the layer of each head with `layer: auto`: the one with the highest compression in a probing report.
+
+    Compression is averaged over the report's seeds; of tied layers the lowest is chosen.
+
+    Args:
+        heads: All heads.
+        auto: Where the report is, and which layers are allowed.
+        encoder: The configuration's `encoder` node.
+
+    Returns:
+        Name of the head -> layer.
 
     Raises:
-        ConfigError: There is no report, it lacks a task, or it is of another encoder than the `encoder` node's.
+        ConfigError: There is no report, it lacks a task, or it is about another encoder.
     """
     wanted = [head for head in heads if head.layer == "auto"]
     if not wanted:
         return {}
     if auto.report is None:
         raise ConfigError(
-            "model.auto.report: expected the folder of a probing run for layer: auto, got none; run probe.py, or give a layer"
+            "model.auto.report: expected the folder of a probing run for layer: auto, got none; run probe.py, or give "
+            "a layer"
         )
     path = Path(auto.report) / "probe_results.csv"
     if not path.is_file():
@@ -262,7 +286,8 @@ def auto_layers(heads: Sequence[Head], auto: AutoLayers, encoder: Mapping[str, A
         name = reported_name(head)
         if name not in tasks:
             faults.append(
-                f"model.heads.{head.label}.layer: expected {name} in {path}, got {', '.join(tasks) or 'no task'}; probe it, or give a layer"
+                f"model.heads.{head.label}.layer: expected {name} in {path}, got {', '.join(tasks) or 'no task'}; "
+                "probe it, or give a layer"
             )
             continue
         by_layer: dict[int, list[float]] = {}
@@ -281,7 +306,7 @@ def auto_layers(heads: Sequence[Head], auto: AutoLayers, encoder: Mapping[str, A
 
 
 def fill_in(cfg: Any) -> None:
-    """Put the layers of the probing report in place of `layer: auto` in the configuration's heads."""
+    """Replace `layer: auto` in the configuration's heads by the layers that the probing report suggests, in place."""
     if any(head.get("layer") == "auto" for head in cfg.model.heads):
         plain: Any = OmegaConf.to_container(cfg.model, resolve=True)
         auto = AutoLayers(**{key: value for key, value in plain["auto"].items() if not key.startswith("_")})
@@ -291,16 +316,16 @@ def fill_in(cfg: Any) -> None:
 
 
 def _allowed_layers(layers: set[int], auto: AutoLayers, encoder: Mapping[str, Any]) -> set[int]:
-    """Those of a report's layers that may be chosen.
+    """Return the layers of a report that may be chosen.
 
     Raises:
-        ConfigError: The report says that it is of another encoder; or it does not tell which layer is the last, which
-            is to be left out.
+        ConfigError: The report is about another encoder; or the last layer is not allowed and the report does not say
+            which layer that is.
     """
     assert auto.report is not None
     stored = Path(auto.report) / "config.yaml"
-    told: Any = load_stored(stored) if stored.is_file() else {}
-    probed = {} if told.get("checkpoint") else told.get("encoder") or {}
+    report_cfg: Any = load_stored(stored) if stored.is_file() else {}
+    probed = {} if report_cfg.get("checkpoint") else report_cfg.get("encoder") or {}
     wanted, got = (
         "/".join(str(node[key]) for key in ("package", "name") if node.get(key)) for node in (encoder, probed)
     )
@@ -312,11 +337,11 @@ def _allowed_layers(layers: set[int], auto: AutoLayers, encoder: Mapping[str, An
     if auto.last_layer:
         return layers
     last = encoder.get("layers") or (
-        max(layers, default=0) if not told.get("layers") and not probed.get("layers") else None
+        max(layers, default=0) if not report_cfg.get("layers") and not probed.get("layers") else None
     )
     if last is None:
         raise ConfigError(
-            f"model.auto.last_layer: expected a report on all layers, to know which is the last, got one on some in {auto.report!r}; "
-            "run probe.py with layers=null, or set model.auto.last_layer=true"
+            "model.auto.last_layer: expected a report on all layers, to know which is the last, got one on some in "
+            f"{auto.report!r}; run probe.py with layers=null, or set model.auto.last_layer=true"
         )
     return {layer for layer in layers if layer < last}

@@ -1,4 +1,4 @@
-"""Multitask cross-encoder: monoBERT with heads on probing tasks, each at the layer where its task lives.
+"""Multitask cross-encoder: monoBERT with heads for probing tasks, each at a layer of its own.
 
 After Wallat, Beringer, Anand and Anand, "Probing BERT for Ranking Abilities" (ECIR 2023, DOI
 10.1007/978-3-031-28238-6_17).
@@ -6,7 +6,6 @@ After Wallat, Beringer, Anand and Anand, "Probing BERT for Ranking Abilities" (E
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,35 +21,35 @@ from ranker.encoders.execution import DEFAULT, Execution
 from ranker.errors import CheckpointError, ConfigError
 from ranker.interactions.pooling import pool
 from ranker.models.monobert import MonoBERT
-from ranker.multitask.check import read_heads, task_target
+from ranker.multitask.check import read_heads, task_class_of
 from ranker.multitask.options import Head
-from ranker.multitask.rows import SLOTS, num_classes
+from ranker.multitask.rows import SLOTS, AuxiliaryTask, num_classes
 from ranker.multitask.steps import HeadBatch, TaskBatch
 from ranker.probing.examples import ProbeTask
 from ranker.types import RankBatch
 
-HEADS = ("heads.json", "heads.safetensors")  # what lies beside monoBERT's own files
+HEADS = ("heads.json", "heads.safetensors")  # written beside monoBERT's files
 
 
 class TaskHead(nn.Module):
     """Pooled states -> dropout -> linear -> ReLU -> dropout -> linear.
 
     Args:
-        head: What was asked for.
-        layers: The layers it reads; of several, a learned mix (softmax weights that start equal; Peters et al., 2018,
-            arXiv:1802.05365).
+        spec: Configuration of the head.
+        layers: The layers that the head reads; several are mixed with learned softmax weights, which start equal
+            (Peters et al., 2018, arXiv:1802.05365).
         pooling: `cls`, `mean` or `span`.
         dim: Size of a state.
-        num_outputs: Classes; 1 for a number.
+        num_outputs: Number of classes; 1 for regression.
         hidden: Size of the hidden layer.
-        dropout: Both dropouts.
+        dropout: Probability of both dropouts.
     """
 
     def __init__(
-        self, head: Head, layers: Sequence[int], pooling: str, dim: int, num_outputs: int, hidden: int, dropout: float
+        self, spec: Head, layers: Sequence[int], pooling: str, dim: int, num_outputs: int, hidden: int, dropout: float
     ) -> None:
         super().__init__()
-        self.asked, self.layers, self.pooling, self.num_outputs = head, tuple(layers), pooling, num_outputs
+        self.spec, self.layers, self.pooling, self.num_outputs = spec, tuple(layers), pooling, num_outputs
         self.parts = SLOTS if pooling == "span" else 1
         self.mix = nn.Parameter(torch.zeros(len(layers))) if len(layers) > 1 else None
         self.dropout = nn.Dropout(dropout)
@@ -59,29 +58,39 @@ class TaskHead(nn.Module):
 
     @property
     def regression(self) -> bool:
-        """Whether it tells a number."""
-        return self.asked.regression
+        """Whether the head predicts a number."""
+        return self.spec.regression
 
     @property
     def deepest(self) -> int:
-        """The deepest layer that it reads."""
+        """The deepest layer that the head reads."""
         return max(self.layers)
 
     def forward(self, states: Sequence[Tensor], batch: HeadBatch) -> Tensor:
-        """Return outputs of each target, float32 [targets, outputs]; `states` [tokens, dim] are those of `layers`."""
-        read = [own.index_select(0, batch.tokens) for own in states]
-        mixed = (
-            read[0]
-            if self.mix is None
-            else torch.einsum("l,ltd->td", self.mix.softmax(0).to(read[0].dtype), torch.stack(read))
-        )
+        """Return the outputs of each target, float32 (float64 for float64 states) [targets, outputs].
+
+        Args:
+            states: Hidden states of each of `layers` [tokens, dim].
+            batch: The targets.
+        """
+        read = [layer_states.index_select(0, batch.tokens) for layer_states in states]
+        mixed = read[0]
+        if self.mix is not None:
+            mixed = torch.einsum("l,ltd->td", self.mix.softmax(0).to(mixed.dtype), torch.stack(read))
         sums = mixed.new_zeros(len(batch.lengths), mixed.shape[1]).index_add(0, batch.owners, mixed)
         pooled = (sums / batch.lengths.unsqueeze(1).to(sums.dtype)).view(-1, self.parts * mixed.shape[1])
         outputs = self.out(self.dropout(functional.relu(self.inner(self.dropout(pooled)))))
         return outputs if outputs.dtype == torch.float64 else outputs.float()
 
     def loss(self, outputs: Tensor, batch: HeadBatch) -> Tensor:
-        """Return this micro-batch's part of the step's mean loss over targets: cross-entropy in nats, or squared error."""
+        """Return this micro-batch's part of the mean loss over the step's targets.
+
+        The loss of a target is its cross-entropy in nats, or its squared error.
+
+        Args:
+            outputs: Outputs of the head [targets, outputs].
+            batch: The targets and their labels.
+        """
         if self.regression:
             errors = (outputs.squeeze(1) - batch.labels.to(outputs.dtype)).square().sum()
         else:
@@ -90,20 +99,20 @@ class TaskHead(nn.Module):
 
 
 class Multitask(MonoBERT):
-    """Score as monoBERT; beside it, heads on auxiliary tasks that only training uses.
+    """MonoBERT with heads for auxiliary tasks; scores are those of monoBERT, and only training uses the heads.
 
     Args:
         encoder: The encoder.
-        pooling: What the ranking head reads: `cls`, `mean` or `max` over the last layer's tokens.
-        pooler: Put BERT's dense + tanh (random at the start) between pooling and ranking head.
+        pooling: Input of the ranking head: `cls`, `mean` or `max` over the last layer's tokens.
+        pooler: Put BERT's dense + tanh (randomly initialised) between pooling and ranking head.
         num_labels: Outputs of the ranking head, 1 or 2 (the score is the log-odds).
         dropout: Dropout before the ranking head.
-        heads: The auxiliary heads, each the keys of `ranker.multitask.options.Head`.
+        heads: The auxiliary heads, each a mapping with the keys of `ranker.multitask.options.Head`.
         head_hidden: Size of a head's hidden layer.
-        head_dropout: Both dropouts of a head.
+        head_dropout: Probability of both dropouts of a head.
 
     Raises:
-        ConfigError: A head is at fault, or the encoder has no such layer.
+        ConfigError: A head is invalid, or the encoder has no such layer.
     """
 
     program_keys = ("auto", "labels", "sampling", "weighting")
@@ -125,7 +134,8 @@ class Multitask(MonoBERT):
         for head in read_heads(heads or []):
             if head.layer == "auto":
                 raise ConfigError(
-                    f"model.heads.{head.label}.layer: expected a layer, got auto, which is read from a report before training"
+                    f"model.heads.{head.label}.layer: expected a layer, got auto, which is read from a report before "
+                    "training"
                 )
             task = make_task(head)
             pooled = head.pooling or ("mean" if task.whole_text else "span")
@@ -134,11 +144,15 @@ class Multitask(MonoBERT):
             self.heads[head.label] = TaskHead(head, layers, pooled, encoder.dim, outputs, head_hidden, head_dropout)
 
     def task_heads(self) -> list[TaskHead]:
-        """The heads in order."""
+        """Return the heads in order."""
         return list(self.heads.values())  # type: ignore[arg-type]
 
+    def auxiliary_tasks(self) -> list[AuxiliaryTask]:
+        """Return the probing task of each head, and how the head reads it."""
+        return [AuxiliaryTask(head.spec, make_task(head.spec), head.pooling) for head in self.task_heads()]
+
     def forward(self, batch: RankBatch) -> Tensor:
-        """Return the ranking scores [batch, docs], also of a batch that has rows of other tasks."""
+        """Return the ranking scores [batch, docs]; the batch may have auxiliary rows, which are not scored."""
         if isinstance(batch, TaskBatch) and batch.num_rank_rows:
             scores = self.outputs(batch)[0]
             assert scores is not None
@@ -146,36 +160,37 @@ class Multitask(MonoBERT):
         return super().forward(batch)
 
     def outputs(self, batch: TaskBatch) -> tuple[Tensor | None, list[Tensor]]:
-        """Run the encoder once, as deep as any row needs.
+        """Run the encoder once, up to the deepest layer that a head of the batch reads.
 
         Returns:
-            Ranking scores [batch, docs], None without ranking rows; and the outputs of each of `batch.heads`.
+            Ranking scores [batch, docs], None without ranking rows; and the outputs [targets, outputs] of each of
+            `batch.heads`.
         """
         assert batch.pairs is not None
-        asked = [(self.task_heads()[own.task], own) for own in batch.heads]
+        heads = [(self.task_heads()[head_batch.task], head_batch) for head_batch in batch.heads]
         last = self.encoder.num_layers
-        wanted = {layer for head, _ in asked for layer in head.layers} | ({last} if batch.num_rank_rows else set())
+        needed = {layer for head, _ in heads for layer in head.layers} | ({last} if batch.num_rank_rows else set())
         states: dict[int, Tensor] = {}
-        for layer, own in enumerate(self.encoder.layers(batch.pairs)):
-            if layer in wanted:
-                states[layer] = own
-            if layer == max(wanted):
+        for layer, layer_states in enumerate(self.encoder.layers(batch.pairs)):
+            if layer in needed:
+                states[layer] = layer_states
+            if layer == max(needed):
                 break
         scores = None
         if batch.num_rank_rows:
             pooled = pool(states[last][: batch.num_rank_tokens], batch.rank_pairs, self.pooling)
             scores = self.scores(self.read(pooled), batch.doc_mask)
-        return scores, [head([states[layer] for layer in head.layers], own) for head, own in asked]
+        return scores, [head([states[layer] for layer in head.layers], head_batch) for head, head_batch in heads]
 
     # the folder
-    # -----------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write monoBERT's folder, which other programs load, and the heads beside it: `heads.json` and `heads.safetensors`."""
+        """Write monoBERT's folder, which other programs can load, and the heads (`heads.json`, `heads.safetensors`)."""
         super().save(folder, max_tokens)
         described = {
             name: {
-                "asked": head.asked.record(),
+                "asked": head.spec.record(),
                 "layers": list(head.layers),
                 "pooling": head.pooling,
                 "outputs": head.num_outputs,
@@ -197,15 +212,15 @@ class Multitask(MonoBERT):
         scorer: Any = super().load(folder, execution)
         try:
             described = json.loads((Path(folder) / HEADS[0]).read_text(encoding="utf-8"))
-            for name, own in described.items():
+            for name, stored in described.items():
                 scorer.heads[name] = TaskHead(
-                    Head(**own["asked"]),
-                    own["layers"],
-                    own["pooling"],
+                    Head(**stored["asked"]),
+                    stored["layers"],
+                    stored["pooling"],
                     scorer.encoder.dim,
-                    own["outputs"],
-                    own["hidden"],
-                    own["dropout"],
+                    stored["outputs"],
+                    stored["hidden"],
+                    stored["dropout"],
                 )
             scorer.heads.load_state_dict(load_file(Path(folder) / HEADS[1]))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
@@ -216,6 +231,5 @@ class Multitask(MonoBERT):
 
 
 def make_task(head: Head) -> ProbeTask:
-    """The probing task of a head."""
-    module, _, name = task_target(head.task, f"model.heads.{head.label}.task").rpartition(".")
-    return getattr(importlib.import_module(module), name)(**head.options)
+    """Return the probing task of a head."""
+    return task_class_of(head.task, f"model.heads.{head.label}.task")(**head.options)

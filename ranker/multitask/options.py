@@ -1,6 +1,6 @@
-"""What a multitask training is asked for: heads, labels, sampling, weighting.
+"""Options of a multitask training: heads, labels, sampling, weighting.
 
-Knows no torch, so that mistakes are answered at once.
+The module does not import torch, so that mistakes are reported at once.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Head:
 
     Args:
         task: A probing task, a file in `ranker/probing/tasks`.
-        layer: What the head reads: a layer (0 is the embeddings), a list of layers (their learned mix), `middle`,
+        layer: Layer that the head reads (0 is the embeddings), a list of layers (a learned mix of them), `middle`,
             `last`, or `auto`.
-        pooling: `cls`, `mean` (the row's tokens) or `span` (the mean of each of the target's spans, one after another);
-            None takes `span` for tasks about words and `mean` for tasks about whole texts.
-        regression: Learn the task's number, scaled to 0 to 1, instead of its bin.
-        weight: Factor on the task's loss, beside the weighting's.
+        pooling: `cls`, `mean` (of the row's tokens) or `span` (the mean of each of the target's spans, concatenated);
+            None: `span` for tasks about words, `mean` for tasks about whole texts.
+        regression: Predict the task's number, scaled to 0 to 1, instead of its bin.
+        weight: Factor on the task's loss, beside the factor of the weighting.
         classes: Labels of a task whose set of labels is open.
-        name: Name in logs and files; None: the task's.
-        options: The task's own options, as in `conf/probe/TASK.yaml`.
+        name: Name in logs and files; None: the name of the task.
+        options: Options of the task, as in `conf/probe/TASK.yaml`.
     """
 
     task: str
@@ -54,7 +54,10 @@ class Head:
         return self.name or self.task
 
     def resolved_layers(self, num_layers: int) -> tuple[int, ...]:
-        """The layers that are read.
+        """Return the layers that the head reads, as numbers.
+
+        Args:
+            num_layers: Layers of the encoder.
 
         Raises:
             ConfigError: The encoder has no such layer.
@@ -63,28 +66,28 @@ class Head:
         ((6,), (1, 2))
         """
         named: dict[Any, Any] = {"middle": (num_layers + 1) // 2, "last": num_layers}
-        asked = self.layer if isinstance(self.layer, (list, tuple)) else [self.layer]
-        layers = tuple(named.get(layer, layer) for layer in asked)
+        requested = self.layer if isinstance(self.layer, (list, tuple)) else [self.layer]
+        layers = tuple(named.get(layer, layer) for layer in requested)
         for layer in layers:
             if not isinstance(layer, int) or not 0 <= layer <= num_layers:
                 raise ConfigError(
-                    f"model.heads.{self.label}.layer: expected 0 (the embeddings) to {num_layers} for this encoder, got {layer!r}; "
-                    "take a lower layer, middle or last"
+                    f"model.heads.{self.label}.layer: expected 0 (the embeddings) to {num_layers} for this encoder, "
+                    f"got {layer!r}; take a lower layer, middle or last"
                 )
         return layers
 
     def record(self) -> dict[str, Any]:
-        """Plain values, for a file."""
+        """Return the fields as plain values, to be stored in a file."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class AutoLayers:
-    """Where `layer: auto` looks.
+    """Where `layer: auto` finds its layers.
 
     Args:
-        report: Folder of a finished probing run (`python probe.py`); its first model counts.
-        last_layer: Whether the last layer, ranking's own, may be chosen.
+        report: Folder of a finished probing run (`python probe.py`), of which the first model is used.
+        last_layer: Whether the last layer, which the ranking head reads, may be chosen.
     """
 
     report: str | Path | None = None
@@ -93,12 +96,12 @@ class AutoLayers:
 
 @dataclass(frozen=True)
 class TaskLabels:
-    """Pairs of training queries and docs that auxiliary labels are made for.
+    """Which pairs of training queries and docs get auxiliary labels.
 
     Args:
-        max_pairs: At most so many pairs that the tasks share, and so many of a task that brings its own.
-        docs_per_query: Docs drawn from each query's candidates.
-        depth: Candidates of a query to draw from.
+        max_pairs: Largest number of pairs that the tasks share, and of the pairs of a task that has its own.
+        docs_per_query: Docs that are drawn from each query's candidates.
+        depth: Docs are drawn from this many top candidates.
     """
 
     max_pairs: int = 20_000
@@ -112,14 +115,15 @@ class TaskLabels:
 
 @dataclass(frozen=True)
 class TaskSampling:
-    """How often each task is trained on; shares are of encoder rows.
+    """How often each task is trained on; all shares are shares of encoder rows.
 
     Args:
-        composition: `mixed` (all tasks' rows in each step, one encoder pass) or `homogeneous` (one task a step).
+        composition: `mixed` (rows of all tasks in each step, in one encoder pass) or `homogeneous` (one task per step).
         mode: `proportional`, `uniform`, `temperature` or `annealed`.
-        main_fraction: Fixed share of ranking's rows; the rest is split by `mode`. None: ranking takes part in `mode`.
-        temperature: Of mode temperature: 1 is proportional, infinity is uniform.
-        cap: Of mode temperature: tasks count for no more rows than this.
+        main_fraction: Fixed share of ranking's rows, while `mode` splits the rest; None: `mode` decides ranking's share
+            too.
+        temperature: For mode temperature: 1 is proportional, infinity is uniform.
+        cap: For mode temperature: a task counts with at most this many rows.
     """
 
     composition: str = "mixed"
@@ -133,7 +137,8 @@ class TaskSampling:
         one_of("model.sampling.mode", self.mode, SAMPLINGS)
         if self.main_fraction is not None and not 0 < self.main_fraction < 1:
             raise ConfigError(
-                f"model.sampling.main_fraction: expected a number above 0 and below 1, or null; got {self.main_fraction!r}"
+                "model.sampling.main_fraction: expected a number above 0 and below 1, or null; "
+                f"got {self.main_fraction!r}"
             )
         if self.temperature != math.inf:
             at_least("model.sampling.temperature", self.temperature, 1)
@@ -143,16 +148,16 @@ class TaskSampling:
 
 @dataclass(frozen=True)
 class TaskWeighting:
-    """What the tasks' losses and gradients count.
+    """How the losses and gradients of the tasks are weighted.
 
     Args:
-        mode: `static` (the heads' weights), `log_k` (over ln of the number of classes), `row_mean` (each row of a step
-            counts the same), `uncertainty` or `gradnorm` (learned).
-        surgery: `none`, `pcgrad` (every task's gradient gives way to the others') or `guard` (auxiliary gradients give
-            way to ranking's).
-        lr: Of modes uncertainty and gradnorm: their own learning rate.
-        alpha: Of mode gradnorm: how strongly tasks that learn slowly are favoured.
-        cosine_every: Log the cosine of ranking's and each task's gradient at every so many-th logged step that has
+        mode: `static` (the heads' weights), `log_k` (divided by ln of the number of classes), `row_mean` (equal weight
+            for each row of a step), `uncertainty` or `gradnorm` (learned weights).
+        surgery: `none`, `pcgrad` (every task's gradient is projected where it conflicts with another's) or `guard`
+            (auxiliary gradients are projected where they conflict with ranking's).
+        lr: For modes uncertainty and gradnorm: learning rate of the weights.
+        alpha: For mode gradnorm: how strongly slowly learning tasks are favoured.
+        cosine_every: The cosine of ranking's gradient and each task's is logged at every n-th logged step that has
             both; 0: never.
     """
 
@@ -170,12 +175,12 @@ class TaskWeighting:
 
 
 def one_of(key: str, got: Any, known: Sequence[str]) -> None:
-    """Refuse another value than the known ones."""
+    """Raise ConfigError if `got` is not among the known values."""
     if got not in known:
         raise ConfigError(f"{key}: expected one of {', '.join(known)}; got {got!r}")
 
 
 def at_least(key: str, got: Any, least: float) -> None:
-    """Refuse what is no number, or a smaller one."""
+    """Raise ConfigError if `got` is no finite number or is smaller than `least`."""
     if isinstance(got, bool) or not isinstance(got, (int, float)) or not math.isfinite(got) or got < least:
         raise ConfigError(f"{key}: expected a number of at least {least}, got {got!r}")

@@ -1,4 +1,4 @@
-"""How often each task is trained on, and which of its rows a step holds: a draw that depends on (seed, epoch, step) alone."""
+"""How often each task is trained on, and which of its rows a step has. A draw depends on (seed, epoch, step) alone."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ from functools import lru_cache
 
 import numpy as np
 
-from ranker.data.batching import StepPlan
-from ranker.data.sampling import mix
+from ranker.data.step_plan import StepPlan
+from ranker.hashing import mix
 from ranker.multitask.options import TaskSampling
 
-_PASS = 1 << 20  # a later pass over the ranking groups within an epoch shuffles as an epoch of its own
+_PASS = 1 << 20  # added to the epoch number of the shuffle for each further pass over the ranking groups in an epoch
 
 
 def probabilities(sampling: TaskSampling, sizes: tuple[int, ...], epoch: int, num_epochs: int) -> np.ndarray:
-    r"""Share of each task's rows, float64 [tasks]; the first is ranking's.
+    r"""Return the share of each task's rows, float64 [tasks], ranking first.
 
     proportional: p_t ~ N_t. uniform: 1 / T. temperature (Aharoni et al., 2019): p_t ~ min(N_t, cap)^(1 / tau). annealed
     (Stickland and Murray, 2019): p_t ~ N_t^a with a = 1 - 0.8 (e - 1) / (E - 1) over epochs e = 1 .. E.
 
     Args:
-        sampling: Mode and its numbers.
-        sizes: Rows of each task, N_t.
-        epoch: From 0.
+        sampling: Mode and its parameters.
+        sizes: Number of rows of each task, N_t.
+        epoch: Number of the epoch, from 0.
         num_epochs: E.
 
-    >>> probabilities(TaskSampling(mode="temperature", temperature=2, main_fraction=None), (10**6, 10**6, 10**4), 0, 1) * 21
+    >>> sampling = TaskSampling(mode="temperature", temperature=2, main_fraction=None)
+    >>> probabilities(sampling, (10**6, 10**6, 10**4), 0, 1) * 21
     array([10., 10.,  1.])
     """
     if len(sizes) == 1:
@@ -48,17 +49,17 @@ def probabilities(sampling: TaskSampling, sizes: tuple[int, ...], epoch: int, nu
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """The optimizer steps of an epoch over all tasks, fixed by the config alone.
+    """The optimizer steps of an epoch over all tasks; only the configuration decides what a step has.
 
-    A mixed step has the ranking groups that it would have without other tasks, and rows of these in addition, so many
-    that ranking has its share; an epoch is one pass over the ranking groups. A homogeneous step is one task's:
-    `batch.queries` ranking groups, or as many rows as these have; an epoch is as long as one pass over the ranking
-    groups takes at the first epoch's shares.
+    A mixed step has the ranking groups that it has in a training without auxiliary tasks, and in addition as many
+    auxiliary rows as give ranking its share. An epoch is one pass over the ranking groups. A homogeneous step has one
+    task: `batch.queries` ranking groups, or as many auxiliary rows as these groups have rows. An epoch has as many
+    steps as one pass over the ranking groups takes at the shares of the first epoch.
 
     Args:
         ranking: Plan of the ranking groups.
-        docs: Docs of a group.
-        sizes: Rows of each auxiliary task.
+        docs: Docs per group.
+        sizes: Number of rows of each auxiliary task.
         sampling: Composition and shares.
         num_epochs: Epochs of the whole training, for annealing.
     """
@@ -75,7 +76,12 @@ class TaskPlan:
         return max(len(self.ranking), round(len(self.ranking) / self.shares(0)[0]))
 
     def until(self, max_epochs: int | None, max_steps: int) -> TaskPlan:
-        """The plan of a training that ends after so many epochs or steps, what comes first; None and -1: never by these."""
+        """Return the plan of a training that ends after `max_epochs` or `max_steps`, whichever comes first.
+
+        Args:
+            max_epochs: Number of epochs; None: no limit.
+            max_steps: Number of steps; -1: no limit.
+        """
         ends = [max_epochs or 0, -(-max_steps // len(self))]
         return replace(self, num_epochs=min((end for end in ends if end > 0), default=1))
 
@@ -85,21 +91,24 @@ class TaskPlan:
         return self.ranking.seed
 
     def shares(self, epoch: int) -> np.ndarray:
-        """Share of each task's rows in an epoch, float64 [tasks], ranking first."""
+        """Return the share of each task's rows in an epoch, float64 [tasks], ranking first."""
         return probabilities(self.sampling, (self.ranking.num_groups * self.docs, *self.sizes), epoch, self.num_epochs)
 
     def groups(self, epoch: int, step: int) -> np.ndarray:
-        """The step's ranking groups, int64; empty in another task's step."""
+        """Return the ranking groups of a step, int64 [groups]; empty in a step of another task."""
         if self.sampling.composition == "mixed" or not self.sizes:
             return self.ranking.groups(epoch, step)
         counts, starts = _draws(self, epoch)
         if not counts[step, 0]:
             return np.zeros(0, dtype=np.int64)
-        passes, place = divmod(int(starts[step, 0]), len(self.ranking))
-        return self.ranking.groups(epoch + passes * _PASS, place)
+        passes, ranking_step = divmod(int(starts[step, 0]), len(self.ranking))
+        return self.ranking.groups(epoch + passes * _PASS, ranking_step)
 
     def rows(self, epoch: int, step: int) -> list[np.ndarray]:
-        """The step's rows of each auxiliary task, int64; a task's rows come in a shuffled order, none twice before all came once."""
+        """Return the rows of each auxiliary task in a step, one int64 [rows] per task.
+
+        A task's rows are passed over in shuffled order; no row is repeated within a pass.
+        """
         counts, starts = _draws(self, epoch)
         return [
             _in_order(size, self.ranking.seed, epoch, task, int(starts[step, 1 + task]), int(counts[step, 1 + task]))
@@ -109,14 +118,19 @@ class TaskPlan:
 
 @lru_cache(maxsize=4)
 def _draws(plan: TaskPlan, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """What each step of an epoch holds and what came before it in the epoch, both int64 [steps, tasks]: steps of ranking, rows of others."""
+    """Count what each step of an epoch has.
+
+    Returns:
+        Counts of each step, and sums of the counts of all earlier steps of the epoch, both int64 [steps, tasks]. Column
+        0 counts ranking steps, the others count rows.
+    """
     shares, steps, seed = plan.shares(epoch), len(plan), plan.ranking.seed
     rows = plan.ranking.queries * plan.docs
     counts = np.zeros((steps, len(shares)), dtype=np.int64)
     if plan.sampling.composition == "mixed":
         counts[:, 0] = 1
         if len(shares) > 1:
-            # the fractions of a row that a step lacks go to a later one
+            # Fractions of a row are carried over to later steps
             ends = np.floor(np.arange(1, steps + 1) * rows * (1 - shares[0]) / shares[0] + 1e-9).astype(np.int64)
             step_of = np.repeat(np.arange(steps), np.diff(ends, prepend=0))
             tasks = 1 + draw_tasks(shares[1:] / shares[1:].sum(), seed, epoch, len(step_of))
@@ -128,19 +142,19 @@ def _draws(plan: TaskPlan, epoch: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def draw_tasks(shares: np.ndarray, seed: int, epoch: int, count: int) -> np.ndarray:
-    """Draw tasks by their shares, independently, int64 [count]; the i-th draw depends on (seed, epoch, i) alone."""
+    """Draw tasks independently by their shares, int64 [count]; the i-th draw depends on (seed, epoch, i) alone."""
     uniform = (mix(seed, epoch, 11, np.arange(count)) >> np.uint64(11)).astype(np.float64) / 2.0**53
     return np.minimum(np.searchsorted(np.cumsum(shares), uniform, side="right"), len(shares) - 1).astype(np.int64)
 
 
 def _in_order(size: int, seed: int, epoch: int, task: int, start: int, count: int) -> np.ndarray:
-    """Places `start` to `start + count` of one shuffled pass after another."""
-    places = np.arange(start, start + count)
+    """Return elements `start` to `start + count - 1` of an endless sequence of shuffled passes over `range(size)`."""
+    positions = np.arange(start, start + count)
     parts = [
-        _shuffled(size, seed, epoch, task, int(turn))[places[places // size == turn] % size]
-        for turn in np.unique(places // size)
+        _shuffled(size, seed, epoch, task, int(turn))[positions[positions // size == turn] % size]
+        for turn in np.unique(positions // size)
     ]
-    return np.concatenate(parts) if parts else places
+    return np.concatenate(parts) if parts else positions
 
 
 @lru_cache(maxsize=32)

@@ -1,4 +1,4 @@
-"""Training steps of several tasks: ranking groups and rows of auxiliary tasks, in one ragged batch a micro-batch."""
+"""Training steps of several tasks: ranking groups and rows of auxiliary tasks, in one ragged batch per micro-batch."""
 
 from __future__ import annotations
 
@@ -11,29 +11,31 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ranker.data.batching import Collator
+from ranker.data.collate import Collator, TextLimits
 from ranker.data.collection import Collection
 from ranker.data.datamodule import RankData
 from ranker.data.dataset import TrainSteps
+from ranker.data.ragged import ranges
 from ranker.data.sampling import GroupSampler
 from ranker.errors import ConfigError
-from ranker.multitask.options import Head, TaskLabels, TaskSampling
-from ranker.multitask.rows import TaskRows, label_tasks, to_rows
+from ranker.multitask.options import TaskLabels, TaskSampling
+from ranker.multitask.rows import AuxiliaryTask, TaskRows, label_tasks, to_rows
 from ranker.multitask.sampling import TaskPlan
-from ranker.probing.examples import ProbeTask
 from ranker.probing.sequences import Sequences
 from ranker.types import Movable, RankBatch, TokenBatch, TrainStep
 
 
 @dataclass
 class HeadBatch(Movable):
-    """One auxiliary task's targets in a micro-batch.
+    """The targets of one auxiliary task in a micro-batch.
+
+    A head reads one or more parts (spans of tokens) per target; target i has the parts from i * parts on.
 
     Args:
-        task: Number of the head, from 0.
-        tokens: Tokens of all parts that the head reads, places in the micro-batch's states, int64 [read tokens].
-        owners: The part that each is of, int64 [read tokens]; target i has the parts i * parts to (i + 1) * parts.
-        lengths: Tokens of each part, at least 1, int64 [targets * parts].
+        task: Index of the head.
+        tokens: Indices of the tokens of all parts in the micro-batch's states, int64 [read tokens].
+        owners: Part that each of these tokens belongs to, int64 [read tokens].
+        lengths: Number of tokens of each part, at least 1, int64 [targets * parts].
         labels: Class (int64) or number (float32) of each target [targets].
         num_targets: Targets of the task in the whole step, on all devices.
     """
@@ -48,12 +50,12 @@ class HeadBatch(Movable):
 
 @dataclass
 class TaskBatch(RankBatch):
-    """A micro-batch of ranking groups and auxiliary rows; `pairs` holds the groups' rows first.
+    """A micro-batch of ranking groups and auxiliary rows; in `pairs` the rows of ranking groups come first.
 
     Args:
-        heads: The auxiliary tasks that have rows in it.
-        num_rank_rows: Rows of ranking groups, a host number.
-        num_rank_tokens: Their tokens.
+        heads: The auxiliary tasks that have rows in the micro-batch.
+        num_rank_rows: Number of rows of ranking groups, on the host.
+        num_rank_tokens: Number of tokens of these rows, on the host.
     """
 
     heads: tuple[HeadBatch, ...] = ()
@@ -62,7 +64,7 @@ class TaskBatch(RankBatch):
 
     @property
     def rank_pairs(self) -> TokenBatch:
-        """The ranking groups' rows."""
+        """The rows of ranking groups."""
         assert self.pairs is not None
         rows, tokens = self.num_rank_rows, self.num_rank_tokens
         return TokenBatch(
@@ -75,92 +77,110 @@ class TaskBatch(RankBatch):
 
 @dataclass
 class TaskStep(TrainStep):
-    """All of one optimizer step's work on this device.
+    """This device's work of one optimizer step.
 
     Args:
-        rows: Rows of each task in the step, on all devices, ranking first; the same on every device.
+        rows: Number of rows of each task in the step, on all devices, ranking first; the same on every device.
     """
 
     rows: tuple[int, ...] = field(default=())
 
 
 class TaskSteps(Dataset[TaskStep]):
-    """This device's part of each optimizer step, by (epoch, step).
+    """This device's part of each optimizer step, indexed by (epoch, step).
 
     Args:
-        plan: What each step holds.
+        plan: Groups and rows of each step.
         sampler: Draws the docs of ranking groups.
-        collator: Makes their token batches.
-        sequences: The auxiliary tasks' rows.
-        tasks: Which of them are whose, with labels.
-        rank: This device.
+        collator: Makes the token batches of ranking groups.
+        sequences: Token rows of the auxiliary tasks.
+        tasks: Rows and labels of each auxiliary task.
+        rank: Number of this device.
         world: Number of devices.
     """
 
     def __init__(
-        self, plan: TaskPlan, sampler: GroupSampler, collator: Collator, sequences: Sequences, tasks: Sequence[TaskRows], rank: int, world: int
-    ) -> None:  # fmt: skip
+        self,
+        plan: TaskPlan,
+        sampler: GroupSampler,
+        collator: Collator,
+        sequences: Sequences,
+        tasks: Sequence[TaskRows],
+        rank: int,
+        world: int,
+    ) -> None:
         self.plan, self.sampler, self.collator, self.rank, self.world = plan, sampler, collator, rank, world
         self.sequences, self.tasks = sequences, tasks
-        self._lengths, self._kinds = np.diff(sequences.starts), sequences.kinds
+        self._lengths, self._layouts = np.diff(sequences.starts), sequences.kinds
 
     def __getitem__(self, key: tuple[int, int]) -> TaskStep:
         epoch, index = key
         groups = self.plan.groups(epoch, index)
-        doc_rows, labels = (
-            self.sampler.draw(epoch, groups) if len(groups) else (np.zeros((0, 1), dtype=np.int64), np.zeros((0, 1)))
-        )
+        num_groups = len(groups)
+        if num_groups:
+            doc_rows, labels = self.sampler.draw(epoch, groups)
+        else:
+            doc_rows, labels = np.zeros((0, 1), dtype=np.int64), np.zeros((0, 1))
         query_rows = self.sampler.query_rows[groups]
-        sizes = self.collator.group_sizes(query_rows, doc_rows).tolist() if len(groups) else []
-        drawn = self.plan.rows(epoch, index)
-        # items of the step: its groups, then every task's rows
-        task_of = np.repeat(np.arange(len(self.tasks)), np.array([len(own) for own in drawn], dtype=np.int64))
-        number_of = np.concatenate([*drawn, np.zeros(0, dtype=np.int64)]).astype(np.int64)
+        sizes = self.collator.group_sizes(query_rows, doc_rows).tolist() if num_groups else []
+        task_rows = self.plan.rows(epoch, index)
+        # Items of the step are its ranking groups, followed by the rows of each task in turn
+        task_of = np.repeat(np.arange(len(self.tasks)), np.array([len(rows) for rows in task_rows], dtype=np.int64))
+        number_of = np.concatenate([*task_rows, np.zeros(0, dtype=np.int64)]).astype(np.int64)
         rows = self._rows(task_of, number_of)
-        num_targets = [int(np.diff(task.targets)[own].sum()) for task, own in zip(self.tasks, drawn, strict=True)]
+        num_targets = [int(np.diff(task.targets)[rows].sum()) for task, rows in zip(self.tasks, task_rows, strict=True)]
         micro_batches = []
         for part in self.plan.ranking.cut([*sizes, *self._lengths[rows].tolist()], self.rank, self.world):
-            own = np.array([place for place in part if place < len(groups)], dtype=np.int64)
-            others = np.array([place - len(groups) for place in part if place >= len(groups)], dtype=np.int64)
+            group = np.array([item for item in part if item < num_groups], dtype=np.int64)
+            item = np.array([item - num_groups for item in part if item >= num_groups], dtype=np.int64)
             ranked = None
-            if len(own):
-                ranked = self.collator.collate(query_rows[own], doc_rows[own], labels[own], own, len(own) / len(groups))
-            micro_batches.append(self._with_rows(ranked, others, task_of[others], number_of[others], num_targets))
+            if len(group):
+                share = len(group) / num_groups
+                ranked = self.collator.collate(query_rows[group], doc_rows[group], labels[group], group, share)
+            micro_batches.append(self._with_rows(ranked, item, task_of[item], number_of[item], num_targets))
         num_docs = int((doc_rows >= 0).sum())
         return TaskStep(
             epoch,
             index,
             tuple(micro_batches),
-            len(groups),
-            num_docs + len(rows),
-            rows=(num_docs, *(len(own) for own in drawn)),
+            num_groups,
+            num_docs + len(number_of),
+            rows=(num_docs, *(len(rows) for rows in task_rows)),
         )
 
     def _rows(self, task_of: np.ndarray, number_of: np.ndarray) -> np.ndarray:
-        """Rows in `sequences` of some tasks' pairs, int64."""
+        """Return the rows in `sequences` of pairs that are given by task and number within the task, int64 [pairs]."""
         pairs = zip(task_of.tolist(), number_of.tolist(), strict=True)
         return np.array([self.tasks[task].rows[number] for task, number in pairs], dtype=np.int64)
 
     def query_ids(self, epoch: int, index: int) -> list[str]:
-        """The ranking queries of a step, over all devices."""
+        """Return the ids of a step's ranking queries, over all devices."""
         rows = self.sampler.query_rows[self.plan.groups(epoch, index)]
         return [query_id.decode() for query_id in self.collator.queries.ids()[rows]]
 
     def _with_rows(
         self,
         ranked: RankBatch | None,
-        places: np.ndarray,
+        items: np.ndarray,
         task_of: np.ndarray,
         number_of: np.ndarray,
         num_targets: Sequence[int],
     ) -> TaskBatch:
-        """Put auxiliary rows, which stand at some places among the step's, behind the ranking groups' rows."""
-        first = 0 if ranked is None or ranked.pairs is None else ranked.pairs.num_tokens
+        """Append auxiliary rows to the rows of a micro-batch's ranking groups.
+
+        Args:
+            ranked: The micro-batch of ranking groups; None if it has none.
+            items: Index of each auxiliary row in the whole step, from which its row id follows [rows].
+            task_of: Task of each auxiliary row [rows].
+            number_of: Number of each auxiliary row within its task [rows].
+            num_targets: Targets of each task in the whole step.
+        """
+        num_rank_tokens = 0 if ranked is None or ranked.pairs is None else ranked.pairs.num_tokens
         rows = self._rows(task_of, number_of)
-        blocks, order = self._lay_out(rows, -1 - places)
+        blocks, order = self._lay_out(rows, -1 - items)  # negative ids differ from those of ranking's rows
         lengths = self._lengths[rows]
         starts = np.zeros(len(rows), dtype=np.int64)
-        starts[order] = first + np.cumsum(lengths[order]) - lengths[order]
+        starts[order] = num_rank_tokens + np.cumsum(lengths[order]) - lengths[order]
         heads = tuple(
             _head_batch(task, self.tasks[task], number_of[task_of == task], starts[task_of == task], num_targets[task])
             for task in np.unique(task_of).tolist()
@@ -171,33 +191,53 @@ class TaskSteps(Dataset[TaskStep]):
                 empty, empty.bool(), torch.zeros(0, dtype=torch.int64), 0.0, concatenate(blocks), heads=heads
             )
         assert ranked.pairs is not None
-        pairs = concatenate([ranked.pairs, *blocks])
         return TaskBatch(
-            ranked.labels, ranked.doc_mask, ranked.places, ranked.share, pairs, heads=heads,
-            num_rank_rows=ranked.pairs.num_rows, num_rank_tokens=ranked.pairs.num_tokens,
-        )  # fmt: skip
+            ranked.labels,
+            ranked.doc_mask,
+            ranked.places,
+            ranked.share,
+            concatenate([ranked.pairs, *blocks]),
+            heads=heads,
+            num_rank_rows=ranked.pairs.num_rows,
+            num_rank_tokens=ranked.pairs.num_tokens,
+        )
 
-    def _lay_out(self, rows: np.ndarray, names: np.ndarray) -> tuple[list[TokenBatch], np.ndarray]:
-        """Token batches of some rows with their names, one a layout, and the order in which they hold the rows."""
-        kinds = self._kinds[rows]
+    def _lay_out(self, rows: np.ndarray, row_ids: np.ndarray) -> tuple[list[TokenBatch], np.ndarray]:
+        """Lay out auxiliary rows.
+
+        Args:
+            rows: Rows in `sequences` [rows].
+            row_ids: Id of each row within the step [rows].
+
+        Returns:
+            One token batch per layout, and the indices of `rows` in the order in which the batches hold them [rows].
+        """
+        layouts = self._layouts[rows]
         blocks = [
-            replace(self.sequences.take(rows[kinds == kind]), names=torch.from_numpy(names[kinds == kind]))
-            for kind in np.unique(kinds)
+            replace(self.sequences.take(rows[layouts == layout]), names=torch.from_numpy(row_ids[layouts == layout]))
+            for layout in np.unique(layouts)
         ]
-        return blocks, np.argsort(kinds, kind="stable")
+        return blocks, np.argsort(layouts, kind="stable")
 
 
 def _head_batch(task: int, rows: TaskRows, numbers: np.ndarray, starts: np.ndarray, num_targets: int) -> HeadBatch:
-    """What a head reads, from the first tokens of its rows."""
+    """Collect what a head reads.
+
+    Args:
+        task: Index of the head.
+        rows: Rows and labels of its task.
+        numbers: The rows that are in the micro-batch [rows].
+        starts: First token of each of these rows in the micro-batch [rows].
+        num_targets: Targets of the task in the whole step.
+    """
     counts = np.diff(rows.targets)[numbers]
-    targets = np.concatenate([np.arange(rows.targets[number], rows.targets[number + 1]) for number in numbers])
+    targets = ranges(rows.targets[numbers], counts)
     spans = rows.spans[targets] + np.repeat(starts, counts)[:, None, None]
     spans = spans.reshape(-1, 2)  # [targets * parts, 2]
     lengths = spans[:, 1] - spans[:, 0]
-    within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return HeadBatch(
         task,
-        torch.from_numpy(np.repeat(spans[:, 0], lengths) + within),
+        torch.from_numpy(ranges(spans[:, 0], lengths)),
         torch.from_numpy(np.repeat(np.arange(len(spans)), lengths)),
         torch.from_numpy(np.maximum(lengths, 1)),
         torch.from_numpy(rows.labels[targets]),
@@ -206,11 +246,11 @@ def _head_batch(task: int, rows: TaskRows, numbers: np.ndarray, starts: np.ndarr
 
 
 def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """Put ragged batches one after another."""
+    """Concatenate the rows of ragged batches; row ids are kept if all batches have them."""
     if len(batches) == 1:
         return batches[0]
     ends = np.cumsum([0, *(batch.num_tokens for batch in batches)])
-    seqlens = [
+    cu_seqlens = [
         batches[0].cu_seqlens[:1],
         *(batch.cu_seqlens[1:] + int(start) for batch, start in zip(batches, ends, strict=False)),
     ]
@@ -218,42 +258,53 @@ def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
     return TokenBatch(
         torch.cat([batch.tokens for batch in batches]),
         torch.cat([batch.segments for batch in batches]),
-        torch.cat(seqlens),
+        torch.cat(cu_seqlens),
         max(batch.max_length for batch in batches),
         names=torch.cat(names) if len(names) == len(batches) else None,
     )
 
 
 class TaskData(RankData):
-    """Loaders of a multitask training; evaluation is ranking's.
+    """Data loaders of a multitask training; validation and tests are those of ranking.
 
     Args:
-        options: As RankData.
-        heads: The auxiliary heads.
-        tasks: The probing task of each.
-        poolings: What each reads.
-        labels: How many labelled pairs.
+        ranking: The ranking data, whose options are used.
+        tasks: The auxiliary tasks and how their heads read them.
+        labels: Number of labelled pairs.
         sampling: How often each task is trained on.
         max_epochs: Epochs of the whole training, for annealing; None: as many as `max_steps` need.
-        max_steps: Steps of the whole training.
-        named: As RankData.
+        max_steps: Steps of the whole training; -1: no limit.
     """
 
     def __init__(
-        self, *options: Any, heads: Sequence[Head], tasks: Sequence[ProbeTask], poolings: Sequence[str], labels: TaskLabels,
-        sampling: TaskSampling, max_epochs: int | None = None, max_steps: int = -1, **named: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(*options, **named)
-        self.heads, self.tasks, self.poolings = heads, tasks, poolings
-        self.label_options, self.sampling, self.max_epochs, self.max_steps = labels, sampling, max_epochs, max_steps
+        self,
+        ranking: RankData,
+        tasks: Sequence[AuxiliaryTask],
+        labels: TaskLabels,
+        sampling: TaskSampling,
+        max_epochs: int | None = None,
+        max_steps: int = -1,
+    ) -> None:
+        super().__init__(
+            ranking.splits,
+            ranking.inputs,
+            ranking.batch,
+            ranking.limits,
+            ranking.depth,
+            ranking.seed,
+            ranking.cache_dir,
+            ranking.train_docs,
+        )
+        self.tasks, self.label_options, self.sampling = tasks, labels, sampling
+        self.max_epochs, self.max_steps = max_epochs, max_steps
         self._rows: tuple[Sequences, list[TaskRows]] | None = None
 
     def train_steps(self, rank: int = 0, world: int = 1) -> TrainSteps:
-        """One device's training steps.
+        """Return one device's training steps.
 
         Raises:
-            ConfigError: As RankData; or an auxiliary row is larger than the token budget.
-            DataError: Labels on queries that are evaluated on.
+            ConfigError: As `RankData.train_steps`; or an auxiliary row is larger than the token budget.
+            DataError: Labels on queries of the validation set or of a test set.
         """
         ranking = super().train_steps(rank, world)
         assert self.splits.train is not None
@@ -263,17 +314,17 @@ class TaskData(RankData):
         longest = int(np.diff(sequences.starts).max(initial=0))
         if longest > self.batch.max_tokens:
             raise ConfigError(
-                f"batch.max_tokens: expected at least {longest}, the tokens of the longest auxiliary row, got {self.batch.max_tokens}"
+                f"batch.max_tokens: expected at least {longest}, the tokens of the longest auxiliary row, "
+                f"got {self.batch.max_tokens}"
             )
-        docs = self.batch.docs if self.splits.train.triples is None or self.teacher or self.negatives else 2
+        docs = 2 if self.trains_on_triples else self.batch.docs
         plan = TaskPlan(ranking.plan, docs, tuple(map(len, rows)), self.sampling).until(self.max_epochs, self.max_steps)
         steps: Any = TaskSteps(plan, ranking.sampler, ranking.collator, sequences, rows, rank, world)
         return steps
 
     def _label(self, train: Collection, collator: Collator) -> tuple[Sequences, list[TaskRows]]:
         held_out = dict(self.splits.tests) | ({} if self.splits.val is None else {"val": self.splits.val})
-        examples = label_tasks(train, self.tasks, self.label_options, held_out, self.seed, self.cache_dir)
-        return to_rows(
-            self.heads, self.tasks, examples, self.poolings, self.tokenizer, collator.max_pair_tokens,
-            collator.max_query_tokens, collator.max_doc_tokens,
-        )  # fmt: skip
+        tasks = [task.task for task in self.tasks]
+        examples = label_tasks(train, tasks, self.label_options, held_out, self.seed, self.cache_dir)
+        limits = TextLimits(collator.max_query_tokens, collator.max_doc_tokens, collator.max_pair_tokens)
+        return to_rows(self.tasks, examples, self.inputs.tokenizer, limits)

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from ranker.data.batching import Template
+from ranker.data.template import Template
 from ranker.data.token_store import TokenStore
 from ranker.errors import ConfigError
 from ranker.probing.examples import Span

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ranker.data.batching import Template
+from ranker.data.template import Template
 from ranker.data.token_writer import tokenizer_fingerprint
 from ranker.encoders.encoder import Encoder
 from ranker.errors import CheckpointError

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from ranker.data.batching import Collator, fill
+from ranker.data.collate import Collator
+from ranker.data.step_plan import fill
 from ranker.data.token_store import TokenStore
 from ranker.data.token_writer import tokenizer_fingerprint
 from ranker.errors import DataError

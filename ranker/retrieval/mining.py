@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ranker.data.collection import Candidates, Collection, Doc
-from ranker.data.sampling import mix
 from ranker.errors import ConfigError
+from ranker.hashing import mix
 from ranker.types import Run
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from ranker.data.batching import Collator
+from ranker.data.collate import Collator
 from ranker.data.collection import Candidates, Collection
 from ranker.errors import DataError
 from ranker.interactions.maxsim import TextVectors, blocks, maxsim_all

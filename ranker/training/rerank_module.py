@@ -16,11 +16,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ranker.data.dataset import ScoreBatch, ScoreBatches
-from ranker.data.sampling import mix
 from ranker.encoders.encoder import Encoder
 from ranker.errors import NonFinite
 from ranker.evaluation.metrics import evaluate, parse_measures, with_relevance
 from ranker.evaluation.scoring import Devices, ScoreCollector
+from ranker.hashing import mix
 from ranker.models.interface import Scorer
 from ranker.training.nonfinite import PendingStep, write_dump
 from ranker.types import Loss, RankBatch, TrainStep

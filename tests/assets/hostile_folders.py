@@ -61,7 +61,7 @@ class Evil:
 
 
 # configurations
-# --------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 SOUND = """
 name: sound
@@ -92,8 +92,12 @@ def bomb() -> str:
 # folder elsewhere
 CONFIGURATIONS = {
     "callable as model": "model: {_target_: os.system, command: 'TOUCH'}",
-    "callable in a list": "model: {_target_: ranker.models.monobert.MonoBERT, pooling: [{_target_: os.system, command: 'TOUCH'}]}",
-    "callable in a trusted part": "model: {_target_: torch.nn.Sequential, 0: {_target_: subprocess.call, args: 'TOUCH'}}",
+    "callable in a list": (
+        "model: {_target_: ranker.models.monobert.MonoBERT, pooling: [{_target_: os.system, command: 'TOUCH'}]}"
+    ),
+    "callable in a trusted part": (
+        "model: {_target_: torch.nn.Sequential, 0: {_target_: subprocess.call, args: 'TOUCH'}}"
+    ),
     "code of the hub": "encoder: {_target_: torch.hub.load, repo_or_dir: evil/evil, source: github}",
     "function that writes": "data: {_target_: ranker.training.run_writer.write_text, path: OUT/new, text: x}",
     "positional arguments": "model: {_target_: ranker.models.monobert.MonoBERT, _args_: [1]}",
@@ -109,13 +113,21 @@ CONFIGURATIONS = {
     "name that leads out": "name: ../../outside/x",
     "absolute name": "name: OUT/x",
     "checkpoints elsewhere": "callbacks: {c: {_target_: lightning.pytorch.callbacks.ModelCheckpoint, dirpath: OUT}}",
-    "checkpoints above": "callbacks: {c: {_target_: lightning.pytorch.callbacks.ModelCheckpoint, dirpath: a/../../../outside}}",
-    "checkpoint's name": "callbacks: {c: {_target_: lightning.pytorch.callbacks.ModelCheckpoint, filename: ../../../outside/thesis}}",
-    "last words elsewhere": "callbacks: {c: {_target_: lightning.pytorch.callbacks.OnExceptionCheckpoint, dirpath: OUT}}",
+    "checkpoints above": (
+        "callbacks: {c: {_target_: lightning.pytorch.callbacks.ModelCheckpoint, dirpath: a/../../../outside}}"
+    ),
+    "checkpoint's name": (
+        "callbacks: {c: {_target_: lightning.pytorch.callbacks.ModelCheckpoint, filename: ../../../outside/thesis}}"
+    ),
+    "last words elsewhere": (
+        "callbacks: {c: {_target_: lightning.pytorch.callbacks.OnExceptionCheckpoint, dirpath: OUT}}"
+    ),
     "callback of another package": "callbacks: {c: {_target_: subprocess.Popen, args: 'TOUCH'}}",
     "logger elsewhere": "logger: {_target_: lightning.pytorch.loggers.CSVLogger, _partial_: true, save_dir: x}",
     "logger at once": "logger: {_target_: ranker.training.loggers.csv, folder: x}",
-    "logger's version": "logger: {_target_: lightning.pytorch.loggers.TensorBoardLogger, _partial_: true, version: ../../outside}",
+    "logger's version": (
+        "logger: {_target_: lightning.pytorch.loggers.TensorBoardLogger, _partial_: true, version: ../../outside}"
+    ),
     "Python tag": "name: !!python/object/apply:os.system ['TOUCH']",
     "anchors": bomb(),
     "depth": f"measures: {deep(500)}",
@@ -137,7 +149,7 @@ def configuration(site: Site, trait: str) -> str:
 
 
 # model folders
-# ---------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def changed(path: Path, **values: object) -> None:
@@ -275,7 +287,7 @@ def model(site: Site, trait: str) -> Path:
 
 
 # steps to repeat
-# -------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 ABOUT = {
     "step": 1,

@@ -1,4 +1,4 @@
-"""A home folder for ir_datasets that needs no network: real small collections, and MS MARCO in miniature in its true file formats."""
+"""A home folder for ir_datasets without network: real small collections, and a tiny MS MARCO in its file formats."""
 
 import gzip
 import importlib
@@ -12,7 +12,10 @@ from pathlib import Path
 
 # The official collection is encoded twice in places; ir_datasets mends that. `raw` is what the archive holds.
 PASSAGES = {
-    "0": "The presence of communication amid scientific minds was equally important to the success of the Manhattan Project.",
+    "0": (
+        "The presence of communication amid scientific minds was equally important to the success of the Manhattan "
+        "Project."
+    ),
     "1": "Manila is the capital of the Philippines; letâ\x80\x99s go there.",
     "2": 'A "quoted passage about the androgen receptor, with one quote mark only.',
     "3": "Goldfish grow to the size of their pond, they say.",

@@ -10,8 +10,9 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from transformers import BertModel
 
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Splits
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.lce import LCE
@@ -124,17 +125,14 @@ def train(job: Job) -> dict[str, Any]:
         scorer, loss = DPR(encoder, learn_temperature=True, symmetric=True, **options), LCE()
     data = RankData(
         Splits(groups, groups, {}),
-        scorer.encoder.tokenizer,
-        scorer.reads,
-        scorer.encoder.max_tokens,
+        ScorerInputs.of(scorer),
         BatchOptions(
             queries=4, docs=5, positives=2, max_tokens=job.max_tokens, min_micro_batches=job.min_micro_batches
         ),
         TextLimits(16, 64),
         seed=3,
         cache_dir=job.cache,
-        layouts=scorer.layouts(),
-        in_batch=True,
+        train_docs=TrainDocs(in_batch=True),
     )
     optimizer = torch.optim.AdamW if job.optimizer == "adamw" else torch.optim.SGD
     module = (OnePass if job.one_pass else faulty(job.fault))(

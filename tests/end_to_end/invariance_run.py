@@ -13,8 +13,9 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from transformers import BertModel
 
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.datamodule import BatchOptions, RankData
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
@@ -93,9 +94,7 @@ def train(job: Job) -> dict[str, Any]:
     scorer = MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
     data = RankData(
         Splits(groups, groups, {}),
-        scorer.encoder.tokenizer,
-        scorer.reads,
-        scorer.encoder.max_tokens,
+        ScorerInputs(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens),
         BatchOptions(
             queries=4, docs=5, positives=2, max_tokens=job.max_tokens, min_micro_batches=job.min_micro_batches
         ),

@@ -11,14 +11,15 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from transformers import BertModel
 
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Splits
-from ranker.data.datamodule import BatchOptions, TextLimits
+from ranker.data.datamodule import BatchOptions, RankData
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
 from ranker.multitask import module as multitask_module
 from ranker.multitask.module import MultitaskModule
-from ranker.multitask.multitask import Multitask, make_task
+from ranker.multitask.multitask import Multitask
 from ranker.multitask.options import TaskLabels, TaskSampling, TaskWeighting
 from ranker.multitask.steps import TaskData
 from ranker.training.rerank_module import Optimization
@@ -119,21 +120,16 @@ def made(job: Job) -> tuple[Multitask, TaskData]:
     scorer = Multitask(
         Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()), heads=heads, head_hidden=8
     )
-    data = TaskData(
+    ranking = RankData(
         Splits(groups, None, {}),
-        scorer.encoder.tokenizer,
-        scorer.reads,
-        scorer.encoder.max_tokens,
+        ScorerInputs.of(scorer),
         BatchOptions(queries=4, docs=5, positives=2, max_tokens=job.max_tokens),
         TextLimits(16, 64),
         seed=3,
         cache_dir=job.cache,
-        heads=[head.asked for head in scorer.task_heads()],
-        tasks=[make_task(head.asked) for head in scorer.task_heads()],
-        poolings=[head.pooling for head in scorer.task_heads()],
-        labels=TaskLabels(docs_per_query=3),
-        sampling=CASES[job.case][0],
-        max_epochs=2,
+    )
+    data = TaskData(
+        ranking, scorer.auxiliary_tasks(), TaskLabels(docs_per_query=3), sampling=CASES[job.case][0], max_epochs=2
     )
     return scorer, data
 

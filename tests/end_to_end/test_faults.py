@@ -14,7 +14,7 @@ import pytest
 import torch
 from commands import run_folder
 
-from ranker.data.sampling import mix
+from ranker.hashing import mix
 from ranker.training.checkpoint_files import fault
 from ranker.training.nonfinite import read_dump
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Splits
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.datamodule import BatchOptions, RankData
 from ranker.encoders.tiny import tiny_tokenizer
 
 SCRIPT = Path(__file__).with_name("invariance_run.py")
@@ -102,9 +103,7 @@ def test_rows_have_the_same_ids_in_every_layout(cache, reads):
     whole, small = (
         RankData(
             Splits(invariance_run.collection(9), None, {}),
-            tiny_tokenizer(),
-            reads,
-            512,
+            ScorerInputs(tiny_tokenizer(), reads, 512),
             BatchOptions(queries=4, docs=5, positives=2, max_tokens=tokens),
             TextLimits(16, 64),
             seed=3,

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import BertModel
 
 from ranker.checkpoint import load_scorer
-from ranker.data.batching import Collator
+from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.token_store import build_token_store, tokenizer_fingerprint
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT
@@ -69,15 +69,7 @@ def vectors(scorer, queries, docs, folder, max_query_tokens=1000, max_doc_tokens
         )
         for name, texts, layout in (("queries", queries, layouts[0]), ("docs", docs, layouts[1]))
     ]
-    collator = Collator.of(
-        scorer.encoder.tokenizer,
-        "texts",
-        *stores,
-        scorer.encoder.max_tokens,
-        max_query_tokens,
-        max_doc_tokens,
-        layouts=layouts,
-    )
+    collator = Collator.of(ScorerInputs.of(scorer), *stores, TextLimits(max_query_tokens, max_doc_tokens))
     rows = np.arange(len(queries))
     grid = np.tile(np.arange(len(docs)), (len(queries), 1))
     batch = collator.collate(rows, grid, np.zeros(grid.shape), rows, 1.0)

@@ -17,9 +17,10 @@ from transformers import (
 )
 
 from ranker.checkpoint import load_scorer
-from ranker.data.batching import Template
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.template import Template
 from ranker.encoders.encoder import Encoder
 from ranker.models._prompts import with_prompt
 from ranker.models.colbert import ColBERT
@@ -119,13 +120,10 @@ def ours(scorer, cache, query: int | None = None, doc: int | None = None) -> tor
     limits = scorer.text_limits or (query, doc)
     data = RankData(
         Splits(None, None, {}),
-        scorer.encoder.tokenizer,
-        "texts",
-        scorer.encoder.max_tokens,
+        ScorerInputs.of(scorer),
         BatchOptions(),
         TextLimits(*limits),
         cache_dir=cache,
-        layouts=scorer.layouts(),
     )
     collator = data.collator(collection)
     scorer.eval()
@@ -250,9 +248,7 @@ def test_pc2_22_pairs_of_roberta_and_xlm_r(tmp_path, family, classifier):
     )
     data = RankData(
         Splits(None, None, {}),
-        scorer.encoder.tokenizer,
-        "pairs",
-        scorer.encoder.max_tokens,
+        ScorerInputs.of(scorer),
         BatchOptions(),
         TextLimits(60, 60, 60),
         cache_dir=tmp_path / "cache",

@@ -20,8 +20,9 @@ from hydra_plugins.ranker_sweeps import OptunaSweeper
 from ranker.assembly.scorer import build_scorer
 from ranker.checkpoint import load_scorer, read_description, save_model
 from ranker.cli import entry, sweep
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.datamodule import BatchOptions, RankData
 from ranker.data.token_store import token_store
 from ranker.data.triples import triple_rows
 from ranker.encoders.loading import load_encoder
@@ -147,13 +148,10 @@ class Vectors:
         collection = Collection("small", docs, {"q": "some words"}, {})
         data = RankData(
             Splits(None, None, {"small": collection}),
-            scorer.encoder.tokenizer,
-            "texts",
-            scorer.encoder.max_tokens,
+            ScorerInputs.of(scorer),
             BatchOptions(max_tokens=500),
             TextLimits(16, 64),
             cache_dir=folder.parent / "cache",
-            layouts=scorer.layouts(),
         )
         collator = data.collator(collection)
         self.description = describe(scorer, collator.docs, docs.fingerprint, 64, "float16", "32-true", 40)
@@ -455,7 +453,7 @@ def test_a_model_whose_scores_are_not_finite_has_no_evaluation(tmp_path, value, 
         "small", docs, {f"q{i}": "some words" for i in range(3)}, {f"q{i}": {f"d{i}": 1} for i in range(3)}, candidates
     )
     data = RankData(
-        Splits(None, collection, {"small": collection}), scorer.encoder.tokenizer, "pairs", scorer.encoder.max_tokens,
+        Splits(None, collection, {"small": collection}), ScorerInputs.of(scorer),
         BatchOptions(max_tokens=500), TextLimits(16, 64), cache_dir=tmp_path / "cache",
     )  # fmt: skip
     trainer = pl.Trainer(

@@ -10,10 +10,10 @@ from hydra import compose, initialize_config_dir
 from ranker.assembly.data import build_data, load_splits
 from ranker.assembly.scorer import build_scorer
 from ranker.cli import entry
-from ranker.data.batching import HashedOrder, StepPlan
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
-from ranker.data.sampling import JudgedGroups
+from ranker.data.sampling import GroupOptions, JudgedGroups
 from ranker.data.splits import hash_order
+from ranker.data.step_plan import HashedOrder, StepPlan
 from ranker.data.token_store import build_token_store
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
@@ -49,7 +49,7 @@ def stores(tmp_path_factory):
 
 
 def drawn(stores, seed: int, epoch: int = 0, **options) -> list[int]:
-    rows, _ = JudgedGroups(*stores, **options, seed=seed).draw(epoch, np.array([0]))
+    rows, _ = JudgedGroups(*stores, GroupOptions(**options, seed=seed)).draw(epoch, np.array([0]))
     return rows[0].tolist()
 
 

@@ -1,4 +1,4 @@
-"""The built-in collection: descriptions of real vulnerabilities -> the weaknesses (MITRE's CWE 4.14) that list them as examples."""
+"""The built-in collection: find the weaknesses (MITRE's CWE 4.14) that list a vulnerability as an example."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.splits import take_queries
 from ranker.errors import DataError
 
-if TYPE_CHECKING:  # it imports torch, which reading data does not need
+if TYPE_CHECKING:  # ranker.types imports torch, which readers of data do not need
     from ranker.types import Qrels
 
 _VERSION = "3.0.0"
 _EXAMPLE = re.compile(r"::REFERENCE:.*?:DESCRIPTION:(.*?)(?=:LINK:|::REFERENCE:|::$)", re.DOTALL)
 _NUMBER_IN_BRACKETS = re.compile(r"\s*\(\s*CWE-\d+[^)]*\)")
 _NUMBER = re.compile(r"CWE-\d+")
-_MIN_WORDS = 4  # shorter examples, as "deadlock in library", ask for nothing
+_MIN_WORDS = 4  # shorter examples, as "deadlock in library", are no meaningful queries
 _NUM_VAL, _NUM_TEST = 200, 300
 
 
 class CWE:
     """Derive the collection from the installed package cwe2 3.0.0: 938 docs, 1,967 queries, 2,720 judgements.
 
-    A doc is a weakness: its name is the title, its description and extended description the text. A query is the
-    description of an observed example, without weakness numbers (they would give the answer away); every weakness that
-    lists the example is relevant. Examples that differ in letter case alone are one query. 1,467 queries train, 200
-    validate, 300 test.
+    A doc is a weakness: its name is the title, its description and extended description are the text. A query is the
+    description of an observed example (a real vulnerability), without weakness numbers, which would reveal the answer.
+    Every weakness that lists the example is relevant. Examples that differ only in letter case are one query. 1,467
+    queries are for training, 200 for validation and 300 for the test.
 
     Args:
-        split_seed: Seed of the split; figures are comparable for 0 only.
+        split_seed: Seed of the split; published figures are for seed 0.
     """
 
     def __init__(self, split_seed: int = 0) -> None:
@@ -70,16 +70,18 @@ class CWE:
 
 
 def _package_folder() -> Path:
-    # Located, not imported: the package would parse its whole database.
+    # Not imported: the package would parse its whole database
     try:
         package = importlib.metadata.distribution("cwe2")
     except importlib.metadata.PackageNotFoundError as error:
         raise DataError(
-            "data=cwe: expected the package cwe2, which holds MITRE's texts, got no such package; run pip install -e '.[demo]'"
+            "data=cwe: expected the package cwe2, which holds MITRE's texts, got no such package; run "
+            "pip install -e '.[demo]'"
         ) from error
     if package.version != _VERSION:
         raise DataError(
-            f"data=cwe: expected cwe2 {_VERSION}, whose CWE 4.14 the split was made for, got {package.version}; run pip install -e '.[demo]'"
+            f"data=cwe: expected cwe2 {_VERSION}, whose CWE 4.14 the split was made for, got {package.version}; run "
+            "pip install -e '.[demo]'"
         )
     return Path(str(package.locate_file("cwe2"))) / "database_v49"
 
@@ -101,7 +103,7 @@ def _examples(weakness: dict[str, str]) -> Iterator[str]:
 
 
 def _queries(weaknesses: list[dict[str, str]]) -> tuple[dict[str, str], Qrels]:
-    """Number the examples by the first weakness that lists them, then by text."""
+    """Return the queries and qrels; queries are numbered by the first weakness that lists them, then by text."""
     texts: dict[str, str] = {}
     listed: dict[str, dict[str, int]] = {}
     first: dict[str, int] = {}

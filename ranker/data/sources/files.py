@@ -1,4 +1,7 @@
-"""A folder of files: docs.jsonl, queries.tsv, qrels.txt or qrels.{train,dev,test}.txt, and perhaps *.run; each plain or gzipped."""
+"""A folder of text files in a fixed layout.
+
+It has docs.jsonl, queries.tsv, qrels.txt or qrels.{train,dev,test}.txt, and optionally *.run, each plain or gzipped.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from ranker.data.splits import (
 from ranker.data.trec import line_with, read_candidates, read_qrels
 from ranker.errors import ConfigError, DataError
 
-if TYPE_CHECKING:  # it imports torch, which reading data does not need
+if TYPE_CHECKING:  # ranker.types imports torch, which readers of data do not need
     from ranker.types import Qrels
 
 log = logging.getLogger(__name__)
@@ -30,22 +33,22 @@ log = logging.getLogger(__name__)
 class Files:
     """Load a folder in this layout; its name is the name of the test set.
 
-    With `qrels.{train,dev,test}.txt`, the files say which query is where; without `qrels.dev.txt` a part of train is
-    cut off by hash. With `qrels.txt` alone, the judged queries are dealt by hash. Queries that nobody judged are left
-    out.
+    With `qrels.{train,dev,test}.txt`, these files define the splits; without `qrels.dev.txt`, validation queries are
+    taken from train by hash. With `qrels.txt` only, the judged queries are distributed by hash. Queries without
+    judgements are left out.
 
     Args:
         path: The folder.
-        candidates: A run in the folder (or an absolute path) to re-rank; None takes the folder's only run, or BM25
-            where there is none; `bm25` makes candidates anew.
+        candidates: A run to re-rank, by its name in the folder or an absolute path; None: the folder's only run, or
+            BM25 if there is none; `bm25`: BM25 in any case.
         relevance: Smallest grade that counts as relevant.
-        val_fraction: Share of the queries (of train, where there are split files) to validate on where no file says
-            which.
-        test_fraction: Share of the queries to test on where no file says which.
+        val_fraction: Share of the queries (of train, if there are split files) to validate on, if no file defines the
+            validation set.
+        test_fraction: Share of the queries to test on, if no file defines the test set.
         split_seed: Seed of the hash.
 
     Raises:
-        ConfigError: A fraction outside its range.
+        ConfigError: A fraction is outside its range.
     """
 
     def __init__(
@@ -62,7 +65,8 @@ class Files:
                 raise ConfigError(f"data.{key}: expected a share between 0 and 1, got {value!r}; set another")
         if val_fraction + test_fraction > 1:
             raise ConfigError(
-                f"data.val_fraction: expected at most {1 - test_fraction:g} beside data.test_fraction, got {val_fraction!r}; lower one"
+                f"data.val_fraction: expected at most {1 - test_fraction:g} beside data.test_fraction, got "
+                f"{val_fraction!r}; lower one"
             )
         self.folder = Path(path).expanduser()
         self.candidates = candidates
@@ -70,14 +74,15 @@ class Files:
         self.val_fraction, self.test_fraction, self.split_seed = val_fraction, test_fraction, split_seed
 
     def check(self) -> None:
-        """Look for all files, without reading them.
+        """Check that all files exist, without reading them.
 
         Raises:
-            DataError: The folder or a file is missing, or there are several of one kind.
+            DataError: The folder or a file is missing, or a file exists in two forms.
         """
         if not self.folder.is_dir():
             raise DataError(
-                f"data.path: expected a folder with docs.jsonl, queries.tsv and qrels.txt, got {str(self.folder)!r}; check the path"
+                f"data.path: expected a folder with docs.jsonl, queries.tsv and qrels.txt, got {str(self.folder)!r}; "
+                "check the path"
             )
         for name in ("queries.tsv", "docs.jsonl"):
             self._file(name, needed=True)
@@ -117,15 +122,16 @@ class Files:
         return splits
 
     # files
-    # ------------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _file(self, name: str, needed: bool = False) -> Path:
-        """The file, or its gzipped form where there is none; a path that does not exist where neither is there and none is needed."""
+        """Return the path of a file, plain or gzipped; it may not exist if the file is not `needed`."""
         plain, packed = self.folder / name, self.folder / f"{name}.gz"
         for path in (plain, packed):
             if path.is_symlink() and not path.exists():
                 raise DataError(
-                    f"{path}: expected a file, got a link to {str(path.readlink())!r}, which does not exist; mend or remove it"
+                    f"{path}: expected a file, got a link to {str(path.readlink())!r}, which does not exist; fix or "
+                    "remove it"
                 )
             if path.exists():
                 check_regular(path)
@@ -150,7 +156,8 @@ class Files:
             if len(runs) > 1:
                 names = ", ".join(path.name for path in runs)
                 raise DataError(
-                    f"{self.folder}: expected one run, got {names}; choose with data.candidates=NAME, or data.candidates=bm25"
+                    f"{self.folder}: expected one run, got {names}; choose with data.candidates=NAME, or "
+                    "data.candidates=bm25"
                 )
             if runs and runs[0].exists():
                 check_regular(runs[0])
@@ -159,7 +166,8 @@ class Files:
         if not path.is_absolute():
             if os.path.normpath(path).startswith(os.pardir):
                 raise DataError(
-                    f"data.candidates: expected a file inside {self.folder} or an absolute path, got {self.candidates!r}; give the whole path"
+                    f"data.candidates: expected a file inside {self.folder} or an absolute path, got "
+                    f"{self.candidates!r}; give the whole path"
                 )
             path = self.folder / path
         if not path.is_file():
@@ -173,13 +181,13 @@ class Files:
         for query_id in qrels:
             if query_id not in queries:
                 raise DataError(
-                    f"{line_with(path, query_id)}: expected judgements of queries in {queries_path.name}, got {query_id!r}; "
-                    "add its text there"
+                    f"{line_with(path, query_id)}: expected judgements of queries in {queries_path.name}, got "
+                    f"{query_id!r}; add its text there"
                 )
         return qrels
 
     # splits
-    # -----------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------------------------------
 
     def _split_by_files(self, everything: Collection, qrels: dict[str, Qrels]) -> Splits:
         named = {"train": "train", "dev": "val", "test": everything.name}
@@ -190,7 +198,7 @@ class Files:
         if train is not None and val is None and self.val_fraction > 0:
             train, val = cut_validation(train, max(1, round(len(train.queries) * self.val_fraction)), self.split_seed)
         tests = {everything.name: parts["test"]} if "test" in parts else {}
-        self._say_unjudged(everything, sum(len(judged) for judged in qrels.values()))
+        self._log_unjudged(everything, sum(len(judged) for judged in qrels.values()))
         return Splits(train, val, tests)
 
     def _split_by_hash(self, everything: Collection, qrels: Qrels) -> Splits:
@@ -202,7 +210,7 @@ class Files:
             self.split_seed,
             ", ".join(f"{len(part)} {name}" for name, part in sorted(ids.items(), reverse=True)),
         )
-        self._say_unjudged(everything, len(qrels))
+        self._log_unjudged(everything, len(qrels))
         judged = replace(everything, qrels=qrels)
         train, val, test = (
             take_queries(judged, ids[part], name) if ids[part] else None
@@ -210,7 +218,7 @@ class Files:
         )
         return Splits(train, val, {} if test is None else {everything.name: test})
 
-    def _say_unjudged(self, everything: Collection, num_judged: int) -> None:
+    def _log_unjudged(self, everything: Collection, num_judged: int) -> None:
         if num_judged < len(everything.queries):
             log.info(
                 "%s: %d of %d queries have no judgements and are left out",

@@ -1,4 +1,4 @@
-"""Any collection of ir_datasets, by its ids."""
+"""Collections of ir_datasets, by id."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ class IrDatasets:
     """Train, validate and test on ids of ir_datasets; see https://ir-datasets.com for them.
 
     Args:
-        train: Id to train on; None only evaluates.
-        val: Id to validate on; None cuts queries from train.
-        test: Id or ids to test on; each is named by the last part of its id that says what it is, as `scifact` for
+        train: Id to train on; None: no training set.
+        val: Id to validate on; None: queries are moved from train.
+        test: Id or ids to test on; a set's name is the last part of its id that is no split name, as `scifact` for
             `beir/scifact/test`.
-        train_candidates: Where training docs come from: `docpairs` (the data set's triples), `scoreddocs`, `bm25` (made
-            here) or a run file's path. None: the first of docpairs, scoreddocs and bm25 that there is.
-        candidates: What is re-ranked in validation and tests: `scoreddocs`, `bm25`, or by id one of these or a run
-            file. None: scoreddocs where the data set has them, else bm25.
+        train_candidates: Source of the training docs: `docpairs` (triples of the data set), `scoreddocs`, `bm25`
+            (computed) or the path of a run file. None: the first of docpairs, scoreddocs and bm25 that is available.
+        candidates: Docs to re-rank in validation and tests: `scoreddocs` or `bm25`; or a mapping of ids to one of these
+            or to a run file. None: scoreddocs if the data set has them, else bm25.
         relevance: Smallest grade that counts as relevant, for all sets or by id. None: 2 for TREC DL passage sets, 1
             for others.
-        val_queries: Validate on so many judged queries, chosen by hash. None: all of `val`, or a tenth of train where
+        val_queries: Number of judged queries to validate on, chosen by hash. None: all of `val`, or a tenth of train if
             `val` is None.
-        max_triples: Only the first so many docpairs; None: all.
+        max_triples: Number of docpairs to read, from the first; None: all.
         split_seed: Seed of the hash.
 
     Raises:
-        ConfigError: Repeated test ids, or an option that fits none of the sets.
+        ConfigError: A test id is repeated, or an option names an id that is not used.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class IrDatasets:
         )
 
     def check(self) -> None:
-        """Look up the ids and run files, without reading them.
+        """Check that the ids and run files exist, without reading them.
 
         Raises:
-            DataError: An unknown id, or no such run file.
+            DataError: An id is unknown, or a run file is missing.
         """
         self._reader.check()
 
     def load(self) -> Splits:
-        """Read all sets; what is not on this machine yet is downloaded.
+        """Read all sets; missing files are downloaded.
 
         Raises:
-            DataError: An unknown id, a set that cannot be read or lacks what it is named for, or sets that share
-                queries.
+            DataError: An id is unknown, a set can't be read or lacks data that its use requires, or two sets share a
+                query.
         """
         return self._reader.read()

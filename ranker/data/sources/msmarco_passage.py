@@ -1,4 +1,4 @@
-"""MS MARCO passage ranking (Nguyen et al., 2016) with the tests of TREC Deep Learning 2019 and 2020 (Craswell et al., 2020, 2021)."""
+"""MS MARCO passages (Nguyen et al., 2016), tested on TREC Deep Learning 2019 and 2020 (Craswell et al., 2020, 2021)."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ _NAME = "msmarco-passage"
 
 
 class MsMarcoPassage:
-    """Train on MS MARCO, validate on dev/small, test on the judged queries of TREC DL 2019 and 2020 (relevant from grade 2 on).
+    """Train on MS MARCO, validate on dev/small, test on the judged queries of TREC DL 2019 and 2020.
+
+    In the two tests docs count as relevant from grade 2 on.
 
     Args:
-        train: Training subset, as `train` or `train/triples-v2`; None only evaluates.
-        train_candidates: `docpairs` (triples), `bm25`, `scoreddocs` (the official 1,000 per query, unranked) or a run
-            file's path.
-        candidates: `bm25`, `scoreddocs` (the official 1,000 per query, unranked: for depth 1000 only), or by id one of
-            these or a run file.
-        val_queries: Validate on so many of the 6,980 queries of dev/small, chosen by hash; None: all.
-        max_triples: Only the first so many of the 397 million triples; None: all.
+        train: Training subset, as `train` or `train/triples-v2`; None: no training set.
+        train_candidates: `docpairs` (triples), `bm25`, `scoreddocs` (the official 1,000 per query, unranked) or the
+            path of a run file.
+        candidates: `bm25` or `scoreddocs` (the official 1,000 per query, unranked: for depth 1000 only); or a mapping
+            of ids to one of these or to a run file.
+        val_queries: Number of the 6,980 queries of dev/small to validate on, chosen by hash; None: all.
+        max_triples: Number of the 397 million triples to read, from the first; None: all.
         test: Subset or subsets to test on.
         split_seed: Seed of the choice of `val_queries`.
     """
@@ -46,17 +48,17 @@ class MsMarcoPassage:
         )
 
     def check(self) -> None:
-        """Look up the ids and run files, without reading them.
+        """Check that the ids and run files exist, without reading them.
 
         Raises:
-            DataError: An unknown id, or no such run file.
+            DataError: An id is unknown, or a run file is missing.
         """
         self._reader.check()
 
     def load(self) -> Splits:
-        """Read all sets; what is not on this machine yet is downloaded.
+        """Read all sets; missing files are downloaded.
 
         Raises:
-            DataError: An unknown subset, or one that cannot be read.
+            DataError: A subset is unknown or can't be read.
         """
         return self._reader.read()

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from ranker.data.batching import Collator, StepPlan, Template, deal, fill
+from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.step_plan import StepPlan, deal, fill
+from ranker.data.template import Template
 from ranker.data.token_store import build_token_store
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError, DataError
@@ -28,7 +30,9 @@ def collator_of(tmp_path):
             )
             for name, texts in (("queries", queries), ("docs", docs))
         ]
-        return tokenizer, Collator.of(tokenizer, reads, *stores, positions, max_query_tokens, 64, max_pair_tokens)
+        return tokenizer, Collator.of(
+            ScorerInputs(tokenizer, reads, positions), *stores, TextLimits(max_query_tokens, 64, max_pair_tokens)
+        )
 
     return make
 

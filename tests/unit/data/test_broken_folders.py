@@ -1,4 +1,4 @@
-"""Folders in the `files` layout that are broken in one way each: one line that names the file (and its line), before anything is trained."""
+"""Folders in the `files` layout with one fault each: a one-line error names the file (and line) before the training."""
 
 import gzip
 import json

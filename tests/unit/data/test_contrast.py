@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ranker.data.batching import Collator
+from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs
 from ranker.data.contrast import KnownPositives, contrast, doc_keys
 from ranker.data.token_store import build_token_store
@@ -37,7 +37,7 @@ def make(tmp_path):
             build_token_store(iter(part.items()), tmp_path / name, tiny_tokenizer(), 16, fingerprint=name)
             for name, part in (("queries", queries), ("docs", DOCS))
         ]
-        collator = Collator.of(tiny_tokenizer(), "texts", *stores, 32, 16, max_doc_tokens)
+        collator = Collator.of(ScorerInputs(tiny_tokenizer(), "texts", 32), *stores, TextLimits(16, max_doc_tokens))
         return collator, KnownPositives.of(collection, *stores)
 
     return of
@@ -127,7 +127,9 @@ def test_docs_that_the_model_cannot_tell_apart_have_one_key(make):
 def test_keys_depend_on_order_and_on_what_is_cut(make, tmp_path):
     docs = {"a": "ab cd", "b": "cd ab", "c": "ab cd ef"}
     store = build_token_store(iter(docs.items()), tmp_path / "more", tiny_tokenizer(), 16, fingerprint="more")
-    whole, cut = (Collator.of(tiny_tokenizer(), "texts", store, store, 32, 16, most) for most in (16, 2))
+    whole, cut = (
+        Collator.of(ScorerInputs(tiny_tokenizer(), "texts", 32), store, store, TextLimits(16, most)) for most in (16, 2)
+    )
     assert len(set(doc_keys(whole, np.arange(3)).tolist())) == 3
     a, b, c = doc_keys(cut, np.arange(3)).tolist()
     assert a == c != b

@@ -1,4 +1,4 @@
-"""The commands of docs/data.md compose and pass the check of the configuration; what they load is tested with each source."""
+"""The commands of docs/data.md compose and pass the check of the configuration; sources have tests of their own."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Thousands of damaged files for every reader: each is read as a plain parse in this file reads it, or refused in one line that names it."""
+"""Thousands of damaged files per reader: each is read as by a simple parser below, or refused by a one-line error."""
 
 import gzip
 import json
@@ -84,7 +84,7 @@ class Refused(Exception):
 
 
 # damage
-# -----------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
@@ -134,7 +134,7 @@ def _change(content: bytes, rng: random.Random) -> bytes:
 
 
 # plain parses
-# -----------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------------------------
 
 
 def numbered_lines(content: bytes) -> list[bytes]:
@@ -263,7 +263,10 @@ GAP = (
     b"dev-1\tAnn met Eve and she smiled.\tshe\t16\tAnn\t0\tTRUE\tEve\t8\tFALSE\tu\n"
 )
 LABELS = b"query_id\tdoc_id\tlabel\tsplit\nq1\td1\tSUPPORTS\ttrain\nq2\td2\tREFUTES\ttest\n"
-BEIR = b'{"_id": "q1", "text": "a claim", "metadata": {"d1": [{"label": "SUPPORT"}]}}\n{"_id": 2, "text": "b", "metadata": {"label": "CONTRADICT"}}\n'
+BEIR = (
+    b'{"_id": "q1", "text": "a claim", "metadata": {"d1": [{"label": "SUPPORT"}]}}\n'
+    b'{"_id": 2, "text": "b", "metadata": {"label": "CONTRADICT"}}\n'
+)
 VECTORS = b"the 0.5 1.5 -2\nword 1e-3 2 3\n. . . 1 2 3\n"
 
 

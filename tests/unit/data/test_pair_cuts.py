@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from ranker.data.batching import Collator, StepPlan
+from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
 from ranker.data.dataset import TrainSteps
 from ranker.data.pair_cuts import cut_otherwise, warn_of_other_cuts
-from ranker.data.sampling import JudgedGroups
+from ranker.data.sampling import GroupOptions, JudgedGroups
+from ranker.data.step_plan import StepPlan
 from ranker.data.token_store import build_token_store
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
@@ -32,7 +33,7 @@ def collator_of(folder, pair: int, query: int, doc: int) -> Collator:
         )
         for name, limit in (("q", query), ("d", doc))
     ]
-    return Collator.of(tiny_tokenizer(), "pairs", *stores, 512, query, doc, pair)
+    return Collator.of(ScorerInputs(tiny_tokenizer(), "pairs", 512), *stores, TextLimits(query, doc, pair))
 
 
 def grid() -> tuple[np.ndarray, np.ndarray]:
@@ -96,7 +97,7 @@ def test_pc2_12_training_pairs_outside_of_the_promise_are_counted(tmp_path, capl
     def warned(pair: int) -> str:
         caplog.clear()
         collator = collator_of(tmp_path, pair, 30, 50)
-        sampler = JudgedGroups(collection, collator.queries, collator.docs, num_docs=4)
+        sampler = JudgedGroups(collection, collator.queries, collator.docs, GroupOptions(num_docs=4))
         with caplog.at_level(logging.WARNING):
             warn_of_other_cuts(TrainSteps(StepPlan(len(sampler), 2, 1000), sampler, collator, 0, 1))
         return caplog.text

@@ -10,11 +10,11 @@ from omegaconf import OmegaConf
 
 from ranker.assembly.data import load_source
 from ranker.config.check import check
-from ranker.data.batching import Collator
+from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.contrast import KnownPositives, contrast
 from ranker.data.query_docs import allowed_run, apply_mode, queries_are_docs, same_text, warn_of_query_docs
-from ranker.data.sampling import JudgedGroups
+from ranker.data.sampling import GroupOptions, JudgedGroups
 from ranker.data.token_store import build_token_store
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError
@@ -187,9 +187,9 @@ def names_of(rows) -> set[str | None]:
 
 def test_pc2_16_the_querys_own_id_or_text_is_never_a_negative_in_training(tmp_path, caplog):
     queries, docs = stores(tmp_path)
-    sampler = JudgedGroups(training(["twin", "q1", "p", "n"]), queries, docs, num_docs=4)
+    sampler = JudgedGroups(training(["twin", "q1", "p", "n"]), queries, docs, GroupOptions(num_docs=4))
     assert {name for epoch in range(5) for name in names_of(sampler.draw(epoch, np.array([0]))[0])} == {"p", "n", None}
-    filled = JudgedGroups(training(["twin", "q1"]), queries, docs, num_docs=5, random_negatives=True)
+    filled = JudgedGroups(training(["twin", "q1"]), queries, docs, GroupOptions(num_docs=5, random_negatives=True))
     assert {name for epoch in range(5) for name in names_of(filled.draw(epoch, np.array([0]))[0])} == {
         "p",
         "n",
@@ -197,7 +197,7 @@ def test_pc2_16_the_querys_own_id_or_text_is_never_a_negative_in_training(tmp_pa
         None,
     }
     with pytest.raises(Exception, match="expected a negative for at least one training query, got none for all 1"):
-        JudgedGroups(training(["twin"]), queries, docs, num_docs=4)
+        JudgedGroups(training(["twin"]), queries, docs, GroupOptions(num_docs=4))
 
 
 def test_pc2_16_of_a_cut_query_the_docs_first_tokens_count(tmp_path):
@@ -220,7 +220,7 @@ def test_pc2_16_a_prompt_before_the_texts_is_not_compared(tmp_path):
 
 def test_pc2_16_in_batch_negatives_are_not_the_query_itself(tmp_path):
     queries, docs = stores(tmp_path)
-    collator = Collator.of(tiny_tokenizer(), "texts", queries, docs, 64, 16, 16)
+    collator = Collator.of(ScorerInputs(tiny_tokenizer(), "texts", 64), queries, docs, TextLimits(16, 16))
     positives = KnownPositives.of(
         Collection("c", MemoryDocs(Doc(*item) for item in DOCS.items()), QUERIES, {"q1": {"p": 1}, "q2": {"n": 1}}),
         queries,

@@ -6,15 +6,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ranker.data.batching import Collator, HashedOrder, StepPlan
+from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
 from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
-from ranker.data.sampling import JudgedGroups, TripleGroups, mix
+from ranker.data.sampling import GroupOptions, JudgedGroups, TripleGroups
+from ranker.data.step_plan import HashedOrder, StepPlan
 from ranker.data.token_store import build_token_store
 from ranker.data.triples import triple_rows
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import CheckpointError, DataError
+from ranker.hashing import mix
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def drawn(sampler, store, epoch=0, group=0):
 def test_pc32_a_known_positive_is_never_a_negative(stores):
     collection = collection_of({"q1": {"p1": 1, "p2": 2, "s": -2}}, {"q1": ["p2", "n1", "s", "p1", "n2"]})
     queries, docs = stores(collection)
-    sampler = JudgedGroups(collection, queries, docs, num_docs=4)
+    sampler = JudgedGroups(collection, queries, docs, GroupOptions(num_docs=4))
     seen = set()
     for epoch in range(20):
         names, labels = drawn(sampler, docs, epoch)
@@ -67,33 +69,39 @@ def test_pc32_a_known_positive_is_never_a_negative(stores):
 def test_pc31_fewer_negatives_are_masked_and_none_is_an_error(stores):
     collection = collection_of({"q": {"A": 1}, "q2": {"B": 1}}, {"q": ["n1", "A"], "q2": ["A"]})
     queries, docs = stores(collection)
-    names, labels = drawn(JudgedGroups(collection, queries, docs, num_docs=4), docs)
+    names, labels = drawn(JudgedGroups(collection, queries, docs, GroupOptions(num_docs=4)), docs)
     assert names == ["A", "n1", None, None]
     assert labels == [1.0, 0.0, 0.0, 0.0]
     empty = collection_of({"q": {"A": 1}, "q2": {"B": 1}}, {"q": ["n1"], "q2": []})
     with pytest.raises(DataError, match="query 'q2': expected at least one candidate that is not relevant"):
-        JudgedGroups(empty, queries, docs, num_docs=4)
+        JudgedGroups(empty, queries, docs, GroupOptions(num_docs=4))
 
 
 def test_queries_without_any_of_the_given_negatives_are_left_out(stores, caplog):
     collection = collection_of({"q": {"A": 1}, "q2": {"B": 1}}, {"q": ["n1"], "q2": ["n2"]})
     queries, docs = stores(collection)
-    groups = JudgedGroups(collection, queries, docs, num_docs=2, negatives=Candidates.from_run({"q2": {"n1": 1.0}}))
+    groups = JudgedGroups(
+        collection, queries, docs, GroupOptions(num_docs=2), negatives=Candidates.from_run({"q2": {"n1": 1.0}})
+    )
     assert groups.query_ids == ["q2"] and drawn(groups, docs)[0] == ["B", "n1"]
     assert "1 of 2 judged queries have no negative among the given ones" in caplog.text
-    taught = JudgedGroups(collection, queries, docs, num_docs=2, teacher={"q": {"A": 1.0, "n1": 0.5}, "q2": {"B": 1.0}})
+    taught = JudgedGroups(
+        collection, queries, docs, GroupOptions(num_docs=2), teacher={"q": {"A": 1.0, "n1": 0.5}, "q2": {"B": 1.0}}
+    )
     assert taught.query_ids == ["q"]
     with pytest.raises(
         DataError,
         match="expected a negative for at least one training query, got none for all 2 that have a relevant doc",
     ):
-        JudgedGroups(collection, queries, docs, num_docs=2, negatives=Candidates.from_run({"q9": {"n1": 1.0}}))
+        JudgedGroups(
+            collection, queries, docs, GroupOptions(num_docs=2), negatives=Candidates.from_run({"q9": {"n1": 1.0}})
+        )
 
 
 def test_random_negatives_fill_without_repeats_or_positives(stores):
     collection = collection_of({"q": {"A": 1, "B": 1}}, {"q": ["n1"]}, num_docs=30)
     queries, docs = stores(collection)
-    names, _ = drawn(JudgedGroups(collection, queries, docs, num_docs=12, random_negatives=True), docs)
+    names, _ = drawn(JudgedGroups(collection, queries, docs, GroupOptions(num_docs=12, random_negatives=True)), docs)
     assert None not in names
     assert len(set(names)) == 12
     assert not {"A", "B"} & set(names[1:])
@@ -103,7 +111,7 @@ def test_draws_are_uniform_without_replacement(stores):
     negatives = [f"n{i}" for i in range(10)]
     collection = collection_of({"q": {"A": 1}}, {"q": negatives})
     queries, docs = stores(collection)
-    sampler = JudgedGroups(collection, queries, docs, num_docs=4)
+    sampler = JudgedGroups(collection, queries, docs, GroupOptions(num_docs=4))
     counts = dict.fromkeys(negatives, 0)
     for epoch in range(3000):
         names, _ = drawn(sampler, docs, epoch)
@@ -121,7 +129,7 @@ def test_negatives_come_from_the_first_candidates_to_the_depth_and_no_further(st
     collection = collection_of({"q": {"A": 1}}, {"q": ["n5", "n4"] if mined else ranking})
     queries, docs = stores(collection_of({"q": {"A": 1}}, {"q": ranking}))
     negatives = Candidates.from_run({"q": {doc: -float(rank) for rank, doc in enumerate(ranking)}}) if mined else None
-    sampler = JudgedGroups(collection, queries, docs, num_docs=3, depth=3, negatives=negatives)
+    sampler = JudgedGroups(collection, queries, docs, GroupOptions(num_docs=3, depth=3), negatives=negatives)
     names = [drawn(sampler, docs, epoch)[0][1:] for epoch in range(100)]
     assert {name for group in names for name in group} == {"n1", "n2", "n3"}
 
@@ -129,7 +137,7 @@ def test_negatives_come_from_the_first_candidates_to_the_depth_and_no_further(st
 def test_a_relevant_candidate_counts_in_the_depth(stores):
     collection = collection_of({"q": {"A": 1}}, {"q": ["n1", "A", "n2", "n3"]})
     queries, docs = stores(collection)
-    names, _ = drawn(JudgedGroups(collection, queries, docs, num_docs=5, depth=3), docs)
+    names, _ = drawn(JudgedGroups(collection, queries, docs, GroupOptions(num_docs=5, depth=3)), docs)
     assert names[0] == "A" and set(names[1:]) == {"n1", "n2", None}
 
 
@@ -138,7 +146,9 @@ def test_a_teacher_s_docs_are_drawn_to_the_depth_by_its_scores_where_there_are_n
     queries, docs = stores(collection)
     # A has rank 2; n2 and n3 tie at rank 3, where the larger id comes first
     teacher = {"q": {"n1": 9.0, "A": 5.0, "n2": 1.0, "n3": 1.0, "n4": 0.5}}
-    sampler = JudgedGroups(replace(collection, candidates=None), queries, docs, num_docs=5, depth=3, teacher=teacher)
+    sampler = JudgedGroups(
+        replace(collection, candidates=None), queries, docs, GroupOptions(num_docs=5, depth=3), teacher=teacher
+    )
     names, labels = drawn(sampler, docs)
     assert dict(zip(names, labels, strict=True)) == {"A": 5.0, "n1": 9.0, "n3": 1.0, None: 0.0}
 
@@ -147,7 +157,7 @@ def test_teacher_scores_are_the_labels(stores):
     collection = collection_of({"q": {"A": 1}}, {"q": ["n1", "n2", "n3", "A"]})
     queries, docs = stores(collection)
     teacher = {"q": {"A": 7.5, "n1": -1.25, "n3": 2.0}}
-    names, labels = drawn(JudgedGroups(collection, queries, docs, num_docs=4, teacher=teacher), docs)
+    names, labels = drawn(JudgedGroups(collection, queries, docs, GroupOptions(num_docs=4), teacher=teacher), docs)
     assert dict(zip(names, labels, strict=True)) == {"A": 7.5, "n1": -1.25, "n3": 2.0, None: 0.0}
 
 
@@ -213,8 +223,8 @@ def steps(stores):
     qrels = {f"q{i}": {f"p{i}": 1} for i in range(10)}
     collection = collection_of(qrels, {f"q{i}": [f"n{i}{j}" for j in range(8)] for i in range(10)})
     queries, docs = stores(collection)
-    collator = Collator.of(tiny_tokenizer(), "pairs", queries, docs, 512, 16, 16)
-    sampler = JudgedGroups(collection, queries, docs, num_docs=4, seed=3)
+    collator = Collator.of(ScorerInputs(tiny_tokenizer(), "pairs", 512), queries, docs, TextLimits(16, 16))
+    sampler = JudgedGroups(collection, queries, docs, GroupOptions(num_docs=4, seed=3))
     return TrainSteps(StepPlan(10, 4, 10_000, seed=3), sampler, collator, 0, 1)
 
 
@@ -250,7 +260,9 @@ def test_a_resume_on_other_data_is_refused(steps):
 
     def loader(qrels, candidates, seed=3, queries_per_step=4):
         collator = steps.collator
-        sampler = JudgedGroups(collection_of(qrels, candidates), collator.queries, collator.docs, num_docs=4, seed=seed)
+        sampler = JudgedGroups(
+            collection_of(qrels, candidates), collator.queries, collator.docs, GroupOptions(num_docs=4, seed=seed)
+        )
         return StepLoader(TrainSteps(StepPlan(10, queries_per_step, 10_000, seed=seed), sampler, collator, 0, 1))
 
     loader(relevant, negatives).load_state_dict(state)  # read again from the same files
@@ -278,7 +290,7 @@ def test_pc17_pc64_pc67_every_candidate_is_scored_once(stores, reads, max_tokens
     candidates = {"q1": ["a", "b", "c"], "q2": [], "q3": ["c"], "q4": ["b", "a"]}
     collection = collection_of({query: {"a": 1} for query in candidates}, candidates)
     queries, docs = stores(collection)
-    collator = Collator.of(tiny_tokenizer(), reads, queries, docs, 512, 16, 16)
+    collator = Collator.of(ScorerInputs(tiny_tokenizer(), reads, 512), queries, docs, TextLimits(16, 16))
     scores = np.full(6, np.nan, dtype=np.float32)
     for rank in range(world):
         batches = ScoreBatches(collection, 2, collator, max_tokens, rank, world)
@@ -302,13 +314,11 @@ def test_pc2_24_a_mined_negative_that_the_collection_lacks_is_named_before_the_t
         splits = Splits(collection, None, {})
         return RankData(
             splits,
-            tiny_tokenizer(),
-            "pairs",
-            512,
+            ScorerInputs(tiny_tokenizer(), "pairs", 512),
             BatchOptions(docs=2),
             TextLimits(),
             cache_dir=tmp_path / "c",
-            **options,
+            train_docs=TrainDocs(**options),
         ).train_steps()
 
     with pytest.raises(

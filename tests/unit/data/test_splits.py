@@ -107,6 +107,7 @@ def test_candidates_that_do_not_belong(caplog):
         )
     with pytest.raises(
         DataError,
-        match=r"a.run: expected candidates for the queries of train \(ids as 'a'\), got none \(the run has ids as 'A'\)",
+        match=r"a.run: expected candidates for the queries of train \(ids as 'a'\), got none "
+        r"\(the run has ids as 'A'\)",
     ):
         check_candidates(collection("ab", candidates=Candidates.from_run({"A": {"d1": 1.0}})), "a.run")

@@ -1,4 +1,4 @@
-"""TREC files: what is read, what is refused and with which words, what is written, and that nothing is written by halves."""
+"""TREC files: what is read, what is refused with which message, and that files are written whole or not at all."""
 
 import gzip
 import logging
@@ -213,7 +213,8 @@ def test_pc07_a_doc_twice_among_candidates_is_kept_once_with_a_warning(tmp_path,
 def test_pc08_contradicting_judgements_are_refused(tmp_path):
     path = file(tmp_path, "q1 0 d1 1\nq2 0 d1 0\nq1 0 d1 0\n")
     assert fault(read_qrels, path) == (
-        f"{path}:3: expected one relevance for query 'q1' and doc 'd1', got 0 after 1 on an earlier line; remove the wrong one"
+        f"{path}:3: expected one relevance for query 'q1' and doc 'd1', got 0 after 1 on an earlier line; remove the "
+        "wrong one"
     )
 
 
@@ -310,7 +311,8 @@ def test_no_place_to_write(tmp_path):
 
 
 def test_reading_a_run_does_not_import_torch():
-    code = "import sys, ranker.data.trec, ranker.evaluation.metrics, ranker.evaluation.report; print('torch' in sys.modules)"
+    modules = "ranker.data.trec, ranker.evaluation.metrics, ranker.evaluation.report"
+    code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3]
     )

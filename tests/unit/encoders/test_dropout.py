@@ -5,9 +5,9 @@ import pytest
 import torch
 from scipy.stats import chi2, norm
 
-from ranker.data.sampling import mix
 from ranker.encoders.dropout import dropout_hashes, hashed_dropout
 from ranker.encoders.loading import load_encoder
+from ranker.hashing import mix
 from ranker.types import TokenBatch
 
 ROWS, LENGTH, DIM = 64, 32, 96

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ranker.data.batching import Collator
+from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.token_store import build_token_store
 
 QUERIES = ["red apple", "blue sky over a lake", "g"]
@@ -23,9 +23,7 @@ def texts(tmp_path):
             )
             for name, part in (("queries", queries), ("docs", docs))
         ]
-        collator = Collator.of(
-            tokenizer, scorer.reads, *stores, scorer.encoder.max_tokens, 64, 64, layouts=scorer.layouts()
-        )
+        collator = Collator.of(ScorerInputs.of(scorer), *stores, TextLimits(64, 64))
         rows = np.array(rows)
         return collator.collate(
             np.arange(len(rows)), rows, np.zeros(rows.shape) if labels is None else labels, np.arange(len(rows)), 1.0

@@ -13,7 +13,7 @@ from transformers import (
 )
 
 from ranker.assembly.scorer import build_scorer
-from ranker.data.batching import Collator
+from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.token_store import build_token_store
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.loading import load_encoder
@@ -35,7 +35,7 @@ def batch(tmp_path):
             )
             for name, texts in (("queries", QUERIES), ("docs", DOCS))
         ]
-        collator = Collator.of(tokenizer, "pairs", *stores, 512, 32, 32)
+        collator = Collator.of(ScorerInputs(tokenizer, "pairs", 512), *stores, TextLimits(32, 32))
         rows = np.array(rows)
         return collator.collate(np.arange(len(rows)), rows, np.zeros(rows.shape), np.arange(len(rows)), 1.0)
 

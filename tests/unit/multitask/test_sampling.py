@@ -1,10 +1,10 @@
-"""Sampling of tasks: the specification's probabilities, realised frequencies, and draws that hang on (seed, epoch, step) alone."""
+"""Sampling of tasks: probabilities, observed frequencies, and draws that depend on (seed, epoch, step) alone."""
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from ranker.data.batching import StepPlan
+from ranker.data.step_plan import StepPlan
 from ranker.multitask.options import TaskSampling
 from ranker.multitask.sampling import TaskPlan, draw_tasks, probabilities
 

@@ -31,7 +31,10 @@ def test_row_mean_counts_every_row_the_same():
     assert made.total(torch.tensor([0.5, 1.0, 2.0]).double(), [6, 3, 1]).item() == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(("regression", "loss", "optimum", "value"), [(False, 2.0, math.log(4), 0.5 + math.log(2)), (True, 2.0, math.log(2), 0.5 + math.log(2) / 2)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("regression", "loss", "optimum", "value"),
+    [(False, 2.0, math.log(4), 0.5 + math.log(2)), (True, 2.0, math.log(2), 0.5 + math.log(2) / 2)],
+)
 def test_uncertainty_settles_at_its_optimum(regression, loss, optimum, value):
     # exp(s) = 2 L for classes, L for numbers; L = 2 gives s = ln 4 and 1.193147
     made = weights("uncertainty", classes=(2,), regression=(regression,), given=(1.0,), lr=0.5)

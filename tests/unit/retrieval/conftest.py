@@ -5,8 +5,9 @@ import random
 import pytest
 import torch
 
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.datamodule import BatchOptions, RankData
 from ranker.encoders.loading import load_encoder
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
@@ -48,13 +49,10 @@ def data_of(small, tmp_path):
     def make(scorer, collection=None, max_tokens=500):
         return RankData(
             Splits(None, None, {"small": collection or small}),
-            scorer.encoder.tokenizer,
-            "texts",
-            scorer.encoder.max_tokens,
+            ScorerInputs.of(scorer),
             BatchOptions(max_tokens=max_tokens),
             TextLimits(16, 64),
             cache_dir=tmp_path / "cache",
-            layouts=scorer.layouts(),
         )
 
     return make

@@ -11,8 +11,9 @@ from torch import nn
 from ranker.assembly.data import build_data, load_splits
 from ranker.assembly.scorer import build_scorer
 from ranker.cli import entry
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData, TextLimits
+from ranker.data.datamodule import BatchOptions, RankData
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import DataError, RankerError
 from ranker.evaluation.scoring import Devices, score_collection
@@ -79,9 +80,7 @@ def graded():
 def data_of(collection, tmp_path):
     return RankData(
         Splits(None, collection, {"graded": collection}),
-        tiny_tokenizer(),
-        "pairs",
-        64,
+        ScorerInputs(tiny_tokenizer(), "pairs", 64),
         BatchOptions(max_tokens=20),
         TextLimits(8, 8),
         cache_dir=tmp_path,

@@ -1,0 +1,199 @@
+"""Turn rows of the token stores into the token batches that a scorer reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ranker.data.template import Template
+from ranker.data.token_store import TokenStore
+from ranker.errors import ConfigError
+from ranker.types import RankBatch, TokenBatch
+
+
+@dataclass(frozen=True)
+class ScorerInputs:
+    """What a scorer reads.
+
+    Args:
+        tokenizer: The encoder's fast tokenizer.
+        reads: `pairs` (query and doc in one sequence) or `texts` (queries and docs in sequences of their own).
+        max_positions: Longest sequence that the encoder accepts, in tokens.
+        layouts: Layouts of a query and of a doc in a sequence of its own; None: as the tokenizer lays out one text.
+    """
+
+    tokenizer: Any
+    reads: str
+    max_positions: int
+    layouts: tuple[Template, Template] | None = None
+
+    @classmethod
+    def of(cls, scorer: Any) -> ScorerInputs:
+        """Take the values from a scorer and its encoder."""
+        layouts = scorer.layouts() if scorer.reads == "texts" else None
+        return cls(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, layouts)
+
+
+@dataclass(frozen=True)
+class TextLimits:
+    """Largest number of tokens per text.
+
+    Args:
+        query: Of a query, without special tokens.
+        doc: Of a doc, without special tokens.
+        pair: Of a query-doc pair, special tokens included; None: the encoder's limit.
+    """
+
+    query: int = 64
+    doc: int = 256
+    pair: int | None = None
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Make the token batches that a scorer reads, from rows of the token stores.
+
+    Args:
+        queries: Token store of the queries.
+        docs: Token store of the docs.
+        reads: `pairs` or `texts`, see `ScorerInputs`.
+        pair: Layout of a pair.
+        query: Layout of a query in a sequence of its own.
+        doc: Layout of a doc in a sequence of its own.
+        max_pair_tokens: Longest pair, special tokens included; the doc is truncated, the query never is.
+        max_query_tokens: Longest query, without special tokens, with a prefix.
+        max_doc_tokens: Longest doc, without special tokens, with a prefix.
+    """
+
+    queries: TokenStore
+    docs: TokenStore
+    reads: str
+    pair: Template
+    query: Template
+    doc: Template
+    max_pair_tokens: int
+    max_query_tokens: int
+    max_doc_tokens: int
+
+    @classmethod
+    def of(cls, inputs: ScorerInputs, queries: TokenStore, docs: TokenStore, limits: TextLimits) -> Collator:
+        """Make a collator whose limits are lowered to what the encoder accepts.
+
+        Args:
+            inputs: What the scorer reads.
+            queries: Token store of the queries.
+            docs: Token store of the docs.
+            limits: Longest texts.
+
+        Raises:
+            ConfigError: The encoder's longest sequence has no room for a query and a doc.
+        """
+        pair, single = Template.of(inputs.tokenizer, 2), Template.of(inputs.tokenizer, 1)
+        query, doc = inputs.layouts or (single, single)
+        positions = inputs.max_positions
+        max_pair_tokens = min(positions, limits.pair or positions)
+        if max_pair_tokens < pair.num_special + 2:
+            raise ConfigError(
+                f"max_pair_tokens: expected at least {pair.num_special + 2} tokens for a pair, got {max_pair_tokens}"
+            )
+        for name, layout in (("query", query), ("doc", doc)):
+            if min(positions, layout.max_tokens or positions) < layout.num_special + 1 or layout.fill_to > positions:
+                raise ConfigError(
+                    f"{name}: expected room for a token beside {layout.num_special} special ones and at most "
+                    f"{positions} tokens in all, got rows of {layout.max_tokens or positions}, filled up to "
+                    f"{layout.fill_to}"
+                )
+        if inputs.reads == "pairs":
+            # Leave at least one token for the doc, so that a long query cannot make a pair invalid
+            max_query_tokens = min(limits.query, max_pair_tokens - pair.num_special - 1)
+            max_doc_tokens = min(limits.doc, positions - pair.num_special)
+        else:
+            max_query_tokens = _max_text_tokens(query, limits.query, positions)
+            max_doc_tokens = _max_text_tokens(doc, limits.doc, positions)
+        return cls(
+            queries, docs, inputs.reads, pair, query, doc, max_pair_tokens, max_query_tokens, max_doc_tokens
+        )  # fmt: skip
+
+    def query_lengths(self, rows: np.ndarray) -> np.ndarray:
+        """Return the tokens kept of each query, without special tokens, int64 [queries]."""
+        return np.minimum(self.queries.lengths[rows], self.max_query_tokens).astype(np.int64)
+
+    def doc_lengths(self, rows: np.ndarray, query_lengths: np.ndarray) -> np.ndarray:
+        """Return the tokens kept of each doc, without special tokens, int64 [docs].
+
+        Args:
+            rows: Rows of the doc store [docs].
+            query_lengths: Tokens of the query in each doc's pair [docs]; not used if the scorer reads texts.
+        """
+        lengths = np.minimum(self.docs.lengths[rows], self.max_doc_tokens).astype(np.int64)
+        if self.reads == "pairs":
+            lengths = np.minimum(lengths, self.max_pair_tokens - self.pair.num_special - query_lengths)
+        return lengths
+
+    def query_batch(self, rows: np.ndarray) -> TokenBatch:
+        """Lay out queries in sequences of their own; `rows` [queries] are rows of the query store."""
+        return self.query.lay_out([(self.queries, rows, self.query_lengths(rows))])
+
+    def doc_batch(self, rows: np.ndarray) -> TokenBatch:
+        """Lay out docs in sequences of their own; `rows` [docs] are rows of the doc store."""
+        return self.doc.lay_out([(self.docs, rows, self.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64)))])
+
+    def group_sizes(self, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
+        """Return the tokens of each group's batch rows, int64 [groups].
+
+        Args:
+            query_rows: Rows of the query store [groups].
+            doc_rows: Rows of the doc store [groups, docs], -1 where a group has no doc.
+        """
+        mask = doc_rows >= 0
+        query_lengths = self.query_lengths(query_rows)
+        doc_lengths = self.doc_lengths(np.where(mask, doc_rows, 0), query_lengths[:, None])
+        if self.reads == "pairs":
+            return ((doc_lengths + query_lengths[:, None] + self.pair.num_special) * mask).sum(axis=1)
+        return self.query.row_lengths(query_lengths) + (self.doc.row_lengths(doc_lengths) * mask).sum(axis=1)
+
+    def collate(
+        self, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray, places: np.ndarray, share: float
+    ) -> RankBatch:
+        """Make the micro-batch of some groups.
+
+        Args:
+            query_rows: Rows of the query store [groups].
+            doc_rows: Rows of the doc store [groups, docs], -1 where a group has no doc.
+            labels: Label of each doc [groups, docs].
+            places: Index of each group in the optimizer step [groups].
+            share: Groups of this micro-batch divided by groups of the whole step.
+        """
+        mask = doc_rows >= 0
+        flat_docs = doc_rows[mask]
+        group_of_doc, slot_of_doc = np.nonzero(mask)
+        query_lengths = self.query_lengths(query_rows)
+        doc_lengths = self.doc_lengths(flat_docs, query_lengths[group_of_doc])
+        # Row ids count the step's queries and docs group by group, so they do not depend on how the step is split
+        query_ids = torch.from_numpy((places * (doc_rows.shape[1] + 1)).astype(np.int64))
+        doc_ids = query_ids[group_of_doc] + 1 + torch.from_numpy(slot_of_doc)
+        batches: dict[str, TokenBatch] = {}
+        if self.reads == "pairs":
+            texts = [
+                (self.queries, query_rows[group_of_doc], query_lengths[group_of_doc]),
+                (self.docs, flat_docs, doc_lengths),
+            ]
+            batches["pairs"] = replace(self.pair.lay_out(texts), names=doc_ids)
+        else:
+            batches["queries"] = replace(self.query_batch(query_rows), names=query_ids)
+            batches["docs"] = replace(self.doc_batch(flat_docs), names=doc_ids)
+        return RankBatch(
+            labels=torch.from_numpy(np.where(mask, labels, 0.0).astype(np.float32)),
+            doc_mask=torch.from_numpy(mask),
+            places=torch.from_numpy(places.astype(np.int64)),
+            share=share,
+            **batches,
+        )
+
+
+def _max_text_tokens(layout: Template, max_tokens: int, positions: int) -> int:
+    """Stored tokens kept of a text in a sequence of its own: at most `max_tokens` and the prefix, if they fit."""
+    return min(max_tokens + layout.prefix_tokens, min(positions, layout.max_tokens or positions) - layout.num_special)

@@ -1,0 +1,123 @@
+"""The layout of a token row: special tokens, prompts and filling around one or two texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from ranker.data.ragged import ranges, row_offsets
+from ranker.data.token_store import TokenStore
+from ranker.types import TokenBatch
+
+
+@dataclass(frozen=True)
+class Template:
+    """The special tokens around texts, as the tokenizer puts them: `[CLS] a [SEP] b [SEP]` or `<s> a </s></s> b </s>`.
+
+    Args:
+        specials: Special token ids before the first text, after it, (and after the second).
+        segments: Segment (token type) id of each text.
+        fill_to: Rows with fewer tokens are filled up to this many at their end (ColBERT's query expansion); 0 fills
+            nothing.
+        fill_token: Token id of the filling.
+        attend_fill: Whether tokens attend to the filling.
+        max_tokens: Longest row; None: the encoder's limit.
+        prefix: Text that is put before each text before tokenization. Used where the tokenizer splits prompt and text
+            differently when they are apart; the token store then holds both.
+        prefix_tokens: Number of tokens of `prefix` at the start of each text in the store.
+    """
+
+    specials: tuple[tuple[int, ...], ...]
+    segments: tuple[int, ...]
+    fill_to: int = 0
+    fill_token: int = 0
+    attend_fill: bool = True
+    max_tokens: int | None = None
+    prefix: str = ""
+    prefix_tokens: int = 0
+
+    @classmethod
+    def of(cls, tokenizer: Any, texts: int) -> Template:
+        """Derive the layout of 1 or 2 texts from what a fast tokenizer returns for them."""
+        encoded = tokenizer(*(["a", "b"][:texts]), return_token_type_ids=True)
+        token_ids = encoded["input_ids"]
+        token_type_ids = encoded.get("token_type_ids") or [0] * len(token_ids)
+        specials: list[list[int]] = [[]]
+        segments = []
+        for position, text in enumerate(encoded.sequence_ids()):
+            if text is None:
+                specials[-1].append(token_ids[position])
+            elif text == len(specials) - 1:
+                specials.append([])
+                segments.append(token_type_ids[position])
+        return cls(tuple(map(tuple, specials)), tuple(segments))
+
+    @property
+    def num_special(self) -> int:
+        """Number of special tokens in a row."""
+        return sum(map(len, self.specials))
+
+    def with_prompt(self, tokens: Sequence[int], prefix: str = "", prefix_tokens: int = 0) -> Template:
+        """Return this layout with a prompt before the first text.
+
+        Args:
+            tokens: Token ids of a prompt that is tokenized by itself.
+            prefix: Text of a prompt that is tokenized together with the text.
+            prefix_tokens: Number of tokens of `prefix`.
+        """
+        specials = ((*self.specials[0], *tokens), *self.specials[1:])
+        return replace(self, specials=specials, prefix=prefix, prefix_tokens=prefix_tokens)
+
+    @property
+    def num_added(self) -> int:
+        """Number of tokens in a row that are not of its texts: special tokens and the prompt."""
+        return self.num_special + self.prefix_tokens
+
+    def row_lengths(self, text_lengths: np.ndarray) -> np.ndarray:
+        """Return the tokens of each row, special tokens and filling included, int64 [rows].
+
+        Args:
+            text_lengths: Tokens of each row's texts, as stored (a prefix included) [rows].
+        """
+        return np.maximum(text_lengths + self.num_special, self.fill_to)
+
+    def lay_out(self, texts: Sequence[tuple[TokenStore, np.ndarray, np.ndarray]]) -> TokenBatch:
+        """Copy stored tokens into one ragged batch.
+
+        Args:
+            texts: For each text of a row: its store, the store rows [rows] and the number of tokens to take [rows].
+        """
+        rows = len(texts[0][1])
+        # Widths of the blocks of a row: special tokens, text, special tokens, ..., filling
+        widths = [np.full(rows, len(self.specials[0]))]
+        for (_, _, lengths), after in zip(texts, self.specials[1:], strict=True):
+            widths += [lengths, np.full(rows, len(after))]
+        unfilled_lengths = np.sum(widths, axis=0)
+        block_widths = np.stack([*widths, np.maximum(self.fill_to - unfilled_lengths, 0)], axis=1)
+        starts = np.cumsum(block_widths.ravel()).reshape(block_widths.shape) - block_widths
+        total = int(block_widths.sum())
+        # Positions that are not written below keep the filling
+        tokens, segments = np.full(total, self.fill_token, dtype=np.int64), np.zeros(total, dtype=np.int64)
+        for i, special in enumerate(self.specials):
+            segment = self.segments[max(i - 1, 0)]
+            for j, token in enumerate(special):
+                tokens[starts[:, 2 * i] + j] = token
+                segments[starts[:, 2 * i] + j] = segment
+        for i, (store, store_rows, lengths) in enumerate(texts):
+            target = ranges(starts[:, 2 * i + 1], lengths)
+            tokens[target] = store.tokens[ranges(store.offsets[store_rows], lengths)]
+            segments[target] = self.segments[i]
+        row_lengths = block_widths.sum(axis=1)
+        masked_fill = self.fill_to > 0 and not self.attend_fill
+        return TokenBatch(
+            torch.from_numpy(tokens),
+            torch.from_numpy(segments),
+            torch.from_numpy(row_offsets(row_lengths).astype(np.int32)),
+            int(row_lengths.max()),
+            attended=torch.from_numpy(unfilled_lengths.astype(np.int32)) if masked_fill else None,
+            num_attended=int(unfilled_lengths.sum()) if masked_fill else 0,
+        )
