@@ -1,1 +1,1 @@
-"""The command line: entry, help, sweeps."""
+"""The command line: `main` is the program, `entry` runs a command, `resume`, `overrides`, `usage`, `sweep` support it."""
