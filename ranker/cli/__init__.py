@@ -1,1 +1,1 @@
-"""The command line: `main` is the program, `entry` runs a command, `resume`, `overrides`, `usage`, `sweep` support it."""
+"""The command line: `main` is the program and `entry` runs a command; the other modules support them."""
