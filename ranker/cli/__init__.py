@@ -1,1 +1,1 @@
-"""The command line: entry, help, sweeps."""
+"""The command line: `main` is the program and `entry` runs a command; the other modules support them."""

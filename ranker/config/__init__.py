@@ -1,1 +1,1 @@
-"""Configuration: typed roots, checks, what stored files may name."""
+"""Configuration: `roots` has the keys, `check` calls all checks, `stored` reads untrusted files."""
