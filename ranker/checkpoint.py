@@ -12,8 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from ranker import export
-from ranker.config.check import constructor_keys, is_trusted
 from ranker.config.stored import load_stored
+from ranker.config.targets import constructor_keys, is_trusted
 from ranker.encoders.execution import Execution
 from ranker.errors import CheckpointError, RankerError
 from ranker.files import verify_folder, write_folder

@@ -54,6 +54,7 @@ class ColBERT(nn.Module):
     """
 
     reads = "texts"
+    training_keys = ("in_batch_negatives", "symmetric")
     vectors = "tokens"
     doc_encoder: Encoder | None = None  # docs share the encoder of queries
 

@@ -51,6 +51,7 @@ class DPR(nn.Module):
     """
 
     reads = "texts"
+    training_keys = ("in_batch_negatives", "symmetric")
     vectors = "one"
 
     def __init__(

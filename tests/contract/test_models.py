@@ -12,7 +12,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from ranker.assembly.objects import build_data, build_scorer
+from ranker.assembly.data import build_data
+from ranker.assembly.scorer import build_scorer
 from ranker.checkpoint import load_scorer, save_model
 from ranker.cli import entry
 from ranker.data.collection import Splits

@@ -21,8 +21,8 @@ from ranker.data.batching import Template
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.encoders.encoder import Encoder
-from ranker.models.colbert import ColBERT
 from ranker.models._prompts import with_prompt
+from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 
 pytest.importorskip("sentence_transformers")

@@ -1,4 +1,4 @@
-"""What comes from a file is data: it names no code outside of the project's reach, brings none along, and can't leave its folder."""
+"""Files are data: they cannot name code outside the trusted packages, bring code along, or leave their folder."""
 
 import ast
 import json
@@ -14,10 +14,11 @@ from omegaconf import OmegaConf
 
 from ranker.checkpoint import load_scorer, read_description
 from ranker.commands.replay import replay
-from ranker.config.check import check, is_trusted
+from ranker.config.check import check
+from ranker.config.targets import is_trusted
 from ranker.errors import CheckpointError, ConfigError, DataError
 from ranker.training.nonfinite import write_dump
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import NonFiniteOptions, RerankModule
 from ranker.types import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +111,7 @@ def test_replay_trusts_no_code_beside_weights(tmp_path, monkeypatch):
         "trainer": {"max_epochs": 1},
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(cfg)))
-    module = RerankModule(torch.nn.Linear(1, 1), [], dumps=tmp_path / "nonfinite")
+    module = RerankModule(torch.nn.Linear(1, 1), [], nonfinite=NonFiniteOptions(folder=tmp_path / "nonfinite"))
     module.trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     write_dump(module, TrainStep(0, 0, (), 1, 1), 1, math.nan, math.nan, ["q"])
     with pytest.raises((InstantiationException, ConfigError), match="custom code"):

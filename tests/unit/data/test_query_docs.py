@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from ranker.assembly.objects import load_source
+from ranker.assembly.data import load_source
 from ranker.config.check import check
 from ranker.data.batching import Collator
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
