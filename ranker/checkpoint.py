@@ -17,8 +17,8 @@ from ranker.config.targets import constructor_keys, is_trusted
 from ranker.encoders.execution import Execution
 from ranker.errors import CheckpointError, RankerError
 from ranker.files import verify_folder, write_folder
+from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.training.checkpoint_files import read_checkpoint
-from ranker.types import Scorer, is_bi_encoder
 
 # what a model folder says of its own: how the texts were cut and what the scorer is
 DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")

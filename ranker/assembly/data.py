@@ -19,10 +19,10 @@ from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.data.query_docs import apply_mode, warn_of_query_docs
 from ranker.errors import ConfigError
+from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.multitask.multitask import Multitask, make_task
 from ranker.multitask.steps import TaskData
 from ranker.retrieval.bm25 import FirstStage, with_candidates
-from ranker.types import Scorer, is_bi_encoder
 
 log = logging.getLogger(__name__)
 

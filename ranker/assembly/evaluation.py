@@ -25,9 +25,10 @@ from ranker.errors import ConfigError
 from ranker.evaluation import pictures
 from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
 from ranker.evaluation.scoring import Devices, score_collection
+from ranker.models.interface import is_bi_encoder
 from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.retrieval.pipeline import add_positives
-from ranker.types import Run, is_bi_encoder
+from ranker.types import Run
 
 log = logging.getLogger(__name__)
 

@@ -15,10 +15,10 @@ from ranker.checkpoint import load_scorer
 from ranker.config.targets import constructor_keys
 from ranker.encoders.execution import Execution
 from ranker.errors import ConfigError
+from ranker.models.interface import Scorer
 from ranker.multitask.module import MultitaskModule
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.rerank_module import RerankModule
-from ranker.types import Scorer
 
 
 def build_scorer(cfg: DictConfig) -> Scorer:

@@ -22,6 +22,7 @@ from ranker.data.query_docs import allowed_run
 from ranker.data.trec import read_run, write_run
 from ranker.errors import ConfigError
 from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
+from ranker.models.interface import is_bi_encoder
 from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.retrieval.encode import Device
 from ranker.retrieval.mining import Mining
@@ -36,7 +37,7 @@ from ranker.retrieval.pipeline import (
 )
 from ranker.retrieval.search import LateOptions, VectorEngine
 from ranker.training.run_writer import write_json
-from ranker.types import Run, is_bi_encoder
+from ranker.types import Run
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Token batches to hidden states: loading, ragged and padded execution, kernels."""
+"""Token batches to hidden states. Read `encoder`, `ragged_forward` and `layer`; `paths` lists the faster ways."""

@@ -1,7 +1,7 @@
-"""Dropout that is the same on any hardware: a number's mask depends on where it stands in the optimizer step, not on who computes it.
+"""Dropout by hash: the mask of a value depends on its place in the optimizer step, so it is the same on any hardware.
 
-Each mask is a hash of (seed, row, position, place in the model, column), so devices, micro-batches and the order of
-rows change nothing, no random state has to be kept, and a pass that is repeated meets the same masks.
+Each mask is a hash of (seed, row id, position, site in the model, column). Devices, micro-batches and the order of rows
+change nothing, no random state has to be stored, and a repeated pass has the same masks.
 """
 
 from __future__ import annotations
@@ -11,59 +11,68 @@ from torch import Tensor
 
 
 def _int32(number: int) -> int:
-    """The number's lowest 32 bits, read with a sign."""
+    """Return the lowest 32 bits of a number as a signed integer."""
     return (number + 2**31) % 2**32 - 2**31
 
 
-# multipliers of the 32-bit finaliser "lowbias32" (Chris Wellons, "Prospecting for Hash Functions", 2018) and, odd and
-# without pattern, for counting: 2^32 over the golden ratio, and two of xxHash's primes
+# multipliers of the 32-bit finaliser "lowbias32" (Chris Wellons, "Prospecting for Hash Functions", 2018)
 FIRST, SECOND = _int32(0x7FEB352D), _int32(0x846CA68B)
+# odd multipliers without a pattern for counters: 2^32 over the golden ratio, and two of xxHash's primes
 COLUMN, POSITION, SITE = _int32(0x9E3779B1), _int32(0x85EBCA77), _int32(0xC2B2AE3D)
 
 
-def dropout_hashes(seed: int | Tensor, names: Tensor, positions: Tensor, sites: int) -> Tensor:
-    """Hash what a token's masks depend on, but for the column.
+def dropout_hashes(seed: int | Tensor, row_ids: Tensor, position_ids: Tensor, sites: int) -> Tensor:
+    """Hash everything that a token's masks depend on, except the column.
 
     Args:
-        seed: Of the optimizer step; its lowest 64 bits count. On the device, where it may not be a constant: int64 [].
-        names: Number within the step of each token's row, int64 [tokens].
-        positions: Place of each token in its row, int64 [tokens].
-        sites: Places in the model at which numbers are dropped.
+        seed: Seed of the optimizer step, of which the lowest 64 bits count. A tensor int64 [] on the device where the
+            seed must not be a constant (CUDA graphs).
+        row_ids: Number of each token's row within the step, int64 [tokens].
+        position_ids: Position of each token in its row, int64 [tokens].
+        sites: Number of places in the model that have dropout.
 
     Returns:
         int32 [sites, tokens]
     """
     low, high = (seed.int(), (seed >> 32).int()) if isinstance(seed, Tensor) else (_int32(seed), _int32(seed >> 32))
-    rows = _mixed(names.int() * FIRST + low)
-    tokens = _mixed(rows ^ (positions.int() * POSITION + high))
-    counted = torch.arange(1, sites + 1, dtype=torch.int32, device=names.device) * SITE
-    return _mixed(tokens ^ counted.unsqueeze(1))
+    rows = _finalise(row_ids.int() * FIRST + low)
+    tokens = _finalise(rows ^ (position_ids.int() * POSITION + high))
+    site_numbers = torch.arange(1, sites + 1, dtype=torch.int32, device=row_ids.device) * SITE
+    return _finalise(tokens ^ site_numbers.unsqueeze(1))
 
 
 def hashed_dropout(values: Tensor, hashes: Tensor, rate: float) -> Tensor:
-    """Zero a share of `rate` of the numbers, and scale the others so that the mean stays.
+    """Set a share of `rate` of the values to 0 and scale the others so that the mean stays.
 
     Args:
         values: [tokens, dim].
-        hashes: One site's row of `dropout_hashes`, int32 [tokens].
-        rate: Share, at least 0 and below 1.
+        hashes: One row of `dropout_hashes`, int32 [tokens].
+        rate: Probability of dropping a value, at least 0 and below 1.
+
+    Returns:
+        [tokens, dim]
     """
     columns = torch.arange(values.shape[1], dtype=torch.int32, device=values.device) * COLUMN
-    # the highest bits decide, so the finaliser's last shift, which only mends the lowest, is left out
-    kept = _mixed(hashes.unsqueeze(1) + columns, last=False) >= threshold(rate)
+    # the highest bits decide; the finaliser's last shift improves only the lowest, so it is left out
+    kept = _finalise(hashes.unsqueeze(1) + columns, last_shift=False) >= threshold(rate)
     return values * kept * (1 / (1 - rate))
 
 
 def threshold(rate: float) -> int:
-    """The least int32 at which a number is kept."""
+    """Return the lowest int32 hash at which a value is kept."""
     return round(rate * 2**32) - 2**31
 
 
-def _mixed(bits: Tensor, last: bool = True) -> Tensor:
-    """lowbias32: each bit of the result hangs on all bits of the argument, which is overwritten; int32, whose products wrap around."""
+def _finalise(bits: Tensor, last_shift: bool = True) -> Tensor:
+    """Apply lowbias32 in place: each bit of the result depends on all bits of the argument.
+
+    Args:
+        bits: int32; products wrap around.
+        last_shift: Whether to apply the last of the three shifts.
+    """
     for shift, multiplier in ((16, FIRST), (15, SECOND)):
         shifted = bits >> shift
         shifted &= (1 << (32 - shift)) - 1  # int32's shift repeats the sign
         bits ^= shifted
         bits *= multiplier
-    return bits ^ ((bits >> 16) & 0xFFFF) if last else bits
+    return bits ^ ((bits >> 16) & 0xFFFF) if last_shift else bits

@@ -1,4 +1,4 @@
-"""How an encoder computes: one object for all options of execution, so that none is lost where an encoder is built, saved or copied."""
+"""How an encoder computes: all options in one object, so none is lost when an encoder is built, saved or copied."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ranker.errors import ConfigError
 
 @dataclass(frozen=True)
 class Execution:
-    """Options of execution; they change the speed, and the result by rounding only.
+    """Options of execution. They change the speed; results change by rounding only.
 
     Args:
-        ragged: Run without padding where the family can; False takes transformers' own forward.
-        compile: Compile layers on CUDA in half precision that are not `fused`; `auto` does it where the tools are
-            available, True insists on them.
-        attention: Kernel on CUDA in half precision: `short`, `library` or `auto` (short where it serves).
-        fused: Run embeddings and layers through this package's kernels on CUDA in half precision; `auto` does it where
-            they serve (Triton, GELU, rows that the short kernel takes), True insists on the first two.
-        graphs: Replay training passes through these kernels as CUDA graphs; `auto` does it on one device, for
-            micro-batches that are small enough to gain by it, True for all.
+        ragged: Run without padding if the family can; False runs transformers' own forward.
+        compile: Compile layers on CUDA in half precision that are not `fused`. `auto`: if the tools are available;
+            True: required.
+        attention: Kernel on CUDA in half precision: `short`, `library` or `auto` (short if it supports the sizes).
+        fused: Run embeddings and layers through this package's kernels on CUDA in half precision. `auto`: if they
+            support the batch (Triton, GELU, rows that the short kernel takes); True: Triton and GELU are required.
+        graphs: Replay training passes through these kernels as CUDA graphs. `auto`: on one device, micro-batches that
+            are small enough to gain from it; True: all.
 
     Raises:
-        ConfigError: A value that an option does not have.
+        ConfigError: An option has an unknown value.
     """
 
     ragged: bool = True
@@ -45,7 +45,7 @@ class Execution:
 
     @classmethod
     def of(cls, encoder: Mapping[str, Any]) -> Execution:
-        """The options in the `encoder` node of a configuration; defaults for those that it lacks.
+        """Return the options in the `encoder` node of a configuration; missing ones have their defaults.
 
         >>> Execution.of({"name": "tiny", "graphs": False}).graphs, Execution.of({}).graphs
         (False, 'auto')

@@ -1,4 +1,4 @@
-"""Whether a model, its tokenizer and its layout of texts belong together: asked when they are loaded, not found out by a crash in use."""
+"""Checks that a model, its tokenizer and its layout of texts fit together, made when they are loaded."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Any
 from transformers import PretrainedConfig
 
 from ranker.data.batching import Template
+from ranker.encoders.family import family_of
 from ranker.errors import CheckpointError
-
-SEGMENTED = ("bert", "electra")  # families that look every segment id up, also where they have one segment only
 
 
 def check_config(config: PretrainedConfig, where: str) -> None:
-    """Refuse a padding id outside the embedding table, before a model is built from it.
+    """Refuse a padding id outside the embedding table, before a model is built.
+
+    Args:
+        config: The model's configuration.
+        where: Name or folder of the model, for the message.
 
     Raises:
-        CheckpointError: It is outside.
+        CheckpointError: The id is outside the table.
     """
     pad, rows = getattr(config, "pad_token_id", None), getattr(config, "vocab_size", None)
     if pad is not None and rows is not None and pad >= rows:
@@ -26,9 +29,9 @@ def check_config(config: PretrainedConfig, where: str) -> None:
 
 
 def check_tokens(encoder: Any) -> None:
-    """Refuse an encoder whose tokenizer gives ids that the embedding table lacks.
+    """Refuse an encoder whose tokenizer gives ids outside the embedding table.
 
-    Special tokens that no text gives and no layout needs may lie outside it.
+    Special tokens may be outside if no text contains them and no layout uses them.
 
     Args:
         encoder: An `Encoder`, just loaded.
@@ -37,7 +40,7 @@ def check_tokens(encoder: Any) -> None:
         CheckpointError: An id is outside the table, or batches are padded and there is no padding token.
     """
     model, tokenizer = encoder.model, encoder.tokenizer
-    where = model.config.name_or_path or tokenizer.name_or_path or f"{model.config.model_type} encoder"
+    where = _name_of(encoder)
     rows = len(model.get_input_embeddings().weight)
     unused = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
     unused -= {
@@ -55,8 +58,9 @@ def check_tokens(encoder: Any) -> None:
     if outside:
         token = max(outside, key=outside.__getitem__)
         raise CheckpointError(
-            f"{where}: expected token ids below {rows}, the rows of the embedding table, got {len(tokenizer)} tokens with ids up to "
-            f"{outside[token]} ({token!r}); take the tokenizer that belongs to the model, or resize the table (resize_token_embeddings)"
+            f"{where}: expected token ids below {rows}, the rows of the embedding table, got {len(tokenizer)} tokens "
+            f"with ids up to {outside[token]} ({token!r}); take the tokenizer that belongs to the model, or resize the "
+            "table (resize_token_embeddings)"
         )
     if not encoder.ragged and tokenizer.pad_token_id is None:
         raise CheckpointError(
@@ -65,38 +69,45 @@ def check_tokens(encoder: Any) -> None:
 
 
 def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
-    """Refuse a layout of texts that the encoder can't read, or that does not tell them apart.
+    """Refuse a layout of texts that the encoder can't read, or that does not separate the texts.
 
     Args:
         encoder: An `Encoder`.
         texts: 2 for a pair in one sequence, 1 for a text by itself.
-        pooling: What is read of the sequence; `cls` needs a special token at its start.
+        pooling: Pooling of the sequence; `cls` needs a special token at its start.
 
     Raises:
         CheckpointError: Special tokens are missing, a segment id has no embedding, or the positions leave no room for
             texts.
     """
-    tokenizer, config = encoder.tokenizer, encoder.config
-    where = config.name_or_path or tokenizer.name_or_path or f"{config.model_type} encoder"
-    template = Template.of(tokenizer, texts)
+    config = encoder.config
+    where = _name_of(encoder)
+    template = Template.of(encoder.tokenizer, texts)
     if texts == 2 and not template.specials[1]:
         raise CheckpointError(
             f"{where}: expected a tokenizer that puts a separator between query and doc, got none in its post-processor"
         )
     if not template.num_special or (pooling == "cls" and not template.specials[0]):
         raise CheckpointError(
-            f"{where}: expected a tokenizer that puts a special token before a text, got {template.num_special} special tokens around it; "
-            "add a post-processor to tokenizer.json"
+            f"{where}: expected a tokenizer that puts a special token before a text, got {template.num_special} "
+            "special tokens around it; add a post-processor to tokenizer.json"
             + (", or set model.pooling=mean" if pooling == "cls" and template.num_special else "")
         )
     segments = getattr(config, "type_vocab_size", 0)
-    if max(template.segments) >= segments and (segments > 1 or (segments == 1 and config.model_type in SEGMENTED)):
+    reads_segments = segments > 1 or (segments == 1 and family_of(config).reads_single_segment)
+    if reads_segments and max(template.segments) >= segments:
         raise CheckpointError(
-            f"{where}: expected segment ids below type_vocab_size={segments}, got {max(template.segments)} from the tokenizer's layout of "
-            f"{texts} texts; take the tokenizer that belongs to the model"
+            f"{where}: expected segment ids below type_vocab_size={segments}, got {max(template.segments)} from the "
+            f"tokenizer's layout of {texts} texts; take the tokenizer that belongs to the model"
         )
     if encoder.max_tokens < template.num_special + texts:
         raise CheckpointError(
             f"{where}: expected positions for at least {template.num_special + texts} tokens, got {encoder.max_tokens} "
             f"(max_position_embeddings={config.max_position_embeddings}); take another encoder"
         )
+
+
+def _name_of(encoder: Any) -> str:
+    """Return the model's name for messages."""
+    config = encoder.model.config
+    return config.name_or_path or encoder.tokenizer.name_or_path or f"{config.model_type} encoder"

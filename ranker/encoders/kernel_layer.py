@@ -1,8 +1,8 @@
-"""One transformer layer through our kernels, with its backward pass written out.
+"""One transformer layer through this package's kernels, with its backward pass written out; CUDA in half precision.
 
-Half precision on CUDA takes it. Unlike autograd or compiled code over the same kernels the backward pass adds a product
-in place to the gradient that the residual sum hands down, where both would copy that first, and makes the weights'
-gradients in the weights' precision. Nothing is compiled but the kernels.
+Autograd, and compiled code over the same kernels, would copy the gradient that arrives through the residual sum before
+adding a matrix product to it. The backward pass here adds in place, and it computes weight gradients in the precision
+of the weights. Only the kernels are compiled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ranker.encoders.fused import first_states, kernel_average
+from ranker.encoders.attention import PackedRows
+from ranker.encoders.layer import LayerSettings, LayerWeights, first_token_attention, kernel_average
 
 try:
     from ranker.encoders.kernels import bias_gelu, residual_norm, short_attention
@@ -22,29 +23,29 @@ except ImportError:  # no Triton
 
 
 class Kernels(NamedTuple):
-    """What a layer runs through: functions without autograd, each with the one that gives its gradients, but for the last.
+    """Forward and backward kernels of one layer. Only `average` supports autograd by itself.
 
     Args:
         attend: See `ranker.encoders.kernels.short_attention.attend`.
         attend_backward: See `attend_backward` there.
-        widen: See `ranker.encoders.kernels.bias_gelu.bias_gelu`.
-        widen_backward: See `bias_gelu_backward` there.
-        join: See `ranker.encoders.kernels.residual_norm.residual_norm`.
-        join_backward: See `residual_norm_backward` there.
-        average: Attention of first tokens, with its gradients, see `ranker.encoders.fused.kernel_average`.
+        bias_gelu: See `ranker.encoders.kernels.bias_gelu.bias_gelu`.
+        bias_gelu_backward: See `bias_gelu_backward` there.
+        residual_norm: See `ranker.encoders.kernels.residual_norm.residual_norm`.
+        residual_norm_backward: See `residual_norm_backward` there.
+        average: Attention of first tokens, see `ranker.encoders.layer.kernel_average`.
     """
 
     attend: Callable[..., tuple[Tensor, Tensor]]
     attend_backward: Callable[..., tuple[Tensor, Tensor]]
-    widen: Callable[..., Tensor]
-    widen_backward: Callable[..., tuple[Tensor, Tensor]]
-    join: Callable[..., Tensor]
-    join_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    bias_gelu: Callable[..., Tensor]
+    bias_gelu_backward: Callable[..., tuple[Tensor, Tensor]]
+    residual_norm: Callable[..., Tensor]
+    residual_norm_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
     average: Callable[..., Tensor]
 
 
 def triton_kernels() -> Kernels:
-    """Our own."""
+    """Return the Triton kernels of this package."""
     return Kernels(
         short_attention.attend,
         short_attention.attend_backward,
@@ -56,14 +57,14 @@ def triton_kernels() -> Kernels:
     )
 
 
-class Join(NamedTuple):
-    """What ends both halves of a layer: `norm(dropout(product + bias) + states)`.
+class ResidualNorm(NamedTuple):
+    """The end of both blocks of a layer: `norm(dropout(product + bias) + states)`.
 
     Args:
-        kernels: What it runs through.
-        hashes: What is dropped by, int32 [tokens] (`dropout_hashes`); None where nothing is dropped.
-        rate: Of dropout.
-        epsilon: Of the norm.
+        kernels: The kernels to call.
+        hashes: Dropout hashes, int32 [tokens] (`dropout_hashes`); None: no dropout.
+        rate: Probability of dropout.
+        epsilon: Added to the variance by the norm.
     """
 
     kernels: Kernels
@@ -71,157 +72,200 @@ class Join(NamedTuple):
     rate: float
     epsilon: float
 
-    def of(self, product: Tensor, bias: Tensor, states: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-        """The joined states."""
-        return self.kernels.join(product, bias, states, self.hashes, self.rate, gain, shift, self.epsilon)
+    def forward(self, product: Tensor, bias: Tensor, states: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
+        """Return the normed sum, [tokens, dim]."""
+        return self.kernels.residual_norm(product, bias, states, self.hashes, self.rate, gain, shift, self.epsilon)
 
-    def gradients(
-        self, above: Tensor, product: Tensor, bias: Tensor, states: Tensor, gain: Tensor
+    def backward(
+        self, grad_out: Tensor, product: Tensor, bias: Tensor, states: Tensor, gain: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """By bias, gain and shift, [3, dim]; by the states; by the product, which may be the same tensor."""
-        return self.kernels.join_backward(above, product, bias, states, self.hashes, self.rate, gain, self.epsilon)
+        """Return d/d(bias, gain, shift) [3, dim], d/d(states) and d/d(product) [tokens, dim].
+
+        The last two may share memory.
+        """
+        return self.kernels.residual_norm_backward(
+            grad_out, product, bias, states, self.hashes, self.rate, gain, self.epsilon
+        )
 
 
 def kernel_layer(
     states: Tensor,
-    weights: tuple[Tensor, ...],
-    heads: int,
-    drop: float,
-    hashes: Tensor | None,
-    epsilon: float,
-    firsts: Tensor | None,
+    weights: LayerWeights,
+    settings: LayerSettings,
     kernels: Kernels,
-    places: tuple[Any, ...],
+    rows: PackedRows,
+    hashes: Tensor | None,
+    first_tokens: Tensor | None,
 ) -> Tensor:
-    """`post_norm_layer` through kernels.
+    """Run `post_norm_layer` through kernels.
 
     Args:
         states: bf16 or fp16 [tokens, dim].
-        weights: See `ranker.encoders.fused.layer_weights`.
-        heads: Attention heads.
-        drop: Dropout before both residual sums.
-        hashes: What both drop by, int32 [2, tokens that leave]; None where nothing is dropped.
-        epsilon: Of the layer norms.
-        firsts: Places of the rows' first tokens, where only their states are wanted; None: all are.
-        kernels: What it runs through.
-        places: (cu_seqlens, cu_keys, keys or None, max_length, blocks), see
-            `ranker.encoders.attention.library_attention`.
+        weights: Weights of the layer.
+        settings: Constants of the layer.
+        kernels: The kernels to call.
+        rows: Row boundaries for attention.
+        hashes: Dropout hashes of both residual sums, int32 [2, output tokens]; None: no dropout.
+        first_tokens: Index of each row's first token, int32 [rows], to compute the output of these alone; None:
+            compute all.
 
     Returns:
-        [tokens that leave, dim]
+        [output tokens, dim]
     """
-    wq, bq, wk, bk, wv, bv, wo, bo, w1, b1, w2, b2, gain1, shift1, gain2, shift2 = weights
-    early, late = (Join(kernels, None if hashes is None else hashes[place], drop, epsilon) for place in range(2))
-    found: Any
-    if firsts is None:
-        cu_seqlens, cu_keys, _, _, blocks = places
-        found = _Attention.apply(
-            states, early, heads, (cu_seqlens, cu_keys, blocks), wq, wk, wv, bq, bk, bv, wo, bo, gain1, shift1
+    w = weights
+    attention_norm, feed_forward_norm = (
+        ResidualNorm(kernels, None if hashes is None else hashes[site], settings.dropout, settings.epsilon)
+        for site in range(2)
+    )
+    attended: Any
+    if first_tokens is None:
+        attended = _Attention.apply(
+            states,
+            attention_norm,
+            settings.num_heads,
+            (rows.cu_seqlens, rows.cu_keys, rows.blocks),
+            w.query,
+            w.key,
+            w.value,
+            w.query_bias,
+            w.key_bias,
+            w.value_bias,
+            w.attention_out,
+            w.attention_out_bias,
+            w.attention_gain,
+            w.attention_shift,
         )
     else:
-        mixed, own = first_states(states, weights, heads, firsts, kernels.average, places)
-        found = _Joined.apply(mixed.to(own.dtype), own, early, wo, bo, gain1, shift1)
-    return _FeedForward.apply(found, late, w1, b1, w2, b2, gain2, shift2)  # type: ignore[no-any-return]
+        mixed, first_states = first_token_attention(states, w, settings.num_heads, first_tokens, kernels.average, rows)
+        attended = _LinearResidualNorm.apply(
+            mixed.to(first_states.dtype),
+            first_states,
+            attention_norm,
+            w.attention_out,
+            w.attention_out_bias,
+            w.attention_gain,
+            w.attention_shift,
+        )
+    out: Any = _FeedForward.apply(
+        attended,
+        feed_forward_norm,
+        w.up,
+        w.up_bias,
+        w.down,
+        w.down_bias,
+        w.feed_forward_gain,
+        w.feed_forward_shift,
+    )
+    return out
 
 
-class _Joined(torch.autograd.Function):
+class _LinearResidualNorm(torch.autograd.Function):
     """`norm(dropout(inner @ weight.T + bias) + states)`."""
 
     @staticmethod
     def forward(
-        ctx: Any, inner: Tensor, states: Tensor, end: Join, weight: Tensor, bias: Tensor, gain: Tensor, shift: Tensor
+        ctx: Any,
+        inner: Tensor,
+        states: Tensor,
+        norm: ResidualNorm,
+        weight: Tensor,
+        bias: Tensor,
+        gain: Tensor,
+        shift: Tensor,
     ) -> Tensor:
-        (own,) = _converted([[weight]], inner.dtype)
-        product = inner @ own.t()
-        ctx.end, ctx.types = end, (weight.dtype, bias.dtype, gain.dtype, shift.dtype)
-        ctx.save_for_backward(inner, states, product, own, bias, gain)
-        return end.of(product, bias, states, gain, shift)
+        (half_weight,) = _converted([[weight]], inner.dtype)
+        product = inner @ half_weight.t()
+        ctx.norm, ctx.dtypes = norm, (weight.dtype, bias.dtype, gain.dtype, shift.dtype)
+        ctx.save_for_backward(inner, states, product, half_weight, bias, gain)
+        return norm.forward(product, bias, states, gain, shift)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, above: Tensor) -> tuple[Any, ...]:
-        inner, states, product, own, bias, gain = ctx.saved_tensors
-        sums, down, grad = ctx.end.gradients(above, product, bias, states, gain)
-        weight_type, *types = ctx.types
-        own_grad = _product(grad, inner, weight_type) if ctx.needs_input_grad[3] else None
-        return grad @ own, down, None, own_grad, *_split(sums, types)
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+        inner, states, product, half_weight, bias, gain = ctx.saved_tensors
+        sums, grad_states, grad_product = ctx.norm.backward(grad_out, product, bias, states, gain)
+        weight_dtype, *dtypes = ctx.dtypes
+        grad_weight = _weight_gradient(grad_product, inner, weight_dtype) if ctx.needs_input_grad[3] else None
+        return grad_product @ half_weight, grad_states, None, grad_weight, *_split(sums, dtypes)
 
 
 class _Attention(torch.autograd.Function):
-    """Self-attention, the linear layer after it, and what joins it to the states it came from."""
+    """Self-attention, the linear layer after it, the residual sum and its norm."""
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, end: Join, heads: int, places: tuple[Tensor, ...], wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor,
-        bv: Tensor, wo: Tensor, bo: Tensor, gain: Tensor, shift: Tensor,
+        ctx: Any, states: Tensor, norm: ResidualNorm, num_heads: int, rows: tuple[Tensor, ...],
+        wq: Tensor, wk: Tensor, wv: Tensor, bq: Tensor, bk: Tensor, bv: Tensor,
+        wo: Tensor, bo: Tensor, gain: Tensor, shift: Tensor,
     ) -> Tensor:  # fmt: skip
         tokens, dim = states.shape
-        packed, bias, own = _converted([[wq, wk, wv], [bq, bk, bv], [wo]], states.dtype)
-        qkv = torch.addmm(bias, states, packed.t()).view(tokens, 3, heads, dim // heads)
-        mixed, logs = end.kernels.attend(qkv, *places)
-        product = mixed.view(tokens, dim) @ own.t()
-        ctx.end, ctx.places, ctx.types = end, places, (wq.dtype, bq.dtype, wo.dtype, bo.dtype, gain.dtype, shift.dtype)
-        ctx.save_for_backward(states, qkv, mixed, logs, product, packed, own, bo, gain)
-        return end.of(product, bo, states, gain, shift)
+        half_qkv, bias_qkv, half_out = _converted([[wq, wk, wv], [bq, bk, bv], [wo]], states.dtype)
+        qkv = torch.addmm(bias_qkv, states, half_qkv.t()).view(tokens, 3, num_heads, dim // num_heads)
+        mixed, log_sums = norm.kernels.attend(qkv, *rows)
+        product = mixed.view(tokens, dim) @ half_out.t()
+        ctx.norm, ctx.rows = norm, rows
+        ctx.dtypes = (wq.dtype, bq.dtype, wo.dtype, bo.dtype, gain.dtype, shift.dtype)
+        ctx.save_for_backward(states, qkv, mixed, log_sums, product, half_qkv, half_out, bo, gain)
+        return norm.forward(product, bo, states, gain, shift)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, above: Tensor) -> tuple[Any, ...]:
-        states, qkv, mixed, logs, product, packed, own, bias, gain = ctx.saved_tensors
-        packed_type, packed_bias_type, own_type, *types = ctx.types
-        sums, down, grad = ctx.end.gradients(above, product, bias, states, gain)
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+        states, qkv, mixed, log_sums, product, half_qkv, half_out, bias, gain = ctx.saved_tensors
+        qkv_dtype, qkv_bias_dtype, out_dtype, *dtypes = ctx.dtypes
+        sums, grad_states, grad_product = ctx.norm.backward(grad_out, product, bias, states, gain)
         inner = mixed.view_as(states)
-        own_grad = _product(grad, inner, own_type) if ctx.needs_input_grad[10] else None
-        through, packed_bias = ctx.end.kernels.attend_backward(
-            (grad @ own).view_as(mixed), qkv, mixed, logs, *ctx.places
+        grad_wo = _weight_gradient(grad_product, inner, out_dtype) if ctx.needs_input_grad[10] else None
+        grad_qkv, grad_bias = ctx.norm.kernels.attend_backward(
+            (grad_product @ half_out).view_as(mixed), qkv, mixed, log_sums, *ctx.rows
         )
-        through = through.view(len(states), -1)
-        split: Sequence[Tensor | None] = [None] * 3
+        grad_qkv = grad_qkv.view(len(states), -1)
+        grad_weights: Sequence[Tensor | None] = [None] * 3
         if any(ctx.needs_input_grad[4:7]):
-            split = _product(through, states, packed_type).chunk(3)
-        below = down.addmm_(through, packed) if ctx.needs_input_grad[0] else None
-        return (
-            below,
-            None,
-            None,
-            None,
-            *split,
-            *packed_bias.to(packed_bias_type).chunk(3),
-            own_grad,
-            *_split(sums, types),
-        )
+            grad_weights = _weight_gradient(grad_qkv, states, qkv_dtype).chunk(3)
+        below = grad_states.addmm_(grad_qkv, half_qkv) if ctx.needs_input_grad[0] else None
+        grad_biases = grad_bias.to(qkv_bias_dtype).chunk(3)
+        return below, None, None, None, *grad_weights, *grad_biases, grad_wo, *_split(sums, dtypes)
 
 
 class _FeedForward(torch.autograd.Function):
-    """The feed-forward part, and what joins it to the states it came from."""
+    """The feed-forward block, the residual sum and its norm."""
 
     @staticmethod
     def forward(
-        ctx: Any, states: Tensor, end: Join, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, gain: Tensor, shift: Tensor
-    ) -> Tensor:  # fmt: skip
-        first, second = _converted([[w1], [w2]], states.dtype)
-        wide = states @ first.t()
-        active = end.kernels.widen(wide, b1)
-        product = active @ second.t()
-        ctx.end, ctx.types = end, (w1.dtype, b1.dtype, w2.dtype, b2.dtype, gain.dtype, shift.dtype)
-        ctx.save_for_backward(states, wide, active, product, first, second, b1, b2, gain)
-        return end.of(product, b2, states, gain, shift)
+        ctx: Any,
+        states: Tensor,
+        norm: ResidualNorm,
+        w1: Tensor,
+        b1: Tensor,
+        w2: Tensor,
+        b2: Tensor,
+        gain: Tensor,
+        shift: Tensor,
+    ) -> Tensor:
+        half_up, half_down = _converted([[w1], [w2]], states.dtype)
+        wide = states @ half_up.t()
+        active = norm.kernels.bias_gelu(wide, b1)
+        product = active @ half_down.t()
+        ctx.norm, ctx.dtypes = norm, (w1.dtype, b1.dtype, w2.dtype, b2.dtype, gain.dtype, shift.dtype)
+        ctx.save_for_backward(states, wide, active, product, half_up, half_down, b1, b2, gain)
+        return norm.forward(product, b2, states, gain, shift)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, above: Tensor) -> tuple[Any, ...]:
-        states, wide, active, product, first, second, b1, b2, gain = ctx.saved_tensors
-        first_type, first_bias_type, second_type, *types = ctx.types
-        sums, down, grad = ctx.end.gradients(above, product, b2, states, gain)
-        second_grad = _product(grad, active, second_type) if ctx.needs_input_grad[4] else None
-        through, first_bias = ctx.end.kernels.widen_backward(grad @ second, wide, b1)
-        first_grad = _product(through, states, first_type) if ctx.needs_input_grad[2] else None
-        below = down.addmm_(through, first) if ctx.needs_input_grad[0] else None
-        return below, None, first_grad, first_bias.to(first_bias_type), second_grad, *_split(sums, types)
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+        states, wide, active, product, half_up, half_down, b1, b2, gain = ctx.saved_tensors
+        up_dtype, up_bias_dtype, down_dtype, *dtypes = ctx.dtypes
+        sums, grad_states, grad_product = ctx.norm.backward(grad_out, product, b2, states, gain)
+        grad_down = _weight_gradient(grad_product, active, down_dtype) if ctx.needs_input_grad[4] else None
+        grad_wide, grad_b1 = ctx.norm.kernels.bias_gelu_backward(grad_product @ half_down, wide, b1)
+        grad_up = _weight_gradient(grad_wide, states, up_dtype) if ctx.needs_input_grad[2] else None
+        below = grad_states.addmm_(grad_wide, half_up) if ctx.needs_input_grad[0] else None
+        return below, None, grad_up, grad_b1.to(up_bias_dtype), grad_down, *_split(sums, dtypes)
 
 
 def _converted(groups: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[Tensor]:
-    """The weights in this precision, those of a group joined along their first axis."""
+    """Return the weights in a precision, those of a group concatenated along their first axis."""
     sizes = [sum(weight.numel() for weight in group) for group in groups]
     flat = torch.empty(sum(sizes), dtype=dtype, device=groups[0][0].device)
     joined = [part.view(-1, *group[0].shape[1:]) for part, group in zip(flat.split(sizes), groups, strict=True)]
@@ -232,12 +276,19 @@ def _converted(groups: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[T
     return joined
 
 
-def _product(above: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight's gradient, summed over tokens in float32 and given in the weight's precision; [tokens, out] and [tokens, in] to [out, in]."""
-    if above.is_cuda and dtype == torch.float32:
-        return torch.mm(above.t(), inner, out_dtype=dtype)
-    return (above.t() @ inner).to(dtype)
+def _weight_gradient(grad_out: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a weight's gradient [out, in], summed over tokens in float32, in the weight's precision.
+
+    Args:
+        grad_out: Gradient of the linear layer's output, [tokens, out].
+        inner: Its input, [tokens, in].
+        dtype: Precision of the weight.
+    """
+    if grad_out.is_cuda and dtype == torch.float32:
+        return torch.mm(grad_out.t(), inner, out_dtype=dtype)
+    return (grad_out.t() @ inner).to(dtype)
 
 
-def _split(sums: Tensor, types: Sequence[torch.dtype]) -> list[Tensor]:
-    return [part.to(dtype) for part, dtype in zip(sums, types, strict=True)]
+def _split(sums: Tensor, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+    """Return the rows of `sums`, each in its precision."""
+    return [part.to(dtype) for part, dtype in zip(sums, dtypes, strict=True)]

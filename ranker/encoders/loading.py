@@ -1,4 +1,4 @@
-"""Load an encoder from a folder, a package or the hub, with trained or with random weights."""
+"""Load an encoder from a folder, a package or the hub, with trained or random weights."""
 
 from __future__ import annotations
 
@@ -49,26 +49,25 @@ def load_encoder(
 
     Args:
         name: Hub id, folder, or the folder's path inside `package`; `tiny` is a random BERT for tests.
-        package: An installed Python package that carries the weights; it is located, never imported.
+        package: An installed Python package that contains the weights; it is located, never imported.
         layers: Keep only this many of the lower layers; None keeps all.
         dropout: Dropout after embeddings, attention and feed-forward; None keeps the checkpoint's.
-        attention_dropout: Dropout on attention weights (off in the kernels without padding: CUDA in half precision);
+        attention_dropout: Dropout on attention weights (off in attention without padding: CUDA in half precision);
             None keeps the checkpoint's.
-        pretrained: False takes the configuration and random weights.
-        ragged: False pads every batch and runs transformers' own forward.
-        compile: Whether to compile layers on CUDA in half precision that are not `fused`: auto, true or false.
-        attention: Kernel on CUDA in half precision: auto, short or library.
-        fused: Whether embeddings and layers run through kernels of our own on CUDA in half precision: auto, true or
-            false.
-        graphs: Whether training passes are replayed as CUDA graphs: auto (small ones on one device), true or false.
-        trust_remote_code: Whether code that lies beside the weights may run.
+        pretrained: False: random weights with the checkpoint's configuration.
+        ragged: See `Execution`, as for the next four.
+        compile: See `Execution`.
+        attention: See `Execution`.
+        fused: See `Execution`.
+        graphs: See `Execution`.
+        trust_remote_code: Whether code in the weights' repository may run.
 
     Raises:
-        ConfigError: No such encoder, package or folder; more layers than there are.
-        CheckpointError: The checkpoint lacks the encoder's weights, so that it would silently be random; or model and
-            tokenizer do not fit.
+        ConfigError: The encoder, package or folder does not exist; an option is out of range.
+        CheckpointError: The checkpoint lacks weights of the encoder, which would be random; or model and tokenizer do
+            not fit together.
     """
-    cached = False  # whether the hub is out of reach, and its cache is all that there is
+    cached = False  # whether to read the hub's cache only, because the hub is out of reach
     if name == "tiny":
         config: Any = tiny_config()
         tokenizer: Any = tiny_tokenizer()
@@ -82,7 +81,7 @@ def load_encoder(
             tokenizer = AutoTokenizer.from_pretrained(
                 name, trust_remote_code=trust_remote_code, local_files_only=cached
             )
-        except Exception as error:  # the libraries raise classes of every sort for damaged files
+        except Exception as error:  # the libraries raise many classes of exceptions for damaged files
             reason = offline or " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"encoder.name: expected a hub id or a folder with config.json and a tokenizer, got {name!r} ({reason})"
@@ -92,36 +91,37 @@ def load_encoder(
         if not 1 <= layers <= config.num_hidden_layers:
             raise ConfigError(f"encoder.layers: expected 1 to {config.num_hidden_layers} for {name!r}, got {layers}")
         config.num_hidden_layers = layers
-    for key, name_of, rate in (
+    for key, config_key, rate in (
         ("dropout", "hidden_dropout_prob", dropout),
         ("attention_dropout", "attention_probs_dropout_prob", attention_dropout),
     ):
         if rate is not None:
             if not 0 <= rate < 1:
                 raise ConfigError(f"encoder.{key}: expected at least 0 and below 1, got {rate}")
-            setattr(config, name_of, rate)
+            setattr(config, config_key, rate)
     model = (
         _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code, cached)
     )
-    model.train()  # from_pretrained leaves it in eval mode, and Lightning keeps modes as they are: dropout would be off
+    model.train()  # from_pretrained returns eval mode, which Lightning keeps: dropout would be off
     encoder = Encoder(model, tokenizer, Execution(ragged, compile, attention, fused, graphs))
     check_tokens(encoder)
     return encoder
 
 
 def _package_folder(package: str, folder: str) -> Path:
-    """The folder inside an installed package, found without importing (and so running) the package."""
-    if not package.isidentifier():  # to find the part after a dot, Python would import what comes before it
+    """Locate a folder inside an installed package, without importing (and so running) the package."""
+    if not package.isidentifier():  # to locate a submodule, Python would import its parent
         raise ConfigError(f"encoder.package: expected the name of a top-level package, got {package!r}")
     if leads_out(folder):
         raise ConfigError(f"encoder.name: expected a folder inside the package {package!r}, got {folder!r}")
     try:
         spec = importlib.util.find_spec(package)
-    except ValueError:  # of a module that was made by hand, such as __main__
+    except ValueError:  # raised for modules without a spec, such as __main__
         spec = None
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
-            f"encoder.package: expected an installed package, got {package!r}; install it with: pip install -e '.[demo]'"
+            f"encoder.package: expected an installed package, got {package!r}; "
+            "install it with: pip install -e '.[demo]'"
         )
     path = Path(spec.submodule_search_locations[0]) / folder
     if not path.is_dir():
@@ -130,13 +130,11 @@ def _package_folder(package: str, folder: str) -> Path:
 
 
 def without_pooler(config: PretrainedConfig) -> dict[str, bool]:
-    """How to build a model without the pooler that nothing reads; it would be an unused parameter under DDP."""
-    kind: Any = MODEL_MAPPING.get(type(config), None)
-    return (
-        {"add_pooling_layer": False}
-        if kind is not None and "add_pooling_layer" in inspect.signature(kind).parameters
-        else {}
-    )
+    """Return the constructor arguments that leave out the pooler, whose parameters would be unused under DDP."""
+    model_class: Any = MODEL_MAPPING.get(type(config), None)
+    if model_class is not None and "add_pooling_layer" in inspect.signature(model_class).parameters:
+        return {"add_pooling_layer": False}
+    return {}
 
 
 def _build(config: PretrainedConfig) -> PreTrainedModel:
@@ -144,7 +142,10 @@ def _build(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def _no_hub(name: str) -> str | None:
-    """Why the hub can't be asked for an encoder; None for a folder, or where it answers, or where the environment says to be offline."""
+    """Return why the hub is out of reach; None if it answers or is not needed.
+
+    It is not needed for a folder, or with HF_HUB_OFFLINE set.
+    """
     if Path(name).is_dir() or huggingface_hub.constants.HF_HUB_OFFLINE:
         return None
     endpoint = huggingface_hub.constants.ENDPOINT
@@ -158,12 +159,13 @@ def _no_hub(name: str) -> str | None:
         reason,
     )
     return (
-        f"no such folder, {endpoint} is out of reach: {reason}, and it is not in the hub's cache; without a network set encoder.name=FOLDER, or "
-        "fill the cache elsewhere and set HF_HUB_OFFLINE=1"
+        f"no such folder, {endpoint} is out of reach: {reason}, and it is not in the hub's cache; "
+        "without a network set encoder.name=FOLDER, or fill the cache elsewhere and set HF_HUB_OFFLINE=1"
     )
 
 
 def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, cached: bool) -> PreTrainedModel:
+    """Load trained weights; refuse a checkpoint that lacks a matrix, or more than a tenth of all weights."""
     try:
         model, info = AutoModel.from_pretrained(
             name, config=config, output_loading_info=True, trust_remote_code=trust_remote_code, local_files_only=cached,
@@ -179,8 +181,8 @@ def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, 
     weights = dict(model.named_parameters())
     if len(inner) > len(weights) // 10 or any(key in weights and weights[key].ndim > 1 for key in inner):
         raise CheckpointError(
-            f"{name}: expected the weights of a {config.model_type} encoder, but {len(inner)} of {len(weights)}, such as {inner[0]}, are missing "
-            "and would be random; "
-            "check encoder.name, or set encoder.pretrained=false to start from random weights"
+            f"{name}: expected the weights of a {config.model_type} encoder, but {len(inner)} of {len(weights)}, "
+            f"such as {inner[0]}, are missing and would be random; check encoder.name, or set encoder.pretrained=false "
+            "to start from random weights"
         )
     return model

@@ -1,4 +1,4 @@
-"""A model folder that may be someone else's, looked at before the libraries read it: what it says must stay inside it and run nothing."""
+"""Checks of an untrusted model folder before libraries read it: it must name no files outside of it and no code."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from ranker.errors import CheckpointError
 from ranker.files import leads_out
 
-MAX_BYTES = 20_000_000  # of a JSON file that describes a model; an index of some thousand weights has less than one
-# in config.json: what makes the library take code from elsewhere, or convert weights by other packages
+MAX_BYTES = 20_000_000  # of a JSON file; an index of some thousand weights has less than a million
+# keys of config.json that make the library convert weights with other packages, or take code from elsewhere
 REFUSED = ("quantization_config",)
 ATTENTION = ("attn_implementation", "_attn_implementation", "_attn_implementation_internal")
 ADAPTER = "adapter_config.json"
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file.
+    """Return the content of a JSON file.
 
     Raises:
-        CheckpointError: It is no JSON, or larger or deeper than such a file can be.
+        CheckpointError: The file is not JSON, or larger or deeper than such a file can be.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -31,10 +31,10 @@ def read_json(path: Path) -> Any:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, empty where there is no such file.
+    """Return the JSON object in a file; an empty one if there is no such file.
 
     Raises:
-        CheckpointError: It is no JSON, or no object.
+        CheckpointError: The file is not JSON, or its content is not an object.
     """
     content = read_json(path) if path.is_file() else {}
     if not isinstance(content, dict):
@@ -45,11 +45,11 @@ def read_object(path: Path) -> dict[str, Any]:
 def check_model_folder(folder: str | Path) -> None:
     """Refuse a folder whose files name others outside of it, or code.
 
-    A name that is no folder here is a hub's, which serves single files of one repository.
+    A name that is not a folder is taken as a hub id and passes: the hub sends single files of one repository.
 
     Raises:
-        CheckpointError: Its index of weights leads outside, its configuration asks for code or for quantised weights,
-            or it is an adapter of a model elsewhere.
+        CheckpointError: Its index of weights names a file outside the folder, its configuration names code or quantised
+            weights, or it is an adapter of another model.
     """
     folder = Path(folder)
     if not folder.is_dir():

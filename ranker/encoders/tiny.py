@@ -1,4 +1,4 @@
-"""A tokenizer and a random BERT small enough for tests, made from nothing: no file, no hub."""
+"""A tokenizer and a random BERT that are small enough for tests and need no file and no hub."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import BertConfig, PreTrainedTokenizerFast
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Return an uncased WordPiece tokenizer whose pieces are single characters and pairs of letters, in BERT's layout."""
+    """Return an uncased WordPiece tokenizer of single characters and pairs of letters, in BERT's layout."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     characters = [*ascii_lowercase, *digits, *punctuation]
     pairs = ["".join(pair) for pair in product(ascii_lowercase, repeat=2)]
@@ -36,7 +36,14 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_config(dim: int = 32, layers: int = 2, heads: int = 2, positions: int = 512) -> BertConfig:
-    """Return the configuration of a random BERT over `tiny_tokenizer`'s pieces."""
+    """Return the configuration of a random BERT for `tiny_tokenizer`.
+
+    Args:
+        dim: Size of a state.
+        layers: Transformer layers.
+        heads: Attention heads.
+        positions: Rows of the position table.
+    """
     return BertConfig(
         vocab_size=len(tiny_tokenizer()),
         hidden_size=dim,

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
+from ranker.encoders.family import families, family_of
 from ranker.encoders.fit import check_config, check_tokens
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.model_folder import check_model_folder
@@ -26,8 +27,6 @@ log = logging.getLogger(__name__)
 
 SCORER = "ranker.models.monobert.MonoBERT"
 SCALE = 2.0**-12  # of the dense layer that `write` puts into a classifier whose model has none
-# families whose classifier is dense, tanh, linear on the first token
-CLASSIFIERS = ("bert", "roberta", "xlm-roberta", "camembert")
 HEAD_FILE = "head.safetensors"
 # keys of older checkpoints that may be ignored: a constant, and a layer that RoBERTa's classifier never reads
 UNUSED = ("position_ids", "pooler.dense.weight", "pooler.dense.bias")
@@ -102,7 +101,7 @@ def _classifier(model: Classifier) -> PreTrainedModel | None:
     if model.head.out_features == 1:
         # sentence-transformers would otherwise put a sigmoid on the logit
         config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
-    if model.pooling != "cls" or config.model_type not in CLASSIFIERS:
+    if model.pooling != "cls" or family_of(config).classifier is None:
         return None
     classifier = AutoModelForSequenceClassification.from_config(config)
     dense, head = _layers_of(classifier)
@@ -121,7 +120,7 @@ def _classifier(model: Classifier) -> PreTrainedModel | None:
 
 
 def read(folder: Path, execution: Execution) -> Classifier:
-    """Read a folder that `write` wrote, or a sequence classification model of `CLASSIFIERS` with 1 or 2 labels.
+    """Read a folder that `write` wrote, or a sequence classification model, with 1 or 2 labels.
 
     Raises:
         CheckpointError: The folder has no trained head, or one of another size; a weight is missing, or one is there
@@ -137,10 +136,9 @@ def read(folder: Path, execution: Execution) -> Classifier:
             f"{folder}: expected a trained reranker (a sequence classification model), got {config.architectures}; "
             "its head would be random: train it first with encoder.name=..."
         )
-    if config.model_type not in CLASSIFIERS:
-        raise CheckpointError(
-            f"{folder}: expected a classifier of one of {', '.join(CLASSIFIERS)}, got {config.model_type!r}"
-        )
+    if family_of(config).classifier is None:
+        known = ", ".join(sorted(name for name, family in families().items() if family.classifier))
+        raise CheckpointError(f"{folder}: expected a classifier of one of {known}, got {config.model_type!r}")
     if config.num_labels not in (1, 2):
         raise CheckpointError(
             f"{folder}: expected a head of 1 or 2 labels, got {config.num_labels}; "
@@ -184,8 +182,7 @@ def _read_apart(folder: Path, execution: Execution) -> Classifier:
 
 
 def _layers_of(model: Any) -> tuple[nn.Linear, nn.Linear]:
-    """Return the dense layer before tanh and the output layer of a classifier of `CLASSIFIERS`."""
-    pooler = getattr(model.base_model, "pooler", None)
-    if pooler is not None:
-        return pooler.dense, model.classifier
-    return model.classifier.dense, model.classifier.out_proj
+    """Return the dense layer before tanh and the output layer, see `ranker.encoders.family.Classifier`."""
+    classifier = family_of(model.config).classifier
+    assert classifier is not None
+    return model.get_submodule(classifier.dense), model.get_submodule(classifier.output)

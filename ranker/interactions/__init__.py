@@ -1,1 +1,1 @@
-"""Hidden states to vectors and scores: pooling, MaxSim."""
+"""Hidden states to vectors and scores: pooling, MaxSim, the grid of scores."""

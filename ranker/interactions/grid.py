@@ -1,4 +1,4 @@
-"""Scores of real docs, put where their docs stand."""
+"""Scores of real docs to a [batch, docs] grid."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ from torch import Tensor
 
 
 def to_grid(scores: Tensor, doc_mask: Tensor) -> Tensor:
-    """Put scores [rows], one for each True of `doc_mask` [batch, docs] in its order, there; 0 elsewhere.
+    """Write each real doc's score into its cell of the grid.
 
-    Unlike `masked_scatter`, whose backward pass asks the device how many there are, nothing waits for the device.
+    Unlike `masked_scatter`, whose backward pass reads a count from the device, this never waits for the device.
+
+    Args:
+        scores: One score per True cell of `doc_mask`, in row-major order, [rows].
+        doc_mask: True for real docs, bool [batch, docs].
+
+    Returns:
+        [batch, docs], 0 where `doc_mask` is False.
     """
     cells = doc_mask.flatten().nonzero_static(size=len(scores))[:, 0]
     return scores.new_zeros(doc_mask.numel()).index_copy(0, cells, scores).view(doc_mask.shape)

@@ -1,4 +1,4 @@
-"""Vectors of texts and how a query's meet a doc's: dot products, and MaxSim over token vectors without padding in the result."""
+"""Vectors of texts, and MaxSim between those of queries and docs; padding never changes a score."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ranker.types import Movable
 
 @dataclass
 class TextVectors(Movable):
-    """Vectors of texts, one or several each, one text after another.
+    """Vectors of texts, one or several per text, concatenated in the order of the texts.
 
     Args:
         values: All vectors, float32 (float64 in double precision) [vectors, dim].
-        counts: Vectors of each text, int64 [texts]; None: one each.
+        counts: Number of vectors of each text, int64 [texts]; None: one each.
     """
 
     values: Tensor
@@ -27,66 +27,75 @@ class TextVectors(Movable):
         """Number of texts."""
         return self.values.shape[0] if self.counts is None else self.counts.shape[0]
 
-    def places(self, texts: Tensor) -> Tensor:
-        """Where the vectors of the chosen texts stand, in their order, int64 [vectors]."""
+    def vector_indices(self, texts: Tensor) -> Tensor:
+        """Return the indices in `values` of the vectors of chosen texts, in their order.
+
+        Args:
+            texts: Numbers of the texts, int64 [texts].
+
+        Returns:
+            int64 [vectors]
+        """
         if self.counts is None:
             return texts
         starts, counts = (self.counts.cumsum(0) - self.counts)[texts], self.counts[texts]
         ends = counts.cumsum(0)
-        within = torch.arange(int(ends[-1]) if len(ends) else 0, device=texts.device)
-        return within + (starts - ends + counts).repeat_interleave(counts, output_size=len(within))
+        numbers = torch.arange(int(ends[-1]) if len(ends) else 0, device=texts.device)
+        return numbers + (starts - ends + counts).repeat_interleave(counts, output_size=len(numbers))
 
     def take(self, texts: Tensor) -> TextVectors:
-        """The chosen texts, int64 [texts], in that order."""
+        """Return the vectors of chosen texts, int64 [texts], in that order."""
         return TextVectors(
-            self.values.index_select(0, self.places(texts)), None if self.counts is None else self.counts[texts]
+            self.values.index_select(0, self.vector_indices(texts)), None if self.counts is None else self.counts[texts]
         )
 
     def padded(self) -> tuple[Tensor, Tensor]:
-        """Return [texts, most vectors, dim] with zeros where no vector is, and the mask [texts, most vectors]."""
+        """Return the vectors padded with zeros [texts, max vectors, dim] and their mask [texts, max vectors]."""
         counts = torch.ones_like(self.values[:, 0], dtype=torch.int64) if self.counts is None else self.counts
-        most = int(counts.max()) if len(counts) else 0
-        mask = torch.arange(most, device=counts.device) < counts.unsqueeze(1)
+        max_vectors = int(counts.max()) if len(counts) else 0
+        mask = torch.arange(max_vectors, device=counts.device) < counts.unsqueeze(1)
         cells = torch.nonzero_static(mask.flatten(), size=self.values.shape[0]).squeeze(1)
         grid = self.values.new_zeros(mask.numel(), self.values.shape[1]).index_copy(0, cells, self.values)
         return grid.view(*mask.shape, -1), mask
 
 
 def full_precision(tensor: Tensor) -> Tensor:
-    """Float32, or float64 if it is: similarities in half precision overflow and tie (PC-52)."""
+    """Convert to float32, but keep float64: similarities in half precision overflow and tie (PC-52)."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def maxsim_pairs(queries: TextVectors, docs: TextVectors, owners: Tensor) -> Tensor:
-    r"""MaxSim of each doc with its own query (Khattab and Zaharia, 2020).
+def maxsim_pairs(queries: TextVectors, docs: TextVectors, query_indices: Tensor) -> Tensor:
+    r"""Compute MaxSim of each doc with its query (Khattab and Zaharia, 2020).
 
     .. math:: s(q, d) = \sum_{i \in q} \max_{j \in d} q_i \cdot d_j
 
     Args:
         queries: Vectors of the queries.
         docs: Vectors of the docs, at least one each.
-        owners: The query of each doc, int64 [docs].
+        query_indices: The query of each doc, int64 [docs].
 
     Returns:
         Scores [docs].
 
     >>> one = TextVectors(torch.tensor([[1.0, 0.0]]), torch.tensor([1]))
     >>> two = TextVectors(torch.tensor([[-0.6, 0.8], [0.5, 0.5], [0.1, 0.0]]), torch.tensor([1, 2]))
-    >>> maxsim_pairs(one, two, torch.tensor([0, 0]))  # no padding wins over -0.6
+    >>> maxsim_pairs(one, two, torch.tensor([0, 0]))  # padding does not win over -0.6
     tensor([-0.6000,  0.5000])
     """
     query_grid, query_mask = queries.padded()
     doc_grid, doc_mask = docs.padded()
     with torch.autocast(doc_grid.device.type, enabled=False):
-        similarities = query_grid.index_select(0, owners) @ doc_grid.transpose(
-            1, 2
-        )  # [docs, query vectors, doc vectors]
+        # [docs, query vectors, doc vectors]
+        similarities = query_grid.index_select(0, query_indices) @ doc_grid.transpose(1, 2)
     best = similarities.masked_fill(~doc_mask.unsqueeze(1), -torch.inf).max(2).values
-    return best.masked_fill(~query_mask.index_select(0, owners), 0.0).sum(1)
+    return best.masked_fill(~query_mask.index_select(0, query_indices), 0.0).sum(1)
 
 
 def maxsim_all(queries: TextVectors, docs: TextVectors) -> Tensor:
-    """MaxSim of every query with every doc, [queries, docs]; holds all similarities, so give it blocks (`blocks`)."""
+    """Compute MaxSim of every query with every doc, [queries, docs].
+
+    Memory grows with query vectors times doc vectors, so call it with blocks of texts (`blocks`).
+    """
     query_grid, query_mask = queries.padded()
     doc_grid, doc_mask = docs.padded()
     with torch.autocast(doc_grid.device.type, enabled=False):
@@ -96,7 +105,16 @@ def maxsim_all(queries: TextVectors, docs: TextVectors) -> Tensor:
     return best.masked_fill(~query_mask.unsqueeze(2), 0.0).sum(1)
 
 
-def blocks(texts: Tensor, vectors: TextVectors, most_vectors: int) -> list[Tensor]:
-    """Cut texts, int64 [texts], into runs of about `most_vectors` vectors once padded, at least one text each."""
+def blocks(texts: Tensor, vectors: TextVectors, max_vectors: int) -> list[Tensor]:
+    """Split texts into blocks of about `max_vectors` vectors, counted with padding; each has at least one text.
+
+    Args:
+        texts: Numbers of the texts, int64 [texts].
+        vectors: Vectors of all texts.
+        max_vectors: Vectors of a block.
+
+    Returns:
+        int64 [texts of the block] each.
+    """
     widest = 1 if vectors.counts is None or not vectors.num_texts else int(vectors.counts.max())
-    return list(texts.split(max(1, most_vectors // max(1, widest))))
+    return list(texts.split(max(1, max_vectors // max(1, widest))))

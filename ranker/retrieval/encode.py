@@ -23,8 +23,9 @@ from ranker.data.token_writer import tokenizer_fingerprint
 from ranker.errors import DataError
 from ranker.files import write_folder
 from ranker.interactions.maxsim import TextVectors
+from ranker.models.interface import BiEncoder
 from ranker.retrieval.vector_store import LOG_SECONDS, Description, ShardWriter, shard_folder
-from ranker.types import BiEncoder, TokenBatch
+from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
 

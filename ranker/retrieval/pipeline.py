@@ -15,13 +15,14 @@ from ranker.data.collection import Candidates, Collection
 from ranker.data.datamodule import RankData
 from ranker.data.query_docs import has_own_id, warn_of_query_docs
 from ranker.errors import DataError
+from ranker.models.interface import BiEncoder
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device, describe, encode_docs
 from ranker.retrieval.index import IndexType, VectorIndex
 from ranker.retrieval.mining import Mining, mine
 from ranker.retrieval.search import BM25Engine, Engine, LateOptions, VectorEngine, latencies
 from ranker.retrieval.vector_store import VectorStore, claim
-from ranker.types import BiEncoder, Run
+from ranker.types import Run
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from ranker.data.batching import Collator
 from ranker.data.collection import Candidates, Collection
 from ranker.errors import DataError
 from ranker.interactions.maxsim import TextVectors, blocks, maxsim_all
+from ranker.models.interface import BiEncoder
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device, encode_queries
 from ranker.retrieval.index import VectorIndex
 from ranker.retrieval.vector_store import VectorStore
-from ranker.types import BiEncoder
 
 log = logging.getLogger(__name__)
 

@@ -69,7 +69,7 @@ class ContrastiveModule(RerankModule):
         world = self.trainer.world_size
         text_rows = [_rows_in_step(batch, step.contrast) for batch in step.micro_batches]
         queries, docs = self._encode_step(step, text_rows)
-        vector_rows = [(queries.places(query_rows), docs.places(doc_rows)) for query_rows, doc_rows in text_rows]
+        vector_rows = [(queries.vector_indices(part[0]), docs.vector_indices(part[1])) for part in text_rows]
         mine = torch.cat([rows[0] for rows in text_rows]).sort().values if text_rows else step.contrast.owners[:0]
         total, on_scores, on_loss = self._loss_of_step(queries, docs, mine, step)
         on_queries, on_docs, on_scoring = self._through_scores(queries, docs, mine, on_scores)
@@ -121,8 +121,8 @@ class ContrastiveModule(RerankModule):
             for i, (batch, (query_rows, doc_rows)) in enumerate(zip(step.micro_batches, text_rows, strict=True)):
                 self._seed_dropout(step, i)
                 of_queries, of_docs = self._encode(batch)
-                queries.values[queries.places(query_rows)] = of_queries.values
-                docs.values[docs.places(doc_rows)] = of_docs.values
+                queries.values[queries.vector_indices(query_rows)] = of_queries.values
+                docs.values[docs.vector_indices(doc_rows)] = of_docs.values
         # autocast caches converted weights. Those of this pass have no graph, so with them the second pass would give the
         # weights no gradient.
         torch.clear_autocast_cache()
@@ -215,10 +215,10 @@ class ContrastiveModule(RerankModule):
                     scores, inputs, on_scores[query_rows.unsqueeze(1), doc_rows]
                 )
                 on_docs += by_docs
-                on_queries.index_add_(0, queries.places(query_rows), by_queries)
+                on_queries.index_add_(0, queries.vector_indices(query_rows), by_queries)
                 for total, gradient in zip(on_parameters, by_parameters, strict=True):
                     total += gradient
-            docs.values[docs.places(doc_rows)] = on_docs
+            docs.values[docs.vector_indices(doc_rows)] = on_docs
         _sum_over_devices(docs.values)
         return on_queries, docs.values, list(zip(parameters, on_parameters, strict=True))
 

@@ -21,8 +21,9 @@ from ranker.encoders.encoder import Encoder
 from ranker.errors import NonFinite
 from ranker.evaluation.metrics import evaluate, parse_measures, with_relevance
 from ranker.evaluation.scoring import Devices, ScoreCollector
+from ranker.models.interface import Scorer
 from ranker.training.nonfinite import PendingStep, write_dump
-from ranker.types import Loss, RankBatch, Scorer, TrainStep
+from ranker.types import Loss, RankBatch, TrainStep
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from transformers import BertModel
 
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
-from ranker.encoders.attention import with_tail
 from ranker.encoders.encoder import Encoder
+from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
 from ranker.models.monobert import MonoBERT
@@ -45,7 +45,7 @@ def names_of(data: RankData, index: int, world: int = 1) -> dict[int, list[int]]
                 if batch is not None:
                     rows = batch.tokens.split(batch.cu_seqlens.diff().tolist())
                     found += [(int(name), row.tolist()) for name, row in zip(batch.names, rows, strict=True)]
-                    filled = with_tail(batch)
+                    filled = pad_to_tiles(batch)
                     assert filled.names.shape == filled.cu_seqlens[1:].shape and filled.names[:-1].equal(batch.names)
     assert len(dict(found)) == len(found), "no two rows of a step share an id"
     return dict(found)

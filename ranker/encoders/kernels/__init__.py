@@ -1,1 +1,1 @@
-"""Triton kernels of the fast path."""
+"""Triton kernels of the fast path; each module has one operation, forward and backward."""

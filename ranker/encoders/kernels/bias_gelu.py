@@ -1,8 +1,8 @@
 """Bias and GELU in one Triton kernel, forward and backward.
 
-The widest tensors of a layer pass here. Phi, the normal distribution function, is formula 7.1.26 of Abramowitz and
-Stegun (1964), to 1e-7: its one exponential is also the density that the derivative needs. The backward pass sums the
-bias' gradient over its rows on the way.
+It processes the widest tensors of a layer. Phi, the normal distribution function, is formula 7.1.26 of Abramowitz and
+Stegun (1964), accurate to 1e-7: its only exponential is also the density that the derivative needs. The backward pass
+also sums the gradient of the bias over its rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BACKWARD = {"ROWS": 2, "COLUMNS": 1024, "BLOCKS": 32, "num_warps": 4}
 
 @triton.jit
 def _phi(x):
-    """Phi(x), and exp(-x^2 / 2)."""
+    """Return Phi(x) and exp(-x^2 / 2)."""
     t = 1.0 / (1.0 + 0.3275911 * 0.7071067811865476 * tl.abs(x))
     bell = tl.exp2(-0.7213475204444817 * x * x)
     tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t * 0.5 * bell
@@ -29,21 +29,21 @@ def _phi(x):
 
 @triton.jit(do_not_specialize=["tokens"])
 def _forward(x, bias, out, tokens, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """One block of ROWS tokens and COLUMNS numbers."""
+    """Compute a block of ROWS tokens and COLUMNS values."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    here = columns < DIM
-    mask = (rows < tokens)[:, None] & here[None, :]
-    places = rows[:, None].to(tl.int64) * DIM + columns[None, :]
-    value = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
-    value += tl.load(bias + columns, mask=here, other=0.0).to(tl.float32)[None, :]
-    below, _ = _phi(value)
-    tl.store(out + places, (value * below).to(out.dtype.element_ty), mask=mask)
+    in_dim = columns < DIM
+    mask = (rows < tokens)[:, None] & in_dim[None, :]
+    offsets = rows[:, None].to(tl.int64) * DIM + columns[None, :]
+    value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+    value += tl.load(bias + columns, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+    phi, _ = _phi(value)
+    tl.store(out + offsets, (value * phi).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _backward(
-    above,
+    grad_out,
     x,
     bias,
     grad,
@@ -54,22 +54,22 @@ def _backward(
     COLUMNS: tl.constexpr,
     BLOCKS: tl.constexpr,
 ):
-    """BLOCKS times ROWS tokens and COLUMNS numbers, and their part of the bias' gradient."""
+    """Compute BLOCKS times ROWS tokens and COLUMNS values, and their part of the gradient of the bias."""
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    here = columns < DIM
-    biases = tl.load(bias + columns, mask=here, other=0.0).to(tl.float32)[None, :]
+    in_dim = columns < DIM
+    biases = tl.load(bias + columns, mask=in_dim, other=0.0).to(tl.float32)[None, :]
     total = tl.zeros([COLUMNS], tl.float32)
     for block in range(BLOCKS):
         rows = (tl.program_id(0) * BLOCKS + block) * ROWS + tl.arange(0, ROWS)
-        mask = (rows < tokens)[:, None] & here[None, :]
-        places = rows[:, None].to(tl.int64) * DIM + columns[None, :]
-        value = tl.load(x + places, mask=mask, other=0.0).to(tl.float32) + biases
-        below, bell = _phi(value)
-        slope = below + value * bell * 0.3989422804014327
-        own = tl.load(above + places, mask=mask, other=0.0).to(tl.float32) * slope
-        tl.store(grad + places, own.to(grad.dtype.element_ty), mask=mask)
-        total += tl.sum(own, 0)
-    tl.store(sums + tl.program_id(0) * DIM + columns, total, mask=here)
+        mask = (rows < tokens)[:, None] & in_dim[None, :]
+        offsets = rows[:, None].to(tl.int64) * DIM + columns[None, :]
+        value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32) + biases
+        phi, bell = _phi(value)
+        slope = phi + value * bell * 0.3989422804014327
+        grad_x = tl.load(grad_out + offsets, mask=mask, other=0.0).to(tl.float32) * slope
+        tl.store(grad + offsets, grad_x.to(grad.dtype.element_ty), mask=mask)
+        total += tl.sum(grad_x, 0)
+    tl.store(sums + tl.program_id(0) * DIM + columns, total, mask=in_dim)
 
 
 def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
@@ -78,6 +78,9 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     Args:
         x: bf16 or fp16 [tokens, dim].
         bias: [dim].
+
+    Returns:
+        [tokens, dim]
     """
     x = x.contiguous()
     tokens, dim = x.shape
@@ -89,13 +92,17 @@ def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
     return out
 
 
-def bias_gelu_backward(above: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of `bias_gelu` by `x`, which are written over `above`, and by `bias` in float32."""
-    above, x = above.contiguous(), x.contiguous()
+def bias_gelu_backward(grad_out: Tensor, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of `bias_gelu`; arguments as there, `grad_out` [tokens, dim].
+
+    Returns:
+        d/d(x) [tokens, dim], which overwrites `grad_out`; d/d(bias), float32 [dim].
+    """
+    grad_out, x = grad_out.contiguous(), x.contiguous()
     tokens, dim = x.shape
     grid = (triton.cdiv(tokens, BACKWARD["ROWS"] * BACKWARD["BLOCKS"]), triton.cdiv(dim, BACKWARD["COLUMNS"]))
     sums = torch.empty(grid[0], dim, dtype=torch.float32, device=x.device)
     if tokens:
         with torch.cuda.device_of(x):
-            _backward[grid](above, x, bias, above, sums, tokens, DIM=dim, **BACKWARD)
-    return above, column_sums(sums)
+            _backward[grid](grad_out, x, bias, grad_out, sums, tokens, DIM=dim, **BACKWARD)
+    return grad_out, column_sums(sums)

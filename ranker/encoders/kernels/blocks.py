@@ -1,3 +1,3 @@
-"""The cut of rows into blocks, which those who launch kernels and the kernels have to agree on; no Triton is needed to read it."""
+"""Size of the blocks into which rows are cut, for the kernels and for code that runs without Triton."""
 
-BLOCK = 64  # tokens of a row that a program works on, where it does not work on all
+BLOCK = 64  # tokens per block when a kernel splits a row

@@ -1,7 +1,7 @@
-"""Lookups of words, positions and segments, their sum, layer norm and dropout in one Triton kernel, forward and backward.
+"""Embedding lookups, their sum, layer norm and dropout in one Triton kernel, forward and backward.
 
-Nothing is kept for the backward pass, which looks up again. It sums the gradients of gain, shift and segments on the
-way; those of words and positions are for `ranker.encoders.lookup` to sum by token.
+Nothing is stored for the backward pass, which looks up again. It also sums the gradients of gain, shift and segment
+table; `ranker.encoders.embeddings` sums those of the word and position tables.
 """
 
 from __future__ import annotations
@@ -17,82 +17,91 @@ from ranker.encoders.dropout import COLUMN, FIRST, SECOND, threshold
 from ranker.encoders.kernels.hashed import PROGRAMS, kept
 from ranker.encoders.kernels.sums import column_sums
 
-# the launches, for rows of up to 1,024 numbers: measured on an H200, see docs/performance.md
+# launches for states of up to 1,024 values: measured on an H200, see docs/performance.md
 FORWARD = {"ROWS": 1, "num_warps": 1}
 BACKWARD = {"num_warps": 1}
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _forward(
-    words, places, kinds, ids, positions, segments, hashes, gain, shift, out, tokens, OFFSET: tl.constexpr, THRESHOLD: tl.constexpr,
-    SCALE: tl.constexpr, EPSILON: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr,
-    COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    word_table, position_table, segment_table, token_ids, position_ids, segments, hashes, gain, shift, out, tokens,
+    OFFSET: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, EPSILON: tl.constexpr, DIM: tl.constexpr,
+    WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
 ):  # fmt: skip
-    """ROWS tokens."""
+    """Compute ROWS tokens."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
-    here, real = columns < DIM, rows < tokens
-    mask = real[:, None] & here[None, :]
-    word = tl.load(ids + rows, mask=real, other=0).to(tl.int64) * DIM
-    place = (tl.load(positions + rows, mask=real, other=0).to(tl.int64) + OFFSET) * DIM
-    kind = tl.load(segments + rows, mask=real, other=0).to(tl.int64) * DIM
-    value = tl.load(words + word[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-    value += tl.load(places + place[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-    value += tl.load(kinds + kind[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-    centred = tl.where(here[None, :], value - (tl.sum(value, 1) / DIM)[:, None], 0.0)
+    in_dim, in_batch = columns < DIM, rows < tokens
+    mask = in_batch[:, None] & in_dim[None, :]
+    word_offset = tl.load(token_ids + rows, mask=in_batch, other=0).to(tl.int64) * DIM
+    position_offset = (tl.load(position_ids + rows, mask=in_batch, other=0).to(tl.int64) + OFFSET) * DIM
+    segment_offset = tl.load(segments + rows, mask=in_batch, other=0).to(tl.int64) * DIM
+    value = tl.load(word_table + word_offset[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    value += tl.load(position_table + position_offset[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    value += tl.load(segment_table + segment_offset[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    centred = tl.where(in_dim[None, :], value - (tl.sum(value, 1) / DIM)[:, None], 0.0)
     spread = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + EPSILON)
-    gains = tl.load(gain + columns, mask=here, other=0.0).to(tl.float32)
-    shifts = tl.load(shift + columns, mask=here, other=0.0).to(tl.float32)
+    gains = tl.load(gain + columns, mask=in_dim, other=0.0).to(tl.float32)
+    shifts = tl.load(shift + columns, mask=in_dim, other=0.0).to(tl.float32)
     normed = centred * spread[:, None] * gains[None, :] + shifts[None, :]
     if DROP:
-        drawn = tl.load(hashes + rows, mask=real, other=0)
-        normed = tl.where(kept(drawn, columns, THRESHOLD, COLUMN, FIRST, SECOND), normed * SCALE, 0.0)
+        row_hashes = tl.load(hashes + rows, mask=in_batch, other=0)
+        normed = tl.where(kept(row_hashes, columns, THRESHOLD, COLUMN, FIRST, SECOND), normed * SCALE, 0.0)
     tl.store(out + rows[:, None].to(tl.int64) * DIM + columns[None, :], normed.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["tokens", "count"])
 def _backward(
-    above, words, places, kinds, ids, positions, segments, hashes, gain, grad, sums, tokens, count, OFFSET: tl.constexpr,
-    THRESHOLD: tl.constexpr, SCALE: tl.constexpr, EPSILON: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, KINDS: tl.constexpr,
-    DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    grad_out, word_table, position_table, segment_table, token_ids, position_ids, segments, hashes, gain, grad, sums,
+    tokens, count, OFFSET: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, EPSILON: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """`count` tokens, one after another, and this program's part of the sums over tokens, [2 + KINDS, DIM]: of gain, shift and segments."""
+    """Compute `count` tokens, one after another, and this program's part of the sums over tokens.
+
+    The sums are [2 + SEGMENTS, DIM]: the gradients of gain, shift and segment table.
+    """
     columns = tl.arange(0, WIDTH)
-    here = columns < DIM
-    numbers = tl.arange(0, KINDS)
-    gains = tl.load(gain + columns, mask=here, other=0.0).to(tl.float32)
+    in_dim = columns < DIM
+    numbers = tl.arange(0, SEGMENTS)
+    gains = tl.load(gain + columns, mask=in_dim, other=0.0).to(tl.float32)
     gain_sum = tl.zeros([WIDTH], tl.float32)
     shift_sum = tl.zeros([WIDTH], tl.float32)
-    kind_sum = tl.zeros([KINDS, WIDTH], tl.float32)
+    segment_sum = tl.zeros([SEGMENTS, WIDTH], tl.float32)
     for step in range(count):
         row = tl.program_id(0).to(tl.int64) * count + step
         if row < tokens:
-            kind = tl.load(segments + row)
-            value = tl.load(words + tl.load(ids + row).to(tl.int64) * DIM + columns, mask=here, other=0.0).to(
+            segment = tl.load(segments + row)
+            value = tl.load(
+                word_table + tl.load(token_ids + row).to(tl.int64) * DIM + columns, mask=in_dim, other=0.0
+            ).to(tl.float32)
+            value += tl.load(
+                position_table + (tl.load(position_ids + row).to(tl.int64) + OFFSET) * DIM + columns,
+                mask=in_dim,
+                other=0.0,
+            ).to(tl.float32)
+            value += tl.load(segment_table + segment.to(tl.int64) * DIM + columns, mask=in_dim, other=0.0).to(
                 tl.float32
             )
-            value += tl.load(
-                places + (tl.load(positions + row).to(tl.int64) + OFFSET) * DIM + columns, mask=here, other=0.0
-            ).to(tl.float32)
-            value += tl.load(kinds + kind.to(tl.int64) * DIM + columns, mask=here, other=0.0).to(tl.float32)
-            own = tl.load(above + row * DIM + columns, mask=here, other=0.0).to(tl.float32)
+            grad_row = tl.load(grad_out + row * DIM + columns, mask=in_dim, other=0.0).to(tl.float32)
             if DROP:
-                drawn = tl.load(hashes + row + tl.arange(0, 1))
-                stays = tl.reshape(kept(drawn, columns, THRESHOLD, COLUMN, FIRST, SECOND), [WIDTH])
-                own = tl.where(stays, own * SCALE, 0.0)
-            centred = tl.where(here, value - tl.sum(value, 0) / DIM, 0.0)
+                row_hashes = tl.load(hashes + row + tl.arange(0, 1))
+                keep = tl.reshape(kept(row_hashes, columns, THRESHOLD, COLUMN, FIRST, SECOND), [WIDTH])
+                grad_row = tl.where(keep, grad_row * SCALE, 0.0)
+            centred = tl.where(in_dim, value - tl.sum(value, 0) / DIM, 0.0)
             spread = tl.rsqrt(tl.sum(centred * centred, 0) / DIM + EPSILON)
             normed = centred * spread
-            shift_sum += own
-            gain_sum += own * normed
-            own *= gains
-            own = (own - tl.sum(own, 0) / DIM - normed * (tl.sum(own * normed, 0) / DIM)) * spread
-            tl.store(grad + row * DIM + columns, own, mask=here)
-            kind_sum += tl.where((numbers == kind)[:, None], own[None, :], 0.0)
-    sums += tl.program_id(0).to(tl.int64) * ((2 + KINDS) * DIM)
-    tl.store(sums + columns, gain_sum, mask=here)
-    tl.store(sums + DIM + columns, shift_sum, mask=here)
-    tl.store(sums + (2 + numbers)[:, None] * DIM + columns[None, :], kind_sum, mask=here[None, :])
+            shift_sum += grad_row
+            gain_sum += grad_row * normed
+            grad_row *= gains
+            grad_row = (grad_row - tl.sum(grad_row, 0) / DIM - normed * (tl.sum(grad_row * normed, 0) / DIM)) * spread
+            tl.store(grad + row * DIM + columns, grad_row, mask=in_dim)
+            segment_sum += tl.where((numbers == segment)[:, None], grad_row[None, :], 0.0)
+    sums += tl.program_id(0).to(tl.int64) * ((2 + SEGMENTS) * DIM)
+    tl.store(sums + columns, gain_sum, mask=in_dim)
+    tl.store(sums + DIM + columns, shift_sum, mask=in_dim)
+    tl.store(sums + (2 + numbers)[:, None] * DIM + columns[None, :], segment_sum, mask=in_dim[None, :])
 
 
 def _settings(
@@ -116,35 +125,38 @@ def _settings(
 
 
 def embedding_norm(
-    tables: tuple[Tensor, Tensor, Tensor], ids: Tensor, positions: Tensor, segments: Tensor, offset: int, hashes: Tensor | None, rate: float,
-    gain: Tensor, shift: Tensor, epsilon: float, dtype: torch.dtype,
+    tables: tuple[Tensor, Tensor, Tensor], token_ids: Tensor, position_ids: Tensor, segments: Tensor, offset: int,
+    hashes: Tensor | None, rate: float, gain: Tensor, shift: Tensor, epsilon: float, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """Return `dropout(layer_norm(word + position + segment))`, computed in float32.
 
     Args:
-        tables: Of words, positions and segments, each [rows, dim].
-        ids: Of words, int64 [tokens].
-        positions: Places of the tokens in their rows, int64 [tokens].
-        segments: int64 [tokens].
-        offset: Row of the table of positions for place 0.
-        hashes: What is dropped by, int32 [tokens] (`dropout_hashes`); None: nothing is.
-        rate: Of dropout.
+        tables: Word, position and segment tables, each [rows, dim].
+        token_ids: Rows of the word table, int64 [tokens].
+        position_ids: Positions of the tokens in their rows, from 0, int64 [tokens].
+        segments: Rows of the segment table, int64 [tokens].
+        offset: Row of the position table for position 0.
+        hashes: Dropout hashes, int32 [tokens] (`dropout_hashes`); None: no dropout.
+        rate: Probability of dropout.
         gain: Of the norm, [dim].
         shift: Of the norm, [dim].
         epsilon: Of the norm.
-        dtype: Of the result, [tokens, dim].
+        dtype: Precision of the result.
+
+    Returns:
+        [tokens, dim]
     """
-    tokens = len(ids)
-    out = torch.empty(tokens, len(gain), dtype=dtype, device=ids.device)
+    tokens = len(token_ids)
+    out = torch.empty(tokens, len(gain), dtype=dtype, device=token_ids.device)
     settings = _settings(gain, offset, hashes, rate, epsilon, FORWARD)
     if tokens:
-        with torch.cuda.device_of(ids):  # Triton launches on the current device
+        with torch.cuda.device_of(token_ids):  # Triton launches on the current device
             _forward[(triton.cdiv(tokens, FORWARD["ROWS"]),)](
                 *tables,
-                ids,
-                positions,
+                token_ids,
+                position_ids,
                 segments,
-                ids if hashes is None else hashes.contiguous(),
+                token_ids if hashes is None else hashes.contiguous(),
                 gain,
                 shift,
                 out,
@@ -155,34 +167,34 @@ def embedding_norm(
 
 
 def embedding_norm_backward(
-    above: Tensor, tables: tuple[Tensor, Tensor, Tensor], ids: Tensor, positions: Tensor, segments: Tensor, offset: int, hashes: Tensor | None,
-    rate: float, gain: Tensor, epsilon: float,
+    grad_out: Tensor, tables: tuple[Tensor, Tensor, Tensor], token_ids: Tensor, position_ids: Tensor, segments: Tensor,
+    offset: int, hashes: Tensor | None, rate: float, gain: Tensor, epsilon: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of `embedding_norm`.
+    """Compute the gradients of `embedding_norm`; arguments as there, `grad_out` [tokens, dim].
 
     Returns:
-        By the sum of what was looked up, float32 [tokens, dim]; by gain, shift and the table of segments, float32 [2 +
-        segments, dim].
+        The gradient of the sum of the lookups, float32 [tokens, dim]; those of gain, shift and segment table, float32
+        [2 + segments, dim].
     """
-    above = above.contiguous()
-    tokens, dim = above.shape
-    kinds = triton.next_power_of_2(len(tables[2]))
-    grad = torch.empty(tokens, dim, dtype=torch.float32, device=above.device)
-    sums = torch.empty(PROGRAMS, 2 + kinds, dim, dtype=torch.float32, device=above.device)
-    with torch.cuda.device_of(above):  # a program without tokens gives sums of 0
+    grad_out = grad_out.contiguous()
+    tokens, dim = grad_out.shape
+    num_segments = triton.next_power_of_2(len(tables[2]))
+    grad = torch.empty(tokens, dim, dtype=torch.float32, device=grad_out.device)
+    sums = torch.empty(PROGRAMS, 2 + num_segments, dim, dtype=torch.float32, device=grad_out.device)
+    with torch.cuda.device_of(grad_out):  # a program without tokens gives sums of 0
         _backward[(PROGRAMS,)](
-            above,
+            grad_out,
             *tables,
-            ids,
-            positions,
+            token_ids,
+            position_ids,
             segments,
-            ids if hashes is None else hashes.contiguous(),
+            token_ids if hashes is None else hashes.contiguous(),
             gain,
             grad,
             sums,
             tokens,
             triton.cdiv(tokens, PROGRAMS),
-            KINDS=kinds,
+            SEGMENTS=num_segments,
             **_settings(gain, offset, hashes, rate, epsilon, BACKWARD),
         )
     return grad, column_sums(sums)[: 2 + len(tables[2])]

@@ -1,10 +1,9 @@
-"""Attention of each row's first token alone, over the states that its keys and values would be made of, in Triton.
+"""Attention of each row's first token alone, over states instead of keys and values, in Triton.
 
-A logit q . (W_k x) is (W_k^T q) . x, and a mean of values W_v x is W_v times a mean of x, so one token of a row attends
-without keys or values of the others: its queries and the means go through the weights, which costs as much for a row as
-keys and values cost for a token. The keys' bias adds the same to all logits of a row and changes nothing.
+`ranker.encoders.layer.first_token_attention` explains why the other tokens need no keys and values. Weights are applied
+to queries and means, which costs as much for a row as keys and values cost for a token. The key bias changes nothing.
 
-Every program of a kernel works on one row: on a block of its tokens, or of the numbers of its states.
+Each Triton program works on one row: on a block of its tokens, or on a block of columns of its states.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from torch.library import triton_op, wrap_triton
 from ranker.encoders.kernels.blocks import BLOCK
 from ranker.encoders.kernels.short_attention import LOG2E
 
-# the launches: measured on an H200, see docs/performance.md
-TOKENS = {"TOKENS": BLOCK, "DIMS": 64, "num_warps": 4}  # a program for a block of tokens
-MIX = {"TOKENS": 64, "DIMS": 128, "num_warps": 4}  # a program for a block of a state's numbers
+# launches: measured on an H200, see docs/performance.md
+TOKENS = {"TOKENS": BLOCK, "DIMS": 64, "num_warps": 4}  # one program per block of tokens
+MIX = {"TOKENS": 64, "DIMS": 128, "num_warps": 4}  # one program per row and block of columns
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _logits(
-    x, reach, logits, cu_seqlens, cu_keys, blocks, rows, SCALE: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
-    TOKENS: tl.constexpr, DIMS: tl.constexpr,
+    x, queries, logits, cu_seqlens, cu_keys, blocks, rows, SCALE: tl.constexpr, HEADS: tl.constexpr,
+    WIDTH: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """The heads' base-2 logits of a block of tokens of the first `rows` rows, [TOKENS, HEADS]; -inf past the keys."""
+    """Compute the base-2 logits of a block of tokens of the first `rows` rows, [TOKENS, HEADS]; -inf past the keys."""
     row = tl.load(blocks + tl.program_id(0) * 2)
     if (row >= 0) & (row < rows):
         start = tl.load(cu_seqlens + row).to(tl.int64)
@@ -38,7 +37,7 @@ def _logits(
         num_keys = tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)
         j = tl.load(blocks + tl.program_id(0) * 2 + 1) + tl.arange(0, TOKENS)
         heads = tl.arange(0, WIDTH)
-        found = tl.zeros([TOKENS, WIDTH], tl.float32)
+        scores = tl.zeros([TOKENS, WIDTH], tl.float32)
         for first in range(0, DIM, DIMS):
             dims = first + tl.arange(0, DIMS)
             states = tl.load(
@@ -46,67 +45,75 @@ def _logits(
                 mask=(j < num_keys)[:, None] & (dims < DIM)[None, :],
                 other=0.0,
             )
-            own = (row * HEADS + heads).to(tl.int64)[:, None] * DIM + dims[None, :]
-            reached = tl.load(reach + own, mask=(heads < HEADS)[:, None] & (dims < DIM)[None, :], other=0.0)
-            found += tl.dot(states, tl.trans(reached))
-        found = tl.where((j < num_keys)[:, None], found * (SCALE * LOG2E), float("-inf"))
+            query_offsets = (row * HEADS + heads).to(tl.int64)[:, None] * DIM + dims[None, :]
+            query = tl.load(queries + query_offsets, mask=(heads < HEADS)[:, None] & (dims < DIM)[None, :], other=0.0)
+            scores += tl.dot(states, tl.trans(query))
+        scores = tl.where((j < num_keys)[:, None], scores * (SCALE * LOG2E), float("-inf"))
         tl.store(
             logits + (start + j)[:, None] * HEADS + heads[None, :],
-            found,
+            scores,
             mask=(j < length)[:, None] & (heads < HEADS)[None, :],
         )
 
 
 @triton.jit
 def _mix(
-    weights, x, out, sums, cu_seqlens, cu_keys, HEADS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, SOFTMAX: tl.constexpr,
-    TOKENS: tl.constexpr, DIMS: tl.constexpr,
+    weights, x, out, sums, cu_seqlens, cu_keys, HEADS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr,
+    SOFTMAX: tl.constexpr, TOKENS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """Sums of a row's states by weights [tokens, HEADS], for a block of a state's numbers; SOFTMAX: the weights are logits."""
+    """Sum a row's states with weights [tokens, HEADS], for a block of columns.
+
+    SOFTMAX: `weights` are base-2 logits.
+    """
     row = tl.program_id(0)
     start = tl.load(cu_seqlens + row).to(tl.int64)
     num_keys = tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)
     heads = tl.arange(0, WIDTH)
     dims = tl.program_id(1) * DIMS + tl.arange(0, DIMS)
-    top = tl.full([WIDTH], float("-inf"), tl.float32)
-    total = tl.zeros([WIDTH], tl.float32)
+    running_max = tl.full([WIDTH], float("-inf"), tl.float32)
+    running_sum = tl.zeros([WIDTH], tl.float32)
     if SOFTMAX:
         for first in range(0, num_keys, TOKENS):
             j = first + tl.arange(0, TOKENS)
-            there = (heads < HEADS)[:, None] & (j < num_keys)[None, :]
-            found = tl.load(weights + (start + j)[None, :] * HEADS + heads[:, None], mask=there, other=float("-inf"))
-            higher = tl.maximum(top, tl.max(found, 1))
-            known = tl.where(higher == float("-inf"), 0.0, higher)
-            total = total * tl.exp2(top - known) + tl.sum(tl.exp2(found - known[:, None]), 1)
-            top = higher
-        top = tl.where(total > 0, top + tl.log2(total), float("inf"))  # a row without keys has weights 0
+            valid = (heads < HEADS)[:, None] & (j < num_keys)[None, :]
+            scores = tl.load(weights + (start + j)[None, :] * HEADS + heads[:, None], mask=valid, other=float("-inf"))
+            new_max = tl.maximum(running_max, tl.max(scores, 1))
+            safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+            running_sum = running_sum * tl.exp2(running_max - safe_max) + tl.sum(tl.exp2(scores - safe_max[:, None]), 1)
+            running_max = new_max
+        running_max = tl.where(
+            running_sum > 0, running_max + tl.log2(running_sum), float("inf")
+        )  # a row without keys has weights 0
         if tl.program_id(1) == 0:
-            tl.store(sums + row * HEADS + heads, top, mask=heads < HEADS)
+            tl.store(sums + row * HEADS + heads, running_max, mask=heads < HEADS)
     mixed = tl.zeros([WIDTH, DIMS], tl.float32)
     for first in range(0, num_keys, TOKENS):
         j = first + tl.arange(0, TOKENS)
-        there = (heads < HEADS)[:, None] & (j < num_keys)[None, :]
-        places = weights + (start + j)[None, :] * HEADS + heads[:, None]
+        valid = (heads < HEADS)[:, None] & (j < num_keys)[None, :]
+        weight_pointers = weights + (start + j)[None, :] * HEADS + heads[:, None]
         if SOFTMAX:
-            own = tl.exp2(tl.load(places, mask=there, other=float("-inf")) - top[:, None])
+            weight = tl.exp2(tl.load(weight_pointers, mask=valid, other=float("-inf")) - running_max[:, None])
         else:
-            own = tl.load(places, mask=there, other=0.0)
+            weight = tl.load(weight_pointers, mask=valid, other=0.0)
         states = tl.load(
             x + (start + j)[:, None] * DIM + dims[None, :],
             mask=(j < num_keys)[:, None] & (dims < DIM)[None, :],
             other=0.0,
         )
-        mixed += tl.dot(own.to(states.dtype), states)
-    place = out + (row * HEADS + heads).to(tl.int64)[:, None] * DIM + dims[None, :]
-    tl.store(place, mixed.to(out.dtype.element_ty), mask=(heads < HEADS)[:, None] & (dims < DIM)[None, :])
+        mixed += tl.dot(weight.to(states.dtype), states)
+    out_pointers = out + (row * HEADS + heads).to(tl.int64)[:, None] * DIM + dims[None, :]
+    tl.store(out_pointers, mixed.to(out.dtype.element_ty), mask=(heads < HEADS)[:, None] & (dims < DIM)[None, :])
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _tokens_backward(
-    above, means, logits, sums, x, reach, slopes, grad, cu_seqlens, cu_keys, blocks, rows, SCALE: tl.constexpr, HEADS: tl.constexpr,
-    WIDTH: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr, DIMS: tl.constexpr,
+    grad_out, means, logits, sums, x, queries, slopes, grad, cu_seqlens, cu_keys, blocks, rows, SCALE: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, DIM: tl.constexpr, TOKENS: tl.constexpr, DIMS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a block of tokens' states, and of their logits [TOKENS, HEADS]; rows past the first `rows` get zeros."""
+    """Compute the gradients of a block of tokens: of their states, and of their logits [TOKENS, HEADS].
+
+    Rows past the first `rows` get zeros.
+    """
     row = tl.load(blocks + tl.program_id(0) * 2)
     if row >= 0:
         start = tl.load(cu_seqlens + row).to(tl.int64)
@@ -115,12 +122,12 @@ def _tokens_backward(
         num_keys = tl.where(row < rows, num_keys, 0)
         j = tl.load(blocks + tl.program_id(0) * 2 + 1) + tl.arange(0, TOKENS)
         heads = tl.arange(0, WIDTH)
-        real = (heads < HEADS) & (row < rows)
-        there = (j < num_keys)[:, None] & real[None, :]
-        places = (start + j)[:, None] * HEADS + heads[None, :]
-        total = tl.load(sums + row * HEADS + heads, mask=real, other=float("inf"))
-        weights = tl.exp2(tl.load(logits + places, mask=there, other=float("-inf")) - total[None, :])
-        toward = tl.zeros([TOKENS, WIDTH], tl.float32)
+        real_heads = (heads < HEADS) & (row < rows)
+        valid = (j < num_keys)[:, None] & real_heads[None, :]
+        logit_offsets = (start + j)[:, None] * HEADS + heads[None, :]
+        log_sum = tl.load(sums + row * HEADS + heads, mask=real_heads, other=float("inf"))
+        weights = tl.exp2(tl.load(logits + logit_offsets, mask=valid, other=float("-inf")) - log_sum[None, :])
+        grad_weights = tl.zeros([TOKENS, WIDTH], tl.float32)
         for first in range(0, DIM, DIMS):
             dims = first + tl.arange(0, DIMS)
             states = tl.load(
@@ -128,56 +135,59 @@ def _tokens_backward(
                 mask=(j < num_keys)[:, None] & (dims < DIM)[None, :],
                 other=0.0,
             )
-            own = (row * HEADS + heads).to(tl.int64)[:, None] * DIM + dims[None, :]
-            toward += tl.dot(
-                states, tl.trans(tl.load(above + own, mask=real[:, None] & (dims < DIM)[None, :], other=0.0))
+            head_offsets = (row * HEADS + heads).to(tl.int64)[:, None] * DIM + dims[None, :]
+            grad_weights += tl.dot(
+                states,
+                tl.trans(tl.load(grad_out + head_offsets, mask=real_heads[:, None] & (dims < DIM)[None, :], other=0.0)),
             )
-        mean = tl.load(means + row * HEADS + heads, mask=real, other=0.0)
-        slope = weights * (toward - mean[None, :]) * SCALE
-        tl.store(slopes + places, slope, mask=(j < length)[:, None] & (heads < HEADS)[None, :])
+        mean = tl.load(means + row * HEADS + heads, mask=real_heads, other=0.0)
+        slope = weights * (grad_weights - mean[None, :]) * SCALE
+        tl.store(slopes + logit_offsets, slope, mask=(j < length)[:, None] & (heads < HEADS)[None, :])
         for first in range(0, DIM, DIMS):
             dims = first + tl.arange(0, DIMS)
-            own = (row * HEADS + heads).to(tl.int64)[:, None] * DIM + dims[None, :]
-            mask = real[:, None] & (dims < DIM)[None, :]
-            downward = tl.load(above + own, mask=mask, other=0.0)
-            reached = tl.load(reach + own, mask=mask, other=0.0)
-            found = tl.dot(weights.to(downward.dtype), downward) + tl.dot(slope.to(reached.dtype), reached)
-            place = grad + (start + j)[:, None] * DIM + dims[None, :]
-            tl.store(place, found.to(grad.dtype.element_ty), mask=(j < length)[:, None] & (dims < DIM)[None, :])
+            head_offsets = (row * HEADS + heads).to(tl.int64)[:, None] * DIM + dims[None, :]
+            mask = real_heads[:, None] & (dims < DIM)[None, :]
+            grad_mean = tl.load(grad_out + head_offsets, mask=mask, other=0.0)
+            query = tl.load(queries + head_offsets, mask=mask, other=0.0)
+            grad_states = tl.dot(weights.to(grad_mean.dtype), grad_mean) + tl.dot(slope.to(query.dtype), query)
+            grad_pointers = grad + (start + j)[:, None] * DIM + dims[None, :]
+            tl.store(
+                grad_pointers, grad_states.to(grad.dtype.element_ty), mask=(j < length)[:, None] & (dims < DIM)[None, :]
+            )
 
 
-def _shape(reach: Tensor) -> dict[str, int]:
-    _, heads, dim = reach.shape
+def _shape(queries: Tensor) -> dict[str, int]:
+    _, heads, dim = queries.shape
     return {"HEADS": heads, "WIDTH": max(16, triton.next_power_of_2(heads)), "DIM": dim}
 
 
 @triton_op("ranker::first_attention", mutates_args=())
 def first_attention(
-    x: Tensor, reach: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor
+    x: Tensor, queries: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean states of rows by the weights that one query a row and head gives them.
+    """Average each row's states with the attention weights of one query per row and head.
 
     Args:
         x: bf16 or fp16 [tokens, dim]; every token belongs to a row.
-        reach: Each row's queries, taken through the keys' weights, [rows, heads, dim].
+        queries: Each row's queries, multiplied by the key weights, [rows, heads, dim].
         cu_seqlens: Cumulative row lengths, int32 [at least rows + 1]; only the first `rows` rows attend.
-        cu_keys: Cumulative counts of the tokens that each row attends to, its first ones, as `cu_seqlens`.
-        blocks: As `ranker.encoders.kernels.short_attention` takes them.
+        cu_keys: Cumulative counts of attended tokens, which are the first of each row; shape as `cu_seqlens`.
+        blocks: See `ranker.encoders.kernels.short_attention.attend`.
 
     Returns:
-        Means, float32 [rows, heads, dim], 0 for a row that attends to nothing; base-2 logits, float32 [tokens, heads];
+        Means, float32 [rows, heads, dim], 0 for a row without attended tokens; base-2 logits, float32 [tokens, heads];
         base-2 logarithms of the softmax's sums, float32 [rows, heads].
     """
-    x, reach = x.contiguous(), reach.contiguous()
-    rows, heads, dim = reach.shape
-    # in full, since the backward pass takes differences of what they make
+    x, queries = x.contiguous(), queries.contiguous()
+    rows, heads, dim = queries.shape
+    # float32, because the backward pass subtracts numbers that are computed from them
     out = torch.empty(rows, heads, dim, dtype=torch.float32, device=x.device)
     logits = torch.empty(x.shape[0], heads, dtype=torch.float32, device=x.device)
     sums = torch.empty(rows, heads, dtype=torch.float32, device=x.device)
-    shape = _shape(reach)
+    shape = _shape(queries)
     with torch.cuda.device_of(x):  # Triton launches on the current device
         wrap_triton(_logits)[(blocks.shape[0],)](
-            x, reach, logits, cu_seqlens, cu_keys, blocks, rows, SCALE=(dim // heads) ** -0.5, **shape, **TOKENS
+            x, queries, logits, cu_seqlens, cu_keys, blocks, rows, SCALE=(dim // heads) ** -0.5, **shape, **TOKENS
         )
         wrap_triton(_mix)[(rows, triton.cdiv(dim, MIX["DIMS"]))](
             logits, x, out, sums, cu_seqlens, cu_keys, SOFTMAX=True, **shape, **MIX
@@ -187,30 +197,30 @@ def first_attention(
 
 @triton_op("ranker::first_attention_backward", mutates_args=())
 def first_attention_backward(
-    above: Tensor,
+    grad_out: Tensor,
     out: Tensor,
     logits: Tensor,
     sums: Tensor,
     x: Tensor,
-    reach: Tensor,
+    queries: Tensor,
     cu_seqlens: Tensor,
     cu_keys: Tensor,
     blocks: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of `first_attention` by `x` and `reach`."""
-    means = (above * out).sum(-1)
-    above, x, reach = above.to(x.dtype).contiguous(), x.contiguous(), reach.contiguous()
-    rows, heads, dim = reach.shape
-    grad, grad_reach, slopes = torch.empty_like(x), torch.empty_like(reach), torch.empty_like(logits)
-    shape = _shape(reach)
+    """Return the gradients of `first_attention`: d/d(x) [tokens, dim] and d/d(queries) [rows, heads, dim]."""
+    means = (grad_out * out).sum(-1)
+    grad_out, x, queries = grad_out.to(x.dtype).contiguous(), x.contiguous(), queries.contiguous()
+    rows, heads, dim = queries.shape
+    grad, grad_reach, slopes = torch.empty_like(x), torch.empty_like(queries), torch.empty_like(logits)
+    shape = _shape(queries)
     with torch.cuda.device_of(x):
         wrap_triton(_tokens_backward)[(blocks.shape[0],)](
-            above,
+            grad_out,
             means,
             logits,
             sums,
             x,
-            reach,
+            queries,
             slopes,
             grad,
             cu_seqlens,
@@ -231,8 +241,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     ctx.save_for_backward(*output, *inputs)
 
 
-def _gradients(ctx: Any, above: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # noqa: ARG001 - the others are no results
-    return *first_attention_backward(above, *ctx.saved_tensors), None, None, None
+def _gradients(ctx: Any, grad_out: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # noqa: ARG001 - only means are used
+    return *first_attention_backward(grad_out, *ctx.saved_tensors), None, None, None
 
 
 first_attention.register_autograd(_gradients, setup_context=_keep)

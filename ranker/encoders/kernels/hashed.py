@@ -1,14 +1,14 @@
-"""Dropout by hash within a kernel."""
+"""Hashed dropout within a kernel."""
 
 import triton
 import triton.language as tl
 
-PROGRAMS = 1056  # of backward passes over tokens: eight for each of an H200's multiprocessors
+PROGRAMS = 1056  # Triton programs of a backward pass over tokens: eight per multiprocessor of an H200
 
 
 @triton.jit
 def kept(hashes, columns, THRESHOLD: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
-    """`ranker.encoders.dropout.hashed_dropout`'s choice; 32-bit products wrap around."""
+    """Return which values `ranker.encoders.dropout.hashed_dropout` keeps, [tokens, columns]; products wrap around."""
     bits = hashes[:, None].to(tl.uint32, bitcast=True) + columns[None, :].to(tl.uint32) * COLUMN
     bits = (bits ^ (bits >> 16)) * FIRST
     bits = (bits ^ (bits >> 15)) * SECOND

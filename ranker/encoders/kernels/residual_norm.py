@@ -1,8 +1,8 @@
 """Bias, dropout, residual sum and layer norm in one Triton kernel, forward and backward.
 
-A post-norm layer does this twice. What the forward pass reads is all that it keeps: the backward pass computes sums,
-norms and masks again from two tensors of the layer's size, and in the same pass sums the gradients of bias, gain and
-shift over its rows, which would otherwise read everything again.
+A post-norm layer does this twice. The forward pass stores only its inputs: the backward pass recomputes sums, norms
+and masks from two tensors of the layer's size. In the same pass it sums the gradients of bias, gain and shift over its
+rows, which would otherwise need another read of everything.
 """
 
 from __future__ import annotations
@@ -18,62 +18,66 @@ from ranker.encoders.dropout import COLUMN, FIRST, SECOND, threshold
 from ranker.encoders.kernels.hashed import PROGRAMS, kept
 from ranker.encoders.kernels.sums import column_sums
 
-# the launches, for rows of up to 1,024 numbers: measured on an H200, see docs/performance.md
+# launches for states of up to 1,024 values: measured on an H200, see docs/performance.md
 FORWARD = {"ROWS": 1, "num_warps": 1}
 BACKWARD = {"ROWS": 1, "num_warps": 1}
 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _forward(
-    x, bias, residual, hashes, gain, shift, out, tokens, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, EPSILON: tl.constexpr,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    x, bias, residual, hashes, gain, shift, out, tokens, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
+    EPSILON: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr,
+    COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """ROWS tokens."""
+    """Compute ROWS tokens."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
-    here, real = columns < DIM, rows < tokens
-    mask = real[:, None] & here[None, :]
-    places = rows[:, None].to(tl.int64) * DIM + columns[None, :]
-    summed = tl.load(x + places, mask=mask, other=0.0).to(tl.float32)
-    summed += tl.load(bias + columns, mask=here, other=0.0).to(tl.float32)[None, :]
+    in_dim, in_batch = columns < DIM, rows < tokens
+    mask = in_batch[:, None] & in_dim[None, :]
+    offsets = rows[:, None].to(tl.int64) * DIM + columns[None, :]
+    summed = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
+    summed += tl.load(bias + columns, mask=in_dim, other=0.0).to(tl.float32)[None, :]
     if DROP:
-        drawn = tl.load(hashes + rows, mask=real, other=0)
-        summed = tl.where(kept(drawn, columns, THRESHOLD, COLUMN, FIRST, SECOND), summed * SCALE, 0.0)
-    summed += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
-    centred = tl.where(here[None, :], summed - (tl.sum(summed, 1) / DIM)[:, None], 0.0)
+        row_hashes = tl.load(hashes + rows, mask=in_batch, other=0)
+        summed = tl.where(kept(row_hashes, columns, THRESHOLD, COLUMN, FIRST, SECOND), summed * SCALE, 0.0)
+    summed += tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
+    centred = tl.where(in_dim[None, :], summed - (tl.sum(summed, 1) / DIM)[:, None], 0.0)
     spread = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + EPSILON)
-    gains = tl.load(gain + columns, mask=here, other=0.0).to(tl.float32)
-    shifts = tl.load(shift + columns, mask=here, other=0.0).to(tl.float32)
+    gains = tl.load(gain + columns, mask=in_dim, other=0.0).to(tl.float32)
+    shifts = tl.load(shift + columns, mask=in_dim, other=0.0).to(tl.float32)
     normed = centred * spread[:, None] * gains[None, :] + shifts[None, :]
-    tl.store(out + places, normed.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + offsets, normed.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["tokens", "blocks"])
 def _backward(
-    above, x, bias, residual, hashes, gain, grad_x, grad_residual, sums, tokens, blocks, THRESHOLD: tl.constexpr, SCALE: tl.constexpr,
-    EPSILON: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr,
+    grad_out, x, bias, residual, hashes, gain, grad_x, grad_residual, sums, tokens, blocks, THRESHOLD: tl.constexpr,
+    SCALE: tl.constexpr, EPSILON: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """`blocks` times ROWS tokens, and this program's part of the sums over tokens, [3, DIM]: of bias, gain and shift."""
+    """Compute `blocks` times ROWS tokens, and this program's part of the sums over tokens.
+
+    The sums are [3, DIM]: the gradients of bias, gain and shift.
+    """
     columns = tl.arange(0, WIDTH)
-    here = columns < DIM
-    biases = tl.load(bias + columns, mask=here, other=0.0).to(tl.float32)[None, :]
-    gains = tl.load(gain + columns, mask=here, other=0.0).to(tl.float32)[None, :]
+    in_dim = columns < DIM
+    biases = tl.load(bias + columns, mask=in_dim, other=0.0).to(tl.float32)[None, :]
+    gains = tl.load(gain + columns, mask=in_dim, other=0.0).to(tl.float32)[None, :]
     bias_sum = tl.zeros([WIDTH], tl.float32)
     gain_sum = tl.zeros([WIDTH], tl.float32)
     shift_sum = tl.zeros([WIDTH], tl.float32)
     for block in range(blocks):
         rows = (tl.program_id(0) * blocks + block) * ROWS + tl.arange(0, ROWS)
-        real = rows < tokens
-        mask = real[:, None] & here[None, :]
-        places = rows[:, None].to(tl.int64) * DIM + columns[None, :]
-        summed = tl.load(x + places, mask=mask, other=0.0).to(tl.float32) + biases
+        in_batch = rows < tokens
+        mask = in_batch[:, None] & in_dim[None, :]
+        offsets = rows[:, None].to(tl.int64) * DIM + columns[None, :]
+        summed = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32) + biases
         if DROP:
-            stays = kept(tl.load(hashes + rows, mask=real, other=0), columns, THRESHOLD, COLUMN, FIRST, SECOND)
-            summed = tl.where(stays, summed * SCALE, 0.0)
-        summed += tl.load(residual + places, mask=mask, other=0.0).to(tl.float32)
-        grad = tl.load(above + places, mask=mask, other=0.0).to(tl.float32)
-        centred = tl.where(here[None, :], summed - (tl.sum(summed, 1) / DIM)[:, None], 0.0)
+            keep = kept(tl.load(hashes + rows, mask=in_batch, other=0), columns, THRESHOLD, COLUMN, FIRST, SECOND)
+            summed = tl.where(keep, summed * SCALE, 0.0)
+        summed += tl.load(residual + offsets, mask=mask, other=0.0).to(tl.float32)
+        grad = tl.load(grad_out + offsets, mask=mask, other=0.0).to(tl.float32)
+        centred = tl.where(in_dim[None, :], summed - (tl.sum(summed, 1) / DIM)[:, None], 0.0)
         spread = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + EPSILON)
         normed = centred * spread[:, None]
         shift_sum += tl.sum(grad, 0)
@@ -81,15 +85,15 @@ def _backward(
         grad *= gains
         along = tl.sum(grad * normed, 1) / DIM
         grad = (grad - (tl.sum(grad, 1) / DIM)[:, None] - normed * along[:, None]) * spread[:, None]
-        tl.store(grad_residual + places, grad.to(grad_residual.dtype.element_ty), mask=mask)
+        tl.store(grad_residual + offsets, grad.to(grad_residual.dtype.element_ty), mask=mask)
         if DROP:
-            grad = tl.where(stays, grad * SCALE, 0.0)
-            tl.store(grad_x + places, grad.to(grad_x.dtype.element_ty), mask=mask)
+            grad = tl.where(keep, grad * SCALE, 0.0)
+            tl.store(grad_x + offsets, grad.to(grad_x.dtype.element_ty), mask=mask)
         bias_sum += tl.sum(tl.where(mask, grad, 0.0), 0)
     sums += tl.program_id(0) * (3 * DIM) + columns
-    tl.store(sums, bias_sum, mask=here)
-    tl.store(sums + DIM, gain_sum, mask=here)
-    tl.store(sums + 2 * DIM, shift_sum, mask=here)
+    tl.store(sums, bias_sum, mask=in_dim)
+    tl.store(sums + DIM, gain_sum, mask=in_dim)
+    tl.store(sums + 2 * DIM, shift_sum, mask=in_dim)
 
 
 def _settings(x: Tensor, rate: float, hashes: Tensor | None, epsilon: float, launch: dict[str, int]) -> dict[str, Any]:
@@ -119,31 +123,31 @@ def residual_norm(
     shift: Tensor,
     epsilon: float,
 ) -> Tensor:
-    """Return `layer_norm(dropout(x + bias) + residual)`, summed and normed in float32.
+    """Return `layer_norm(dropout(x + bias) + residual)`, [tokens, dim], computed in float32.
 
     Args:
         x: bf16 or fp16 [tokens, dim].
         bias: [dim].
         residual: As `x`.
-        hashes: What is dropped by, int32 [tokens] (`dropout_hashes`); None: nothing is.
-        rate: Of dropout.
+        hashes: Dropout hashes, int32 [tokens] (`dropout_hashes`); None: no dropout.
+        rate: Probability of dropout.
         gain: Of the norm, [dim].
         shift: Of the norm, [dim].
         epsilon: Of the norm.
     """
     x, residual = x.contiguous(), residual.contiguous()
     out, tokens = torch.empty_like(x), x.shape[0]
-    drawn = x if hashes is None else hashes.contiguous()
+    row_hashes = x if hashes is None else hashes.contiguous()
     if tokens:
         with torch.cuda.device_of(x):  # Triton launches on the current device
             _forward[(triton.cdiv(tokens, FORWARD["ROWS"]),)](
-                x, bias, residual, drawn, gain, shift, out, tokens, **_settings(x, rate, hashes, epsilon, FORWARD)
+                x, bias, residual, row_hashes, gain, shift, out, tokens, **_settings(x, rate, hashes, epsilon, FORWARD)
             )
     return out
 
 
 def residual_norm_backward(
-    above: Tensor,
+    grad_out: Tensor,
     x: Tensor,
     bias: Tensor,
     residual: Tensor,
@@ -152,24 +156,25 @@ def residual_norm_backward(
     gain: Tensor,
     epsilon: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of `residual_norm`.
+    """Compute the gradients of `residual_norm`; arguments as there, `grad_out` [tokens, dim].
 
     Returns:
-        By bias, gain and shift, float32 [3, dim]; by `residual`; by `x`: where nothing is dropped the same tensor.
+        d/d(bias, gain, shift), float32 [3, dim]; d/d(residual) and d/d(x), [tokens, dim], which are the same tensor
+        without dropout.
     """
-    above, x, residual = above.contiguous(), x.contiguous(), residual.contiguous()
+    grad_out, x, residual = grad_out.contiguous(), x.contiguous(), residual.contiguous()
     tokens, dim = x.shape
     grad_residual = torch.empty_like(residual)
     grad_x = grad_residual if hashes is None else torch.empty_like(x)
     sums = torch.empty(PROGRAMS, 3, dim, dtype=torch.float32, device=x.device)
-    drawn = x if hashes is None else hashes.contiguous()  # not touched without
+    row_hashes = x if hashes is None else hashes.contiguous()  # not read without
     with torch.cuda.device_of(x):  # a program without tokens gives sums of 0
         _backward[(PROGRAMS,)](
-            above,
+            grad_out,
             x,
             bias,
             residual,
-            drawn,
+            row_hashes,
             gain,
             grad_x,
             grad_residual,

@@ -1,11 +1,15 @@
 """Attention within short ragged rows, forward and backward, in Triton.
 
-Libraries' kernels are built for long sequences: pairs of 86 tokens fill a part of their tiles, and their backward takes
-three passes. With heads of up to 64 a row of up to 128 tokens is one tile, whose backward is one pass without atomics:
-five products, nothing but the states and the logarithms of the softmax's sums read back. In rows of up to 256 all keys
-stay while blocks of queries pass, where the card has room for them; all others go through blocks of 64 with a running
-softmax (Dao et al., 2022, arXiv:2205.14135). Queries, keys and values come as one packed tensor, so that one matrix
-product makes them and one gradient leaves; the gradient of their bias is summed on the way.
+The kernels of libraries are built for long sequences: pairs of 86 tokens fill their tiles partly, and the backward pass
+reads everything three times. Here, with head sizes of up to 64:
+
+- a row of up to 128 tokens is one tile. Its backward pass is one pass without atomics: five products, which read only
+  the states and the logarithms of the softmax sums;
+- in a row of up to 256 tokens all keys stay in shared memory, if the card has enough, while blocks of queries pass;
+- other rows go through blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135).
+
+Queries, keys and values are one packed tensor, so one matrix product computes them and there is one gradient. The
+gradient of their bias is summed in the same pass.
 """
 
 from __future__ import annotations
@@ -23,17 +27,17 @@ from torch.library import triton_op, wrap_triton
 from ranker.encoders.kernels.blocks import BLOCK
 from ranker.encoders.kernels.sums import column_sums
 
-MAX_LENGTH = 512  # longer rows work, but the library's kernel suits them better
+MAX_LENGTH = 512  # longer rows work, but torch's kernel is faster for them
 HEAD_SIZES = (16, 32, 64, 128)
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _attend(
-    qkv, out, sums, cu_seqlens, cu_keys, blocks, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    qkv, out, sums, cu_seqlens, cu_keys, blocks, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
+    DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """One head of a block of queries."""
+    """Compute one head of a block of queries."""
     row, head = tl.load(blocks + tl.program_id(0) // HEADS * 2), tl.program_id(0) % HEADS
     if row >= 0:
         start = tl.load(cu_seqlens + row).to(tl.int64)
@@ -43,25 +47,25 @@ def _attend(
         i = tl.load(blocks + tl.program_id(0) // HEADS * 2 + 1) + tl.arange(0, QUERIES)
         base = qkv + start * (3 * HEADS * DIM) + head * DIM
         query = tl.load(base + i[:, None] * (3 * HEADS * DIM) + dims[None, :], mask=(i < length)[:, None], other=0.0)
-        top = tl.full([QUERIES], float("-inf"), tl.float32)
-        total = tl.zeros([QUERIES], tl.float32)
+        running_max = tl.full([QUERIES], float("-inf"), tl.float32)
+        running_sum = tl.zeros([QUERIES], tl.float32)
         mixed = tl.zeros([QUERIES, DIM], tl.float32)
         for first in range(0, num_keys, KEYS):
             j = first + tl.arange(0, KEYS)
-            there = base + j[:, None] * (3 * HEADS * DIM) + dims[None, :]
-            key = tl.load(there + HEADS * DIM, mask=(j < num_keys)[:, None], other=0.0)
-            value = tl.load(there + 2 * HEADS * DIM, mask=(j < num_keys)[:, None], other=0.0)
+            key_pointers = base + j[:, None] * (3 * HEADS * DIM) + dims[None, :]
+            key = tl.load(key_pointers + HEADS * DIM, mask=(j < num_keys)[:, None], other=0.0)
+            value = tl.load(key_pointers + 2 * HEADS * DIM, mask=(j < num_keys)[:, None], other=0.0)
             logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
             logits = tl.where((j < num_keys)[None, :], logits, float("-inf"))
-            higher = tl.maximum(top, tl.max(logits, 1))
-            weights = tl.exp2(logits - higher[:, None])
-            shrink = tl.exp2(top - higher)
-            total = total * shrink + tl.sum(weights, 1)
-            mixed = mixed * shrink[:, None] + tl.dot(weights.to(value.dtype), value)
-            top = higher
-        place = out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
-        tl.store(place, (mixed / total[:, None]).to(out.dtype.element_ty), mask=(i < length)[:, None])
-        tl.store(sums + head.to(tl.int64) * num_tokens + start + i, top + tl.log2(total), mask=i < length)
+            new_max = tl.maximum(running_max, tl.max(logits, 1))
+            weights = tl.exp2(logits - new_max[:, None])
+            rescale = tl.exp2(running_max - new_max)
+            running_sum = running_sum * rescale + tl.sum(weights, 1)
+            mixed = mixed * rescale[:, None] + tl.dot(weights.to(value.dtype), value)
+            running_max = new_max
+        out_pointers = out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
+        tl.store(out_pointers, (mixed / running_sum[:, None]).to(out.dtype.element_ty), mask=(i < length)[:, None])
+        tl.store(sums + head.to(tl.int64) * num_tokens + start + i, running_max + tl.log2(running_sum), mask=i < length)
 
 
 @triton.jit
@@ -69,7 +73,10 @@ def _tile_backward(
     grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,  # noqa: ARG001
     DIM: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one row and head whose tokens, more than SHORTEST, fit into one tile; `out` is not read."""
+    """Compute all gradients of one row and head with more than SHORTEST and at most SIZE tokens, as one tile.
+
+    `out` is not read.
+    """
     row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     start = tl.load(cu_seqlens + row).to(tl.int64)
     length = tl.load(cu_seqlens + row + 1) - start
@@ -77,29 +84,29 @@ def _tile_backward(
         num_keys = tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)
         dims = tl.arange(0, DIM)
         i = tl.arange(0, SIZE)
-        real = (i < length)[:, None]
+        in_row = (i < length)[:, None]
         offsets = (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-        query = tl.load(qkv + offsets, mask=real, other=0.0)
-        key = tl.load(qkv + offsets + HEADS * DIM, mask=real, other=0.0)
-        value = tl.load(qkv + offsets + 2 * HEADS * DIM, mask=real, other=0.0)
-        above = tl.load(
-            grad_out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :], mask=real, other=0.0
+        query = tl.load(qkv + offsets, mask=in_row, other=0.0)
+        key = tl.load(qkv + offsets + HEADS * DIM, mask=in_row, other=0.0)
+        value = tl.load(qkv + offsets + 2 * HEADS * DIM, mask=in_row, other=0.0)
+        upstream = tl.load(
+            grad_out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :], mask=in_row, other=0.0
         )
-        total = tl.load(sums + head.to(tl.int64) * num_tokens + start + i, mask=i < length, other=float("inf"))
+        log_sum = tl.load(sums + head.to(tl.int64) * num_tokens + start + i, mask=i < length, other=float("inf"))
         logits = tl.where((i < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
-        weights = tl.exp2(logits - total[:, None])
+        weights = tl.exp2(logits - log_sum[:, None])
         summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
-        found = tl.dot(tl.trans(weights.to(value.dtype)), above)
-        tl.store(grad + offsets + 2 * HEADS * DIM, found.to(grad.dtype.element_ty), mask=real)
-        tl.store(summed + 2 * HEADS * DIM, tl.sum(found, 0))
-        toward = tl.dot(above, tl.trans(value))
-        slope = (weights * (toward - tl.sum(weights * toward, 1)[:, None]) * SCALE).to(query.dtype)
-        found = tl.dot(slope, key)
-        tl.store(grad + offsets, found.to(grad.dtype.element_ty), mask=real)
-        tl.store(summed, tl.sum(found, 0))
-        found = tl.dot(tl.trans(slope), query)
-        tl.store(grad + offsets + HEADS * DIM, found.to(grad.dtype.element_ty), mask=real)
-        tl.store(summed + HEADS * DIM, tl.sum(found, 0))
+        partial = tl.dot(tl.trans(weights.to(value.dtype)), upstream)
+        tl.store(grad + offsets + 2 * HEADS * DIM, partial.to(grad.dtype.element_ty), mask=in_row)
+        tl.store(summed + 2 * HEADS * DIM, tl.sum(partial, 0))
+        grad_weights = tl.dot(upstream, tl.trans(value))
+        slope = (weights * (grad_weights - tl.sum(weights * grad_weights, 1)[:, None]) * SCALE).to(query.dtype)
+        partial = tl.dot(slope, key)
+        tl.store(grad + offsets, partial.to(grad.dtype.element_ty), mask=in_row)
+        tl.store(summed, tl.sum(partial, 0))
+        partial = tl.dot(tl.trans(slope), query)
+        tl.store(grad + offsets + HEADS * DIM, partial.to(grad.dtype.element_ty), mask=in_row)
+        tl.store(summed + HEADS * DIM, tl.sum(partial, 0))
 
 
 @triton.jit
@@ -107,7 +114,10 @@ def _keys_backward(
     grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
     DIM: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one row and head of more than SHORTEST tokens whose keys fit into one tile, past which blocks of queries go."""
+    """Compute all gradients of one row and head with more than SHORTEST and at most SIZE tokens.
+
+    All keys are one tile; the queries pass in blocks.
+    """
     row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     start = tl.load(cu_seqlens + row).to(tl.int64)
     length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
@@ -115,38 +125,42 @@ def _keys_backward(
         num_keys = tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)
         dims = tl.arange(0, DIM)
         j = tl.arange(0, SIZE)
-        seen, real = (j < num_keys)[:, None], (j < length)[:, None]
+        is_key, in_row = (j < num_keys)[:, None], (j < length)[:, None]
         base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-        down = grad + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
+        grad_base = grad + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
         totals = sums + head.to(tl.int64) * num_tokens + start
-        key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=seen, other=0.0)
-        value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=seen, other=0.0)
+        key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
+        value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
         grad_key = tl.zeros([SIZE, DIM], tl.float32)
         grad_value = tl.zeros([SIZE, DIM], tl.float32)
         query_sum = tl.zeros([DIM], tl.float32)
         for first in tl.range(0, length, QUERIES, num_stages=STAGES):
             i = first + tl.arange(0, QUERIES)
-            there = (i < length)[:, None]
-            places = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
-            query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=there, other=0.0)
-            above = tl.load(grad_out + places, mask=there, other=0.0)
-            made = tl.load(out + places, mask=there, other=0.0)
-            mean = tl.sum(above.to(tl.float32) * made.to(tl.float32), 1)
-            total = tl.load(totals + i, mask=i < length, other=float("inf"))
-            # keys down, queries across, so that two of the products take the weights as they are
+            in_row_i = (i < length)[:, None]
+            out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
+            query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
+            upstream = tl.load(grad_out + out_offsets, mask=in_row_i, other=0.0)
+            output = tl.load(out + out_offsets, mask=in_row_i, other=0.0)
+            mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
+            log_sum = tl.load(totals + i, mask=i < length, other=float("inf"))
+            # keys as rows, queries as columns, so that two of the products need no transposed weights
             weights = tl.exp2(
-                tl.where(seen, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf")) - total[None, :]
+                tl.where(is_key, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf")) - log_sum[None, :]
             )
-            grad_value += tl.dot(weights.to(value.dtype), above)
-            slope = (weights * (tl.dot(value, tl.trans(above)) - mean[None, :])).to(query.dtype)
+            grad_value += tl.dot(weights.to(value.dtype), upstream)
+            slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
             grad_key += tl.dot(slope, query)
-            found = tl.dot(tl.trans(slope), key) * SCALE
-            tl.store(down + i[:, None] * (3 * HEADS * DIM), found.to(grad.dtype.element_ty), mask=there)
-            query_sum += tl.sum(found, 0)
+            grad_query = tl.dot(tl.trans(slope), key) * SCALE
+            tl.store(grad_base + i[:, None] * (3 * HEADS * DIM), grad_query.to(grad.dtype.element_ty), mask=in_row_i)
+            query_sum += tl.sum(grad_query, 0)
         grad_key *= SCALE
-        tl.store(down + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, grad_key.to(grad.dtype.element_ty), mask=real)
         tl.store(
-            down + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, grad_value.to(grad.dtype.element_ty), mask=real
+            grad_base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, grad_key.to(grad.dtype.element_ty), mask=in_row
+        )
+        tl.store(
+            grad_base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM,
+            grad_value.to(grad.dtype.element_ty),
+            mask=in_row,
         )
         summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
         tl.store(summed, query_sum)
@@ -156,10 +170,13 @@ def _keys_backward(
 
 @triton.jit
 def _block_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr,
-    SHORTEST: tl.constexpr, SIZE: tl.constexpr,
+    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
+    DIM: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one row and head of more than SHORTEST tokens, block by block: as keys and values, then as queries."""
+    """Compute all gradients of one row and head with more than SHORTEST tokens, block by block.
+
+    Each block is taken first as keys and values, then as queries.
+    """
     row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     start = tl.load(cu_seqlens + row).to(tl.int64)
     length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
@@ -167,57 +184,57 @@ def _block_backward(
         num_keys = tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)
         dims = tl.arange(0, DIM)
         base = start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-        above_base = start * (HEADS * DIM) + head * DIM + dims[None, :]
+        out_base = start * (HEADS * DIM) + head * DIM + dims[None, :]
         totals = sums + head.to(tl.int64) * num_tokens + start
         query_sum = tl.zeros([DIM], tl.float32)
         key_sum = tl.zeros([DIM], tl.float32)
         value_sum = tl.zeros([DIM], tl.float32)
         for begin in range(0, length, SIZE):
-            own = begin + tl.arange(0, SIZE)
-            real = (own < length)[:, None]
-            mine = base + own[:, None] * (3 * HEADS * DIM)
-            key = tl.load(qkv + mine + HEADS * DIM, mask=real, other=0.0)
-            value = tl.load(qkv + mine + 2 * HEADS * DIM, mask=real, other=0.0)
+            k = begin + tl.arange(0, SIZE)
+            in_row = (k < length)[:, None]
+            block_offsets = base + k[:, None] * (3 * HEADS * DIM)
+            key = tl.load(qkv + block_offsets + HEADS * DIM, mask=in_row, other=0.0)
+            value = tl.load(qkv + block_offsets + 2 * HEADS * DIM, mask=in_row, other=0.0)
             grad_key = tl.zeros([SIZE, DIM], tl.float32)
             grad_value = tl.zeros([SIZE, DIM], tl.float32)
             for first in range(0, length, SIZE):
                 i = first + tl.arange(0, SIZE)
-                there = (i < length)[:, None]
-                query = tl.load(qkv + base + i[:, None] * (3 * HEADS * DIM), mask=there, other=0.0)
-                above = tl.load(grad_out + above_base + i[:, None] * (HEADS * DIM), mask=there, other=0.0)
-                made = tl.load(out + above_base + i[:, None] * (HEADS * DIM), mask=there, other=0.0)
-                total = tl.load(totals + i, mask=i < length, other=float("inf"))
+                in_row_i = (i < length)[:, None]
+                query = tl.load(qkv + base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
+                upstream = tl.load(grad_out + out_base + i[:, None] * (HEADS * DIM), mask=in_row_i, other=0.0)
+                output = tl.load(out + out_base + i[:, None] * (HEADS * DIM), mask=in_row_i, other=0.0)
+                log_sum = tl.load(totals + i, mask=i < length, other=float("inf"))
                 logits = tl.where(
-                    (own < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf")
+                    (k < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf")
                 )
-                weights = tl.exp2(logits - total[:, None])
-                grad_value += tl.dot(tl.trans(weights.to(value.dtype)), above)
-                mean = tl.sum(above.to(tl.float32) * made.to(tl.float32), 1)
-                slope = (weights * (tl.dot(above, tl.trans(value)) - mean[:, None]) * SCALE).to(query.dtype)
+                weights = tl.exp2(logits - log_sum[:, None])
+                grad_value += tl.dot(tl.trans(weights.to(value.dtype)), upstream)
+                mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
+                slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None]) * SCALE).to(query.dtype)
                 grad_key += tl.dot(tl.trans(slope), query)
-            tl.store(grad + mine + HEADS * DIM, grad_key.to(grad.dtype.element_ty), mask=real)
-            tl.store(grad + mine + 2 * HEADS * DIM, grad_value.to(grad.dtype.element_ty), mask=real)
+            tl.store(grad + block_offsets + HEADS * DIM, grad_key.to(grad.dtype.element_ty), mask=in_row)
+            tl.store(grad + block_offsets + 2 * HEADS * DIM, grad_value.to(grad.dtype.element_ty), mask=in_row)
             key_sum += tl.sum(grad_key, 0)
             value_sum += tl.sum(grad_value, 0)
 
-            query = tl.load(qkv + mine, mask=real, other=0.0)
-            above = tl.load(grad_out + above_base + own[:, None] * (HEADS * DIM), mask=real, other=0.0)
-            made = tl.load(out + above_base + own[:, None] * (HEADS * DIM), mask=real, other=0.0)
-            total = tl.load(totals + own, mask=own < length, other=float("inf"))
-            mean = tl.sum(above.to(tl.float32) * made.to(tl.float32), 1)
+            query = tl.load(qkv + block_offsets, mask=in_row, other=0.0)
+            upstream = tl.load(grad_out + out_base + k[:, None] * (HEADS * DIM), mask=in_row, other=0.0)
+            output = tl.load(out + out_base + k[:, None] * (HEADS * DIM), mask=in_row, other=0.0)
+            log_sum = tl.load(totals + k, mask=k < length, other=float("inf"))
+            mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
             grad_query = tl.zeros([SIZE, DIM], tl.float32)
             for first in range(0, num_keys, SIZE):
                 j = first + tl.arange(0, SIZE)
-                there = (j < num_keys)[:, None]
-                key = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=there, other=0.0)
-                value = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=there, other=0.0)
+                in_row_i = (j < num_keys)[:, None]
+                key = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=in_row_i, other=0.0)
+                value = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=in_row_i, other=0.0)
                 logits = tl.where(
                     (j < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf")
                 )
-                weights = tl.exp2(logits - total[:, None])
-                slope = (weights * (tl.dot(above, tl.trans(value)) - mean[:, None]) * SCALE).to(key.dtype)
+                weights = tl.exp2(logits - log_sum[:, None])
+                slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None]) * SCALE).to(key.dtype)
                 grad_query += tl.dot(slope, key)
-            tl.store(grad + mine, grad_query.to(grad.dtype.element_ty), mask=real)
+            tl.store(grad + block_offsets, grad_query.to(grad.dtype.element_ty), mask=in_row)
             query_sum += tl.sum(grad_query, 0)
         summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
         tl.store(summed, query_sum)
@@ -225,26 +242,27 @@ def _block_backward(
         tl.store(summed + 2 * HEADS * DIM, value_sum)
 
 
-# the launches: measured on an H200, see docs/performance.md
+# launches: measured on an H200, see docs/performance.md
 FORWARD = {"QUERIES": BLOCK, "KEYS": 32, "num_warps": 4, "num_stages": 3}
 SMALL_TILE = {"SIZE": 64, "num_warps": 4, "num_stages": 1}
 LARGE_TILE = {"SIZE": 128, "num_warps": 4, "num_stages": 1}
 KEYS = {"SIZE": 256, "QUERIES": 64, "STAGES": 2, "num_warps": 8}
 BLOCKS = {"SIZE": 64, "num_warps": 4, "num_stages": 2}
-KEYS_MEMORY = (
-    135_000  # shared memory that `KEYS` needs at heads of 64; data centres' cards have it, others have 101,376 bytes
-)
+# bytes of shared memory that `KEYS` needs at a head size of 64; cards for data centres have it, others have 101,376
+KEYS_MEMORY = 135_000
 
 
 def backward_launches(dim: int, shared_memory: int) -> list[tuple[Any, dict[str, int]]]:
-    """The kernels of the backward pass with their settings; each takes the rows that are longer than those of the one before.
+    """Return the kernels of the backward pass with their settings, in order of the row lengths that they process.
+
+    Each processes the rows that are longer than those of the one before.
 
     Args:
         dim: Size of a head.
-        shared_memory: Bytes that a program may have on this card.
+        shared_memory: Bytes of shared memory that a program may use on this card.
     """
     launches: list[tuple[Any, dict[str, int]]] = [(_tile_backward, {"SHORTEST": -1, **SMALL_TILE})]
-    if dim <= 64:  # larger tiles would not fit beside heads of 128
+    if dim <= 64:  # larger tiles do not fit with a head size of 128
         launches.append((_tile_backward, {"SHORTEST": launches[-1][1]["SIZE"], **LARGE_TILE}))
         if shared_memory >= KEYS_MEMORY:
             launches.append((_keys_backward, {"SHORTEST": launches[-1][1]["SIZE"], **KEYS}))
@@ -259,13 +277,13 @@ def attend(
     Args:
         qkv: Queries, keys and values, bf16 or fp16 [tokens, 3, heads, dim], contiguous; every token belongs to a row.
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
-        cu_keys: Cumulative counts of the tokens that each row attends to, its first ones, int32 [rows + 1].
-        blocks: Row and first token of each block of `BLOCK` tokens, int32 [blocks, 2]; row -1 for none
+        cu_keys: Cumulative counts of attended tokens, which are the first of each row, int32 [rows + 1].
+        blocks: Row and first position of each block of `BLOCK` tokens, int32 [blocks, 2]; row -1 if unused
             (`RaggedLayout.blocks`).
-        wrap: Of the kernel; `wrap_triton` where it is traced.
+        wrap: Wrapper of the kernel; `wrap_triton` if it is traced.
 
     Returns:
-        Mixed values [tokens, heads, dim]; base-2 logarithms of the softmax's sums, float32 [heads, tokens].
+        Attention output [tokens, heads, dim]; base-2 logarithms of the softmax sums, float32 [heads, tokens].
     """
     tokens, _, heads, dim = qkv.shape
     qkv = qkv.contiguous()
@@ -280,23 +298,28 @@ def attend(
 
 @cache
 def _shared_memory(device: torch.device) -> int:
-    """Bytes that a program may have."""
+    """Return the bytes of shared memory that a program may use."""
     properties: Any = torch.cuda.get_device_properties(device)
     return int(properties.shared_memory_per_block_optin)
 
 
 def attend_backward(
-    grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor,  # noqa: ARG001
+    grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor,
+    blocks: Tensor,  # noqa: ARG001
     wrap: Callable[..., Any] = lambda kernel: kernel,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Gradients of `attend` by `qkv`, and by a bias that it holds, float32 [3 * heads * dim]."""
+    """Compute the gradients of `attend`; arguments as there, `out` and `sums` are its results, `grad_out` is as `out`.
+
+    Returns:
+        d/d(qkv) [tokens, 3, heads, dim]; d/d(bias) of the linear layer that computed `qkv`, float32 [3 * heads * dim].
+    """
     tokens, _, heads, dim = qkv.shape
     qkv, grad_out = qkv.contiguous(), grad_out.contiguous()
     grad = torch.empty_like(qkv)
     rows = cu_seqlens.shape[0] - 1
     parts = torch.empty(rows, 3 * heads * dim, dtype=torch.float32, device=qkv.device)
     tensors = (grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys)
-    # the programs of rows that are not in a launch's range end at once
+    # programs of rows outside a launch's range of lengths end at once
     with torch.cuda.device_of(qkv):
         for kernel, settings in backward_launches(dim, _shared_memory(qkv.device)):
             wrap(kernel)[(rows * heads,)](*tensors, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim, **settings)
@@ -305,7 +328,7 @@ def attend_backward(
 
 @triton_op("ranker::short_attention", mutates_args=())
 def short_attention(qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """`attend` with gradients, for compiled code, too."""
+    """Run `attend` with gradients, also in compiled code; arguments and results as there."""
     return attend(qkv, cu_seqlens, cu_keys, blocks, wrap_triton)
 
 
@@ -313,16 +336,16 @@ def short_attention(qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Te
 def short_attention_backward(
     grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor
 ) -> Tensor:  # fmt: skip
-    """The gradient of `short_attention` by its `qkv`."""
+    """Return the gradient of `short_attention`, d/d(qkv) [tokens, 3, heads, dim]."""
     return attend_backward(grad_out, qkv, out, sums, cu_seqlens, cu_keys, blocks, wrap_triton)[0]
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, *places = inputs
-    ctx.save_for_backward(qkv, *output, *places)
+    qkv, *boundaries = inputs
+    ctx.save_for_backward(qkv, *output, *boundaries)
 
 
-def _backward(ctx: Any, grad_out: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG001 - sums are no result
+def _backward(ctx: Any, grad_out: Tensor, grad_sums: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ARG001 - sums have no gradient
     return short_attention_backward(grad_out, *ctx.saved_tensors), None, None, None
 
 

@@ -1,6 +1,6 @@
-"""Gradients on two processes that share one GPU, through DDP with micro-batches and bucket views: the mean of each one's own.
+"""Gradients through DDP on two processes that share one GPU, with micro-batches and bucket views, equal the plain mean.
 
-CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/unit/layers. Gloo sums, since NCCL wants a GPU for each process.
+CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/unit/encoders. Through gloo, since NCCL needs a GPU for each process.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ STEPS = 5
 
 
 class Scores(nn.Module):
-    """A loss of an encoder's first tokens."""
+    """A loss computed from an encoder's first tokens."""
 
     def __init__(self, graphs: bool) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ def batch_of(step: int, micro: int, rank: int) -> TokenBatch:
 
 
 def gradients(module: nn.Module, encoder: Encoder, step: int, ranks: list[int], share: float) -> list[torch.Tensor]:
-    """Of a step of two micro-batches for each of the ranks."""
+    """Gradients of a step with two micro-batches for each of the ranks."""
     encoder.dropout_seed = step
     module.zero_grad()
     for micro in range(2):
@@ -74,7 +74,7 @@ def main(rank: int, graphs: bool, rendezvous: str) -> None:
     """Print the largest relative gap of a parameter's gradient at each step, and the number of graphs."""
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     own, alone = Scores(graphs).cuda(), Scores(graphs).cuda()
-    alone.encoder._passes = Graphs(sightings=10**9)  # sizes are rounded as those of the other
+    alone.encoder._ragged_forward.graphs = Graphs(sightings=10**9)  # sizes are rounded as those of the other
     wrapped = DistributedDataParallel(own, device_ids=[0], gradient_as_bucket_view=True)
     gaps = []
     for step in range(STEPS):
@@ -82,7 +82,7 @@ def main(rank: int, graphs: bool, rendezvous: str) -> None:
         right = gradients(alone, alone.encoder, step, [0, 1], 0.5)
         gaps.append(max(float((one - other).norm() / other.norm()) for one, other in zip(got, right, strict=True)))
     dist.destroy_process_group()
-    print(json.dumps({"gaps": gaps, "graphs": len(own.encoder._passes._captured)}))
+    print(json.dumps({"gaps": gaps, "graphs": len(own.encoder._ragged_forward.graphs._captured)}))
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -98,12 +98,12 @@ def test_gradients_are_the_mean_of_both_processes(graphs, tmp_path):
     ]
     try:
         for process in both:
-            said, _ = process.communicate(timeout=120)
+            output, _ = process.communicate(timeout=120)
             assert process.returncode == 0
-            found = json.loads(said.splitlines()[-1])
-            assert max(found["gaps"]) < 1e-6, "float32 sums in another order"
-            assert len(found["gaps"]) == STEPS
-            assert found["graphs"] == (2 if graphs else 0)
+            report = json.loads(output.splitlines()[-1])
+            assert max(report["gaps"]) < 1e-6, "float32 sums in another order"
+            assert len(report["gaps"]) == STEPS
+            assert report["graphs"] == (2 if graphs else 0)
     finally:
         for process in both:
             process.kill()

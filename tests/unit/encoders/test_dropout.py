@@ -1,4 +1,4 @@
-"""Dropout by hash: the right share, no pattern, and masks that hang on a number's place in the step alone."""
+"""Dropout by hash: the right share, no pattern, and masks that depend only on a value's place in the step."""
 
 import numpy as np
 import pytest
@@ -14,18 +14,18 @@ ROWS, LENGTH, DIM = 64, 32, 96
 
 
 def kept(seed: int, rate: float, sites: int = 2) -> torch.Tensor:
-    """What is kept of ones, bool [sites, rows, positions, columns]."""
-    names, positions = (
+    """Which values are kept, bool [sites, rows, positions, columns]."""
+    row_ids, positions = (
         part.flatten() for part in torch.meshgrid(torch.arange(ROWS), torch.arange(LENGTH), indexing="ij")
     )
-    keys = dropout_hashes(seed, names, positions, sites)
-    return torch.stack([hashed_dropout(torch.ones(len(names), DIM), key, rate) != 0 for key in keys]).view(
+    keys = dropout_hashes(seed, row_ids, positions, sites)
+    return torch.stack([hashed_dropout(torch.ones(len(row_ids), DIM), key, rate) != 0 for key in keys]).view(
         sites, ROWS, LENGTH, DIM
     )
 
 
 def lowbias32(number: int) -> int:
-    """The published function, in Python's integers."""
+    """The published function with Python's integers."""
     number ^= number >> 16
     number = number * 0x7FEB352D % 2**32
     number ^= number >> 15
@@ -34,14 +34,15 @@ def lowbias32(number: int) -> int:
 
 
 def test_masks_are_the_hash_worked_out_by_hand() -> None:
-    seed, name, position, column = 5 + (9 << 32), 7, 3, 11
-    row = lowbias32((name * 0x7FEB352D + 5) % 2**32)
+    seed, row_id, position, column = 5 + (9 << 32), 7, 3, 11
+    row = lowbias32((row_id * 0x7FEB352D + 5) % 2**32)
     token = lowbias32(row ^ (position * 0x85EBCA77 + 9) % 2**32)
     for site in range(2):
         key = lowbias32(token ^ (site + 1) * 0xC2B2AE3D % 2**32)
-        keys = dropout_hashes(seed, torch.tensor([name]), torch.tensor([position]), 2)
+        keys = dropout_hashes(seed, torch.tensor([row_id]), torch.tensor([position]), 2)
         assert int(keys[site]) % 2**32 == key
-        drawn = lowbias32((key + column * 0x9E3779B1) % 2**32) ^ 2**31  # as a signed number, counted from the least
+        # a signed number, counted from the smallest
+        drawn = lowbias32((key + column * 0x9E3779B1) % 2**32) ^ 2**31
         for rate in (0.1, 0.5, drawn / 2**32 - 1e-4, drawn / 2**32 + 1e-4):
             value = float(hashed_dropout(torch.ones(1, DIM, dtype=torch.float64), keys[site], rate)[0, column])
             # the finaliser's last shift changes the lower half of the bits only
@@ -50,22 +51,26 @@ def test_masks_are_the_hash_worked_out_by_hand() -> None:
 
 @pytest.mark.parametrize("seed", [0, 5 + (9 << 32), 2**31, 2**32 - 1, 2**63 - 1, -7])
 def test_a_seed_on_the_device_is_the_same_seed(seed: int) -> None:
-    names, positions = torch.arange(40) // 8, torch.arange(40) % 8
-    assert dropout_hashes(torch.tensor(seed), names, positions, 3).equal(dropout_hashes(seed, names, positions, 3))
+    row_ids, positions = torch.arange(40) // 8, torch.arange(40) % 8
+    on_device = dropout_hashes(torch.tensor(seed), row_ids, positions, 3)
+    assert on_device.equal(dropout_hashes(seed, row_ids, positions, 3))
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_shares_and_independence(rate: float) -> None:
-    """Within what independent draws would give (5 standard errors; chi-squared at one in a million) over seeds as a training makes them."""
+    """Shares and pairs are as in independent draws, for seeds of a training.
+
+    Bounds: 5 standard errors; chi-squared at one in a million.
+    """
     for step in range(3):
         mask = kept(int(mix(0, 0, step)), rate)
         drops = (~mask).double()
-        for axes in ((), (0,), (1,), (2,), (3,)):  # all numbers; each site, row, position and column
+        for axes in ((), (0,), (1,), (2,), (3,)):  # all values; each site, row, position and column
             others = [axis for axis in range(4) if axis not in axes]
             share = drops.mean(dim=others)
             count = drops.numel() / share.numel()
             assert ((share - rate) / (rate * (1 - rate) / count) ** 0.5).abs().max() < 5
-        for axis in range(4):  # neighbours, and numbers a power of two apart
+        for axis in range(4):  # neighbours, and values a power of two apart
             for gap in [1, 2, 8, 16][: 1 if axis == 0 else 4]:
                 size = mask.shape[axis] - gap
                 one, other = mask.narrow(axis, 0, size), mask.narrow(axis, gap, size)
@@ -85,7 +90,7 @@ def test_scaling_keeps_the_mean_and_gradients_follow_the_mask() -> None:
     assert values.grad.equal(dropped.detach() / 2)
 
 
-def batch_of(rows: list[list[int]], names: list[int] | None) -> TokenBatch:
+def batch_of(rows: list[list[int]], row_ids: list[int] | None) -> TokenBatch:
     tokens = torch.tensor([token for row in rows for token in row])
     ends = torch.tensor([0, *(len(row) for row in rows)]).cumsum(0).int()
     return TokenBatch(
@@ -93,33 +98,33 @@ def batch_of(rows: list[list[int]], names: list[int] | None) -> TokenBatch:
         torch.zeros_like(tokens),
         ends,
         max(map(len, rows)),
-        names=None if names is None else torch.tensor(names),
+        names=None if row_ids is None else torch.tensor(row_ids),
     )
 
 
-def test_an_encoder_drops_by_the_rows_names() -> None:
+def test_an_encoders_dropout_depends_on_row_ids() -> None:
     encoder = load_encoder("tiny", dropout=0.3, attention_dropout=0.0).double()
     rows = [[5, 6, 7, 8], [9, 10], [11, 12, 13]]
     encoder.dropout_seed = 4
     whole = encoder(batch_of(rows, [20, 31, 42]))
-    apart = [encoder(batch_of([row], [name])) for row, name in zip(rows, (20, 31, 42), strict=True)]
-    assert whole.allclose(torch.cat(apart), atol=1e-12), "cut into rows"
+    apart = [encoder(batch_of([row], [row_id])) for row, row_id in zip(rows, (20, 31, 42), strict=True)]
+    assert whole.allclose(torch.cat(apart), atol=1e-12), "one row per batch"
     turned = encoder(batch_of([rows[2], rows[0]], [42, 20]))
     assert turned.allclose(torch.cat([apart[2], apart[0]]), atol=1e-12), "in another order"
-    assert not whole.allclose(encoder(batch_of(rows, [20, 31, 43])), atol=1e-3), "another name, another mask"
+    assert not whole.allclose(encoder(batch_of(rows, [20, 31, 43])), atol=1e-3), "another row id, another mask"
     encoder.dropout_seed = 5
     assert not whole.allclose(encoder(batch_of(rows, [20, 31, 42])), atol=1e-3), "another step"
     encoder.dropout_seed = None
     torch.manual_seed(0)
     one, other = encoder(batch_of(rows, None)), encoder(batch_of(rows, None))
     torch.manual_seed(0)
-    assert not one.allclose(other, atol=1e-3) and encoder(batch_of(rows, None)).equal(one), "by itself it draws a seed"
+    assert not one.allclose(other, atol=1e-3) and encoder(batch_of(rows, None)).equal(one), "no seed: it draws one"
     encoder.eval()
     assert encoder(batch_of(rows, [20, 31, 42])).equal(encoder(batch_of(rows, None)))
 
 
 class Site(torch.nn.Module):
-    """A dropout module of transformers' model that drops by the keys of one site."""
+    """Replaces a dropout module of transformers' model: hashed dropout at one site."""
 
     def __init__(self, keys: torch.Tensor) -> None:
         super().__init__()
@@ -129,7 +134,7 @@ class Site(torch.nn.Module):
         return hashed_dropout(states[0], self.keys, 0.3).unsqueeze(0)
 
 
-def test_numbers_are_dropped_where_transformers_drops_them() -> None:
+def test_values_are_dropped_where_transformers_drops_them() -> None:
     encoder = load_encoder("tiny", dropout=0.3, attention_dropout=0.0)
     encoder.dropout_seed = 6
     row = [5, 6, 7, 8, 9]

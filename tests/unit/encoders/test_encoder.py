@@ -1,4 +1,4 @@
-"""The encoder against transformers' own forward; padding, segments and positions."""
+"""The encoder against transformers' own forward: padding, segments, positions, pooling, loading."""
 
 import pytest
 import torch
@@ -15,11 +15,11 @@ from transformers import (
     RobertaModel,
 )
 
-from ranker.encoders.attention import with_tail
 from ranker.encoders.encoder import Encoder, Work
 from ranker.encoders.execution import Execution
-from ranker.encoders.families import max_positions
+from ranker.encoders.family import max_positions
 from ranker.encoders.loading import load_encoder
+from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.errors import ConfigError
 from ranker.interactions.pooling import POOLINGS, RowSums, pool
@@ -49,7 +49,7 @@ def batch_of(*rows: list[int], segment_from: int = 2) -> TokenBatch:
     lengths = torch.tensor([0, *map(len, rows)])
     return TokenBatch(
         torch.tensor([token for row in rows for token in row]),
-        torch.tensor([int(place >= segment_from) for row in rows for place in range(len(row))]),
+        torch.tensor([int(position >= segment_from) for row in rows for position in range(len(row))]),
         lengths.cumsum(0).int(),
         max(map(len, rows)),
     )
@@ -96,18 +96,20 @@ def test_pooled_states_and_gradients_are_those_of_all_states_with_dropout(family
     encoder = Encoder(FAMILIES[family](), tiny_tokenizer()).double().train()
     if encoder.ragged:
         for layer in encoder.model.encoder.layer:
-            layer.attention.self.dropout.p = 0.0  # draws random numbers, and so does the padded path
+            layer.attention.self.dropout.p = 0.0  # attention dropout draws from torch's generator
     else:
         encoder.eval()
     batch = batch_of(*ROWS)
     batch.names = torch.tensor([4, 0, 9])
     encoder.dropout_seed = 11
-    found = []
+    results = []
     for vectors in (encoder.pooled(batch, pooling), pool(encoder(batch), batch, pooling)):
         encoder.zero_grad()
         (vectors * torch.arange(1.0, 49.0, dtype=torch.float64).view(3, 16)).sin().sum().backward()
-        found.append([vectors.detach(), *(part.grad.clone() for part in encoder.parameters() if part.grad is not None)])
-    for mine, expected in zip(*found, strict=True):
+        results.append(
+            [vectors.detach(), *(part.grad.clone() for part in encoder.parameters() if part.grad is not None)]
+        )
+    for mine, expected in zip(*results, strict=True):
         torch.testing.assert_close(mine, expected, rtol=0, atol=1e-12)
 
 
@@ -116,7 +118,7 @@ def test_the_count_of_flops_is_torchs_own_also_where_the_last_layer_works_for_fi
     for part in encoder.modules():
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0
-    batch = batch_of(ROWS[0], ROWS[0])  # of one length, so that a padded row counts no more
+    batch = batch_of(ROWS[0], ROWS[0])  # rows of one length, so padding adds no FLOPs
     for run, last_layer_tokens in ((encoder, batch.num_tokens), (lambda batch: encoder.pooled(batch, "cls"), 2)):
         encoder.work = Work()
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -158,10 +160,10 @@ def test_pc40_segments_reach_bert_and_do_not_break_roberta():
         ((128, 8), [3, 73, 128, 128, 128, 128, 128, 128], [2, 70, 55, 0, 0, 0, 0, 0]),
     ],
 )
-def test_rows_of_filling(multiples, ends, attended):
+def test_padding_rows(multiples, ends, attended):
     batch = batch_of(range(5, 8), range(70))
     batch.attended, batch.num_attended, batch.names = torch.tensor([2, 70], dtype=torch.int32), 72, torch.tensor([8, 3])
-    filled = with_tail(batch, *multiples)
+    filled = pad_to_tiles(batch, *multiples)
     assert filled.cu_seqlens.tolist() == [0, *ends] and filled.cu_seqlens.dtype == torch.int32
     assert filled.num_tokens == filled.segments.shape[0] == ends[-1] and filled.tokens[:73].equal(batch.tokens)
     assert filled.attended.tolist() == attended and filled.num_attended == sum(attended)
@@ -170,13 +172,13 @@ def test_rows_of_filling(multiples, ends, attended):
 
 
 @pytest.mark.parametrize("multiples", [(64, 1), (256, 16)])
-def test_rows_of_filling_change_no_other(multiples):
+def test_padding_rows_do_not_change_the_other_rows(multiples):
     torch.manual_seed(0)
     encoder = Encoder(FAMILIES["bert"](), tiny_tokenizer()).double().eval()
     batch = batch_of(*ROWS)
     for attended in (None, torch.tensor([len(row) - 1 for row in ROWS], dtype=torch.int32)):
         batch.attended, batch.num_attended = attended, 0 if attended is None else int(attended.sum())
-        filled = with_tail(batch, *multiples)
+        filled = pad_to_tiles(batch, *multiples)
         with torch.no_grad():
             torch.testing.assert_close(encoder(filled)[: batch.num_tokens], encoder(batch), rtol=0, atol=1e-12)
 
@@ -265,16 +267,16 @@ def test_sums_of_rows_in_order_are_those_of_index_add_with_their_gradients():
         torch.arange(4).repeat_interleave(lengths),
         torch.randn(11, 5, dtype=torch.float64, requires_grad=True),
     )
-    found = RowSums.apply(states, lengths, rows)
+    got = RowSums.apply(states, lengths, rows)
     expected = states.new_zeros(4, 5).index_add(0, rows, states)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
-    first, second = (torch.autograd.grad(sums.sin().sum(), states, create_graph=True)[0] for sums in (found, expected))
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    first, second = (torch.autograd.grad(sums.sin().sum(), states, create_graph=True)[0] for sums in (got, expected))
     torch.testing.assert_close(first, second, rtol=0, atol=1e-12)
     again, twice = (torch.autograd.grad(gradient.square().sum(), states)[0] for gradient in (first, second))
     torch.testing.assert_close(again, twice, rtol=0, atol=1e-12)
 
 
-def test_sums_of_rows_in_half_precision_are_made_in_full():
+def test_rows_in_half_precision_are_summed_in_float32():
     ones = torch.ones(300, 1, dtype=torch.bfloat16)  # one by one in bfloat16, 256 + 1 is 256
     assert RowSums.apply(ones, torch.tensor([300]), torch.zeros(300, dtype=torch.int64)).item() == 300
 

@@ -1,6 +1,6 @@
 """The CUDA paths against float64 and against the padded float32 path.
 
-CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/unit/layers
+CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/unit/encoders
 """
 
 import pytest
@@ -8,14 +8,15 @@ import torch
 from torch.nn.functional import gelu, layer_norm
 from transformers import BertConfig, BertModel
 
-from ranker.encoders.attention import RaggedLayout, library_attention, short_attention
+from ranker.encoders.attention import PackedRows, library_attention, short_attention
 from ranker.encoders.dropout import dropout_hashes, hashed_dropout
+from ranker.encoders.embeddings import EmbeddingInputs, fused_embedding
 from ranker.encoders.encoder import Encoder, Work
 from ranker.encoders.execution import Execution
-from ranker.encoders.fused import kernel_average
 from ranker.encoders.graphs import Graphs
 from ranker.encoders.kernel_layer import triton_kernels
-from ranker.encoders.lookup import embedded
+from ranker.encoders.layer import kernel_average
+from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.interactions.pooling import pool
 from ranker.types import TokenBatch
@@ -49,7 +50,7 @@ def reference(qkv, lengths, attended):
 @pytest.mark.parametrize("attend", [short_attention, library_attention])
 def test_pc41_attention_and_its_gradients_equal_float64(dim, longest, partly, attend):
     torch.manual_seed(dim + longest)
-    lengths = [1, 63, 64, longest, *torch.randint(1, longest + 1, (12,)).tolist(), 0]  # a row of filling may be empty
+    lengths = [1, 63, 64, longest, *torch.randint(1, longest + 1, (12,)).tolist(), 0]  # a padding row may be empty
     attended = [int(torch.randint(1, length + 1, ())) if partly and length else length for length in lengths]
     ends, cu_keys = (torch.tensor([0, *counts]).cumsum(0).int().cuda() for counts in (lengths, attended))
     keys = (
@@ -61,8 +62,8 @@ def test_pc41_attention_and_its_gradients_equal_float64(dim, longest, partly, at
     )
     qkv = torch.randn(sum(lengths), 3, 4, dim, device="cuda").bfloat16().requires_grad_()
     above = torch.randn(sum(lengths), 4, dim, device="cuda").bfloat16()
-    torch.empty(2**27, device="cuda").fill_(float("nan"))  # what a kernel forgets to write is not zero by luck
-    got = attend(qkv, ends, cu_keys, keys, longest, blocks_of(ends))
+    torch.empty(2**27, device="cuda").fill_(float("nan"))  # memory that a kernel forgets to write is NaN
+    got = attend(qkv, PackedRows(ends, cu_keys, keys, longest, blocks_of(ends)))
     exact = qkv.detach().double().requires_grad_()
     expected = reference(exact, lengths, attended)
     assert error(got, expected) < 1e-2
@@ -79,9 +80,9 @@ def test_attentions_bias_has_the_gradient_of_what_was_added(dim):
     lengths = [5, 64, 65, 200, 300, 512, 1, 0]  # through each of the backward kernels
     ends = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
     qkv, above = half(sum(lengths), 3, 2, dim), half(sum(lengths), 2, dim)
-    torch.empty(2**27, device="cuda").fill_(float("nan"))  # what a kernel forgets to write is not zero by luck
-    kernels, places = triton_kernels(), (ends, ends, blocks_of(ends))
-    gradient, summed = kernels.attend_backward(above, qkv, *kernels.attend(qkv, *places), *places)
+    torch.empty(2**27, device="cuda").fill_(float("nan"))  # memory that a kernel forgets to write is NaN
+    kernels, rows = triton_kernels(), (ends, ends, blocks_of(ends))
+    gradient, summed = kernels.attend_backward(above, qkv, *kernels.attend(qkv, *rows), *rows)
     assert error(summed, gradient.double().sum(0).flatten()) < 1e-2
 
 
@@ -96,25 +97,25 @@ def test_attention_of_first_tokens_and_its_gradients_equal_float64(heads, dim, l
         longest,
         *torch.randint(1, longest + 1, (12,)).tolist(),
         5,
-    ]  # the last row is filling: it attends to nothing
+    ]  # the last row is padding: it attends to nothing
     attended = [int(torch.randint(1, length + 1, ())) if partly else length for length in lengths]
     ends, cu_keys = (torch.tensor([0, *counts]).cumsum(0).int().cuda() for counts in (lengths, attended))
-    states, reach = half(sum(lengths), dim), half(len(lengths) - 1, heads, dim)
-    torch.empty(2**27, device="cuda").fill_(float("nan"))  # what a kernel forgets to write is not zero by luck
-    got = kernel_average(states, reach, ends, cu_keys, None, longest, blocks_of(ends))
-    exact, exact_reach = (own.detach().double().requires_grad_() for own in (states, reach))
+    states, queries = half(sum(lengths), dim), half(len(lengths) - 1, heads, dim)
+    torch.empty(2**27, device="cuda").fill_(float("nan"))  # memory that a kernel forgets to write is NaN
+    got = kernel_average(states, queries, PackedRows(ends, cu_keys, None, longest, blocks_of(ends)))
+    exact, exact_queries = (leaf.detach().double().requires_grad_() for leaf in (states, queries))
     rows = [row[:count] for row, count in zip(exact.split(lengths), attended, strict=True)]
     expected = torch.stack(
         [
             ((query @ row.T) * (dim // heads) ** -0.5).softmax(-1) @ row
-            for row, query in zip(rows, exact_reach, strict=False)
+            for row, query in zip(rows, exact_queries, strict=False)
         ]
     )
     above = torch.randn_like(got)
     assert error(got, expected) < 1e-2
     for own, right in zip(
-        torch.autograd.grad(got, (states, reach), above),
-        torch.autograd.grad(expected, (exact, exact_reach), above.double()),
+        torch.autograd.grad(got, (states, queries), above),
+        torch.autograd.grad(expected, (exact, exact_queries), above.double()),
         strict=True,
     ):
         assert error(own, right) < 1e-2
@@ -129,17 +130,17 @@ def full(*shape: int) -> torch.Tensor:
 
 
 def held_to_float64(function, gradients, reference, *inputs: torch.Tensor) -> None:
-    """Results and gradients agree to what bf16 holds; weights' gradients, which are float32, to more."""
+    """Results and gradients agree within bf16's precision; weight gradients, which are float32, more closely."""
     exact = [own.detach().double().requires_grad_() for own in inputs]
-    torch.empty(2**27, device="cuda").fill_(float("nan"))  # what a kernel forgets to write is not zero by luck
+    torch.empty(2**27, device="cuda").fill_(float("nan"))  # memory that a kernel forgets to write is NaN
     with torch.no_grad():
         got = function(*inputs)
     expected, above = reference(*exact), torch.randn_like(got)
     assert error(got, expected) < 3e-3
     rights = torch.autograd.grad(expected, exact, above.double())
     with torch.no_grad():
-        found = gradients(above, *inputs)
-    for own, right in zip(found, rights, strict=True):
+        grads = gradients(above, *inputs)
+    for own, right in zip(grads, rights, strict=True):
         assert own.shape == right.shape
         assert error(own, right) < (5e-3 if own.dtype == torch.bfloat16 else 2e-3)
 
@@ -148,8 +149,8 @@ def held_to_float64(function, gradients, reference, *inputs: torch.Tensor) -> No
 @pytest.mark.parametrize(("tokens", "dim"), [(1, 32), (1003, 768), (5003, 384), (130, 1024), (65, 2048)])
 def test_the_kernel_of_residual_sums_and_norms_equals_float64(rate, tokens, dim):
     torch.manual_seed(dim)
-    places, kernels = torch.arange(tokens, device="cuda"), triton_kernels()
-    hashes = dropout_hashes(7, places // 9, places % 9, 2)[1] if rate else None
+    numbers, kernels = torch.arange(tokens, device="cuda"), triton_kernels()
+    hashes = dropout_hashes(7, numbers // 9, numbers % 9, 2)[1] if rate else None
 
     def exact(x, states, bias, gain, shift):
         joined = x + bias
@@ -162,11 +163,11 @@ def test_the_kernel_of_residual_sums_and_norms_equals_float64(rate, tokens, dim)
         )
 
     def gradients(above, x, states, bias, gain, shift):
-        sums, by_states, by_x = kernels.join_backward(above, x, bias, states, hashes, rate, gain, 1e-12)
+        sums, by_states, by_x = kernels.residual_norm_backward(above, x, bias, states, hashes, rate, gain, 1e-12)
         return by_x, by_states, *sums
 
     held_to_float64(
-        lambda x, states, bias, gain, shift: kernels.join(x, bias, states, hashes, rate, gain, shift, 1e-12),
+        lambda x, states, bias, gain, shift: kernels.residual_norm(x, bias, states, hashes, rate, gain, shift, 1e-12),
         gradients,
         exact,
         half(tokens, dim),
@@ -181,36 +182,41 @@ def test_the_kernel_of_residual_sums_and_norms_equals_float64(rate, tokens, dim)
 def test_the_kernel_of_bias_and_gelu_equals_float64(tokens, dim):
     torch.manual_seed(dim)
     kernels = triton_kernels()
-    held_to_float64(kernels.widen, kernels.widen_backward, lambda x, bias: gelu(x + bias), half(tokens, dim), full(dim))
+    held_to_float64(
+        kernels.bias_gelu, kernels.bias_gelu_backward, lambda x, bias: gelu(x + bias), half(tokens, dim), full(dim)
+    )
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1])
 @pytest.mark.parametrize(
-    ("rows", "dim", "kinds", "shift"), [(1, 32, 2, 0), (90, 768, 2, 0), (300, 128, 1, 2), (40, 1024, 3, 0)]
+    ("rows", "dim", "types", "first_position"), [(1, 32, 2, 0), (90, 768, 2, 0), (300, 128, 1, 2), (40, 1024, 3, 0)]
 )
-def test_the_kernel_of_embeddings_and_the_tables_gradients_equal_float64(rate, rows, dim, kinds, shift):
+def test_the_kernel_of_embeddings_and_the_tables_gradients_equal_float64(rate, rows, dim, types, first_position):
     torch.manual_seed(dim)
     config = BertConfig(
-        hidden_size=dim, num_hidden_layers=1, num_attention_heads=1, vocab_size=200, type_vocab_size=kinds
+        hidden_size=dim, num_hidden_layers=1, num_attention_heads=1, vocab_size=200, type_vocab_size=types
     )
     embeddings = BertModel(config, add_pooling_layer=False).cuda().embeddings
     for weight in embeddings.parameters():
         torch.nn.init.normal_(weight)
     tokens = torch.randint(0, 200, (20 * rows,), device="cuda")
-    batch = TokenBatch(tokens, tokens % kinds, torch.arange(0, 20 * rows + 1, 20, device="cuda").int(), 20)
+    batch = TokenBatch(tokens, tokens % types, torch.arange(0, 20 * rows + 1, 20, device="cuda").int(), 20)
     layout = RaggedLayout.of(batch)
-    hashes = dropout_hashes(7, layout.rows, layout.positions, 1)[0] if rate else None
+    hashes = dropout_hashes(7, layout.row_indices, layout.position_ids, 1)[0] if rate else None
     exact = BertModel(config, add_pooling_layer=False).cuda().double().embeddings
     exact.load_state_dict(embeddings.state_dict())
-    places = layout.positions + shift
+    position_ids = layout.position_ids + first_position
     summed = (
-        exact.word_embeddings(tokens) + exact.position_embeddings(places) + exact.token_type_embeddings(batch.segments)
+        exact.word_embeddings(tokens)
+        + exact.position_embeddings(position_ids)
+        + exact.token_type_embeddings(batch.segments)
     )
     expected = (
         exact.LayerNorm(summed) if hashes is None else hashed_dropout(exact.LayerNorm(summed), hashes.clone(), rate)
     )
-    torch.empty(2**27, device="cuda").fill_(float("nan"))  # what a kernel forgets to write is not zero by luck
-    got = embedded(embeddings, batch.segments, layout, shift, hashes, rate, torch.bfloat16)
+    torch.empty(2**27, device="cuda").fill_(float("nan"))  # memory that a kernel forgets to write is NaN
+    inputs = EmbeddingInputs(layout, batch.segments, first_position, hashes, rate, torch.bfloat16)
+    got = fused_embedding(embeddings, inputs)
     assert error(got, expected) < 3e-3
     above = torch.randn_like(got)
     got.backward(above)
@@ -219,7 +225,7 @@ def test_the_kernel_of_embeddings_and_the_tables_gradients_equal_float64(rate, r
         assert error(own.grad, right.grad) < 1e-5, name
 
 
-def made(dropout: float, **options) -> Encoder:
+def build_encoder(dropout: float, **options) -> Encoder:
     torch.manual_seed(0)
     config = BertConfig(
         hidden_dropout_prob=dropout, attention_probs_dropout_prob=0.0, num_hidden_layers=4, vocab_size=1500
@@ -250,7 +256,7 @@ def test_states_and_gradients_equal_the_padded_float32_path(dropout, path, partl
             batch.attended = torch.tensor([max(length // 2, 1) for length in lengths], dtype=torch.int32)
             batch.num_attended = int(batch.attended.sum())
         batch = batch.to("cuda")
-        exact, fast = made(dropout), made(dropout, **PATHS[path])
+        exact, fast = build_encoder(dropout), build_encoder(dropout, **PATHS[path])
         expected = exact(batch) if pooling == "none" else pool(exact(batch), batch, pooling)
         with torch.autocast("cuda", torch.bfloat16):
             got = fast(batch) if pooling == "none" else fast.pooled(batch, pooling)
@@ -271,13 +277,16 @@ def test_states_and_gradients_equal_the_padded_float32_path(dropout, path, partl
 @pytest.mark.parametrize("pooling", ["none", "cls", "mean"])
 def test_a_large_pass_has_the_same_bits_each_time(path, pooling):
     torch.manual_seed(5)
-    encoder, batch = made(0.1, **PATHS[path], graphs=False), random_batch(*torch.randint(20, 160, (300,)).tolist())
+    encoder, batch = (
+        build_encoder(0.1, **PATHS[path], graphs=False),
+        random_batch(*torch.randint(20, 160, (300,)).tolist()),
+    )
     seen = []
     for _ in range(3):
         encoder.zero_grad()
-        found = read(encoder, batch, pooling)
-        (found * torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found)).sum().backward()
-        seen.append([found.detach(), *(own.grad.clone() for own in encoder.parameters())])
+        states = read(encoder, batch, pooling)
+        weighted_sum(states).backward()
+        seen.append([states.detach(), *(own.grad.clone() for own in encoder.parameters())])
     for again in seen[1:]:
         assert all(own.equal(first) for own, first in zip(again, seen[0], strict=True))
 
@@ -286,6 +295,11 @@ def random_batch(*lengths: int) -> TokenBatch:
     tokens = torch.randint(5, 1000, (sum(lengths),))
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
     return TokenBatch(tokens, tokens % 2, ends, max(lengths), names=torch.randperm(len(lengths))).to("cuda")
+
+
+def weighted_sum(states: torch.Tensor) -> torch.Tensor:
+    """A loss with another gradient for each value."""
+    return (states * torch.linspace(-1, 1, states.numel(), device="cuda").view_as(states)).sum()
 
 
 def read(encoder: Encoder, batch: TokenBatch, pooling: str) -> torch.Tensor:
@@ -298,49 +312,49 @@ def read(encoder: Encoder, batch: TokenBatch, pooling: str) -> torch.Tensor:
 @pytest.mark.parametrize("pooling", ["none", "cls"])
 def test_replayed_passes_are_the_plain_ones_bit_by_bit(dropout, path, pooling):
     torch.manual_seed(2)
-    plain, replayed = (made(dropout, **PATHS[path], graphs=True) for _ in range(2))
-    plain._passes = Graphs(sightings=10**9)
+    plain, replayed = (build_encoder(dropout, **PATHS[path], graphs=True) for _ in range(2))
+    plain._ragged_forward.graphs = Graphs(sightings=10**9)
     optimizers = [torch.optim.AdamW(encoder.parameters(), lr=1e-3, fused=True) for encoder in (plain, replayed)]
     batches = [random_batch(*(80 + i % 7 for i in range(count))) for count in (10, 10, 13, 10, 13, 10, 13, 13)]
     for step in range(4):  # of two micro-batches; each size comes up four times
         for encoder in (plain, replayed):
             encoder.dropout_seed = 2**63 + step
             for batch in batches[2 * step : 2 * step + 2]:
-                found = read(encoder, batch, pooling)
-                (found * torch.linspace(-1, 1, found.numel(), device="cuda").view_as(found)).sum().backward()
-            encoder.found = found.detach()
-        assert replayed.found.equal(plain.found)
+                states = read(encoder, batch, pooling)
+                weighted_sum(states).backward()
+            encoder.states = states.detach()
+        assert replayed.states.equal(plain.states)
         for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True):
             assert own.grad.equal(expected.grad)
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-    assert len(replayed._passes._captured) == 2 and replayed._passes.why_off == ""
+    assert len(replayed._ragged_forward.graphs._captured) == 2 and replayed._ragged_forward.graphs.why_off == ""
 
 
 def test_two_passes_that_wait_for_one_backward_pass_do_not_share_activations():
     torch.manual_seed(3)
-    plain, replayed = made(0.1, graphs=True), made(0.1, graphs=True)
-    plain._passes = Graphs(sightings=10**9)
+    plain, replayed = build_encoder(0.1, graphs=True), build_encoder(0.1, graphs=True)
+    plain._ragged_forward.graphs = Graphs(sightings=10**9)
     for turn in range(5):
         queries, docs = random_batch(*[9] * 8), random_batch(*[70] * 16)
         for encoder in (plain, replayed):
-            read(encoder, queries, "cls")  # of which nothing comes
+            read(encoder, queries, "cls")  # whose result is not used
             read(encoder, docs, "cls").sum().backward()
             encoder.zero_grad()
             scores = read(encoder, queries, "cls") @ read(encoder, docs, "cls").T
             scores.sin().sum().backward()
-            encoder.found = scores.detach()
-        assert replayed.found.equal(plain.found), turn
+            encoder.states = scores.detach()
+        assert replayed.states.equal(plain.states), turn
         for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True):
             assert own.grad.equal(expected.grad)
             own.grad = expected.grad = None
-    lanes = {key[0] for key in replayed._passes._captured}
+    lanes = {key[0] for key in replayed._ragged_forward.graphs._captured}
     assert lanes == {0, 1}, "the second of two passes has memory of its own"
 
 
 def test_small_passes_are_replayed_and_others_not():
-    encoder = made(0.1)
+    encoder = build_encoder(0.1)
     small, large = random_batch(*[60] * 20), random_batch(*[500] * 200)
     for batch, computed in ((small, 1216), (large, 100_032)) * 4:
         encoder.work = Work()
@@ -350,7 +364,7 @@ def test_small_passes_are_replayed_and_others_not():
     read(encoder, small, "cls").sum().backward()
     with torch.no_grad():
         read(encoder.train(), small, "cls")
-    assert [key[1] for key in encoder._passes._captured] == [1216]  # 1,200 tokens, in steps of 64
+    assert [key[1] for key in encoder._ragged_forward.graphs._captured] == [1216]  # 1,200 tokens, in steps of 64
 
 
 def dropped(rate: float):
@@ -361,8 +375,8 @@ def dropped(rate: float):
 
 def test_replayed_passes_follow_what_changes():
     torch.manual_seed(4)
-    plain, replayed = made(0.1, graphs=True), made(0.1, graphs=True)
-    plain._passes = Graphs(sightings=10**9)
+    plain, replayed = build_encoder(0.1, graphs=True), build_encoder(0.1, graphs=True)
+    plain._ragged_forward.graphs = Graphs(sightings=10**9)
     batch = random_batch(*[70] * 12)
     changes = (
         lambda encoder: None,
@@ -376,35 +390,36 @@ def test_replayed_passes_follow_what_changes():
             change(encoder)
         for pooling in ("cls", "none") * 4:
             for encoder in (plain, replayed):
-                encoder.found = read(encoder, batch, pooling)
+                encoder.states = read(encoder, batch, pooling)
                 (
-                    encoder.found * torch.linspace(-1, 1, encoder.found.numel(), device="cuda").view_as(encoder.found)
+                    encoder.states
+                    * torch.linspace(-1, 1, encoder.states.numel(), device="cuda").view_as(encoder.states)
                 ).sum().backward()
-            assert replayed.found.equal(plain.found), (number, pooling)
+            assert replayed.states.equal(plain.states), (number, pooling)
             for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True):
                 assert (own.grad is None) == (expected.grad is None)
                 assert own.grad is None or own.grad.equal(expected.grad), (number, pooling)
                 own.grad = expected.grad = None
-        assert replayed._passes._captured and not replayed._passes.why_off
+        assert replayed._ragged_forward.graphs._captured and not replayed._ragged_forward.graphs.why_off
 
 
 def test_graphs_share_the_memory_of_the_largest():
-    encoder, taken = made(0.1, graphs=True), []
+    encoder, taken = build_encoder(0.1, graphs=True), []
     for rows in (300, 250, 200):
         for _ in range(4):
             read(encoder, random_batch(*[80] * rows), "cls").sum().backward()
         encoder.zero_grad()
         torch.cuda.empty_cache()
         taken.append(torch.cuda.memory_reserved())
-    assert len(encoder._passes._captured) == 3
+    assert len(encoder._ragged_forward.graphs._captured) == 3
     assert taken[2] - taken[0] < 0.1 * taken[0]
 
 
 @pytest.mark.parametrize("pooling", ["none", "cls"])
 def test_replayed_passes_meet_longer_rows_than_the_first(pooling):
     torch.manual_seed(6)
-    plain, replayed = made(0.1, graphs=True), made(0.1, graphs=True)
-    plain._passes = Graphs(sightings=10**9)
+    plain, replayed = build_encoder(0.1, graphs=True), build_encoder(0.1, graphs=True)
+    plain._ragged_forward.graphs = Graphs(sightings=10**9)
     for lengths in (
         [70] * 12,
         [70] * 12,
@@ -416,13 +431,11 @@ def test_replayed_passes_meet_longer_rows_than_the_first(pooling):
         batch = random_batch(*lengths)
         for encoder in (plain, replayed):
             encoder.zero_grad()
-            encoder.found = read(encoder, batch, pooling)
-            (
-                encoder.found * torch.linspace(-1, 1, encoder.found.numel(), device="cuda").view_as(encoder.found)
-            ).sum().backward()
-        assert replayed.found.equal(plain.found)
+            encoder.states = read(encoder, batch, pooling)
+            weighted_sum(encoder.states).backward()
+        assert replayed.states.equal(plain.states)
         assert all(
             own.grad.equal(expected.grad)
             for own, expected in zip(replayed.parameters(), plain.parameters(), strict=True)
         )
-    assert len(replayed._passes._captured) == 1
+    assert len(replayed._ragged_forward.graphs._captured) == 1

@@ -1,7 +1,7 @@
-"""Which passes are captured, which memory they share and what autograd gets from them; CUDA's own part is in test_gpu.py.
+"""Which passes are captured, which memory they share and which gradients autograd gets; CUDA's part is in test_gpu.py.
 
-Graphs need a card, so here a pass computes anew what a graph would replay. It keeps a graph's traps: one memory for all
-gradients and, in a pool, for the activations of the last pass that was replayed.
+Graphs need a GPU, so here a pass computes again what a graph would replay. It has a graph's restrictions: all gradients
+share one buffer, and a pool holds the activations of the last replayed pass only.
 """
 
 import copy
@@ -20,9 +20,9 @@ class Again(graphs._Pass):
     """A pass that runs its body each time."""
 
     def __init__(self, body, batch, model, flat, pool, side) -> None:
-        self.whole, self.model, self.flat, self.pool = graphs._Body(body, model), model, flat, pool
+        self.module, self.model, self.flat, self.pool = graphs._Body(body, model), model, flat, pool
         self.shapes = [weight.shape for weight in model.parameters() if weight.requires_grad]
-        self._hold(batch)
+        self._allocate(batch)
 
     def replay(self) -> torch.Tensor:
         weights = {
@@ -30,26 +30,25 @@ class Again(graphs._Pass):
             for name, own in self.model.named_parameters()
         }
         with torch.enable_grad():
-            states = functional_call(self.whole, weights, (self.batch, self.seed))
+            states = functional_call(self.module, weights, (self.batch, self.seed))
         self.pool[:] = [states, [own for own in weights.values() if own.requires_grad]]
         return states.detach().clone()
 
-    def gradients(self, above) -> list[torch.Tensor | None]:
-        found = torch.autograd.grad(*self.pool, above, allow_unused=True)
-        self.reached = [grad is not None for grad in found]
-        for own, grad in zip(self._reached(self.flat), [grad for grad in found if grad is not None], strict=True):
+    def gradients(self, grad_out) -> list[torch.Tensor | None]:
+        grads = torch.autograd.grad(*self.pool, grad_out, allow_unused=True)
+        self.has_gradient = [grad is not None for grad in grads]
+        for own, grad in zip(self._with_gradient(self.flat), [grad for grad in grads if grad is not None], strict=True):
             own.copy_(grad)
         return [
-            part if reached else None
-            for part, reached in zip(self._parts(self.flat.clone()), self.reached, strict=True)
+            part if has else None for part, has in zip(self._views(self.flat.clone()), self.has_gradient, strict=True)
         ]
 
 
 @pytest.fixture(autouse=True)
 def card(monkeypatch):
     monkeypatch.setattr(graphs, "_Pass", Again)
-    monkeypatch.setattr(graphs, "_room", lambda more: True)
-    monkeypatch.setattr(graphs, "_current", lambda device: True)
+    monkeypatch.setattr(graphs, "_has_room", lambda extra: True)
+    monkeypatch.setattr(graphs, "_is_current", lambda device: True)
     for name in ("current_stream", "Stream", "set_stream"):
         monkeypatch.setattr(torch.cuda, name, lambda *arguments: None)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", list)
@@ -68,7 +67,7 @@ class Scorer(nn.Module):
         def body(own: TokenBatch, seed: torch.Tensor) -> torch.Tensor:
             return self.model(own.tokens) * (1 + seed % 7)
 
-        states = self.passes(body, batch, lambda: 5, self.model, self.kind) if self.passes else None
+        states = self.passes(body, batch, 5, self.model, self.kind) if self.passes else None
         self.replayed += states is not None
         return body(batch, torch.tensor(5)) if states is None else states
 
@@ -118,7 +117,7 @@ def test_a_second_backward_pass_is_refused():
     scorer = Scorer(Graphs(sightings=1))
     loss = scorer(batch_of(8)).sum()
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="gone through backward before"):
+    with pytest.raises(RuntimeError, match="its backward pass has already run"):
         loss.backward()
 
 
@@ -131,7 +130,7 @@ def test_passes_without_a_gradient_are_plain():
 
 
 def test_each_kind_and_each_size_has_a_graph_of_its_own_up_to_a_number(monkeypatch):
-    monkeypatch.setattr(graphs, "MOST", 4)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 4)
     scorer = Scorer(Graphs(sightings=1))
     for kind, tokens in (("a", 8), ("b", 8), ("a", 16), ("a", 8), ("c", 8), ("c", 16), ("c", 16), ("b", 8)):
         scorer.kind = kind
@@ -156,9 +155,13 @@ def test_weights_that_lie_elsewhere_or_are_trained_otherwise_are_captured_anew()
 
 
 @pytest.mark.parametrize(
-    ("error", "said"), [(torch.OutOfMemoryError("x"), "no memory for them"), (RuntimeError("no such stream\nmore"), "failed (no such stream)")]
-)  # fmt: skip
-def test_where_a_capture_fails_the_plain_pass_goes_on(monkeypatch, error, said):
+    ("error", "reason"),
+    [
+        (torch.OutOfMemoryError("x"), "no memory for them"),
+        (RuntimeError("no such stream\nmore"), "failed (no such stream)"),
+    ],
+)
+def test_where_a_capture_fails_the_plain_pass_goes_on(monkeypatch, error, reason):
     scorer, batch = Scorer(Graphs(sightings=1)), batch_of(8)
     scorer(batch).sum().backward()
 
@@ -168,13 +171,13 @@ def test_where_a_capture_fails_the_plain_pass_goes_on(monkeypatch, error, said):
     monkeypatch.setattr(graphs, "_Pass", fail)
     scorer(batch_of(16)).sum().backward()
     scorer(batch).sum().backward()
-    assert scorer.replayed == 1 and said in scorer.passes.why_off and not scorer.passes._captured
+    assert scorer.replayed == 1 and reason in scorer.passes.why_off and not scorer.passes._captured
 
 
 def test_where_memory_ends_there_are_no_more_graphs_than_there_are(monkeypatch):
     scorer = Scorer(Graphs(sightings=1))
     scorer(batch_of(8)).sum().backward()
-    monkeypatch.setattr(graphs, "_room", lambda more: False)
+    monkeypatch.setattr(graphs, "_has_room", lambda extra: False)
     for tokens in (16, 8):
         scorer(batch_of(tokens)).sum().backward()
     assert scorer.replayed == 2 and "fit beside the largest pass" in scorer.passes.why_off

@@ -1,4 +1,4 @@
-"""The kernels compile in bfloat16 for three generations of cards, and fit into the shared memory of each; no GPU is needed."""
+"""The kernels compile in bfloat16 for three generations of GPUs and fit into their shared memory; no GPU is needed."""
 
 import pytest
 
@@ -16,21 +16,22 @@ from ranker.encoders.kernels import (  # noqa: E402
     sums,
 )
 
-# bytes that a program may have, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per
+# bytes that a program may use, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per
 # Compute Capability", less 1 KB)
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
-FLOAT32 = {"sums", "parts", "logits", "weights", "means", "slopes", "bias", "gain", "shift", "words", "places", "kinds"}
+FLOAT32 = {"sums", "parts", "logits", "weights", "means", "slopes", "bias", "gain", "shift"}
+FLOAT32 |= {"word_table", "position_table", "segment_table"}
 INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes"}
-INT64 = {"ids", "positions", "segments"}
+INT64 = {"token_ids", "position_ids", "segments"}
 NUMBERS = {"tokens", "num_tokens", "rows", "count"}
 
 
 def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, **constants) -> int:
-    """Compile, and return the bytes that a program takes."""
+    """Compile a kernel and return the bytes of shared memory that a program takes."""
     signature, given, attributes = {}, {}, {}
-    for place, name in enumerate(kernel.arg_names):
+    for index, name in enumerate(kernel.arg_names):
         if name in constants:
-            signature[name], given[(place,)] = "constexpr", constants[name]
+            signature[name], given[(index,)] = "constexpr", constants[name]
         elif name in NUMBERS or (name == "blocks" and kernel is residual_norm._backward):
             signature[name] = "i32"
         else:
@@ -43,20 +44,20 @@ def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, 
                 if name in INT64
                 else "*bf16"
             )
-            attributes[(place,)] = [["tt.divisibility", 16]]
+            attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=given, attrs=attributes)
-    made = triton.compile(
+    compiled = triton.compile(
         source, target=GPUTarget("cuda", capability, 32), options={"num_warps": num_warps, "num_stages": num_stages}
     )
-    assert made.asm["cubin"]
-    return made.metadata.shared
+    assert compiled.asm["cubin"]
+    return compiled.metadata.shared
 
 
 @pytest.mark.parametrize(("capability", "dim"), [(80, 64), (89, 64), (89, 128), (90, 32), (90, 64), (90, 128)])
 def test_attention_fits(capability: int, dim: int) -> None:
     room = SHARED_MEMORY[capability]
     launches = short_attention.backward_launches(dim, room)
-    assert launches[0][1]["SHORTEST"] == -1, "empty rows have their part in the sums, too"
+    assert launches[0][1]["SHORTEST"] == -1, "empty rows have a part in the sums, too"
     assert [settings["SHORTEST"] for _, settings in launches[1:]] == [
         settings["SIZE"] for _, settings in launches[:-1]
     ], "no row is left out"
@@ -94,8 +95,8 @@ def test_the_other_kernels_fit(capability: int) -> None:
             (residual_norm._forward, residual_norm.FORWARD),
             (residual_norm._backward, residual_norm.BACKWARD),
             (embedding_norm._forward, {"OFFSET": 0, **embedding_norm.FORWARD}),
-            (embedding_norm._backward, {"OFFSET": 0, "KINDS": 2, **embedding_norm.BACKWARD}),
-            (embedding_norm._backward, {"OFFSET": 0, "KINDS": 4, **embedding_norm.BACKWARD}),
+            (embedding_norm._backward, {"OFFSET": 0, "SEGMENTS": 2, **embedding_norm.BACKWARD}),
+            (embedding_norm._backward, {"OFFSET": 0, "SEGMENTS": 4, **embedding_norm.BACKWARD}),
         )
     ]
     launches.append((sums._sum, {"WIDTH": 2304, **sums.SUM}))

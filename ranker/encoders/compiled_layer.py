@@ -1,0 +1,72 @@
+"""`post_norm_layer` and dropout through `torch.compile`.
+
+Compiling one layer instead of the whole encoder takes a twelfth of the time, does not change the keys of the state
+dict, and lets DDP send a layer's gradients while lower layers still run backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ranker.encoders.attention import PackedRows, triton_unavailable
+from ranker.encoders.dropout import hashed_dropout
+from ranker.encoders.layer import LayerFunctions, LayerSettings, LayerWeights, post_norm_layer
+
+
+@cache
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    config: Any = torch._dynamo.config  # type: ignore[attr-defined]
+    # otherwise torch would cut the function at DDP's buckets, although a layer fills at most one
+    config.optimize_ddp = False
+    # dropout rates and epsilons are constants: as variables they would keep dropout out of the fused kernels
+    config.specialize_float = True
+    # one function runs all encoders of a process, in training and evaluation; past the limit torch runs it eagerly
+    config.recompile_limit = 64
+    return torch.compile(function)
+
+
+def compiled_layer(
+    states: Tensor,
+    weights: LayerWeights,
+    settings: LayerSettings,
+    functions: LayerFunctions,
+    rows: PackedRows,
+    hashes: Tensor | None,
+    first_tokens: Tensor | None,
+) -> Tensor:
+    """Run `post_norm_layer` compiled for any number of tokens and rows; arguments and result as there."""
+    _mark_dynamic(
+        (states, 0),
+        (rows.cu_seqlens, 0),
+        (rows.cu_keys, 0),
+        (rows.key_indices, 0),
+        (rows.blocks, 0),
+        (hashes, 1),
+        (first_tokens, 0),
+    )
+    return _compiled(post_norm_layer)(states, weights, settings, functions, rows, hashes, first_tokens)
+
+
+def compiled_dropout(states: Tensor, hashes: Tensor, rate: float) -> Tensor:
+    """Run `hashed_dropout` compiled for any number of tokens: one kernel instead of a dozen."""
+    _mark_dynamic((states, 0), (hashes, 0))
+    return _compiled(hashed_dropout)(states, hashes, rate)
+
+
+def _mark_dynamic(*varying: tuple[Tensor | None, int]) -> None:
+    """Tell torch.compile the axis along which each tensor's size differs between batches."""
+    for tensor, axis in varying:
+        if tensor is not None:
+            torch._dynamo.maybe_mark_dynamic(tensor, axis)  # type: ignore[attr-defined]
+
+
+def compile_unavailable(device: torch.device) -> str:
+    """Return why layers can't be compiled; empty if they can."""
+    if device.type != "cuda":
+        return f"the device is {device.type}, not cuda"
+    return triton_unavailable()

@@ -1,0 +1,208 @@
+"""Word, position and segment embeddings: one kernel for all, and deterministic gradients of small tables on CUDA.
+
+Where many tokens share few rows of a table, torch sums gradients on CUDA with atomics (`embedding_dense_backward` of
+torch 2.11). Their order may differ between runs, and with it the last bits. The functions here sum in a fixed order.
+Word tables have many rows; torch sorts their gradients and sums them in order.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from ranker.encoders.ragged import RaggedLayout
+from ranker.interactions.pooling import sums_in_order
+
+try:
+    from ranker.encoders.kernels import embedding_norm as kernel
+except ImportError:  # no Triton
+    kernel = None  # type: ignore[assignment]
+
+GROUP_ROWS = 256  # rows of a batch that are summed one after another; groups are summed in parallel
+SMALL_TABLE = 4  # rows of a table up to which each row's gradient is one sum over all tokens
+
+
+def position_embedding(table: nn.Embedding, layout: RaggedLayout, first_position: int) -> Tensor:
+    """Return the embedding of each token's position, [tokens, dim].
+
+    Args:
+        table: Position table.
+        layout: Layout of the tokens.
+        first_position: Position id of a row's first token.
+    """
+    if not table.weight.is_cuda:
+        return table(layout.position_ids + first_position)
+    embedded: Any = _PositionEmbedding.apply(table.weight, layout, first_position)
+    return embedded
+
+
+def segment_embedding(table: nn.Embedding, segments: Tensor) -> Tensor:
+    """Return the embedding of each token's segment, [tokens, dim].
+
+    Args:
+        table: Segment (token type) table.
+        segments: Segment ids, int64 [tokens].
+    """
+    if not table.weight.is_cuda or table.num_embeddings > SMALL_TABLE:
+        return table(segments)
+    embedded: Any = _SegmentEmbedding.apply(table.weight, segments)
+    return embedded
+
+
+class EmbeddingInputs(NamedTuple):
+    """Inputs of `fused_embedding` that are not weights.
+
+    Args:
+        layout: Layout of the tokens.
+        segments: Segment ids, int64 [tokens].
+        first_position: Position id of a row's first token.
+        hashes: Dropout hashes, int32 [tokens]; None: no dropout.
+        rate: Probability of dropout.
+        dtype: Precision of the result.
+    """
+
+    layout: RaggedLayout
+    segments: Tensor
+    first_position: int
+    hashes: Tensor | None
+    rate: float
+    dtype: torch.dtype
+
+
+def fused_embedding(embeddings: Any, inputs: EmbeddingInputs) -> Tensor:
+    """Look up words, positions and segments, sum, norm and drop them in one kernel.
+
+    Args:
+        embeddings: A BERT's embedding module, whose segment table has at most `SMALL_TABLE` rows.
+        inputs: What to look up, and dropout.
+
+    Returns:
+        [tokens, dim] in `inputs.dtype`.
+    """
+    norm, words = embeddings.LayerNorm, embeddings.word_embeddings
+    embedded: Any = _FusedEmbedding.apply(
+        inputs,
+        norm.eps,
+        words.padding_idx,
+        words.weight,
+        embeddings.position_embeddings.weight,
+        embeddings.token_type_embeddings.weight,
+        norm.weight,
+        norm.bias,
+    )
+    return embedded
+
+
+def position_sums(values: Tensor, layout: RaggedLayout, num_positions: int) -> Tensor:
+    """Sum the values at the same position of each row, in float32 or float64.
+
+    Args:
+        values: [tokens, dim].
+        layout: Layout of the tokens.
+        num_positions: Upper bound of the row lengths of any batch, not of this one: a CUDA graph is replayed with
+            batches of other maximum lengths than the one that it was captured with.
+
+    Returns:
+        [num_positions, dim]
+    """
+    batch = layout.batch
+    groups = -(-batch.num_rows // GROUP_ROWS)
+    order = (layout.row_indices // GROUP_ROWS * num_positions + layout.position_ids).argsort(stable=True)
+    lengths = pad(batch.cu_seqlens.diff(), (0, groups * GROUP_ROWS - batch.num_rows)).view(groups, GROUP_ROWS, 1)
+    counts = (lengths > torch.arange(num_positions, device=lengths.device)).sum(1).flatten()
+    return sums_in_order(values.index_select(0, order), counts).view(groups, num_positions, -1).sum(0)
+
+
+class _FusedEmbedding(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: EmbeddingInputs,
+        epsilon: float,
+        padding_id: int | None,
+        words: Tensor,
+        positions: Tensor,
+        segments: Tensor,
+        gain: Tensor,
+        shift: Tensor,
+    ) -> Tensor:
+        ctx.inputs, ctx.epsilon, ctx.padding_id = inputs, epsilon, padding_id
+        ctx.save_for_backward(words, positions, segments, gain)
+        ctx.shift_dtype = shift.dtype
+        return kernel.embedding_norm(
+            (words, positions, segments),
+            inputs.layout.batch.tokens,
+            inputs.layout.position_ids,
+            inputs.segments,
+            inputs.first_position,
+            inputs.hashes,
+            inputs.rate,
+            gain,
+            shift,
+            epsilon,
+            inputs.dtype,
+        )
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+        inputs, (words, positions, segments, gain) = ctx.inputs, ctx.saved_tensors
+        token_ids = inputs.layout.batch.tokens
+        grad, sums = kernel.embedding_norm_backward(
+            grad_out,
+            (words, positions, segments),
+            token_ids,
+            inputs.layout.position_ids,
+            inputs.segments,
+            inputs.first_position,
+            inputs.hashes,
+            inputs.rate,
+            gain,
+            ctx.epsilon,
+        )
+        grad_words = grad_positions = None
+        if ctx.needs_input_grad[3]:
+            padding_id = -1 if ctx.padding_id is None else ctx.padding_id
+            grad_words = torch.ops.aten.embedding_dense_backward(grad, token_ids, len(words), padding_id, False)
+            grad_words = grad_words.to(words.dtype)
+        if ctx.needs_input_grad[4]:
+            grad_positions = _position_gradient(grad, inputs.layout, inputs.first_position, len(positions))
+            grad_positions = grad_positions.to(positions.dtype)
+        grad_norm = (sums[0].to(gain.dtype), sums[1].to(ctx.shift_dtype))
+        return None, None, None, grad_words, grad_positions, sums[2:].to(segments.dtype), *grad_norm
+
+
+def _position_gradient(grad_out: Tensor, layout: RaggedLayout, first_position: int, rows: int) -> Tensor:
+    """Return the gradient of a position table of `rows` rows, [rows, dim]."""
+    return pad(position_sums(grad_out, layout, rows - first_position), (0, 0, first_position, 0))
+
+
+class _PositionEmbedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, layout: RaggedLayout, first_position: int) -> Tensor:
+        ctx.layout, ctx.first_position, ctx.rows = layout, first_position, len(table)
+        return table.index_select(0, layout.position_ids + first_position)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+        grad = _position_gradient(grad_out, ctx.layout, ctx.first_position, ctx.rows)
+        return grad.to(grad_out.dtype), None, None
+
+
+class _SegmentEmbedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, segments: Tensor) -> Tensor:
+        ctx.save_for_backward(segments)
+        ctx.rows = len(table)
+        return table.index_select(0, segments)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+        (segments,) = ctx.saved_tensors
+        sums = [grad_out.masked_fill((segments != row).unsqueeze(1), 0.0).sum(0) for row in range(ctx.rows)]
+        return torch.stack(sums), None

@@ -1,0 +1,1 @@
+"""Encoder families, one file each: its facts as a `Family`."""

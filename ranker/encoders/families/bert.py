@@ -1,0 +1,11 @@
+"""BERT (Devlin et al., 2019, arXiv:1810.04805)."""
+
+from ranker.encoders.family import Classifier, Family
+
+FAMILY = Family(
+    "bert",
+    bert_modules=True,
+    positions_after_padding=False,
+    reads_single_segment=True,
+    classifier=Classifier("bert.pooler.dense", "classifier"),
+)

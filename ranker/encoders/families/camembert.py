@@ -1,0 +1,10 @@
+"""CamemBERT (Martin et al., 2020, arXiv:1911.03894)."""
+
+from ranker.encoders.family import Classifier, Family
+
+FAMILY = Family(
+    "camembert",
+    bert_modules=True,
+    positions_after_padding=True,
+    classifier=Classifier("classifier.dense", "classifier.out_proj"),
+)

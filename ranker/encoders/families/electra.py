@@ -1,0 +1,5 @@
+"""ELECTRA (Clark et al., 2020, arXiv:2003.10555). Its classifier has GELU in place of tanh."""
+
+from ranker.encoders.family import Family
+
+FAMILY = Family("electra", bert_modules=True, positions_after_padding=False, reads_single_segment=True)

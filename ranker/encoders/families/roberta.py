@@ -1,0 +1,10 @@
+"""RoBERTa (Liu et al., 2019, arXiv:1907.11692)."""
+
+from ranker.encoders.family import Classifier, Family
+
+FAMILY = Family(
+    "roberta",
+    bert_modules=True,
+    positions_after_padding=True,
+    classifier=Classifier("classifier.dense", "classifier.out_proj"),
+)

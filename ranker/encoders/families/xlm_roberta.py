@@ -1,0 +1,10 @@
+"""XLM-RoBERTa (Conneau et al., 2020, arXiv:1911.02116)."""
+
+from ranker.encoders.family import Classifier, Family
+
+FAMILY = Family(
+    "xlm-roberta",
+    bert_modules=True,
+    positions_after_padding=True,
+    classifier=Classifier("classifier.dense", "classifier.out_proj"),
+)

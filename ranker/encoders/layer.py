@@ -1,0 +1,221 @@
+"""One post-norm transformer layer over ragged tokens, as a function of its weights: the readable reference.
+
+The layer is a function of its weights, so that one compiled function runs all layers (`compiled_layer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import layer_norm, linear
+
+from ranker.encoders.attention import PackedRows, PaddedRows
+from ranker.encoders.dropout import hashed_dropout
+
+try:
+    from ranker.encoders.kernels import first_attention as first
+except ImportError:  # no Triton
+    first = None  # type: ignore[assignment]
+
+
+class LayerWeights(NamedTuple):
+    """Weights of one BERT layer: of linear layers [out, in], biases [out], gains and shifts of the norms [dim]."""
+
+    query: Tensor
+    query_bias: Tensor
+    key: Tensor
+    key_bias: Tensor
+    value: Tensor
+    value_bias: Tensor
+    attention_out: Tensor
+    attention_out_bias: Tensor
+    up: Tensor
+    up_bias: Tensor
+    down: Tensor
+    down_bias: Tensor
+    attention_gain: Tensor
+    attention_shift: Tensor
+    feed_forward_gain: Tensor
+    feed_forward_shift: Tensor
+
+    @classmethod
+    def of(cls, layer: Any) -> LayerWeights:
+        """Return the weights of a transformers layer with BERT's module names."""
+        attention, output = layer.attention.self, layer.attention.output
+        modules = (
+            attention.query,
+            attention.key,
+            attention.value,
+            output.dense,
+            layer.intermediate.dense,
+            layer.output.dense,
+            output.LayerNorm,
+            layer.output.LayerNorm,
+        )
+        return cls(*(weight for module in modules for weight in (module.weight, module.bias)))
+
+
+class LayerSettings(NamedTuple):
+    """Constants of a layer.
+
+    Args:
+        num_heads: Attention heads.
+        dropout: Probability of dropout before both residual sums.
+        epsilon: Added to the variance by both layer norms.
+    """
+
+    num_heads: int
+    dropout: float
+    epsilon: float
+
+
+class LayerFunctions(NamedTuple):
+    """The operations that `post_norm_layer` calls.
+
+    Args:
+        attend: Attention of all tokens, see `linear_attention`.
+        average: Attention of one query per row and head over the states, see `padded_average`.
+        linear_activation: First half of the feed-forward block, see `linear_activation`.
+        linear_residual_norm: End of both blocks, see `linear_residual_norm`.
+    """
+
+    attend: Callable[..., Tensor]
+    average: Callable[..., Tensor]
+    linear_activation: Callable[..., Tensor]
+    linear_residual_norm: Callable[..., Tensor]
+
+
+class Dropout(NamedTuple):
+    """Dropout at one place in the model.
+
+    Args:
+        hashes: One row of `dropout_hashes`, int32 [tokens]; None: no dropout.
+        rate: Probability of dropping a value.
+    """
+
+    hashes: Tensor | None
+    rate: float
+
+
+class Norm(NamedTuple):
+    """Parameters of a layer norm: gain and shift [dim], and the epsilon that is added to the variance."""
+
+    gain: Tensor
+    shift: Tensor
+    epsilon: float
+
+
+def post_norm_layer(
+    states: Tensor,
+    weights: LayerWeights,
+    settings: LayerSettings,
+    functions: LayerFunctions,
+    rows: PackedRows | PaddedRows,
+    hashes: Tensor | None,
+    first_tokens: Tensor | None,
+) -> Tensor:
+    """Run one post-norm transformer layer (Devlin et al., 2019).
+
+    Args:
+        states: [tokens, dim].
+        weights: Weights of the layer.
+        settings: Constants of the layer.
+        functions: The operations; `functions.attend` and `functions.average` determine the type of `rows`.
+        rows: Row boundaries for attention.
+        hashes: Dropout hashes of both residual sums, int32 [2, output tokens] (`dropout_hashes`); None: no dropout.
+        first_tokens: Index of each row's first token, int32 [rows], to compute the output of these alone; they attend
+            to all tokens. None: compute all.
+
+    Returns:
+        [output tokens, dim]; output tokens are all tokens, or one per row with `first_tokens`.
+    """
+    w = weights
+    if first_tokens is None:
+        weight, bias = torch.cat([w.query, w.key, w.value]), torch.cat([w.query_bias, w.key_bias, w.value_bias])
+        mixed = functions.attend(states, weight, bias, settings.num_heads, rows)
+    else:
+        mixed, states = first_token_attention(states, w, settings.num_heads, first_tokens, functions.average, rows)
+    attention_hashes, feed_forward_hashes = (None, None) if hashes is None else hashes.unbind(0)
+    dropout = Dropout(attention_hashes, settings.dropout)
+    norm = Norm(w.attention_gain, w.attention_shift, settings.epsilon)
+    states = functions.linear_residual_norm(mixed, w.attention_out, w.attention_out_bias, states, dropout, norm)
+    wide = functions.linear_activation(states, w.up, w.up_bias)
+    dropout = Dropout(feed_forward_hashes, settings.dropout)
+    norm = Norm(w.feed_forward_gain, w.feed_forward_shift, settings.epsilon)
+    return functions.linear_residual_norm(wide, w.down, w.down_bias, states, dropout, norm)
+
+
+def first_token_attention(
+    states: Tensor,
+    weights: LayerWeights,
+    num_heads: int,
+    first_tokens: Tensor,
+    average: Callable[..., Tensor],
+    rows: PackedRows | PaddedRows,
+) -> tuple[Tensor, Tensor]:
+    """Return the attention output of each row's first token and that token's state, both [rows, dim].
+
+    A logit q . (W_k x) equals (W_k^T q) . x, and a mean of W_v x equals W_v times the mean of x. So only the first
+    tokens go through weights. The key bias adds the same number to all logits of a row, so its gradient is 0; it takes
+    part in the result because DDP expects a gradient of every parameter.
+
+    Args:
+        states: [tokens, dim].
+        weights: Weights of the layer.
+        num_heads: Attention heads.
+        first_tokens: Index of each row's first token, int32 [rows].
+        average: See `padded_average`.
+        rows: Row boundaries, as `average` takes them.
+    """
+    w = weights
+    first_states = states.index_select(0, first_tokens)
+    queries = linear(first_states, w.query, w.query_bias).unflatten(1, (num_heads, -1))
+    queries = torch.einsum("rhe,hed->rhd", queries, w.key.unflatten(0, (num_heads, -1)))
+    means = average(states, queries, rows)
+    mixed = torch.einsum("rhd,hed->rhe", means, w.value.unflatten(0, (num_heads, -1))).flatten(1)
+    return mixed + (w.value_bias + 0.0 * w.key_bias), first_states
+
+
+@cache  # the same function for the same argument, so that compiled layers recognise it
+def linear_attention(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function (states [tokens, dim], weight, bias, num_heads, rows) -> [tokens, dim].
+
+    It computes queries, keys and values with one linear layer, [tokens, 3, heads, head size], and applies `attention`.
+    """
+    return lambda states, weight, bias, num_heads, rows: attention(
+        linear(states, weight, bias).unflatten(1, (3, num_heads, -1)), rows
+    ).flatten(1)
+
+
+@cache
+def linear_activation(activation: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Return a function (states [tokens, dim], weight, bias) -> [tokens, out]: the linear layer, then `activation`."""
+    return lambda states, weight, bias: activation(linear(states, weight, bias))
+
+
+def linear_residual_norm(
+    inner: Tensor, weight: Tensor, bias: Tensor, residual: Tensor, dropout: Dropout, norm: Norm
+) -> Tensor:
+    """Return `layer_norm(dropout(linear(inner)) + residual)`, [tokens, dim], in the linear layer's precision.
+
+    Args:
+        inner: [tokens, in].
+        weight: [dim, in].
+        bias: [dim].
+        residual: [tokens, dim].
+        dropout: Applied to the linear layer's output.
+        norm: The layer norm.
+    """
+    product = linear(inner, weight, bias)
+    dropped = product if dropout.hashes is None else hashed_dropout(product, dropout.hashes, dropout.rate)
+    normed = layer_norm(dropped + residual, residual.shape[-1:], norm.gain, norm.shift, norm.epsilon)
+    return normed.to(product.dtype)  # under autocast norms return float32
+
+
+def kernel_average(states: Tensor, queries: Tensor, rows: PackedRows) -> Tensor:
+    """Compute `padded_average` without padding, by a kernel of this package."""
+    return first.first_attention(states, queries, rows.cu_seqlens, rows.cu_keys, rows.blocks)[0].to(states.dtype)

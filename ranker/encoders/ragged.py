@@ -1,0 +1,120 @@
+"""Ragged batches: which row and position each token has, conversion to and from padded tensors, padding rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ranker.encoders.kernels.blocks import BLOCK
+from ranker.types import TokenBatch
+
+TILE = 64  # tokens; see pad_to_tiles
+
+
+@dataclass(frozen=True)
+class RaggedLayout:
+    """Row and position of each token of a ragged batch, computed once per forward pass and read by every layer.
+
+    Args:
+        batch: The batch.
+        row_indices: Row of each token, int64 [tokens].
+        position_ids: Position of each token in its row, from 0, int64 [tokens].
+        key_indices: Indices of the attended tokens, int64 [keys]; None if all tokens are attended to.
+        cu_keys: Cumulative counts of attended tokens, int32 [rows + 1].
+    """
+
+    batch: TokenBatch
+    row_indices: Tensor
+    position_ids: Tensor
+    key_indices: Tensor | None
+    cu_keys: Tensor
+
+    @classmethod
+    def of(cls, batch: TokenBatch) -> RaggedLayout:
+        """Compute the layout on the batch's device, without a synchronisation with the host."""
+        starts, lengths = batch.cu_seqlens[:-1].long(), batch.cu_seqlens.diff().long()
+        row_indices = torch.repeat_interleave(
+            torch.arange(batch.num_rows, device=starts.device), lengths, output_size=batch.num_tokens
+        )
+        position_ids = torch.arange(batch.num_tokens, device=starts.device) - starts[row_indices]
+        key_indices, cu_keys = None, batch.cu_seqlens
+        if batch.attended is not None:
+            cu_keys = functional.pad(batch.attended.cumsum(0), (1, 0)).int()
+            shift = (starts - cu_keys[:-1]).repeat_interleave(batch.attended, output_size=batch.num_attended)
+            key_indices = torch.arange(batch.num_attended, device=starts.device) + shift
+        return cls(batch, row_indices, position_ids, key_indices, cu_keys)
+
+    @property
+    def blocks(self) -> Tensor:
+        """Row and first position of each block of up to `BLOCK` tokens, int32 [blocks, 2].
+
+        Only the device knows the number of blocks, so the tensor has the largest number that this count of rows and
+        tokens allows. Unused entries have row -1.
+        """
+        counts = (self.batch.cu_seqlens.diff().long() + BLOCK - 1) // BLOCK
+        ends = counts.cumsum(0)
+        numbers = torch.arange(self.batch.num_tokens // BLOCK + self.batch.num_rows, device=ends.device)
+        rows = torch.searchsorted(ends, numbers, right=True)
+        valid_rows = rows.clamp(max=self.batch.num_rows - 1)
+        first_positions = (numbers - (ends - counts)[valid_rows]) * BLOCK
+        return torch.stack([torch.where(rows < self.batch.num_rows, rows, -1), first_positions], 1).int()
+
+    @cached_property
+    def _columns(self) -> Tensor:
+        return torch.arange(self.batch.max_length, device=self.row_indices.device)
+
+    @cached_property
+    def cells(self) -> Tensor:
+        """Index of each token in the flattened padded tensor [rows * max_length], int64 [tokens]."""
+        return self.row_indices * self.batch.max_length + self.position_ids
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """True for tokens, False for padding, bool [rows, max_length]."""
+        return self._columns < self.batch.cu_seqlens.diff().unsqueeze(1)
+
+    @cached_property
+    def key_mask(self) -> Tensor:
+        """True for tokens that are attended to, bool [rows, max_length]."""
+        return self.mask if self.batch.attended is None else self._columns < self.batch.attended.unsqueeze(1)
+
+    def pad(self, flat: Tensor) -> Tensor:
+        """Convert [tokens, ...] to [rows, max_length, ...]; padding is 0."""
+        grid = flat.new_zeros(self.mask.numel(), *flat.shape[1:]).index_copy(0, self.cells, flat)
+        return grid.view(*self.mask.shape, *flat.shape[1:])
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """Convert [rows, max_length, ...] to [tokens, ...]."""
+        return padded.reshape(self.mask.numel(), *padded.shape[2:]).index_select(0, self.cells)
+
+
+def pad_to_tiles(batch: TokenBatch, multiple: int = TILE, row_multiple: int = 1) -> TokenBatch:
+    """Append padding rows until the number of tokens is a multiple of `multiple` and that of rows of `row_multiple`.
+
+    Matrix products then work on full tiles, and compiled code meets few shapes. A padding row has up to `TILE` tokens,
+    or none. There is one for each `TILE` in `multiple`, and as many more as complete the rows. The maximum length is
+    rounded up to a multiple of `TILE`, too.
+
+    Args:
+        batch: The batch.
+        multiple: Tokens, itself a multiple of `TILE`.
+        row_multiple: Rows.
+    """
+    num_padding = -batch.num_tokens % multiple
+    num_rows = multiple // TILE
+    num_rows += -(batch.num_rows + num_rows) % row_multiple
+    row_offsets = torch.arange(num_rows + 1, dtype=torch.int32, device=batch.tokens.device)
+    row_offsets = row_offsets.mul_(TILE).clamp_(max=num_padding)
+    return TokenBatch(
+        functional.pad(batch.tokens, (0, num_padding)),
+        functional.pad(batch.segments, (0, num_padding)),
+        torch.cat([batch.cu_seqlens, row_offsets[1:] + batch.num_tokens]),
+        -(-batch.max_length // TILE) * TILE,
+        None if batch.attended is None else torch.cat([batch.attended, row_offsets.diff()]),
+        batch.num_attended + num_padding if batch.attended is not None else 0,
+        None if batch.names is None else functional.pad(batch.names, (0, num_rows), value=-1),
+    )

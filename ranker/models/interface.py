@@ -1,0 +1,131 @@
+"""What the program needs of a model: the protocols `Scorer` and `BiEncoder`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from ranker.data.batching import Template
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import Execution
+from ranker.interactions.maxsim import TextVectors
+from ranker.types import RankBatch, TokenBatch
+
+
+class Scorer(Protocol):
+    """A model that scores the docs of each query group: an `nn.Module` with these attributes and methods.
+
+    Two more class attributes may be left out. `training_keys` names the keys of its yaml that say how it is trained; a
+    training from a stored model may change them. `program_keys` names the keys of its yaml that the program reads
+    itself and does not pass to the constructor. Both are tuples of names.
+
+    Attributes:
+        reads: `pairs` (query and doc in one sequence: a cross-encoder) or `texts` (each by itself: a `BiEncoder`).
+        encoder: Encodes the pairs, or the queries. Its tokenizer and its number of positions decide the token stores
+            and the batches.
+        text_limits: Longest query and longest doc in tokens, special tokens not counted, where the folder that the
+            scorer was loaded from gives them; else None.
+    """
+
+    @property
+    def reads(self) -> str: ...
+    @property
+    def encoder(self) -> Encoder: ...
+    @property
+    def text_limits(self) -> tuple[int, int] | None: ...
+
+    def __call__(self, batch: RankBatch) -> Tensor:
+        """Return scores [batch, docs], float32, higher is better; cells where `doc_mask` is False are 0."""
+        ...
+
+    def save(self, folder: Path, max_tokens: int) -> None:
+        """Write weights, tokenizer and whatever else `load` needs into a folder.
+
+        Args:
+            folder: An empty folder.
+            max_tokens: Longest sequence of the training (a pair, or a doc), special tokens included.
+        """
+        ...
+
+    @classmethod
+    def load(cls, folder: Path, execution: Execution) -> Self:
+        """Load a folder that `save` wrote; its scores are the same, bit for bit.
+
+        Args:
+            folder: The folder.
+            execution: How the encoder computes.
+        """
+        ...
+
+    # of nn.Module
+    def modules(self) -> Iterator[nn.Module]: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def train(self, mode: bool = True) -> Self: ...
+    def eval(self) -> Self: ...
+    def to(self, device: torch.device) -> Self: ...
+
+
+class BiEncoder(Scorer, Protocol):
+    """A scorer that encodes queries and docs separately, so that it can search a collection of encoded docs.
+
+    Attributes:
+        vectors: `one` (a vector per text) or `tokens` (a vector per token).
+        similarity: `cosine` (vectors have length 1) or `dot`. Both are inner products.
+        dim: Size of a vector.
+        doc_encoder: Encoder of docs; None: `encoder`.
+    """
+
+    @property
+    def vectors(self) -> str: ...
+    @property
+    def similarity(self) -> str: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def doc_encoder(self) -> Encoder | None: ...
+
+    def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:
+        """Write the scorer as `Scorer.save` does; `max_tokens` is that of docs, and of queries unless given apart."""
+        ...
+
+    def layouts(self) -> tuple[Template, Template]:
+        """The special tokens and prompts around a query and around a doc."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options, beside weights and tokenizer, that change the vectors; stored vectors keep their hash."""
+        ...
+
+    def encode_queries(self, batch: TokenBatch) -> TextVectors:
+        """Return the vectors of queries, float32."""
+        ...
+
+    def encode_docs(self, batch: TokenBatch) -> TextVectors:
+        """Return the vectors of docs, float32."""
+        ...
+
+    def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
+        """Return the number of vectors of each doc, int64 [docs], without encoding it."""
+        ...
+
+    def score_block(self, queries: TextVectors, docs: TextVectors) -> Tensor:
+        """Score every query with every doc, [queries, docs], from their vectors."""
+        ...
+
+    def scoring_parameters(self) -> list[nn.Parameter]:
+        """The trained parameters that `score_block` reads, such as a temperature."""
+        ...
+
+    def divisor(self) -> Tensor | float:
+        """The number by which `score_block` divides inner products: a temperature, or 1."""
+        ...
+
+
+def is_bi_encoder(scorer: Scorer) -> TypeGuard[BiEncoder]:
+    """Whether a scorer reads queries and docs separately."""
+    return scorer.reads == "texts"
