@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def follow_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], tuple[ModuleType, Path]]:
-    """Return `follow(page, package)`: write a page's module, yaml and test, run the test; returns (module, yaml)."""
+    """Return `follow(page, package)`: write and import a page's module, yaml and test, and run the test."""
 
     def import_as(name: str, path: Path) -> ModuleType:
         spec = importlib.util.spec_from_file_location(name, path)

@@ -44,7 +44,7 @@ def test_bm25_reaches_the_published_figures(name, qrels_file, figures):
 
 
 def test_pc2_13_defaults_equal_bm25s_over_words_of_one_character_and_more():
-    """bm25s with its own tokenizer, the pattern of words in plain `re` and the stop word "i"; cwe is English without accents."""
+    """bm25s with its own tokenizer, the word pattern in plain `re` and the stop word "i"; cwe is unaccented English."""
     import bm25s
     import Stemmer
     from bm25s.tokenization import STOPWORDS_EN

@@ -197,7 +197,8 @@ def test_prompts_that_are_not_pooled_are_refused(tmp_path, bert):
 
 
 @pytest.mark.parametrize("options", [
-    {}, {"tied": False}, {"similarity": "dot", "projection": 8}, {"pooling": "cls", "projection": 8, "activation": "tanh", "tied": False},
+    {}, {"tied": False}, {"similarity": "dot", "projection": 8},
+    {"pooling": "cls", "projection": 8, "activation": "tanh", "tied": False},
     {"query_prompt": "query: ", "learn_temperature": True},
 ])  # fmt: skip
 def test_what_dpr_saves_loads_in_sentence_transformers_and_back_with_the_same_scores(tmp_path, options):

@@ -1,4 +1,4 @@
-"""Scores of sentence-transformers with byte-level BPE, SentencePiece and WordPiece: prompts before texts, pairs of two texts."""
+"""Scores equal sentence-transformers' with byte-level BPE, SentencePiece and WordPiece: prompts, and pairs of texts."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Means on real collections against trec_eval's code, called without anything of ours, and against the published BM25 figures."""
+"""Means on real collections equal those of trec_eval's code, called directly, and the published BM25 figures."""
 
 import gzip
 import os
@@ -87,7 +87,7 @@ def test_figures_of_the_readme(name):
     ],
 )
 def test_means_and_values_equal_trec_eval(name, relevance):
-    """Over all judged queries, with the ranks as scores, since pytrec_eval holds scores in float32; cranfield has grades of -1."""
+    """Over all judged queries, with ranks as scores: pytrec_eval has float32 scores. cranfield has grades of -1."""
     qrels, run = plainly_read(*collection(name))
     ranked = {
         query: {

@@ -20,7 +20,10 @@ DOCS = MemoryDocs([
 
 
 def test_scores_are_lucenes_worked_by_hand():
-    """N = 4; words kept: d1 cat sat mat (3), d2 cat dog chase cat more cat (6), d3 bird fly over sea (4), d4 none; mean length 13 / 4."""
+    """N = 4, mean length 13 / 4.
+
+    Stems: d1 cat sat mat (3), d2 cat dog chase cat more cat (6), d3 bird fly over sea (4), d4 none.
+    """
     found = BM25(DOCS).search({"q": "cats"}, 10)
     idf = math.log(1 + (4 - 2 + 0.5) / (2 + 0.5))
     norm = lambda length: 0.9 * (1 - 0.4 + 0.4 * length / (13 / 4))  # noqa: E731

@@ -156,7 +156,8 @@ def test_a_damaged_shard_is_named(encode, scorers):
         file.write(b"x")
     with pytest.raises(
         DataError,
-        match=r"shard-00001/vectors.bin: expected 3200 bytes, got 3201; the file is damaged; delete .*shard-00001, it is built anew",
+        match=r"shard-00001/vectors.bin: expected 3200 bytes, got 3201; the file is damaged; "
+        r"delete .*shard-00001, it is built anew",
     ):
         VectorStore(folder)
     (folder / "encoded.json").write_text("{")
@@ -166,8 +167,8 @@ def test_a_damaged_shard_is_named(encode, scorers):
 
 def test_the_description_says_what_is_there(encode, scorers):
     folder, _, _ = encode(scorers("colbert"), "vectors")
-    said = json.loads((folder / "encoded.json").read_text())
-    assert (said["similarity"], said["dim"], said["several"], said["num_docs"], said["shard_docs"]) == (
+    stored = json.loads((folder / "encoded.json").read_text())
+    assert (stored["similarity"], stored["dim"], stored["several"], stored["num_docs"], stored["shard_docs"]) == (
         "cosine",
         8,
         True,

@@ -38,16 +38,19 @@ def engine_of(small, data_of, tmp_path):
             where,
             "32-true",
         )
-        made = pipeline.vector_engines(
+        engines = pipeline.vector_engines(
             scorer, data, {"small": collection}, folders, kind or Flat(), where, late or LateOptions()
         )
-        return made["small"]
+        return engines["small"]
 
     return make
 
 
 def brute_force(engine, scorer, small, depth):
-    """Every query with every doc by the scorer itself, in double precision where it has one vector; sorted by score, then by id, descending."""
+    """Score every query with every doc by the scorer itself, in double precision for one vector per text.
+
+    Returns (score, doc id) by query id, sorted by score, then by id, both descending.
+    """
     everything = engine.store.take(np.arange(len(small.docs)))
     queries = search.encode_queries(scorer, engine.collator, engine.collator.queries.rows(QUERIES), Device())
     ids = engine.store.doc_ids

@@ -31,7 +31,10 @@ def test_pc2_13_words_of_one_character_count():
 
 
 def test_pc2_13_scores_are_lucenes_worked_by_hand():
-    """vitamin C over d1 and d2: 5 words each; vitamin is in both (idf log 1.2), C in d1 alone (idf log 2); tf part 1 / (1 + 0.9)."""
+    """Search vitamin C over d1 and d2, 5 words each: vitamin is in both (idf log 1.2), C only in d1 (idf log 2).
+
+    The part of the term frequency is 1 / (1 + 0.9).
+    """
     docs = MemoryDocs(list(LETTERS)[:2])
     found = BM25(docs).search({"q": "vitamin C"}, 10)
     expected = [(math.log(1.2) + math.log(2)) / 1.9, math.log(1.2) / 1.9]
