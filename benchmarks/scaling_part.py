@@ -280,7 +280,7 @@ def encode(part: Part) -> dict[str, Any]:
         fabric = fabric_of(part, precision)
         scorer = scorer_of(part, dropout=False).to(fabric.device)
         loaders = data_of(part, scorer, Splits(None, None, {}), part.pairs, part.max_tokens)
-        where = Device(
+        device = Device(
             fabric.device,
             fabric.autocast,
             fabric.global_rank,
@@ -288,16 +288,16 @@ def encode(part: Part) -> dict[str, Any]:
             part.exact_tokens if name == SMALL else part.max_tokens,
         )
         collator = loaders.collator(data)
-        encode_queries(scorer, collator, np.arange(min(len(data.queries), 8192)), where)  # compiles
+        encode_queries(scorer, collator, np.arange(min(len(data.queries), 8192)), device)  # compiles
         say(f"{precision}: {len(data.docs)} docs")
         options = EncodeOptions(Path(part.folder), part.file(precision), shard_docs=max(1, -(-len(data.docs) // 64)))
         fabric.barrier()
         started = time.time()
-        encode_sets(scorer, loaders, {"generated": data}, options, where, str(PRECISIONS[precision]))
-        found[precision] = {"started": started, "ended": time.time()}
+        encode_sets(scorer, loaders, {"generated": data}, options, device, str(PRECISIONS[precision]))
+        results[precision] = {"started": started, "ended": time.time()}
         fabric.barrier()
         say(f"{precision}: encoded")
-    return found
+    return results
 
 
 def main() -> None:
