@@ -1,9 +1,9 @@
-"""Re-ranking throughput of the product's evaluation loop and of sentence-transformers' CrossEncoder.predict, on the same pairs.
+"""Re-ranking throughput of this program and of sentence-transformers' CrossEncoder.predict, on the same pairs.
 
     python benchmarks/rerank_throughput.py --size base
 
 A random BERT, bf16, lengths as in train_throughput.py. The product is timed in `score_collection`, from its fifth batch
-on, to the last score; the peer gets tokens of the same texts, bf16 weights, its best batch size and cuDNN's attention off.
+to the last score. The peer gets the same texts, bf16 weights, its best batch size and cuDNN's attention off.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Clock:
 
     @property
     def rate(self) -> float:
-        """Pairs a second."""
+        """Pairs per second."""
         return self.pairs / max(self.ended - self.started, 1e-9)
 
     def _start(self, scorer: Any, inputs: tuple[RankBatch]) -> None:
@@ -82,7 +82,7 @@ def main() -> None:
     scorer: Any = module_of(args.size).scorer
     bf16 = partial(torch.autocast, "cuda", torch.bfloat16) if gpu else nullcontext
     devices = Devices(torch.device("cuda" if gpu else "cpu"), autocast=bf16)
-    found: dict[str, list[float]] = {}
+    rates: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(args.size)
         config.num_labels = 1
@@ -100,7 +100,7 @@ def main() -> None:
             batches = loaders.score_batches(data)
             clock = Clock(scorer, len(batches))
             score_collection(scorer, batches, devices, loaders.batch.workers)
-            found.setdefault("product", []).append(clock.rate)
+            rates.setdefault("product", []).append(clock.rate)
             from sentence_transformers.cross_encoder import CrossEncoder
 
             peer = CrossEncoder(folder, max_length=512, model_kwargs={"dtype": torch.bfloat16} if gpu else None)
@@ -110,15 +110,14 @@ def main() -> None:
                 _wait("cuda")
                 started = time.perf_counter()
                 peer.predict(texts, batch_size=size)
-                found.setdefault(f"CrossEncoder.predict {size}", []).append(
+                rates.setdefault(f"CrossEncoder.predict {size}", []).append(
                     len(texts) / (time.perf_counter() - started)
                 )
-    best = {name: max(rates) for name, rates in found.items()}
+    best = {name: max(values) for name, values in rates.items()}
     print(f"\n{args.size} on {torch.cuda.get_device_name() if gpu else 'CPU'}, torch {torch.__version__}")
-    for name, rates in found.items():
-        print(
-            f"| {name} | {' / '.join(str(round(rate)) for rate in rates)} pairs/s | {best['product'] / best[name]:.1f} |"
-        )
+    for name, values in rates.items():
+        rounds = " / ".join(str(round(value)) for value in values)
+        print(f"| {name} | {rounds} pairs/s | {best['product'] / best[name]:.1f} |")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One part of scaling.py on one number of devices, as a program of its own; every process writes what it found to `OUT.RANK`.
+"""One part of scaling.py on one number of devices; each process writes its results to `OUT.RANK`.
 
-What it takes are the fields of `Part`, as JSON. Lines that begin with `@` say how far it is. Before its time is up,
-each process writes its stack, so that a hang can be read in the part's log.
+The argument is a JSON object with the fields of `Part`. Output lines that begin with `@` report progress. Shortly
+before the time limit, each process writes its stack, so the log shows where it hangs.
 """
 
 from __future__ import annotations
@@ -50,31 +50,31 @@ from ranker.training.rerank_module import Optimization, RerankModule  # noqa: E4
 from ranker.training.throughput import Throughput, peak_memory_bytes  # noqa: E402
 
 STARTED = time.perf_counter()
-STEPS = 20  # whose losses are compared
-SMALL, LARGE = "small", "large"  # the two collections: for equality, and for speed
+STEPS = 20  # number of steps with compared losses
+SMALL, LARGE = "small", "large"  # collections for tests of equality and of speed
 PRECISIONS = {"float32": "32-true", "bf16": "bf16-mixed"}
 
 
 @dataclass(frozen=True)
 class Part:
-    """What to do.
+    """The job of one part.
 
     Args:
         what: prepare, losses, speed, evaluate or encode.
         devices: Number of devices.
         model: monobert or dpr.
-        size: Of the random BERT, as in train_throughput.py.
-        pairs: Pairs of a step on each device, for speed.
+        size: Size of the random BERT, as in train_throughput.py.
+        pairs: Pairs per step and device, for speed.
         max_tokens: Token budget of a micro-batch, for speed.
         steps: Optimizer steps, for speed.
-        exact_pairs: Pairs of a step over all devices, where losses are compared.
-        exact_tokens: Token budget there.
+        exact_pairs: Pairs per step over all devices, for losses.
+        exact_tokens: Token budget of a micro-batch, for losses.
         groups: Query groups of the large collection.
         queries: Queries of the large collection that are evaluated.
-        folder: For collections, token stores, runs and vectors.
-        out: Where findings go.
-        seconds: What the part may take.
-        dump_at: When each process writes its stack, as time.time().
+        folder: Folder of collections, token stores, runs and vectors.
+        out: Prefix of the result files.
+        seconds: Time limit of the part.
+        dump_at: Time at which each process writes its stack, as time.time().
     """
 
     what: str
@@ -94,7 +94,7 @@ class Part:
     dump_at: float
 
     def file(self, name: str) -> Path:
-        """A file or folder that is this part's own."""
+        """The path of a file or folder of this part."""
         return Path(self.folder) / f"{self.model}-{self.what}-{self.devices}-{name}"
 
 
@@ -107,30 +107,30 @@ def say(text: str) -> None:
 
 
 class Progress(pl.Callback):
-    """Say now and then which step or batch is done, and keep the losses."""
+    """Prints the progress of a training."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
-        self.told = 0.0
+        self.last_report = 0.0
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Of the first steps, which compile, and then every ten seconds."""
-        if batch_idx < 3 or time.perf_counter() - self.told > 10:
-            self.told = time.perf_counter()
+        """Print the first steps, which compile, and then one step every ten seconds."""
+        if batch_idx < 3 or time.perf_counter() - self.last_report > 10:
+            self.last_report = time.perf_counter()
             say(f"step {batch_idx + 1} done")
 
 
 class Losses(Progress):
-    """Each step's loss; reading it makes the device wait, so no timing uses this."""
+    """Keeps the loss of each step. Reading it synchronises the device, so timings do not use this callback."""
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Keep it."""
+        """Keep the loss."""
         super().on_train_batch_end(trainer, module, outputs, batch, batch_idx)
         self.losses.append(float(trainer.callback_metrics["train/loss"]))
 
 
 def load(part: Part, name: str) -> Collection:
-    """A collection that `prepare` made."""
+    """Read a collection that `prepare` wrote."""
     with (Path(part.folder) / f"{name}.pickle").open("rb") as file:
         found = pickle.load(file)
     say(f"{name} collection read: {len(found.docs)} docs")
@@ -186,7 +186,7 @@ def trainer_of(part: Part, precision: str, *callbacks: pl.Callback, max_steps: i
 def fit(
     part: Part, precision: str, data: Collection, pairs: int, max_tokens: int, steps: int, exact: bool
 ) -> dict[str, Any]:
-    """Train; losses and throughput."""
+    """Train; returns losses if `exact`, else throughput."""
     scorer = scorer_of(part, dropout=not exact)
     kind = ContrastiveModule if part.model == "dpr" else RerankModule
     make: Any = (
@@ -198,7 +198,7 @@ def fit(
     module = kind(scorer, ["nDCG@10"], loss=LCE(), optimization=options)
     progress, throughput = Losses() if exact else Progress(), Throughput()
     say(f"{precision}: {steps} steps of {pairs} pairs")
-    # a training's own checkpoint callback, which also answers signals; it writes at the end only
+    # the program's checkpoint callback, which also handles signals; here it writes only at the end
     last = SaveLast(part.file("checkpoints") / "last.ckpt", every_steps=10**9)
     trainer = trainer_of(part, precision, progress, *([] if exact else [throughput, last]), max_steps=steps)
     trainer.fit(module, datamodule=data_of(part, scorer, Splits(data, None, {}), pairs, max_tokens))
@@ -206,7 +206,7 @@ def fit(
 
 
 def prepare(part: Part) -> dict[str, Any]:
-    """Make collections and token stores once, so that no part's processes make them or wait for each other."""
+    """Build collections and token stores once, so that the processes of other parts need not."""
     for name, groups in ((SMALL, part.exact_pairs // DOCS * STEPS), (LARGE, part.groups)):
         made = collection(groups, seed=len(name))
         say(f"{name} collection: {groups} queries, {len(made.docs)} docs")
@@ -218,7 +218,7 @@ def prepare(part: Part) -> dict[str, Any]:
 
 
 def losses(part: Part) -> dict[str, Any]:
-    """The first steps' losses: SGD, no dropout, the same steps whatever the number of devices."""
+    """Losses of the first steps: SGD, no dropout, the same steps for any number of devices."""
     data = load(part, SMALL)
     return {
         precision: fit(part, precision, data, part.exact_pairs, part.exact_tokens, STEPS, exact=True)["losses"]
@@ -227,7 +227,7 @@ def losses(part: Part) -> dict[str, Any]:
 
 
 def speed(part: Part) -> dict[str, Any]:
-    """Training as the product does it: bf16 on GPUs, AdamW, as many pairs a device on any number of devices."""
+    """Training throughput with the program's settings: bf16 on GPUs, AdamW, the same number of pairs per device."""
     precision = "bf16" if torch.cuda.is_available() else "float32"
     return fit(part, precision, load(part, LARGE), part.pairs * part.devices, part.max_tokens, part.steps, exact=False)
 
@@ -272,14 +272,14 @@ def evaluate(part: Part) -> dict[str, Any]:
 
 
 def encode(part: Part) -> dict[str, Any]:
-    """Encode a collection's docs as search.py does, in shards spread over the devices."""
-    found = {}
+    """Encode the docs of a collection as search.py does, in shards spread over the devices."""
+    results = {}
     for precision, name in (("float32", SMALL), ("bf16", LARGE)):
         data = load(part, name)
         fabric = fabric_of(part, precision)
         scorer = scorer_of(part, dropout=False).to(fabric.device)
         loaders = data_of(part, scorer, Splits(None, None, {}), part.pairs, part.max_tokens)
-        where = Device(
+        device = Device(
             fabric.device,
             fabric.autocast,
             fabric.global_rank,
@@ -287,16 +287,16 @@ def encode(part: Part) -> dict[str, Any]:
             part.exact_tokens if name == SMALL else part.max_tokens,
         )
         collator = loaders.collator(data)
-        encode_queries(scorer, collator, np.arange(min(len(data.queries), 8192)), where)  # compiles
+        encode_queries(scorer, collator, np.arange(min(len(data.queries), 8192)), device)  # compiles
         say(f"{precision}: {len(data.docs)} docs")
         options = EncodeOptions(Path(part.folder), part.file(precision), shard_docs=max(1, -(-len(data.docs) // 64)))
         fabric.barrier()
         started = time.time()
-        encode_sets(scorer, loaders, {"generated": data}, options, where, str(PRECISIONS[precision]))
-        found[precision] = {"started": started, "ended": time.time()}
+        encode_sets(scorer, loaders, {"generated": data}, options, device, str(PRECISIONS[precision]))
+        results[precision] = {"started": started, "ended": time.time()}
         fabric.barrier()
         say(f"{precision}: encoded")
-    return found
+    return results
 
 
 def main() -> None:

@@ -149,7 +149,9 @@ def _prepare_children(folder: Path) -> None:
             composed.hydra.run.dir = str(folder)
         announce_parent()
         overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
-        command = str(HydraConfig.get().job.config_name)
+        job = HydraConfig.get().job
+        # a sweep starts a job with the config.yaml of its folder, and names the command
+        command = str(job.name if job.config_name == "config" else job.config_name)
         # a script runs one command; `ranker` takes the command's name as its first argument
         name = [] if Path(sys.argv[0]).name == f"{command}.py" else [command]
         sys.argv = [sys.argv[0], *name, "--config-path", str(folder), "--config-name", "config", *overrides]
