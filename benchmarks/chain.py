@@ -1,10 +1,10 @@
-"""The whole chain on one collection: BM25 -> monoBERT -> its scores teach DPR and ColBERT -> mined negatives -> a second round.
+"""The whole chain on one collection: BM25, monoBERT as teacher of DPR and ColBERT, mined negatives, a second round.
 
     python benchmarks/chain.py data=cwe
     python benchmarks/chain.py data=files data.path=../scifact
 
-Each step is a command that stands here as a user would type it; it is printed before it runs, and a finished one is not
-repeated. Ends with a table of measures, latency and index size.
+Each step is a command as a user would type it. It is printed before it runs; finished steps are reused. The last output
+is a table of measures, latency and index size.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from ranker.assembly.objects import load_source, text_limits  # noqa: E402
+from ranker.assembly.data import load_source, text_limits  # noqa: E402
 from ranker.checkpoint import load_scorer, read_description  # noqa: E402
 from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
 from ranker.data.dataset import ScoreBatches  # noqa: E402
@@ -34,20 +34,22 @@ MEASURES = ("nDCG@10", "AP@100", "RR@10", "R@100")
 
 
 class Chain:
-    """Commands over one collection; each leaves a folder below `out`."""
+    """Runs commands on one collection, each in its folder under `out`."""
 
     def __init__(self, out: Path, training: list[str]) -> None:
         self.out, self.training = out, training
 
     def run(self, name: str, script: str, *arguments: str) -> Path:
-        """Run a command unless its folder is finished."""
+        """Run a command unless its result exists; returns its folder."""
         folder = self.out / name
         finished = {"train.py": "result.json", "evaluate.py": "evaluation", "search.py": "search.json"}[script]
-        goes_on = any(
-            argument.startswith("checkpoint=") for argument in arguments
-        )  # then the encoder is the checkpoint's
-        more = [own for own in self.training if script == "train.py" and not (goes_on and own.startswith("encoder"))]
-        command = [script, *arguments, *more, f"hydra.run.dir={folder}"]
+        has_checkpoint = any(argument.startswith("checkpoint=") for argument in arguments)  # it determines the encoder
+        extra = [
+            override
+            for override in self.training
+            if script == "train.py" and not (has_checkpoint and override.startswith("encoder"))
+        ]
+        command = [script, *arguments, *extra, f"hydra.run.dir={folder}"]
         print("python", shlex.join(command), flush=True)
         if not (folder / finished).exists():
             command = [sys.executable, "-W", "ignore", str(ROOT / script), *command[1:]]
@@ -57,7 +59,7 @@ class Chain:
         return folder
 
     def scores(self, name: str, teacher: Path, *more: str) -> Path:
-        """The teacher's run over candidates and positives of the training queries."""
+        """Score the candidates and relevant docs of the training queries with the teacher; returns the run file."""
         folder = self.run(
             name,
             "evaluate.py",
@@ -71,18 +73,25 @@ class Chain:
         return folder / "evaluation/train+positives/run.trec"
 
     def search(self, name: str, *arguments: str) -> Path:
-        """Search the whole collection."""
+        """Search the whole collection; returns the folder."""
         return self.run(name, "search.py", *arguments)
 
 
 def set_of(folder: Path) -> Path:
-    """The one set's evaluation."""
-    (found,) = (folder / "evaluation").iterdir()
-    return found
+    """The evaluation folder of the only set."""
+    (evaluation,) = (folder / "evaluation").iterdir()
+    return evaluation
 
 
 def row(name: str, folder: Path, latency: dict[str, float], num_bytes: list[int]) -> str:
-    """One line of the table; `latency` has p50 and p95 in milliseconds, `num_bytes` is of the index and of the vectors beside it."""
+    """One line of the table.
+
+    Args:
+        name: First column.
+        folder: Run folder with one evaluated set.
+        latency: p50 and p95, in milliseconds.
+        num_bytes: Sizes of the index and of the vectors.
+    """
     measures = json.loads((set_of(folder) / "metrics.json").read_text())["measures"]
     numbers = [f"{measures[measure]:.3f}" for measure in MEASURES] + [
         f"{latency[share]:.1f}" for share in ("p50", "p95")
@@ -92,7 +101,7 @@ def row(name: str, folder: Path, latency: dict[str, float], num_bytes: list[int]
 
 
 def rerank_latency(folder: Path, queries: int = 50) -> dict[str, float]:
-    """Milliseconds in which a trained cross-encoder scores one query's candidates, which a first stage found before."""
+    """Milliseconds that a trained cross-encoder needs for the candidates of one query, without the first stage."""
     trained = OmegaConf.create(read_description(folder))
     scorer = load_scorer(folder).eval()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -119,18 +128,19 @@ def rerank_latency(folder: Path, queries: int = 50) -> dict[str, float]:
             for i in range(len(batches)):
                 scorer(batches[i].batch.to(device)).tolist()
         spent.append(1000 * (time.perf_counter() - started))
-    return {f"p{share}": float(np.percentile(spent[2:], share)) for share in (50, 95)}  # two warm up
+    del spent[:2]  # warm-up
+    return {f"p{share}": float(np.percentile(spent, share)) for share in (50, 95)}
 
 
 def searched(chain: Chain, label: str, name: str, *arguments: str) -> tuple[Path, str]:
-    """A search's folder, and its line of the table."""
+    """Search; returns the folder and a line of the table."""
     folder = chain.search(name, *arguments)
     (cost,) = (value for key, value in json.loads((folder / "search.json").read_text()).items() if key != "mined")
     return folder, row(label, folder, cost["latency_ms"], [cost["index_bytes"], cost["vector_bytes"]])
 
 
 def taught(chain: Chain, model: str, data: list[str], teacher: Path, scores: Path) -> list[str]:
-    """Both rounds of a bi-encoder; their lines of the table."""
+    """Train both rounds of a bi-encoder; returns their lines of the table."""
     first = chain.run(f"{model}-1", "train.py", f"experiment=taught_{model}", *data, f"data.teacher={scores}")
     mining = ("mine=train", "mining.count=20", "mining.last=50")
     mined, one = searched(chain, f"{model}, first round", f"{model}-1-search", f"checkpoint={first}", *mining)
@@ -149,7 +159,7 @@ def main() -> None:
     parser.add_argument(
         "--at-once",
         action="store_true",
-        help="teach both bi-encoders at the same time; their latencies then disturb each other",
+        help="train both bi-encoders at the same time; this disturbs the latencies",
     )
     parser.add_argument("data", nargs="+", help="data=... and its keys")
     args = parser.parse_args()

@@ -1,11 +1,11 @@
-"""The demo's figures: nDCG@10 on the built-in collection's test queries over BM25's top 20 and top 100, seeds and ablations.
+"""The demo's figures: nDCG@10 on the built-in test queries over BM25's top 20 and top 100, for seeds and ablations.
 
     python benchmarks/demo.py --seeds 0 1 2                       # the demo itself
-    python benchmarks/demo.py --variants dropout pooler both      # what cost the peers much
+    python benchmarks/demo.py --variants dropout pooler both      # the ablation
 
-Each training is `python train.py` with the overrides that the table names. The top-20 figure comes from the same run
-file: its docs outside BM25's top 20 are dropped, which is what re-ranking the top 20 alone gives, since a cross-encoder
-scores each pair by itself.
+Each training is `python train.py` with the overrides of its variant. The top-20 figure comes from the same run file,
+without the docs outside BM25's top 20. This equals re-ranking only the top 20, because a cross-encoder scores each pair
+independently.
 """
 
 import argparse
@@ -28,7 +28,7 @@ VARIANTS = {
 
 
 def train(variant: str, seed: int, out: Path, extra: list[str]) -> dict[str, float]:
-    """Train once and read what the run left."""
+    """Train once; returns measures and times."""
     folder = out / f"{variant}-{seed}"
     command = [
         sys.executable,

@@ -1,10 +1,11 @@
-"""Read, index and search generated docs with BM25: seconds and memory, and what that means for MS MARCO's 8.8 million passages.
+"""Read, index and search generated docs with BM25: time, memory, and an estimate for MS MARCO's 8.8 million passages.
 
     python benchmarks/first_stage.py                      # one million docs of about 56 words in a plain docs.jsonl
     python benchmarks/first_stage.py --docs 100000 --queries 500
 
-Words follow Zipf's law over 500,000 generated words, lengths a gamma distribution; a query is six words of a doc.
-Seconds are processor time of one thread; memory is the process's high-water mark, the mapped file included.
+Words follow Zipf's law over 500,000 generated words. Lengths follow a gamma distribution. A query is the first six
+words of a doc. Times are processor seconds of one thread. Memory is the high-water mark of the process, including the
+mapped file.
 """
 
 import argparse
@@ -25,18 +26,18 @@ BLOCK = 10_000
 
 
 def words() -> np.ndarray:
-    """Pronounceable words, the frequent ones short."""
+    """Pronounceable words by falling frequency; frequent words are short. String array [VOCABULARY]."""
     rng = np.random.default_rng(1)
     syllables = np.array([consonant + vowel for consonant in "bcdfghjklmnprstvwz" for vowel in "aeiou"], dtype=object)
     numbers = np.arange(VOCABULARY)
-    made = syllables[numbers % 90] + syllables[numbers // 90 % 90]
+    short = syllables[numbers % 90] + syllables[numbers // 90 % 90]
     return np.where(
-        numbers < 8100, made, made + syllables[rng.integers(0, 90, VOCABULARY)] + syllables[numbers // 8100 % 90]
+        numbers < 8100, short, short + syllables[rng.integers(0, 90, VOCABULARY)] + syllables[numbers // 8100 % 90]
     )
 
 
 def write(path: Path, num_docs: int, mean_words: float) -> None:
-    """Write the docs."""
+    """Write `num_docs` docs of `mean_words` words on average as JSON lines."""
     rng, vocabulary = np.random.default_rng(0), words()
     weights = np.cumsum(1 / (np.arange(VOCABULARY) + 2.7))  # Zipf-Mandelbrot
     with path.open("w") as file:
@@ -50,7 +51,7 @@ def write(path: Path, num_docs: int, mean_words: float) -> None:
 
 
 def report(stage: str, seconds: float, per_doc: float) -> None:
-    """One line: seconds, what MS MARCO would take, and the high-water mark of memory."""
+    """Print seconds, the estimate for MS MARCO from `per_doc` seconds, and the high-water mark of memory."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     print(
         f"{stage:<28} {seconds:8.1f} s   MS MARCO: {per_doc * MS_MARCO_DOCS / 60:6.1f} min   peak {peak:5.2f} GiB",
@@ -84,7 +85,7 @@ def main() -> None:
         index.search(queries, options.depth)
         seconds = time.process_time() - start
         per_query = seconds / options.queries
-        report(f"search, {per_query * 1000:.1f} ms a query", seconds, per_query / options.docs * 6980)
+        report(f"search, {per_query * 1000:.1f} ms per query", seconds, per_query / options.docs * 6980)
 
 
 if __name__ == "__main__":

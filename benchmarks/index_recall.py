@@ -1,9 +1,9 @@
-"""Recall@10 of each kind of index against the flat one, and queries per second, on clustered generated vectors.
+"""Recall@10 of each index type against the flat index, and queries per second, on clustered generated vectors.
 
 python benchmarks/index_recall.py [--vectors 100000] [--dim 128] [--clusters 1000] [--queries 1000] [--threads 1]
-Vectors are cluster centres plus noise of about the same length, normalised; queries are drawn in the same way.
-Recall@10 is the mean share of the flat index's ten best docs among the ten best found, after the exact comparison that
-search.py makes as well.
+Vectors are cluster centres plus noise of about the same norm, normalised. Queries are drawn in the same way. Recall@10
+is the mean share of the flat index's ten best docs among the ten best docs of the index, after the exact rescoring that
+search.py does too.
 """
 
 import argparse
@@ -25,15 +25,15 @@ DEPTH = 10
 
 
 class Generated:
-    """Vectors in memory, as an index reads them off a folder."""
+    """Vectors in memory, with the interface of a folder of vectors."""
 
     def __init__(self, values: np.ndarray, folder: Path) -> None:
         self.values, self.folder, self.num_vectors = values, folder, len(values)
         self.description = SimpleNamespace(dim=values.shape[1], digest="generated")
         self.ends, self.doc_ids = np.arange(1, len(values) + 1), np.arange(len(values)).astype(np.bytes_)
 
-    def chunks(self, most: int = 65536):
-        return (self.values[start : start + most] for start in range(0, len(self.values), most))
+    def chunks(self, size: int = 65536):
+        return (self.values[start : start + size] for start in range(0, len(self.values), size))
 
     def sample(self, count: int, seed: int = 0) -> np.ndarray:
         return self.values[np.sort(np.random.default_rng(seed).permutation(len(self.values))[:count])]
@@ -47,10 +47,10 @@ def clustered(count: int, centres: np.ndarray, rng: np.random.Generator) -> np.n
 
 
 def best(index: VectorIndex, points: Generated, queries: np.ndarray) -> np.ndarray:
-    """The ten best after exact comparison of what the index found."""
-    _, places = index.search(queries, DEPTH * index.kind.rescore)
-    scores = np.einsum("qd,qpd->qp", queries, points.values[places])
-    return np.take_along_axis(places, np.argsort(-np.where(places >= 0, scores, -np.inf), axis=1)[:, :DEPTH], axis=1)
+    """Rows of the ten best vectors after exact rescoring of the index's candidates, int64 [queries, DEPTH]."""
+    _, rows = index.search(queries, DEPTH * index.index_type.rescore)
+    scores = np.einsum("qd,qpd->qp", queries, points.values[rows])
+    return np.take_along_axis(rows, np.argsort(-np.where(rows >= 0, scores, -np.inf), axis=1)[:, :DEPTH], axis=1)
 
 
 def main() -> None:
@@ -69,7 +69,8 @@ def main() -> None:
     rng = np.random.default_rng(args.seed)
     centres = rng.normal(size=(args.clusters, args.dim)).astype(np.float32)
     print(
-        f"{args.vectors} vectors of {args.dim}, {args.clusters} clusters, {args.queries} queries, {args.threads} thread(s), faiss {faiss.__version__}"
+        f"{args.vectors} vectors of {args.dim}, {args.clusters} clusters, {args.queries} queries, "
+        f"{args.threads} thread(s), faiss {faiss.__version__}"
     )
     print("| index | recall@10 | queries/s | built in s | MB |\n| --- | --- | --- | --- | --- |")
     with tempfile.TemporaryDirectory() as folder:
@@ -82,11 +83,11 @@ def main() -> None:
             built = time.perf_counter() - started
             best(index, points, queries[:50])
             started = time.perf_counter()
-            found = best(index, points, queries)
+            rows = best(index, points, queries)
             spent = time.perf_counter() - started
-            exact = found if exact is None else exact
+            exact = rows if exact is None else exact
             recall = np.mean(
-                [len(set(row) & set(truth)) / DEPTH for row, truth in zip(found.tolist(), exact.tolist(), strict=True)]
+                [len(set(row) & set(truth)) / DEPTH for row, truth in zip(rows.tolist(), exact.tolist(), strict=True)]
             )
             name = type(kind).__name__
             print(

@@ -1,9 +1,9 @@
-"""Peak memory of ColBERT's training and re-ranking as batch.queries grows; MaxSim never holds all similarities of a step.
+"""Peak memory of ColBERT's training and re-ranking as batch.queries grows. MaxSim never stores a step's similarities.
 
 python benchmarks/maxsim_memory.py [--queries 64 256 1024] [--docs 8] [--tokens 64] [--max-tokens 4096]
-Each row is a process of its own: one optimizer step (or the scoring of so many queries' candidates) with generated
-texts. The figure is the process's largest resident memory minus what it had before the step. `whole step` is what one
-tensor [queries, docs, query tokens, doc tokens] in float32 would take: with each query's own docs, and with the docs of
+Each row is a separate process that runs one optimizer step, or scores the candidates of that many queries, with
+generated texts. The figure is the peak resident memory minus the resident memory before the step. `whole step` is the
+size of one float32 tensor [queries, docs, query tokens, doc tokens]: with the docs of each query, or with the docs of
 all queries (in-batch negatives).
 """
 
@@ -26,7 +26,7 @@ def resident() -> int:
 
 
 def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) -> dict[str, float]:
-    """Run one step in this process."""
+    """Run one step in this process; returns MiB and seconds."""
     import lightning.pytorch as pl
     import torch
     from transformers import BertModel
@@ -35,10 +35,11 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
     from ranker.data.datamodule import BatchOptions, RankData, TextLimits
     from ranker.encoders.encoder import Encoder
     from ranker.encoders.tiny import tiny_config, tiny_tokenizer
+    from ranker.evaluation.scoring import Devices, score_collection
     from ranker.losses.lce import LCE
     from ranker.models.colbert import ColBERT
     from ranker.training.contrastive_module import ContrastiveModule
-    from ranker.training.rerank_module import RerankModule
+    from ranker.training.rerank_module import Optimization, RerankModule
 
     torch.set_num_threads(1)
     rng = random.Random(0)
@@ -48,7 +49,7 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
     run = {f"q{i}": {f"d{docs * i + j}": float(-j) for j in range(docs)} for i in range(queries)}
     qrels = {f"q{i}": {f"d{docs * i}": 1} for i in range(queries)}
     collection = Collection(
-        "made", corpus, {f"q{i}": text(12) for i in range(queries)}, qrels, Candidates.from_run(run)
+        "generated", corpus, {f"q{i}": text(12) for i in range(queries)}, qrels, Candidates.from_run(run)
     )
     scorer = ColBERT(
         Encoder(BertModel(tiny_config(dim=64), add_pooling_layer=False), tiny_tokenizer()),
@@ -57,7 +58,7 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
     )
     with tempfile.TemporaryDirectory() as cache:
         data = RankData(
-            Splits(collection, None, {"made": collection}),
+            Splits(collection, None, {"generated": collection}),
             scorer.encoder.tokenizer,
             "texts",
             scorer.encoder.max_tokens,
@@ -68,14 +69,12 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
             layouts=scorer.layouts(),
             in_batch=mode == "in-batch",
         )
-        kind = ContrastiveModule if mode == "in-batch" else RerankModule
-        module = kind(
+        module_class = ContrastiveModule if mode == "in-batch" else RerankModule
+        module = module_class(
             scorer,
             ["nDCG@10"],
             loss=LCE(),
-            optimizer=lambda groups: torch.optim.SGD(groups, lr=0.1),
-            schedule=lambda step, total: 1.0,
-            on_evaluated=lambda name, run: {},
+            optimization=Optimization(lambda groups: torch.optim.SGD(groups, lr=0.1), lambda step, total: 1.0),
         )
         trainer = pl.Trainer(
             accelerator="cpu",
@@ -87,11 +86,12 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
             use_distributed_sampler=False,
             num_sanity_val_steps=0,
         )
-        data.train_steps() if mode != "rerank" else data.score_batches(collection)  # token stores
+        data.train_steps() if mode != "rerank" else data.score_batches(collection)  # builds the token stores
         before, started = resident(), time.perf_counter()
-        trainer.test(module, datamodule=data, verbose=False) if mode == "rerank" else trainer.fit(
-            module, datamodule=data
-        )
+        if mode == "rerank":
+            score_collection(scorer, data.score_batches(collection), Devices(torch.device("cpu")))
+        else:
+            trainer.fit(module, datamodule=data)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"added_mib": (peak - before) / 2**20, "peak_mib": peak / 2**20, "seconds": time.perf_counter() - started}
 
@@ -109,7 +109,8 @@ def main() -> None:
         print("RESULT " + json.dumps(measure(args.one[0], int(args.one[1]), args.docs, args.tokens, args.max_tokens)))
         return
     print(
-        f"{args.docs} docs of {args.tokens + 3} tokens a query, queries of {QUERY_TOKENS}, batch.max_tokens={args.max_tokens}"
+        f"{args.docs} docs of {args.tokens + 3} tokens per query, queries of {QUERY_TOKENS} tokens, "
+        f"batch.max_tokens={args.max_tokens}"
     )
     print("| what | batch.queries | added MiB | whole step, MiB | s |\n| --- | --- | --- | --- | --- |")
     for mode in args.modes:
@@ -130,13 +131,12 @@ def main() -> None:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(done.stderr[-2000:])
-            found = json.loads(
-                next(line for line in done.stdout.splitlines() if line.startswith("RESULT ")).removeprefix("RESULT ")
-            )
+            line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+            result = json.loads(line.removeprefix("RESULT "))
             pairs = queries * args.docs * (queries if mode == "in-batch" else 1)
             whole = 4 * pairs * QUERY_TOKENS * (args.tokens + 3) / 2**20
             print(
-                f"| {MODES[mode]} | {queries} | {found['added_mib']:.0f} | {whole:,.0f} | {found['seconds']:.0f} |",
+                f"| {MODES[mode]} | {queries} | {result['added_mib']:.0f} | {whole:,.0f} | {result['seconds']:.0f} |",
                 flush=True,
             )
 

@@ -1,11 +1,10 @@
-"""Does learning a probing task beside ranking help, and does it matter at which layer? nDCG@10 on the built-in collection.
+"""Does training on a probing task help ranking, and does the layer of its head matter? nDCG@10, built-in collection.
 
-    python benchmarks/multitask.py                      # train what is not there yet, then the table and the picture
-    python benchmarks/multitask.py --report --page docs/multitask.md   # only measure what is there, and write it into
-    the page
+    python benchmarks/multitask.py                                     # trains missing runs, prints the tables
+    python benchmarks/multitask.py --report --page docs/multitask.md   # trains nothing, writes the table into the page
 
-Ranking only, and one task or three beside it, with heads at the middle layer or at the last of the 2-layer encoder
-`splade_tiny`. All trainings see the same ranking groups in the same order. A finished run is not made again.
+The trainings are ranking only, and ranking with one or three tasks, with heads at the first or at the last layer of the
+2-layer encoder `splade_tiny`. All trainings see the same ranking groups in the same order. Finished runs are reused.
 """
 
 import argparse
@@ -49,7 +48,7 @@ def folder_of(out: Path, variant: str, seed: int) -> Path:
 
 
 def train(folder: Path, overrides: list[str]) -> None:
-    """One `python train.py`."""
+    """Run `python train.py` with these overrides."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".log").open("wb") as log:
         command = [sys.executable, "-W", "ignore", str(ROOT / "train.py"), f"hydra.run.dir={folder}", *overrides]
@@ -58,13 +57,13 @@ def train(folder: Path, overrides: list[str]) -> None:
 
 
 def values(folder: Path) -> dict[str, float]:
-    """The measure of each test query."""
+    """Query id -> measure, for all test queries."""
     rows = [json.loads(line) for line in (folder / "evaluation" / "cwe" / "per_query.jsonl").read_text().splitlines()]
     return {row["query_id"]: row["measures"][MEASURE] for row in rows}
 
 
 def compare(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
-    """Paired over queries, each query's mean over seeds [seeds, queries]."""
+    """Compare two trainings by paired tests over queries, on each query's mean over seeds; both [seeds, queries]."""
     differences = (one - other).mean(axis=0)
     error = differences.std(ddof=1) / np.sqrt(len(differences))
     wins, losses, ties = wins_losses_ties(differences)
@@ -78,19 +77,21 @@ def compare(one: np.ndarray, other: np.ndarray) -> dict[str, float]:
     }
 
 
-def tables(found: dict[str, np.ndarray]) -> str:
-    """The figures in Markdown, and in plain words what is significant."""
-    pairs = [(name, BASELINE) for name in found if name != BASELINE]
-    pairs += [(name.replace("layer 2", "layer 1"), name) for name in found if "layer 2" in name]
+def tables(results: dict[str, np.ndarray]) -> str:
+    """The figures in Markdown, and a sentence that names the significant differences."""
+    pairs = [(name, BASELINE) for name in results if name != BASELINE]
+    pairs += [(name.replace("layer 2", "layer 1"), name) for name in results if "layer 2" in name]
     tested = {
-        f"{one} - {other}": compare(found[one], found[other]) for one, other in pairs if one in found and other in found
+        f"{one} - {other}": compare(results[one], results[other])
+        for one, other in pairs
+        if one in results and other in results
     }
     corrected = holm({name: row["p"] for name, row in tested.items()})
-    seeds = max(len(own) for own in found.values())
+    seeds = max(len(scores) for scores in results.values())
     lines = [f"| training | {MEASURE}, each seed | mean |", "| --- | --- | --- |"]
     lines += [
-        f"| {name} | {', '.join(f'{mean:.3f}' for mean in own.mean(axis=1))} | **{own.mean():.4f}** |"
-        for name, own in found.items()
+        f"| {name} | {', '.join(f'{mean:.3f}' for mean in scores.mean(axis=1))} | **{scores.mean():.4f}** |"
+        for name, scores in results.items()
     ]
     lines += [
         "",
@@ -100,40 +101,45 @@ def tables(found: dict[str, np.ndarray]) -> str:
     for name, row in tested.items():
         counts = f"{row['wins']}/{row['losses']}/{row['ties']}"
         lines.append(
-            f"| {name} | {row['delta']:+.4f} | {row['p']:.3f} | {corrected[name]:.3f} | {row['detectable']:.4f} | {counts} |"
+            f"| {name} | {row['delta']:+.4f} | {row['p']:.3f} | {corrected[name]:.3f} "
+            f"| {row['detectable']:.4f} | {counts} |"
         )
-    sure = [f"{name} ({tested[name]['delta']:+.4f})" for name in tested if corrected[name] <= 0.05]
-    said = (
-        f"Significant at 5 %: {'; '.join(sure)}. All other differences are not."
-        if sure
+    significant = [f"{name} ({tested[name]['delta']:+.4f})" for name in tested if corrected[name] <= 0.05]
+    summary = (
+        f"Significant at 5 %: {'; '.join(significant)}. All other differences are not."
+        if significant
         else "No difference is significant at 5 %."
     )
-    how = "p: paired randomisation test over queries on each query's mean over seeds; detectable: 80 % power at 5 %, uncorrected."
-    return "\n".join([*lines, "", f"{said} {seeds} seeds, {next(iter(found.values())).shape[1]} test queries; {how}"])
+    method = (
+        "p: paired randomisation test over queries on each query's mean over seeds; "
+        "detectable: 80 % power at 5 %, uncorrected."
+    )
+    queries = next(iter(results.values())).shape[1]
+    return "\n".join([*lines, "", f"{summary} {seeds} seeds, {queries} test queries; {method}"])
 
 
 def put_into(page: Path, text: str) -> None:
-    """Replace what stands between the page's marks."""
+    """Replace the text between the marks of the page."""
     before, rest = page.read_text(encoding="utf-8").split(MARKS[0])
     page.write_text(f"{before}{MARKS[0]}\n{text}\n{MARKS[1]}{rest.split(MARKS[1])[1]}", encoding="utf-8")
 
 
-def draw(found: dict[str, np.ndarray], picture: Path) -> None:
+def draw(results: dict[str, np.ndarray], picture: Path) -> None:
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(7, 0.6 * len(found) + 1), layout="constrained")
-    for place, own in enumerate(found.values()):
-        means = own.mean(axis=1)
-        axes.plot(means, [place] * len(means), "o", color="tab:blue", alpha=0.5)
-        axes.plot([means.mean()], [place], "|", color="black", markersize=18)
-    axes.axvline(found[BASELINE].mean(), color="grey", linewidth=0.8, linestyle=":")
-    axes.set_yticks(range(len(found)), list(found))
+    figure, axes = plt.subplots(figsize=(7, 0.6 * len(results) + 1), layout="constrained")
+    for row, scores in enumerate(results.values()):
+        means = scores.mean(axis=1)
+        axes.plot(means, [row] * len(means), "o", color="tab:blue", alpha=0.5)
+        axes.plot([means.mean()], [row], "|", color="black", markersize=18)
+    axes.axvline(results[BASELINE].mean(), color="grey", linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(results)), list(results))
     axes.invert_yaxis()
     axes.set_xlabel(
-        f"{MEASURE}, {found[BASELINE].shape[1]} test queries, BM25's top 20\npoints: seeds, bar: their mean"
+        f"{MEASURE}, {results[BASELINE].shape[1]} test queries, BM25's top 20\npoints: seeds, bar: their mean"
     )
     picture.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(picture, dpi=120)
@@ -144,7 +150,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--out", type=Path, default=Path("outputs/benchmark-multitask"))
     parser.add_argument("--picture", type=Path, default=ROOT / "docs" / "multitask.png")
-    parser.add_argument("--page", type=Path, help="put the tables into this page, between its marks")
+    parser.add_argument("--page", type=Path, help="write the tables into this page, between its marks")
     parser.add_argument("--report", action="store_true", help="train nothing")
     parser.add_argument("extra", nargs="*", help="further overrides for every training")
     args = parser.parse_args()
@@ -166,7 +172,7 @@ def main() -> None:
                     f"{result['train_seconds']:.0f} s",
                     flush=True,
                 )
-    found = {}
+    results = {}
     for variant in VARIANTS:
         rows = [
             values(folder)
@@ -174,14 +180,14 @@ def main() -> None:
             if ((folder := folder_of(out, variant, seed)) / "result.json").is_file()
         ]
         if len(rows) == len(args.seeds):
-            found[variant] = np.array([[row[query] for query in sorted(row)] for row in rows])
-    if BASELINE not in found or len(found) < 2:
+            results[variant] = np.array([[row[query] for query in sorted(row)] for row in rows])
+    if BASELINE not in results or len(results) < 2:
         raise SystemExit(
-            f"nothing to compare yet in {out}: expected {BASELINE} and another training with all of the seeds {args.seeds}"
+            f"{out}: expected {BASELINE!r} and another training with all seeds {args.seeds}, got {list(results)}"
         )
-    text = tables(found)
+    text = tables(results)
     print(text)
-    draw(found, args.picture)
+    draw(results, args.picture)
     if args.page:
         put_into(args.page, f"{text}\n\n![nDCG@10 of each training and seed]({args.picture.name})")
 

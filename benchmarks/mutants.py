@@ -1,7 +1,8 @@
-"""Mutants: small faults put into a module in memory, one at a time, each against the module's unit tests in a forked process.
+"""Mutation testing: put small faults into a module, one at a time, in memory, and run the module's unit tests on each.
 
-`python benchmarks/mutants.py --count 20 ranker/data/sampling.py` draws 20 of the module's mutants and prints those that
-no test sees; without files, all of `TESTS` are gone through. No file is changed. See docs/tests.md.
+`python benchmarks/mutants.py --count 20 ranker/data/sampling.py` draws 20 mutants of the module and prints those that
+no test sees. Without files it covers all modules in `TESTS`. Each mutant runs in a forked process; no file is changed.
+See docs/tests.md.
 """
 
 from __future__ import annotations
@@ -22,29 +23,32 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 120  # a mutant that takes longer than this hangs, and is seen
+SECONDS = 120  # a mutant that takes longer counts as seen: it hangs
 STEPS = "training/test_optimizer_steps"
-# the unit tests of each module, below tests/unit
+# module in ranker/ -> its test files in tests/unit/
 TESTS = {
     "training/rerank_module": [STEPS, "training/test_rerank_module", "training/test_validation", "test_seeds"],
     "training/contrastive_module": ["training/test_contrastive_module", STEPS],
-    "training/multitask_module": ["training/test_multitask_module", "training/test_multitask_weighting", STEPS],
-    "training/task_weights": ["training/test_multitask_weighting", "training/test_multitask_module"],
-    "training/gradient_surgery": ["training/test_multitask_weighting", "training/test_multitask_module"],
+    "multitask/module": ["multitask/test_module", "multitask/test_weighting", STEPS],
+    "multitask/task_weights": ["multitask/test_weighting", "multitask/test_module"],
+    "multitask/gradient_surgery": ["multitask/test_weighting", "multitask/test_module"],
     "training/schedules": ["training/test_schedules"],
     "training/throughput": ["training/test_throughput"],
     "training/checkpointing": ["training/test_checkpointing"],
     "training/checkpoint_files": ["training/test_checkpointing"],
     "data/sampling": ["data/test_sampling", "test_seeds"],
-    "data/batching": ["data/test_batching", "data/test_sampling", "test_seeds"],
+    "data/step_plan": ["data/test_batching", "data/test_sampling", "test_seeds"],
+    "data/template": ["data/test_batching"],
+    "data/collate": ["data/test_batching", "data/test_sampling"],
     "retrieval/search": ["retrieval/test_search"],
     "retrieval/index": ["retrieval/test_index", "retrieval/test_search"],
     "retrieval/encode": ["retrieval/test_encode", "retrieval/test_search"],
     "retrieval/mining": ["retrieval/test_mining"],
     "retrieval/bm25": ["retrieval/test_bm25"],
-    "retrieval/engines": ["retrieval/test_search", "retrieval/test_mining"],
-    "evaluation": ["test_evaluation"],
-    "metrics": ["test_metrics", "test_evaluation"],
+    "retrieval/vector_store": ["retrieval/test_encode", "retrieval/test_search"],
+    "retrieval/pipeline": ["retrieval/test_search", "retrieval/test_mining"],
+    "evaluation/report": ["evaluation/test_report"],
+    "evaluation/metrics": ["evaluation/test_metrics", "evaluation/test_report"],
 }
 COMPARISONS = {
     ast.Lt: ast.LtE,
@@ -85,7 +89,7 @@ def sites(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def mutated(node: ast.AST) -> ast.AST | None:
-    """The node with one small fault; None where there is none to put in."""
+    """A copy of the node with one small fault, or None if the node can't have one."""
     changed: ast.AST = copy.deepcopy(node)
     if isinstance(changed, ast.AugAssign) or (isinstance(changed, ast.Expr) and isinstance(changed.value, ast.Call)):
         return ast.copy_location(ast.Pass(), node)
@@ -107,7 +111,7 @@ def mutated(node: ast.AST) -> ast.AST | None:
 
 
 class Replace(ast.NodeTransformer):
-    """Put one node in the place of another."""
+    """Replace one node by another."""
 
     def __init__(self, old: ast.AST, new: ast.AST) -> None:
         self.old, self.new = old, new
@@ -133,7 +137,7 @@ class Mutant(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def survives(path: Path, tree: ast.Module, tests: list[str]) -> bool:
-    """Whether the tests pass with the mutant; in a forked process, which ends at the first test that fails."""
+    """Whether the tests pass with the mutant, in a forked process that ends at the first failing test."""
     process = os.fork()
     if process == 0:
         os.setsid()
@@ -172,10 +176,10 @@ def survives(path: Path, tree: ast.Module, tests: list[str]) -> bool:
 
 
 def main() -> None:
-    """Print each survivor as one JSON line, and a count for each file."""
+    """Print each survivor as one JSON line, and the number of survivors of each file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="*", type=Path, default=[ROOT / f"ranker/{name}.py" for name in TESTS])
-    parser.add_argument("--count", type=int, default=20, help="mutants of each file, drawn by --seed")
+    parser.add_argument("--count", type=int, default=20, help="mutants per file, drawn with --seed")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     os.environ.update(OMP_NUM_THREADS="1", CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
@@ -190,9 +194,9 @@ def main() -> None:
         number = len(list(sites(tree)))
         chosen = sorted(random.Random(options.seed).sample(range(number), min(options.count, number)))
         survivors = 0
-        for place in chosen:
+        for index in chosen:
             fault = copy.deepcopy(tree)
-            node = list(sites(fault))[place]
+            node = list(sites(fault))[index]
             new = mutated(node)
             fault = ast.fix_missing_locations(Replace(node, new).visit(fault))
             if survives(path, fault, tests):
@@ -203,7 +207,7 @@ def main() -> None:
                     ),
                     flush=True,
                 )
-        print(f"{path.name}: {survivors} of {len(chosen)} survive, of {number} in all", flush=True)
+        print(f"{path.name}: {survivors} of {len(chosen)} survive; {number} mutants exist", flush=True)
 
 
 if __name__ == "__main__":

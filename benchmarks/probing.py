@@ -1,20 +1,19 @@
-"""How long does probing take, and how much is won by computing the encoder's states once?
+"""Time of probing, and the speed-up from computing the encoder's states once.
 
-Made-up texts and labels and a random encoder of a given size: neither weights nor labels change the time. Measured are
+Texts and labels are generated and the encoder has random weights, because neither weights nor labels change the time.
+The script measures
 
 1. the encoder pass that fills the cache;
-2. one optimizer step of the probes of all layers in three forms: every token projected, layer after layer (as published
-code does it);
-   pooled first, layer after layer; pooled first, all layers (and seeds) in one stack;
-3. the online code of one task over all layers from the cache, and what the same number of steps and validation passes
-would take if each
-   ran the encoder up to its layer again, as published code does. That is measured on some batches and multiplied by
-   their number.
+2. one optimizer step of the probes of all layers in three forms: every token projected, one layer at a time (as in
+   published code); pooled first, one layer at a time; pooled first, all layers (and seeds) in one stack;
+3. the online code of one task over all layers from the cache, and an estimate of the same number of steps and
+   validation passes if each ran the encoder up to its layer again, as published code does. The estimate multiplies the
+   time of some batches by the number of batches.
 
     python benchmarks/probing.py                                       # MiniLM's size, 2,000 pairs, CPU
     python benchmarks/probing.py --dim 768 --layers 12 --pairs 10000   # BERT-base's size, on a GPU if there is one
 
-Run it on an otherwise idle machine; on a shared one every number is noise.
+Run it on an otherwise idle machine; on a shared machine every number is noise.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ CLASSES = 10
 
 
 class TokenProbe(nn.Module):
-    """The edge probe that projects every token before it pools, over padded spans."""
+    """The edge probe in the form that projects every token before pooling, over padded spans."""
 
     def __init__(self, dim: int, hidden: int = 256) -> None:
         super().__init__()
@@ -74,7 +73,7 @@ class TokenProbe(nn.Module):
 
 
 def texts(pairs: int, query_tokens: int, doc_tokens: int) -> list[tuple[str, str]]:
-    """Texts of about so many tokens: one letter a word, lengths spread as real ones are."""
+    """(query, doc) texts with these mean numbers of tokens: one letter per word, lengths from a gamma distribution."""
     rng = np.random.default_rng(0)
     letters = np.array(list(string.ascii_lowercase))
 
@@ -85,7 +84,7 @@ def texts(pairs: int, query_tokens: int, doc_tokens: int) -> list[tuple[str, str
 
 
 def clock(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median seconds of some runs, after one that does not count."""
+    """Median seconds of `repeats` runs, after one warm-up run."""
     taken = []
     for _ in range(repeats + 1):
         if device.type == "cuda":
@@ -106,27 +105,27 @@ def step_times(inputs: Inputs, layers: int, batch: int, device: torch.device, re
     steps = pairs.shape[1] // batch
     pairs = pairs[:, : steps * batch]
     options = TrainingOptions(batch_pairs=batch, max_rounds=1, round_steps=1)  # one pass
-    probe = EdgeProbe(dim, 2, CLASSES)
+    edge_probe = EdgeProbe(dim, 2, CLASSES)
     none = pairs[:, :0]
 
     def stacked(chosen: list[int], seeds: int) -> None:
         stack = Stack(
             chosen, list(range(seeds)), [[[layer * 10 + seed] for seed in range(seeds)] for layer in chosen], labels
         )
-        fit(probe, inputs, stack, pairs.repeat(seeds, axis=0), none, options, 0)
+        fit(edge_probe, inputs, stack, pairs.repeat(seeds, axis=0), none, options, 0)
 
     probes = [TokenProbe(dim).to(device) for _ in range(layers)]
-    optimizers = [torch.optim.Adam(own.parameters(), lr=1e-4) for own in probes]
+    optimizers = [torch.optim.Adam(probe.parameters(), lr=1e-4) for probe in probes]
     whole = Inputs(inputs.states, inputs.spans, inputs.pair_starts, device)
 
     def token_wise() -> None:
-        for layer, (own, optimizer) in enumerate(zip(probes, optimizers, strict=True)):
-            for made in make_batches(whole, pairs, batch):
-                spans = [padded(slot) for slot in read_spans(whole, [layer], made)]
-                loss = nn.functional.cross_entropy(own(spans), labels[0, made.targets[0]])
+        for layer, (probe, optimizer) in enumerate(zip(probes, optimizers, strict=True)):
+            for probe_batch in make_batches(whole, pairs, batch):
+                spans = [padded(slot) for slot in read_spans(whole, [layer], probe_batch)]
+                loss = nn.functional.cross_entropy(probe(spans), labels[0, probe_batch.targets[0]])
                 optimizer.zero_grad()
                 loss.backward()
-                nn.utils.clip_grad_norm_(own.parameters(), 5.0)
+                nn.utils.clip_grad_norm_(probe.parameters(), 5.0)
                 optimizer.step()
 
     forms = {
@@ -147,11 +146,11 @@ def padded(chunks: list[SpanStates]) -> tuple[Tensor, Tensor]:
 
 
 def encoder_times(
-    subject: Subject, sequences: Sequences, places: np.ndarray, device: torch.device, repeats: int
+    subject: Subject, sequences: Sequences, row_ids: np.ndarray, device: torch.device, repeats: int
 ) -> list[float]:
-    """Seconds that running the encoder up to each layer takes for one pair, in random batches of 32."""
-    rows = np.random.default_rng(0).permutation(places)[:32]
-    # rows stand sorted by length; a batch of a training holds long and short ones
+    """Seconds per pair to run the encoder up to each layer, in random batches of 32."""
+    rows = np.random.default_rng(0).permutation(row_ids)[:32]
+    # rows are sorted by length; a training batch mixes long and short rows
     batches = [sequences.batch(int(row), int(row) + 1) for row in rows]
     tokens = torch.cat([batch.tokens for batch in batches])
     lengths = torch.tensor([0, *[batch.num_tokens for batch in batches]])
@@ -177,26 +176,26 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--steps-only", action="store_true", help="leave out the online code")
-    asked = parser.parse_args()
-    if asked.pairs < TrainingOptions().batch_pairs:
-        parser.error(f"--pairs: expected at least a batch of {TrainingOptions().batch_pairs}, got {asked.pairs}")
-    if asked.threads:
-        torch.set_num_threads(asked.threads)
-    device = torch.device(asked.device)
+    options = parser.parse_args()
+    if options.pairs < TrainingOptions().batch_pairs:
+        parser.error(f"--pairs: expected at least a batch of {TrainingOptions().batch_pairs}, got {options.pairs}")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    device = torch.device(options.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     config = tiny_config(
-        dim=asked.dim, layers=asked.layers, heads=asked.dim // 32 if asked.dim < 768 else asked.dim // 64
+        dim=options.dim, layers=options.layers, heads=options.dim // 32 if options.dim < 768 else options.dim // 64
     )
     subject = Subject("random", Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
-    made = texts(asked.pairs, asked.query_tokens, asked.doc_tokens)
-    sequences = Sequences.of(made, subject.encoder.tokenizer, "pairs", 512, 64, 448)
+    pair_texts = texts(options.pairs, options.query_tokens, options.doc_tokens)
+    sequences = Sequences.of(pair_texts, subject.encoder.tokenizer, "pairs", 512, 64, 448)
     report: dict[str, object] = {
         "device": name,
         "torch": torch.__version__,
-        "pairs": asked.pairs,
-        "tokens a pair": round(sequences.num_tokens / asked.pairs, 1),
+        "pairs": options.pairs,
+        "tokens a pair": round(sequences.num_tokens / options.pairs, 1),
         "states": subject.num_states,
-        "dim": asked.dim,
+        "dim": options.dim,
     }
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
@@ -206,49 +205,50 @@ def main() -> None:
         report["encoder pass into the cache, s"] = round(time.perf_counter() - start, 2)
         states = TensorStates(states.data.to(device)) if device.type == "cuda" else states
         spans = np.array(
-            [[sequences.tokens_of(i, Span("query")), sequences.tokens_of(i, Span("doc"))] for i in range(asked.pairs)]
+            [[sequences.tokens_of(i, Span("query")), sequences.tokens_of(i, Span("doc"))] for i in range(options.pairs)]
         )
-        inputs = Inputs(states, spans, np.arange(asked.pairs + 1), device)
-        for batch in (size for size in sorted({32, TrainingOptions().batch_pairs, 256}) if size <= asked.pairs):
+        inputs = Inputs(states, spans, np.arange(options.pairs + 1), device)
+        for batch in (size for size in sorted({32, TrainingOptions().batch_pairs, 256}) if size <= options.pairs):
             report[f"step of all layers, batch {batch}, ms"] = {
                 form: round(taken, 2)
-                for form, taken in step_times(inputs, subject.num_states, batch, device, asked.repeats).items()
+                for form, taken in step_times(inputs, subject.num_states, batch, device, options.repeats).items()
             }
-        if not asked.steps_only:
-            report |= task_times(asked, subject, sequences, inputs, device, report)
+        if not options.steps_only:
+            report |= task_times(options, subject, sequences, inputs, device, report)
     print(json.dumps(report, indent=2))
 
 
 def task_times(
-    asked: argparse.Namespace,
+    arguments: argparse.Namespace,
     subject: Subject,
     sequences: Sequences,
     inputs: Inputs,
     device: torch.device,
     report: dict[str, object],
 ) -> dict[str, object]:
-    """The online code of one task over all layers: measured from the cache, reckoned for running the encoder again."""
-    # one pass a round and no early stop, so that both ways take the same steps
-    options = TrainingOptions(max_rounds=asked.rounds, round_steps=1, patience=asked.rounds)
-    train, val = int(asked.pairs * 2 / 3), int(asked.pairs / 6)
-    parts = np.split(np.arange(asked.pairs), [train, train + val])
+    """The online code of one task over all layers: measured from the cache, and estimated without a cache."""
+    # one pass per round and no early stop, so both forms take the same number of steps
+    options = TrainingOptions(max_rounds=arguments.rounds, round_steps=1, patience=arguments.rounds)
+    train, val = int(arguments.pairs * 2 / 3), int(arguments.pairs / 6)
+    parts = np.split(np.arange(arguments.pairs), [train, train + val])
     rng = np.random.default_rng(0)
-    job = Job(inputs, "benchmark", {layer: layer for layer in range(subject.num_states)},
-              [Column("made up", "none", rng.integers(0, CLASSES, asked.pairs))], CLASSES, *parts, [0])  # fmt: skip
+    layers = {layer: layer for layer in range(subject.num_states)}
+    columns = [Column("generated", "none", rng.integers(0, CLASSES, arguments.pairs))]
+    job = Job(inputs, "benchmark", layers, columns, CLASSES, *parts, [0])
     start = time.perf_counter()
     OnlineCoder(options).code(job)
     cached = time.perf_counter() - start
     trained = [*portion_ends(train)[:-1], train]
-    steps = asked.rounds * sum(-(-pairs // options.batch_pairs) for pairs in trained)
-    visits = asked.rounds * (sum(trained) + len(trained) * val) + train
-    forward = encoder_times(subject, sequences, sequences.places[:, 0], device, asked.repeats)
+    steps = arguments.rounds * sum(-(-pairs // options.batch_pairs) for pairs in trained)
+    visits = arguments.rounds * (sum(trained) + len(trained) * val) + train
+    forward = encoder_times(subject, sequences, sequences.places[:, 0], device, arguments.repeats)
     step = report[f"step of all layers, batch {options.batch_pairs}, ms"]["every token projected, separate"] / 1000  # type: ignore[index]
     again = sum(forward) * visits + step * steps
     pass_into_cache = float(report["encoder pass into the cache, s"])  # type: ignore[arg-type]
     return {
         "one task, all layers, from the cache, s": round(cached, 1),
-        "the same with the encoder run again, s (reckoned)": round(again, 1),
-        "of that the encoder, s": round(sum(forward) * visits, 1),
+        "the same with the encoder run again, s (estimated)": round(again, 1),
+        "of which the encoder, s": round(sum(forward) * visits, 1),
         "optimizer steps": steps,
         "factor, cache filled for this task alone": round(again / (cached + pass_into_cache), 1),
         "factor, four tasks sharing the cache": round(4 * again / (4 * cached + pass_into_cache), 1),

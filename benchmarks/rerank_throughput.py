@@ -2,8 +2,8 @@
 
     python benchmarks/rerank_throughput.py --size base
 
-A random BERT, bf16, lengths as in train_throughput.py. The product is timed in `trainer.test`, from its fifth batch on,
-to the last score; the peer gets tokens of the same texts, bf16 weights, its best batch size and cuDNN's attention off.
+A random BERT, bf16, lengths as in train_throughput.py. The product is timed in `score_collection`, from its fifth batch
+on, to the last score; the peer gets tokens of the same texts, bf16 weights, its best batch size and cuDNN's attention off.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import sys
 import tempfile
 import time
 import warnings
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from transformers import BertForSequenceClassification
 
@@ -27,35 +28,40 @@ from train_throughput import DOCS, SIZES, _wait, collection, config_of, module_o
 
 from ranker.data.collection import Splits  # noqa: E402
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E402
+from ranker.evaluation.scoring import Devices, score_collection  # noqa: E402
+from ranker.types import RankBatch  # noqa: E402
 
 
-class Clock(pl.Callback):
-    """When this process scored how many pairs, the first batches left out, which compile."""
+class Clock:
+    """Counts the pairs that a scorer scores, and the time; the first batches, which compile, are left out.
 
-    def __init__(self) -> None:
-        self.pairs, self.first, self.started, self.ended = 0, 0, 0.0, 0.0
+    Args:
+        scorer: The scorer.
+        num_batches: Batches that this process will score.
+    """
+
+    def __init__(self, scorer: Any, num_batches: int) -> None:
+        self.pairs, self.done, self.started, self.ended = 0, 0, 0.0, 0.0
+        self.num_batches, self.first = num_batches, min(5, num_batches // 4)
+        scorer.register_forward_pre_hook(self._start)
+        scorer.register_forward_hook(self._stop)
 
     @property
     def rate(self) -> float:
         """Pairs a second."""
         return self.pairs / max(self.ended - self.started, 1e-9)
 
-    def on_test_batch_start(
-        self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Start."""
-        self.first = min(5, int(trainer.num_test_batches[dataloader_idx]) // 4)
-        if batch_idx == self.first:
+    def _start(self, scorer: Any, inputs: tuple[RankBatch]) -> None:
+        if self.done == self.first:
             _wait("cuda")
             self.started = time.time()
-        if batch_idx >= self.first:
-            self.pairs += len(batch.slots)
+        rows = inputs[0].pairs or inputs[0].docs
+        if self.done >= self.first and rows is not None:
+            self.pairs += rows.num_rows
 
-    def on_test_batch_end(
-        self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Stop."""
-        if batch_idx == trainer.num_test_batches[dataloader_idx] - 1:
+    def _stop(self, scorer: Any, inputs: tuple[RankBatch], outputs: Any) -> None:
+        self.done += 1
+        if self.done == self.num_batches:
             _wait("cuda")
             self.ended = time.time()
 
@@ -72,8 +78,9 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     gpu = torch.cuda.is_available()
     data = collection(args.pairs // DOCS)
-    module = module_of(args.size)
-    module.on_evaluated = lambda name, run: {}
+    scorer: Any = module_of(args.size).scorer
+    bf16 = partial(torch.autocast, "cuda", torch.bfloat16) if gpu else nullcontext
+    devices = Devices(torch.device("cuda" if gpu else "cpu"), autocast=bf16)
     found: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(args.size)
@@ -84,25 +91,16 @@ def main() -> None:
             torch.backends.cuda.enable_cudnn_sdp(False)
             loaders = RankData(
                 Splits(None, None, {"generated": data}),
-                module.scorer.encoder.tokenizer,
+                scorer.encoder.tokenizer,
                 "pairs",
                 512,
                 BatchOptions(max_tokens=args.max_tokens, workers=4 if gpu else 0),
                 TextLimits(64, 256),
                 cache_dir=folder,
             )
-            clock = Clock()
-            trainer = pl.Trainer(
-                accelerator="auto",
-                devices=1,
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                callbacks=[clock],
-                precision="bf16-mixed" if gpu else "32-true",
-            )
-            trainer.test(module, datamodule=loaders, verbose=False)
+            batches = loaders.score_batches(data)
+            clock = Clock(scorer, len(batches))
+            score_collection(scorer, batches, devices, loaders.batch.workers)
             found.setdefault("product", []).append(clock.rate)
             from sentence_transformers.cross_encoder import CrossEncoder
 

@@ -1,12 +1,12 @@
-"""One, two, four and eight GPUs: the same losses, the speed against one, evaluation and encoding spread over them, memory.
+"""Runs on one, two, four and eight GPUs: equality of losses, speed-up, distributed evaluation and encoding, memory.
 
-    python benchmarks/scaling.py                                # 1, 2, 4 ... as many GPUs as there are; on CPU 1 and 2
-    processes python benchmarks/scaling.py --devices 1 2 --out scaling.json
+    python benchmarks/scaling.py                                # 1, 2, 4 ... up to all GPUs; on a CPU 1 and 2 processes
+    python benchmarks/scaling.py --devices 1 2 --out scaling.json
 
-Each part (a model, a job, a number of devices) is a program of its own (scaling_part.py) under its own time limit; one
-that fails is reported and the others run. Where `--out` and `--folder` hold a part already, made with the same settings
-on the same machine, it is not run again, so that a measurement may be cut into several calls. The first number of
-devices is what the others are compared with.
+Each part (a model, a job, a number of devices) is a separate program (scaling_part.py) with its own time limit. A part
+that fails is reported, and the others run. If `--out` and `--folder` already contain a part with the same settings from
+the same machine, it is not run again, so a measurement can be spread over several calls. The first number of devices
+is the baseline of the others.
 """
 
 from __future__ import annotations
@@ -65,23 +65,21 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--parts", nargs="+", choices=MODELS["dpr"], default=MODELS["dpr"])
     parser.add_argument("--size", choices=["tiny", "minilm", "base", "large"], default=usual["size"])
-    parser.add_argument("--pairs", type=int, default=usual["pairs"], help="speed: pairs of a step on each device")
+    parser.add_argument("--pairs", type=int, default=usual["pairs"], help="speed: pairs per step and device")
     parser.add_argument("--max-tokens", type=int, default=usual["max_tokens"], help="speed: token budget")
     parser.add_argument("--steps", type=int, default=usual["steps"], help="speed: optimizer steps")
     parser.add_argument(
-        "--exact-pairs", type=int, default=usual["exact_pairs"], help="losses: pairs of a step over all devices"
+        "--exact-pairs", type=int, default=usual["exact_pairs"], help="losses: pairs per step over all devices"
     )
     parser.add_argument("--exact-tokens", type=int, default=usual["exact_tokens"], help="losses: token budget")
     parser.add_argument("--queries", type=int, default=usual["queries"], help="evaluation in bf16: queries of 8 docs")
     parser.add_argument("--timeout", type=float, default=300, help="seconds that a part may take")
+    parser.add_argument("--out", type=Path, help="JSON file of results; the parts that it contains are not run again")
     parser.add_argument(
-        "--out", type=Path, help="JSON file of all that was found; what it holds already is not run again"
-    )
-    parser.add_argument(
-        "--folder", type=Path, help="where collections, runs and vectors are kept; default: a folder that is deleted"
+        "--folder", type=Path, help="folder of collections, runs and vectors; default: a temporary folder"
     )
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a part in work is ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the running part ends too
     with tempfile.TemporaryDirectory() as temporary:
         folder = (args.folder or Path(temporary)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
@@ -94,9 +92,9 @@ def main() -> None:
 
 
 def measure(args: argparse.Namespace, folder: Path, gpus: int) -> dict[str, Any]:
-    """Run what is not there yet; the number of devices that matters most comes right after the first."""
+    """Run the missing parts: first the baseline, then the largest number of devices; returns all results."""
     settings = {name: getattr(args, name) for name in ON_GPU}
-    # for any number of devices the same data, so that a later call may add a number
+    # the same data for any number of devices, so a later call may add another number
     settings["groups"] = max(args.pairs // 8 * args.steps * max(gpus, 2), args.queries)
     found: dict[str, Any] = {
         "environment": environment(gpus),
@@ -117,15 +115,13 @@ def measure(args: argparse.Namespace, folder: Path, gpus: int) -> dict[str, Any]
     order = [args.devices[0], *sorted(args.devices[1:], reverse=True)]
     wanted = [(model, what, n) for n in order for model in args.models for what in MODELS[model] if what in args.parts]
     if not all((folder / f"{name}.pickle").exists() for name in ("small", "large")):
-        made = run(folder, "monobert", "prepare", 1, settings, args.timeout)
-        if "failed" in made:
-            sys.exit(f"prepare failed: {made['failed']}")
+        prepared = run(folder, "monobert", "prepare", 1, settings, args.timeout)
+        if "failed" in prepared:
+            sys.exit(f"prepare failed: {prepared['failed']}")
     for model, what, devices in wanted:
         key = f"{model} {what} {devices}"
-        left = (
-            folder / f"{model}-{what}-{devices}-bf16{'.trec' if what == 'evaluate' else ''}"
-        )  # what the others are compared with
-        if key in found["parts"] and (what in ("losses", "speed") or devices != order[0] or left.exists()):
+        baseline = folder / f"{model}-{what}-{devices}-bf16{'.trec' if what == 'evaluate' else ''}"
+        if key in found["parts"] and (what in ("losses", "speed") or devices != order[0] or baseline.exists()):
             print(f"{key}: from {args.out}", flush=True)
             continue
         part = run(folder, model, what, devices, settings, args.timeout)
@@ -134,7 +130,7 @@ def measure(args: argparse.Namespace, folder: Path, gpus: int) -> dict[str, Any]
                 part["result"] = {"evaluate": runs_compared, "encode": vectors_compared}[what](
                     folder, model, devices, args.devices[0], part
                 )
-            except Exception as error:  # as any part's failure
+            except Exception as error:  # counts as a failed part
                 part["failed"] = repr(error)[:500]
         found["parts"][key] = part
         if args.out:
@@ -143,11 +139,14 @@ def measure(args: argparse.Namespace, folder: Path, gpus: int) -> dict[str, Any]
 
 
 def run(folder: Path, model: str, what: str, devices: int, settings: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """One part in a process group of its own, its words in a file, so that no orphan can hold a pipe; what each process found."""
+    """Run one part in a separate process group; returns the result of each process.
+
+    Its output goes to a file, so that no orphaned process can keep a pipe open.
+    """
     name = f"{model}-{what}-{devices}"
     out, log = folder / f"{name}.json", folder / f"{name}.log"
-    for left in folder.glob(f"{name}[-.]*"):
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
+    for old in folder.glob(f"{name}[-.]*"):
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
     part = {
         "what": what,
         "devices": devices,
@@ -170,30 +169,33 @@ def run(folder: Path, model: str, what: str, devices: int, settings: dict[str, A
             start_new_session=True,
         )
     ranks = [Path(f"{out}.{i}") for i in range(devices)]
-    why = ""
+    failure = ""
     try:
-        with log.open(encoding="utf-8", errors="replace") as words:
+        with log.open(encoding="utf-8", errors="replace") as output:
             while process.poll() is None:
                 time.sleep(0.5)
-                for line in words:
+                for line in output:
                     if line.startswith("@ rank 0,"):
                         print("  " + line[2:].rstrip(), flush=True)
                 if time.monotonic() - started > timeout:
-                    why = f"not done after {timeout:.0f} s"
+                    failure = f"not done after {timeout:.0f} s"
                     break
         ends = time.monotonic() + 30
         while (
-            not why and process.returncode == 0 and not all(path.exists() for path in ranks) and time.monotonic() < ends
+            not failure
+            and process.returncode == 0
+            and not all(path.exists() for path in ranks)
+            and time.monotonic() < ends
         ):
             time.sleep(0.5)  # the other processes end a little later
     finally:
         kill(process)
-    if not why and (process.returncode or not all(path.exists() for path in ranks)):
-        why = f"exit status {process.returncode}"
-    if why:
+    if not failure and (process.returncode or not all(path.exists() for path in ranks)):
+        failure = f"exit status {process.returncode}"
+    if failure:
         last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-100:]
-        print(f"  FAILED: {why}; {log} ends with:\n    " + "\n    ".join(last), flush=True)
-        return {"failed": why, "log": last}
+        print(f"  FAILED: {failure}; {log} ends with:\n    " + "\n    ".join(last), flush=True)
+        return {"failed": failure, "log": last}
     return {
         "seconds": time.monotonic() - started,
         "ranks": [json.loads(path.read_text(encoding="utf-8")) for path in ranks],
@@ -201,14 +203,14 @@ def run(folder: Path, model: str, what: str, devices: int, settings: dict[str, A
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End the part and whatever it started."""
+    """Kill the process group of the part."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def runs_compared(folder: Path, model: str, devices: int, base: int, part: dict[str, Any]) -> dict[str, Any]:
-    """Read the written run line by line, and hold it against the first number of devices' run."""
+    """Compare the written run with that of the baseline number of devices, for each precision."""
     compared = {}
     for precision in ("float32", "bf16"):
         rows = list(rows_of(folder / f"{model}-evaluate-{devices}-{precision}.trec"))
@@ -239,13 +241,16 @@ def rows_of(path: Path) -> Iterator[tuple[tuple[str, str], float]]:
 
 
 def vectors_compared(folder: Path, model: str, devices: int, base: int, part: dict[str, Any]) -> dict[str, Any]:
-    """Each doc once, in the collection's order, its vector that of the first number of devices; those of others are then deleted."""
-    from ranker.retrieval.encode import Encoded
+    """Compare the encoded docs with those of the baseline number of devices, for each precision.
+
+    Checks that each doc occurs once and in the order of the collection. Then deletes all vectors except the baseline's.
+    """
+    from ranker.retrieval.vector_store import VectorStore
 
     compared = {}
     for precision in ("float32", "bf16"):
         here = folder / f"{model}-encode-{devices}-{precision}"
-        encoded, first = Encoded(here), Encoded(folder / f"{model}-encode-{base}-{precision}")
+        encoded, first = VectorStore(here), VectorStore(folder / f"{model}-encode-{base}-{precision}")
         same = len(encoded.doc_ids) == len(first.doc_ids) and bool((encoded.doc_ids == first.doc_ids).all())
         gap = (
             max(float(np.abs(a - b).max()) for a, b in zip(encoded.chunks(), first.chunks(), strict=True))
@@ -269,7 +274,7 @@ def vectors_compared(folder: Path, model: str, devices: int, base: int, part: di
 
 
 def environment(gpus: int) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Hardware, versions and environment variables that the figures depend on."""
     shared = Path("/dev/shm")
     return {
         "card": torch.cuda.get_device_name() if gpus else f"CPU ({platform.machine()})",
@@ -285,7 +290,7 @@ def environment(gpus: int) -> dict[str, Any]:
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """Whole or not at all."""
+    """Write the file atomically."""
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)

@@ -15,7 +15,6 @@ import time
 import warnings
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +36,17 @@ from ranker.data.collection import Collection, Splits  # noqa: E402
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E402
 from ranker.data.trec import write_run  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
+from ranker.evaluation.scoring import Devices, score_collection  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.dpr import DPR  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
 from ranker.retrieval.encode import Device, encode_queries  # noqa: E402
-from ranker.retrieval.searchers import EncodeOptions, encode_sets  # noqa: E402
+from ranker.retrieval.pipeline import EncodeOptions, encode_sets  # noqa: E402
 from ranker.training.checkpoint_files import WholeFiles  # noqa: E402
 from ranker.training.checkpointing import SaveLast  # noqa: E402
 from ranker.training.contrastive_module import ContrastiveModule  # noqa: E402
-from ranker.training.rerank_module import RerankModule  # noqa: E402
+from ranker.training.rerank_module import Optimization, RerankModule  # noqa: E402
 from ranker.training.throughput import Throughput, peak_memory_bytes  # noqa: E402
-from ranker.types import Run  # noqa: E402
 
 STARTED = time.perf_counter()
 STEPS = 20  # whose losses are compared
@@ -164,7 +163,7 @@ def data_of(part: Part, scorer: Any, splits: Splits, pairs: int, max_tokens: int
 
 
 def trainer_of(part: Part, precision: str, *callbacks: pl.Callback, max_steps: int = -1) -> pl.Trainer:
-    """As build.py makes it, but that a process which lost its peers gives up with the part."""
+    """As assembly/trainer.py makes it, but that a process which lost its peers gives up with the part."""
     several = DDPStrategy(
         broadcast_buffers=False, gradient_as_bucket_view=True, timeout=timedelta(seconds=part.seconds)
     )
@@ -196,7 +195,8 @@ def fit(
         if exact
         else (lambda groups: torch.optim.AdamW(groups, lr=1e-5, fused=True))
     )
-    module = kind(scorer, ["nDCG@10"], loss=LCE(), optimizer=make, schedule=lambda step, total: 1.0, total_steps=steps)
+    options = Optimization(make, lambda step, total: 1.0, total_steps=steps)
+    module = kind(scorer, ["nDCG@10"], loss=LCE(), optimization=options)
     progress, throughput = Losses() if exact else Progress(), Throughput()
     say(f"{precision}: {steps} steps of {pairs} pairs")
     # a training's own checkpoint callback, which also answers signals; it writes at the end only
@@ -233,11 +233,17 @@ def speed(part: Part) -> dict[str, Any]:
     return fit(part, precision, load(part, LARGE), part.pairs * part.devices, part.max_tokens, part.steps, exact=False)
 
 
-def leave(path: Path, name: str, run: Run) -> dict[str, float]:
-    """Write a finished run."""
-    say(f"one run of {len(run)} queries")
-    write_run(path, run)
-    return {}
+def fabric_of(part: Part, precision: str) -> Fabric:
+    """The processes of this part, launched; one that lost the others ends with the part."""
+    several = FabricDDP(timeout=timedelta(seconds=part.seconds))
+    fabric = Fabric(
+        accelerator="gpu" if torch.cuda.is_available() else "cpu",
+        devices=part.devices,
+        precision=PRECISIONS[precision],  # type: ignore[arg-type]
+        strategy=several if part.devices > 1 else "auto",
+    )
+    fabric.launch()
+    return fabric
 
 
 def evaluate(part: Part) -> dict[str, Any]:
@@ -246,9 +252,7 @@ def evaluate(part: Part) -> dict[str, Any]:
     for precision, name, most in (("float32", SMALL, None), ("bf16", LARGE, part.queries)):
         data = load(part, name)
         data = replace(data, qrels=dict(list(data.qrels.items())[:most]))
-        scorer, clock = scorer_of(part, dropout=False), Clock()
-
-        module = RerankModule(scorer, ["nDCG@10"], on_evaluated=partial(leave, part.file(f"{precision}.trec")))
+        scorer = scorer_of(part, dropout=False)
         say(f"{precision}: {len(data.qrels)} queries of {DOCS} docs")
         loaders = data_of(
             part,
@@ -257,7 +261,13 @@ def evaluate(part: Part) -> dict[str, Any]:
             part.pairs,
             part.exact_tokens if most is None else part.max_tokens,
         )
-        trainer_of(part, precision, clock).test(module, datamodule=loaders, verbose=False)
+        devices = Devices.of_fabric(fabric_of(part, precision))
+        batches = loaders.score_batches(data, devices.rank, devices.world_size)
+        clock = Clock(scorer, len(batches))
+        run = score_collection(scorer, batches, devices, loaders.batch.workers)
+        if run is not None:
+            say(f"one run of {len(run)} queries")
+            write_run(part.file(f"{precision}.trec"), run)
         found[precision] = {"pairs": clock.pairs, "started": clock.started, "ended": clock.ended}
     return found
 
@@ -267,14 +277,7 @@ def encode(part: Part) -> dict[str, Any]:
     found = {}
     for precision, name in (("float32", SMALL), ("bf16", LARGE)):
         data = load(part, name)
-        several = FabricDDP(timeout=timedelta(seconds=part.seconds))
-        fabric = Fabric(
-            accelerator="gpu" if torch.cuda.is_available() else "cpu",
-            devices=part.devices,
-            precision=PRECISIONS[precision],  # type: ignore[arg-type]
-            strategy=several if part.devices > 1 else "auto",
-        )
-        fabric.launch()
+        fabric = fabric_of(part, precision)
         scorer = scorer_of(part, dropout=False).to(fabric.device)
         loaders = data_of(part, scorer, Splits(None, None, {}), part.pairs, part.max_tokens)
         where = Device(

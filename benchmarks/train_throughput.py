@@ -1,13 +1,12 @@
-"""Training throughput of the product, of sentence-transformers' CrossEncoderTrainer and of a plain padded loop, on the same pairs.
+"""Training throughput of this program, sentence-transformers' CrossEncoderTrainer and a padded loop, on the same pairs.
 
     python benchmarks/train_throughput.py --size base --rounds 2
 
-All train a random BERT with the same number of steps' pairs, in alternation, in one process on one GPU; pairs have
-lengths like those of MS MARCO's passages (queries log-normal with mean 8 and standard deviation 4, docs 76 and 35 word
-pieces). The product runs through its own data module, Lightning module and callbacks. Each peer gets bf16, 8 workers,
-its better batch size and cuDNN's attention off, whose set-up for each new shape makes mixed lengths slow on Hopper.
-Printed last: pairs/s, the share of the card's rate in an 8192-cubed bf16 matrix product, peak memory a pair, and
-ratios.
+All train a random BERT, in turns, in one process on one GPU. Lengths are like those of MS MARCO's passages: log-normal,
+queries with mean 8 and standard deviation 4, docs with mean 76 and standard deviation 35 word pieces. The product runs
+through its data module, Lightning module and callbacks. Each peer gets bf16, 8 workers, its better batch size, and
+cuDNN's attention off, because cuDNN's set-up for each new shape makes mixed lengths slow on Hopper. The last output is
+pairs/s, the share of the card's rate in an 8192-cubed bf16 matrix product, peak memory per pair, and ratios.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from ranker.data.datamodule import BatchOptions, RankData, TextLimits  # noqa: E
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
-from ranker.training.rerank_module import RerankModule  # noqa: E402
+from ranker.training.rerank_module import Optimization, RerankModule  # noqa: E402
 from ranker.training.throughput import Throughput, matmul_flops, measure_matmul  # noqa: E402
 
 SIZES = {"tiny": (2, 64, 2), "minilm": (6, 384, 12), "base": (12, 768, 12), "large": (24, 1024, 16)}
@@ -44,7 +43,7 @@ DOCS = 8  # docs of a query group
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One piece a word, in BERT's layout and with BERT's number of pieces."""
+    """A tokenizer with one piece per word, BERT's layout and BERT's vocabulary size."""
     words = {word: i for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(30517))])}
     backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -63,10 +62,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def lognormal(rng: np.random.Generator, mean: float, deviation: float, count: int, most: int) -> np.ndarray:
-    """Lengths of 1 to `most`."""
+def lognormal(rng: np.random.Generator, mean: float, deviation: float, count: int, longest: int) -> np.ndarray:
+    """Log-normal lengths from 1 to `longest`, int [count]."""
     spread = np.log(1 + (deviation / mean) ** 2)
-    return np.clip(np.round(rng.lognormal(np.log(mean) - spread / 2, spread**0.5, count)), 1, most).astype(int)
+    return np.clip(np.round(rng.lognormal(np.log(mean) - spread / 2, spread**0.5, count)), 1, longest).astype(int)
 
 
 def collection(groups: int, seed: int = 0) -> Collection:
@@ -91,13 +90,12 @@ def module_of(
     torch.manual_seed(0)
     scorer = scorer or MonoBERT(Encoder(BertModel(config_of(size), add_pooling_layer=False), tokenizer()))
     optimizer = optimizer or (lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True))
-    return RerankModule(
-        scorer, ["nDCG@10"], loss=LCE(), optimizer=optimizer, schedule=lambda step, total: 1.0, max_norm=max_norm
-    )
+    options = Optimization(optimizer, lambda step, total: 1.0, max_norm=max_norm)
+    return RerankModule(scorer, ["nDCG@10"], loss=LCE(), optimization=options)
 
 
 def product(size: str, data: Collection, pairs: int, max_tokens: int, cache: str) -> dict[str, float]:
-    """Train through the product's own modules."""
+    """Train with the product's modules; returns its throughput report."""
     module = module_of(size)
     loaders = RankData(
         Splits(data, None, {}),
@@ -128,7 +126,7 @@ def product(size: str, data: Collection, pairs: int, max_tokens: int, cache: str
 
 
 def padded_loop(size: str, data: Collection, pairs: int, steps: int, flops: float) -> dict[str, float]:
-    """What one writes by hand: padded batches, autocast, transformers' own forward and pooled classifier."""
+    """A hand-written loop: padded batches, autocast, transformers' forward and pooled classifier."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model, pieces = BertForSequenceClassification(config_of(size)).to(device), tokenizer()
     model.config.problem_type, model.config.num_labels = None, 2
@@ -205,7 +203,7 @@ def sentence_transformers(size: str, data: Collection, pairs: int, steps: int, f
 
 
 def pair_texts(data: Collection, count: int) -> Any:
-    """The first `count` pairs of texts, around again where there are fewer."""
+    """The first `count` pairs of texts; starts again if there are fewer."""
     docs = list(data.docs)
     for i in range(count):
         doc = docs[i % len(docs)]
@@ -229,7 +227,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=744, help="pairs of a step of the product")
+    parser.add_argument("--pairs", type=int, default=744, help="pairs per step of the product")
     parser.add_argument("--max-tokens", type=int, default=69632)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--peer-pairs", type=int, nargs="+", default=[128, 256])
@@ -250,14 +248,14 @@ def main() -> None:
     def note(name: str, train: Any, *arguments: Any) -> None:
         _fresh()
         try:
-            found = train(*arguments)
+            result = train(*arguments)
         except Exception as error:  # one peer's failure must not lose the others' figures
             print(name, "failed:", repr(error)[:500], flush=True)
             return
         if name == "product":
-            found["memory"] = found["peak_memory_bytes"] / args.pairs
-        rows.setdefault(name, []).append(found)
-        print(name, json.dumps({key: round(value, 4) for key, value in found.items()}), flush=True)
+            result["memory"] = result["peak_memory_bytes"] / args.pairs
+        rows.setdefault(name, []).append(result)
+        print(name, json.dumps({key: round(value, 4) for key, value in result.items()}), flush=True)
 
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(args.rounds):
@@ -266,16 +264,17 @@ def main() -> None:
                 for name, peer in {"sentence-transformers": sentence_transformers, "padded": padded_loop}.items():
                     if name not in args.without:
                         note(f"{name} {pairs}", peer, args.size, data, pairs, args.peer_steps, flops / rate)
-    best = {name: max(found["pairs_per_second"] for found in runs) for name, runs in rows.items()}
+    best = {name: max(run["pairs_per_second"] for run in runs) for name, runs in rows.items()}
     card = torch.cuda.get_device_name() if gpu else "CPU"
     print(
-        f"\n{args.size} on {card}, torch {torch.__version__}, 8192-cubed bf16 product {rate / 1e12:.0f} TFLOP/s, {lengths.mean():.1f} tokens a pair"
+        f"\n{args.size} on {card}, torch {torch.__version__}, 8192-cubed bf16 product {rate / 1e12:.0f} TFLOP/s, "
+        f"{lengths.mean():.1f} tokens per pair"
     )
     for name, runs in rows.items():
-        print(
-            f"| {name} | {' / '.join(str(round(found['pairs_per_second'])) for found in runs)} | {max(found.get('mfu', 0) for found in runs):.3f} | "
-            f"{runs[0]['memory'] / 1e6:.1f} MB | {best['product'] / best[name]:.1f} |"
-        )
+        rates = " / ".join(str(round(run["pairs_per_second"])) for run in runs)
+        mfu = max(run.get("mfu", 0) for run in runs)
+        ratio = best["product"] / best[name]
+        print(f"| {name} | {rates} | {mfu:.3f} | {runs[0]['memory'] / 1e6:.1f} MB | {ratio:.1f} |")
 
 
 def _fresh() -> None:

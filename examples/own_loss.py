@@ -1,6 +1,6 @@
-"""A loss of one's own: (scores, labels, doc_mask) -> the mean over groups.
+"""A custom loss: (scores, labels, doc_mask) -> mean over groups.
 
-See docs/add_a_loss.md to make it a choice of train.py.
+docs/add_a_loss.md shows how `train.py loss=NAME` can select it.
 """
 
 import torch
@@ -8,16 +8,19 @@ from torch import Tensor, nn
 
 
 class TopOne(nn.Module):
-    """Squared distance of the softmax of the scores to that of the labels; groups count alike, padded docs do not count."""
+    """Squared distance between the softmax of the scores and the softmax of the labels.
+
+    All groups have equal weight. Padded docs have no effect.
+    """
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return the mean over groups of the summed squared differences. All inputs [batch, docs]."""
-        said, wanted = (torch.softmax(part.masked_fill(~doc_mask, -torch.inf), dim=1) for part in (scores, labels))
-        return (said - wanted).square().sum(1).mean()
+        """Return the mean over groups of the summed squared differences; all inputs are [batch, docs]."""
+        predicted, target = (torch.softmax(part.masked_fill(~doc_mask, -torch.inf), dim=1) for part in (scores, labels))
+        return (predicted - target).square().sum(1).mean()
 
 
 def main() -> tuple[float, float]:
-    """Show the law that makes training the same on any hardware: a batch is the weighted mean of its parts."""
+    """Show the property that makes training hardware-invariant: a batch's loss is the weighted mean of its parts'."""
     torch.manual_seed(0)
     scores, labels, mask = torch.randn(5, 4), torch.randint(0, 3, (5, 4)).float(), torch.ones(5, 4, dtype=torch.bool)
     mask[3, 2:] = False

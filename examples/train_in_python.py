@@ -1,4 +1,4 @@
-"""Train a cross-encoder on a collection made in Python, without configuration files: what `train.py` wires together."""
+"""Train a cross-encoder on a collection defined in Python: the classes that `train.py` uses, without yaml files."""
 
 import tempfile
 from functools import partial
@@ -11,38 +11,18 @@ from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.encoders.loading import load_encoder
 from ranker.evaluation.report import write_evaluation
+from ranker.evaluation.scoring import Devices, score_collection
 from ranker.losses.lce import LCE
 from ranker.models.monobert import MonoBERT
 from ranker.retrieval.bm25 import with_candidates
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.schedules import linear
 
 FRUITS = [
-    "apple",
-    "apricot",
-    "banana",
-    "blackberry",
-    "blueberry",
-    "cherry",
-    "coconut",
-    "fig",
-    "grape",
-    "grapefruit",
-    "guava",
-    "kiwi",
-    "lemon",
-    "lime",
-    "mango",
-    "melon",
-    "nectarine",
-    "orange",
-    "papaya",
-    "peach",
-    "pear",
-    "pineapple",
-    "plum",
-    "raspberry",
-]
+    "apple", "apricot", "banana", "blackberry", "blueberry", "cherry", "coconut", "fig",
+    "grape", "grapefruit", "guava", "kiwi", "lemon", "lime", "mango", "melon",
+    "nectarine", "orange", "papaya", "peach", "pear", "pineapple", "plum", "raspberry",
+]  # fmt: skip
 HINTS = {"red": "the colour of blood", "green": "the colour of grass"}
 DOCS = MemoryDocs(
     Doc(f"{fruit}{n}", f"{n} {fruit} in {'a red' if n % 2 else 'a green'} bowl") for fruit in FRUITS for n in range(8)
@@ -50,7 +30,10 @@ DOCS = MemoryDocs(
 
 
 def part(name: str, fruits: list[str]) -> Collection:
-    """Queries name a fruit and hint at a colour, which BM25 can't know; bowls of that colour with the fruit are relevant."""
+    """Build one split: queries name a fruit and describe a colour; bowls of that fruit and colour are relevant.
+
+    The docs name the colour itself, so BM25 can't match it.
+    """
     queries = {f"{fruit}-{colour}": f"{fruit} in {HINTS[colour]}" for fruit in fruits for colour in HINTS}
     qrels = {
         query_id: {f"{query_id.split('-')[0]}{n}": 1 for n in range(8) if (n % 2 == 1) == query_id.endswith("red")}
@@ -60,7 +43,7 @@ def part(name: str, fruits: list[str]) -> Collection:
 
 
 def main() -> dict:
-    """Train 60 steps and measure; the encoder is the packaged 2 x 128 one (extra `demo`)."""
+    """Train 60 steps and measure; the encoder is the packaged 2 x 128 encoder (extra `demo`)."""
     torch.manual_seed(0)
     folder = Path(tempfile.mkdtemp())
     splits = with_candidates(
@@ -77,20 +60,11 @@ def main() -> dict:
         TextLimits(16, 32),
         cache_dir=folder,
     )
-    measured: dict = {}
-
-    def keep(name: str, run: dict) -> dict[str, float]:
-        measured[name] = write_evaluation(folder / name, run, splits.tests[name].qrels, ["nDCG@10", "RR@10"])
-        return measured[name]["measures"]
-
     module = RerankModule(
         scorer,
         ["nDCG@10"],
         LCE(),
-        partial(torch.optim.AdamW, lr=5e-4),
-        partial(linear, warmup=0.1),
-        total_steps=60,
-        on_evaluated=keep,
+        Optimization(partial(torch.optim.AdamW, lr=5e-4), partial(linear, warmup=0.1), total_steps=60),
     )
     trainer = pl.Trainer(
         max_steps=60,
@@ -101,8 +75,9 @@ def main() -> dict:
         enable_progress_bar=False,
     )
     trainer.fit(module, datamodule=data)
-    trainer.test(module, datamodule=data, verbose=False)
-    return measured["fruit"]
+    test = splits.tests["fruit"]
+    run = score_collection(scorer, data.score_batches(test), Devices(torch.device("cpu")))
+    return write_evaluation(folder / "fruit", run, test.qrels, ["nDCG@10", "RR@10"])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""The Hydra side of sweeps: their folder, Optuna's search, and a launcher that only shows the jobs.
+"""Hydra plugins for sweeps: the sweep's folder, Optuna's search, and a launcher that only prints the jobs.
 
-Hydra takes sweepers and launchers from the package `hydra_plugins` alone, and imports all of it at every start: keep
-this light.
+Hydra finds plugins only in the package `hydra_plugins`, and imports all of it at every start: keep imports here fast.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from filelock import FileLock
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -33,18 +31,18 @@ from ranker.files import write_whole
 
 
 def quoted(text: str) -> str:
-    """A text as a value of Hydra's command line grammar, whatever is in it."""
+    """Quote any text as a value in Hydra's grammar of overrides."""
     return QuotedString(text=text, quote=Quote.single).with_quotes()
 
 
 class SweepFolder(Callback):
-    """Give a sweep one folder, whatever its jobs set, and close it with a table, a picture and an exit code."""
+    """Keep the jobs of a sweep in one folder; at the end, write a table and a picture and set the exit code."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Look at the folder of a single run before Hydra makes it."""
+        """Check the folder of a single run before Hydra creates it."""
         before = HydraConfig.instance().cfg
-        HydraConfig.instance().set_config(config)  # which the folder's name may depend on
-        with suppress(Exception):  # Hydra meets it in a moment and says so
+        HydraConfig.instance().set_config(config)  # the folder's name may depend on it
+        with suppress(Exception):  # Hydra will raise it again and report it
             folder = Path(config.hydra.run.dir)
             run_folder.note(folder)
             if folder.exists() and not folder.is_dir():
@@ -52,12 +50,12 @@ class SweepFolder(Callback):
         HydraConfig.instance().cfg = before
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
-        """Settle the folder and say how many jobs will run; errors end the program here, Hydra would only warn of them."""
+        """Fix the folder and print the number of jobs; exit on errors, since Hydra only warns of those in callbacks."""
         folder = Path(config.hydra.sweep.dir).resolve()
         run_folder.note(folder)
         with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.sweep.dir = str(folder)
-            # jobs are composed anew, some in other processes, where `stamp` and `name` would be others
+            # jobs are composed again, some in other processes, where `stamp` and `name` would differ
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(str(folder))}")
         if config.hydra.sweeper._target_.endswith(".BasicSweeper"):
             if folder.is_dir() and any(job_folders(folder)):
@@ -65,10 +63,10 @@ class SweepFolder(Callback):
             number = _count(config)
             _check_unused(folder)
         else:
-            if not _is_search(folder):  # else a sweep that goes on
+            if not _is_search(folder):  # else a search that is continued
                 _check_unused(folder)
             number = f"up to {config.hydra.sweeper.get('n_trials', '?')}"
-        for name in ("hydra", "hydra_plugins"):  # what launchers say of jobs, the jobs say themselves
+        for name in ("hydra", "hydra_plugins"):  # the jobs themselves log what launchers would repeat
             logging.getLogger(name).setLevel(logging.WARNING)
         print(f"sweep: {number} {'job' if number == '1' else 'jobs'} under {folder}", file=sys.stderr, flush=True)  # noqa: T201
         if not config.hydra.launcher._target_.endswith(".DryRun"):
@@ -77,7 +75,7 @@ class SweepFolder(Callback):
                 file.write(OmegaConf.to_yaml(config))
 
     def on_multirun_end(self, config: DictConfig, **_: Any) -> None:
-        """Leave `summary.csv` and the picture; exit with 1 if a job failed, in a search if too few trials have finished."""
+        """Write `summary.csv` and the picture; exit with 1 if a job failed, or too few trials of a search finished."""
         if config.hydra.launcher._target_.endswith(".DryRun"):
             return
         direction = str(config.hydra.sweeper.get("direction", "maximize"))
@@ -86,7 +84,7 @@ class SweepFolder(Callback):
 
 
 def _is_search(folder: Path) -> bool:
-    """Whether a folder is that of a search with Optuna by this program."""
+    """Whether a folder belongs to an Optuna search of this program."""
     try:
         return f"{OptunaSweeper.__module__}.{OptunaSweeper.__name__}" in (folder / "multirun.yaml").read_text(
             encoding="utf-8"
@@ -97,19 +95,22 @@ def _is_search(folder: Path) -> bool:
 
 def _check_unused(folder: Path) -> None:
     try:
-        killed = [path.name for path in folder.glob(".*.multirun.yaml.partial")]  # by a start that did not get further
+        killed = [
+            path.name for path in folder.glob(".*.multirun.yaml.partial")
+        ]  # left by a start that was killed early
         run_folder.check_unused("hydra.sweep.dir", folder, killed)
     except ConfigError as error:
         _fail(str(error))
 
 
 def _count(config: DictConfig) -> str:
-    """How many jobs the basic sweeper will make."""
+    """Number of jobs of Hydra's basic sweeper, as text."""
     params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
     parsed = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
     if any(override.is_sweep_override() and not override.is_discrete_sweep() for override in parsed):
         _fail(
-            "sweep: expected lists of values, as lr=1e-4,1e-3, got an interval; hydra/sweeper=optuna or sweep=optuna_monobert can draw from it"
+            "sweep: expected lists of values, as lr=1e-4,1e-3, got an interval; "
+            "hydra/sweeper=optuna or sweep=optuna_monobert can draw from it"
         )
     return str(sum(map(len, BasicSweeper.split_arguments(parsed, None))))
 
@@ -120,19 +121,21 @@ def _fail(message: str) -> None:
 
 
 class DryRun(Launcher):
-    """Compose and check every job, print what it sets, run nothing."""
+    """Compose and check every job and print its overrides; run none."""
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:  # noqa: ARG002
-        """Keep what `launch` needs."""
+        """Store the arguments that `launch` needs."""
         self.hydra_context, self.config = hydra_context, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Print the jobs; all their faults come in one error."""
+        """Print the jobs; raise all their faults in one error."""
         from ranker.config import check as config
 
         setup_globals()
         folder = Path(self.config.hydra.sweep.dir)
-        if self.config.hydra.sweeper._target_.endswith(".BasicSweeper"):  # it has written this into an unused folder
+        if self.config.hydra.sweeper._target_.endswith(
+            ".BasicSweeper"
+        ):  # the sweeper wrote this file into an unused folder
             (folder / "multirun.yaml").unlink(missing_ok=True)
             if run_folder.is_new(folder):
                 with suppress(OSError):  # not empty
@@ -156,33 +159,40 @@ class DryRun(Launcher):
 
 
 class OptunaSweeper(Sweeper):
-    """Search with Optuna: each trial is a job of the same number; hopeless ones are given up at a validation.
+    """Search with Optuna: each trial is the job of the same number; unpromising trials are pruned at a validation.
 
-    A sweep goes on where it was stopped: `hydra.sweep.dir=ITS_FOLDER` finds the study in it and runs the trials that
-    are missing.
+    To continue a search that was stopped, set `hydra.sweep.dir` to its folder: the study in it is loaded and the
+    missing trials run.
 
     Args:
-        n_trials: Trials that end with an objective or are pruned, those of a sweep that goes on included. One that
-            fails is made up for, until as many have failed.
-        n_jobs: Trials at a time, for launchers that run several.
+        n_trials: Trials that end with an objective or are pruned, including those of the search that is continued. A
+            failed trial is replaced by a new one, until `n_trials` have failed.
+        n_jobs: Trials in parallel, for launchers that can run several.
         direction: `maximize` or `minimize`.
-        storage: Where the study is kept, a URL of SQLAlchemy.
-        study_name: The study's name there.
+        storage: URL of the study's database, as SQLAlchemy takes it.
+        study_name: The study's name in the database.
         sampler: One of `optuna.samplers`.
-        pruning: Arguments of `ranker.training.pruning.Prune`; None prunes nothing.
-        params: Key -> values, as on the command line, which goes before.
+        pruning: Arguments of `ranker.training.pruning.Prune`; None: no pruning.
+        params: Key -> values, in the grammar of the command line. The command line overrides them.
     """
 
     def __init__(
-        self, n_trials: int, n_jobs: int, direction: Literal["maximize", "minimize"], storage: str, study_name: str, sampler: Any,
-        pruning: Mapping[str, Any] | None, params: Mapping[str, Any] | None,
-    ) -> None:  # fmt: skip
+        self,
+        n_trials: int,
+        n_jobs: int,
+        direction: Literal["maximize", "minimize"],
+        storage: str,
+        study_name: str,
+        sampler: Any,
+        pruning: Mapping[str, Any] | None,
+        params: Mapping[str, Any] | None,
+    ) -> None:
         self.n_trials, self.n_jobs, self.direction = n_trials, n_jobs, direction
         self.storage, self.study_name, self.sampler = storage, study_name, sampler
         self.pruning, self.params = pruning, params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Make the launcher."""
+        """Create the launcher."""
         from hydra.core.plugins import Plugins
 
         self.hydra_context, self.config = hydra_context, config
@@ -191,13 +201,13 @@ class OptunaSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        """Run trials until there are enough."""
+        """Run trials until `n_trials` have finished."""
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         given = OverridesParser.create().parse_overrides(arguments)
-        own = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in self.params.items()])
-        overrides = {override.get_key_element().lstrip("+"): override for override in [*own, *given]}
+        defaults = OverridesParser.create().parse_overrides([f"{key}={value}" for key, value in self.params.items()])
+        overrides = {override.get_key_element().lstrip("+"): override for override in [*defaults, *given]}
         space = {
             override.get_key_element(): distribution(override)
             for override in overrides.values()
@@ -210,7 +220,7 @@ class OptunaSweeper(Sweeper):
             )
         assert self.launcher is not None
         assert self.config is not None
-        if isinstance(self.launcher, DryRun):  # what trials set is drawn as they come: show one
+        if isinstance(self.launcher, DryRun):  # values are drawn when a trial starts: print one example
             lowest = [
                 f"{key}={drawn.low if hasattr(drawn, 'low') else drawn.choices[0]}" for key, drawn in space.items()
             ]
@@ -219,12 +229,14 @@ class OptunaSweeper(Sweeper):
         folder = Path(self.config.hydra.sweep.dir)
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = folder / f".sweeper-{secrets.token_hex(4)}.lock"
+        from filelock import FileLock  # Hydra imports this module in every run
+
         with FileLock(self._lock):
             self._search(self._study(folder), space, fixed)
         self._lock.unlink(missing_ok=True)
 
     def _study(self, folder: Path) -> Any:
-        """The study, without trials that a killed sweep left running."""
+        """Load or create the study; trials that a killed search left running get their final state."""
         import optuna
 
         try:
@@ -241,15 +253,15 @@ class OptunaSweeper(Sweeper):
         except Exception as error:  # Optuna's, SQLAlchemy's and the database's
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"hydra.sweeper.storage: expected Optuna's study in {self.storage}, got one that can't be read ({reason}); restore it, or "
-                "search anew in another hydra.sweep.dir"
+                f"hydra.sweeper.storage: expected Optuna's study in {self.storage}, "
+                f"got one that can't be read ({reason}); restore it, or search anew in another hydra.sweep.dir"
             ) from error
         return study
 
     def _search(self, study: Any, space: dict[str, Any], fixed: list[str]) -> None:
         if study.trials:
             print(f"sweep: goes on after {_finished(study)} finished trials", file=sys.stderr, flush=True)  # noqa: T201
-            self.sampler.reseed_rng()  # the same seed would draw the first trials again
+            self.sampler.reseed_rng()  # with the same seed, the sampler would repeat the first trials
         failed = 0
         while (missing := self.n_trials - _finished(study)) > 0 and failed < self.n_trials:
             failed += self._run([study.ask(space) for _ in range(min(self.n_jobs, missing))], study, fixed)
@@ -260,7 +272,7 @@ class OptunaSweeper(Sweeper):
             )
 
     def _run(self, trials: Sequence[Any], study: Any, fixed: Sequence[str]) -> int:
-        """Launch trials side by side and tell the study how they ended; returns how many failed."""
+        """Launch trials and report their results to the study; returns the number of failed trials."""
         from optuna.trial import TrialState
 
         jobs = []
@@ -294,7 +306,7 @@ class OptunaSweeper(Sweeper):
     def _prune(self, number: int) -> list[str]:
         if self.pruning is None:
             return []
-        knobs = {
+        arguments = {
             "storage": quoted(self.storage),
             "study": quoted(self.study_name),
             "trial": number,
@@ -303,7 +315,7 @@ class OptunaSweeper(Sweeper):
         }
         return [
             "++callbacks.prune={_target_:ranker.training.pruning.Prune,"
-            + ",".join(f"{key}:{value}" for key, value in knobs.items())
+            + ",".join(f"{key}:{value}" for key, value in arguments.items())
             + "}"
         ]
 
@@ -313,7 +325,10 @@ def _as_text(override: Override) -> str:
 
 
 def distribution(override: Override) -> Any:
-    """Where Optuna draws a key's value from: a list's members, a range's steps, an interval's numbers (with tag `log` by their size)."""
+    """The distribution that Optuna draws a key's value from.
+
+    A list or range gives its members; an interval gives its numbers, with the tag `log` on a logarithmic scale.
+    """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if override.is_discrete_sweep():
@@ -326,24 +341,24 @@ def distribution(override: Override) -> Any:
 
 
 def _finished(study: Any) -> int:
-    """How many trials have an objective or were pruned."""
+    """Number of trials that have an objective or were pruned."""
     return sum(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.trials)
 
 
-def settle_dead_trials(study: Any, folder: Path, own: Path) -> None:
-    """Tell the study how the trials ended that a killed sweep left running.
+def settle_dead_trials(study: Any, folder: Path, own_lock: Path) -> None:
+    """Report to the study the results of trials that a killed search left running.
 
-    A trial whose job has finished has its result; one whose job still runs, or whose sweep does, is left alone; others
-    have failed.
+    A trial whose job has finished gets the job's result. A trial whose job or search still runs is not changed. All
+    others have failed.
 
     Args:
         study: Optuna's study.
-        folder: The sweep's folder, where each sweep holds a lock while it runs.
-        own: This sweep's lock.
+        folder: The sweep's folder, in which each search holds a lock while it runs.
+        own_lock: The lock of this search.
     """
     from optuna.trial import TrialState
 
-    others = {lock: is_held(lock) for lock in folder.glob(".sweeper-*.lock") if lock != own}
+    others = {lock: is_held(lock) for lock in folder.glob(".sweeper-*.lock") if lock != own_lock}
     alive = {lock.name for lock, held in others.items() if held}
     for lock in others:
         if lock.name not in alive:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,20 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from ranker.config.check import constructor_keys, is_trusted
+from ranker import export
 from ranker.config.stored import load_stored
+from ranker.config.targets import constructor_keys, is_trusted
 from ranker.encoders.execution import Execution
-from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError, RankerError
 from ranker.files import verify_folder, write_folder
 from ranker.training.checkpoint_files import read_checkpoint
+from ranker.types import Scorer, is_bi_encoder
 
 # what a model folder says of its own: how the texts were cut and what the scorer is
 DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
 
 
-def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
+def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
     """Write a scorer's Hugging Face folder and `ranker.yaml`, whole or not at all.
 
     Args:
@@ -41,9 +43,9 @@ def save_model(folder: Path, scorer: Any, cfg: DictConfig) -> None:
         _write_model(partial, scorer, cfg)
 
 
-def _write_model(partial: Path, scorer: Any, cfg: DictConfig) -> None:
+def _write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
     positions = scorer.encoder.max_tokens
-    if scorer.reads == "texts":
+    if is_bi_encoder(scorer):
         query, doc = scorer.layouts()
         longest_query = min(positions, cfg.max_query_tokens + query.num_added)
         scorer.save(
@@ -68,7 +70,7 @@ def read_description(path: Path) -> dict[str, Any]:
     )
 
 
-def load_scorer(path: Path, weights: str = "best", execution: Execution | None = None) -> Any:
+def load_scorer(path: Path, weights: str = "best", execution: Execution | None = None) -> Scorer:
     """Load a scorer from a run folder, a `model/` folder, or a folder of another program.
 
     Others are a Hugging Face sequence classification model, a sentence-transformers model of one or several vectors, a
@@ -109,7 +111,7 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
     return _load(model, target, execution or Execution.of(description.get("encoder") or {}))
 
 
-def _load(folder: Path, target: str, execution: Execution) -> Any:
+def _load(folder: Path, target: str, execution: Execution) -> Scorer:
     """The scorer of a class in a folder; whatever a library finds wrong with the folder is one line."""
     module, _, name = target.rpartition(".")
     scorer: Any = getattr(importlib.import_module(module), name) if is_trusted(target, "model") else None
@@ -127,11 +129,15 @@ def _load(folder: Path, target: str, execution: Execution) -> Any:
 
 
 def _target_of(folder: Path) -> str:
-    """The scorer that reads a folder of another program."""
-    several = read_object(folder / "config_sentence_transformers.json").get("model_type") == "MultiVectorEncoder"
-    if several or "HF_ColBERT" in (read_object(folder / "config.json").get("architectures") or []):
-        return "ranker.models.colbert.ColBERT"
-    return "ranker.models.dpr.DPR" if (folder / "modules.json").is_file() else "ranker.models.monobert.MonoBERT"
+    """Return the scorer that reads a folder of another program: that of the first format which recognises it."""
+    for module in pkgutil.iter_modules(export.__path__, f"{export.__name__}."):
+        if not module.name.rpartition(".")[2].startswith("_"):
+            folder_format: Any = importlib.import_module(module.name)
+            if folder_format.recognises(folder):
+                return str(folder_format.SCORER)
+    raise CheckpointError(
+        f"{folder}: expected a model folder of this or another program, got one that no format of ranker.export knows"
+    )
 
 
 def load_checkpoint(module: nn.Module, path: Path) -> None:

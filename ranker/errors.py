@@ -1,4 +1,4 @@
-"""Errors that a user can mend: where, what was expected, what came, how to fix it.
+"""Errors that a user can fix: where, expected value, actual value, how to fix it.
 
 Entry scripts print them without a traceback.
 """
@@ -10,25 +10,31 @@ from collections.abc import Sequence
 
 
 class RankerError(Exception):
-    """A user's mistake or a broken input; its text is one line that says where, expected, got and fix."""
+    """A user's mistake or a broken input. Its text is one line: `where: expected ..., got ...; fix`."""
 
     exit_code = 1
 
 
 class ConfigError(RankerError):
-    """One or several faults in the configuration, each with its dotted key."""
+    """One or several faults in the configuration, one line each, which begins with the dotted key."""
 
 
 class DataError(RankerError):
-    """A missing, broken or contradicting input file or collection."""
+    """An input file or collection that is missing, broken or contradictory."""
 
 
 class CheckpointError(RankerError):
-    """A checkpoint or model folder that is missing, incomplete or does not fit."""
+    """A checkpoint or model folder that is missing, incomplete or incompatible."""
 
 
 class NonFinite(RankerError):
-    """A training step whose loss or gradient is not finite."""
+    """A training step whose loss or gradient is NaN or infinite.
+
+    Args:
+        message: The message.
+        loss: The step's loss.
+        grad_norm: The norm of the step's gradient.
+    """
 
     def __init__(self, message: str, loss: float, grad_norm: float) -> None:
         super().__init__(message)
@@ -36,7 +42,10 @@ class NonFinite(RankerError):
 
 
 class Preempted(RankerError):
-    """The training was asked to stop and has saved all that it needs to go on; 75 is EX_TEMPFAIL of sysexits.h: try again."""
+    """A training that stopped on a signal and saved everything that it needs to resume.
+
+    Its exit code 75 is EX_TEMPFAIL of sysexits.h: try again.
+    """
 
     exit_code = 75
 
@@ -46,10 +55,15 @@ class Preempted(RankerError):
 
 
 def did_you_mean(got: str, known: Sequence[str]) -> str:
-    """The end of an error message: the known name nearest to what was given, or all known names.
+    """The end of an error message: the known name that is closest to `got`, or else all known names.
 
     >>> did_you_mean("monobret", ["colbert", "monobert"]), did_you_mean("x", ["b", "a"])
     ('; did you mean monobert?', '; expected one of a, b')
     """
     near = difflib.get_close_matches(got, known, n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else f"; expected one of {', '.join(sorted(known))}" if known else ""
+
+
+def shorten(message: str) -> str:
+    """A message of at most 800 characters; a longer one loses its middle, which is a value of many characters."""
+    return message if len(message) < 800 else f"{message[:300]} ... {message[-200:]}"

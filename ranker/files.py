@@ -1,7 +1,6 @@
-"""Files that appear whole or not at all, and checksums that tell when stored bytes have changed.
+"""Atomic writes of files and folders, and checksums that detect changed bytes.
 
-`python -m ranker.files FOLDER` accepts the files of a folder with `checksums.json` as they are now, after an edit by
-hand.
+`python -m ranker.files FOLDER` recomputes the checksums of a folder with `checksums.json`, after an edit by hand.
 """
 
 from __future__ import annotations
@@ -28,30 +27,32 @@ from ranker.errors import DataError, RankerError
 log = logging.getLogger(__name__)
 
 SUMS = "checksums.json"
-CHUNK = 1 << 20  # bytes read at a time
-THREADS = 8  # files read at a time; zlib releases the interpreter's lock
-LOG_SECONDS = 10.0
+CHUNK = 1 << 20  # bytes per read
+THREADS = 8  # files read in parallel; zlib releases the GIL
+LOG_SECONDS = 10.0  # log comparisons that take longer
 REBUILD = "the file is damaged; delete {folder}, it is built anew"
 ACCEPT = "the file is damaged, or was changed on purpose: then run python -m ranker.files {folder} to accept it"
 Sum = Mapping[str, int]  # bytes, crc32
 
-_verified: set[tuple[int, ...]] = set()  # files that this process has compared
+_verified: set[tuple[int, ...]] = set()  # files that this process has already compared
 
 
 # writing
-# ----------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def write_whole(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
-    """Open a file that takes its place, whole and on the disk, when the block ends; a block that fails changes nothing.
+    """Open a file for writing that replaces `path` atomically at the end of the block.
+
+    The bytes are on the disk before the file gets its name. A block that fails changes nothing.
 
     Args:
-        path: The file; a name that ends in `.gz` is compressed. Its folder is made if missing.
-        binary: Whether the block writes bytes; else it writes text, stored as UTF-8.
+        path: The file; a name that ends in `.gz` is compressed. A missing folder is created.
+        binary: Whether the block writes bytes; otherwise it writes text, stored as UTF-8.
 
     Raises:
-        DataError: The place can't be written to, or UTF-8 has no such text.
+        DataError: The path cannot be written to, or the text cannot be encoded in UTF-8.
     """
     path = Path(path)
     partial = beside(path)
@@ -67,7 +68,7 @@ def write_whole(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
             yield file
             file.flush()
             if path.suffix == ".gz":
-                packed.close()  # writes the end of the archive
+                packed.close()  # writes the trailer of the gzip file
             raw.flush()
             os.fsync(raw.fileno())
         partial.replace(path)
@@ -79,16 +80,22 @@ def write_whole(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
             f"{path}: expected text that UTF-8 can hold, got {error.object[error.start : error.end]!r}"
         ) from None
     finally:
-        with suppress(OSError):  # no longer there where all went well
+        with suppress(OSError):  # after a success it no longer exists
             partial.unlink()
 
 
 @contextmanager
 def write_folder(folder: Path) -> Iterator[Path]:
-    """Give a new folder that takes the name `folder`, with the checksums of its files, when the block ends; a failed one is removed.
+    """Create a folder that gets the name `folder`, with checksums of its files, at the end of the block.
 
-    There is no such folder yet, or an empty one. The caller is the only writer: what killed writers of it left is
-    removed first.
+    If the block fails, the new folder is removed.
+
+    Args:
+        folder: The final name; it must not exist, or be an empty folder. The caller must be the only writer, since
+            remains of killed writers are removed first.
+
+    Yields:
+        The folder to write into.
     """
     remove_partial(folder)
     partial = beside(folder)
@@ -106,7 +113,7 @@ def write_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_partial(path: Path) -> None:
-    """Remove what killed writers of a file or folder left; only for a caller that holds the lock on it."""
+    """Remove what killed writers of a file or folder left; the caller must hold its lock."""
     if not path.parent.is_dir():
         return
     for left in path.parent.iterdir():
@@ -115,13 +122,13 @@ def remove_partial(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force a folder's names to the disk, where the file system can: a new name outlives a power cut only then."""
+    """Flush a folder's entries to the disk, if the file system can; only then a new name survives a power cut."""
     with suppress(OSError):
         _sync(folder)
 
 
 def beside(path: Path) -> Path:
-    """Where this process writes a file or folder before it takes its place."""
+    """The temporary name under which this process writes a file or folder."""
     return path.with_name(f".{os.getpid()}.{path.name}.partial")
 
 
@@ -134,30 +141,32 @@ def _sync(path: Path) -> None:
 
 
 # checksums
-# --------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 def checksum(path: Path) -> dict[str, int]:
-    """Size and CRC-32 of a file, which is read in pieces of 1 MiB."""
+    """Size in bytes and CRC-32 of a file, which is read in chunks of 1 MiB."""
     crc = size = 0
     buffer = memoryview(bytearray(CHUNK))
-    with path.open("rb", buffering=0) as file:  # read, not mapped: mapped pages would count as this process's memory
+    with path.open("rb", buffering=0) as file:  # no memory map: its pages would count as memory of this process
         while count := file.readinto(buffer):
             crc, size = zlib.crc32(buffer[:count], crc), size + count
     return {"bytes": size, "crc32": crc}
 
 
 def verify(folder: Path, sums: Mapping[str, Sum], fix: str = REBUILD, error: type[RankerError] = DataError) -> None:
-    """Compare files with their checksums, several at a time; each once in a process, and by the first process of a machine only.
+    """Compare files with their checksums, several in parallel.
+
+    A process compares each file once, and only the first process of a machine compares the bytes; others compare sizes.
 
     Args:
-        folder: Where the files are.
+        folder: The folder of the files.
         sums: File name -> `bytes` and `crc32`, as `checksum` gives them.
-        fix: What to do about a difference; `{folder}` in it is the folder.
+        fix: Advice at the end of the error message; `{folder}` in it is replaced.
         error: Class of the error.
 
     Raises:
-        RankerError: Of class `error`: a file is missing, or has another size or other bytes. The message names it.
+        RankerError: Of class `error`, with the file's name: a file is missing, or its size or bytes differ.
     """
     started = time.monotonic()
 
@@ -192,12 +201,12 @@ def write_sums(folder: Path, names: Iterable[str] | None = None) -> None:
 
     Args:
         folder: The folder.
-        names: Files to add to those that are listed; None: list all, those in folders below as well.
+        names: Files to add to the listed ones; None: list all files of the folder, subfolders included.
     """
     listed = read_sums(folder) if names is not None and (folder / SUMS).is_file() else {}
     if names is None:
-        found = (path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
-        names = [path.relative_to(folder).as_posix() for path in found]
+        paths = (path for path in folder.rglob("*") if path.is_file() and path.name != SUMS)
+        names = [path.relative_to(folder).as_posix() for path in paths]
     with write_whole(folder / SUMS) as file:
         json.dump(
             {**listed, **{name: checksum(folder / name) for name in sorted(names)}}, file, indent=1, ensure_ascii=False
@@ -208,16 +217,16 @@ def write_sums(folder: Path, names: Iterable[str] | None = None) -> None:
 def verify_folder(
     folder: Path, name: str | None = None, error: type[RankerError] = DataError, fix: str = ACCEPT
 ) -> None:
-    """Compare a folder with its `checksums.json`; a folder without one is of another program, and is accepted.
+    """Compare a folder with its `checksums.json`; a folder without one comes from another program and is accepted.
 
     Args:
         folder: The folder.
-        name: Compare this file only, if it is listed; None: all files that are.
+        name: Compare only this file, if it is listed; None: all listed files.
         error: Class of the error.
         fix: As for `verify`.
 
     Raises:
-        RankerError: Of class `error`: a listed file, or the list itself, is not what was written.
+        RankerError: Of class `error`: a listed file, or the list itself, has changed or is unreadable.
     """
     if (folder / SUMS).is_file():
         sums = read_sums(folder, error)
@@ -228,7 +237,7 @@ def read_sums(folder: Path, error: type[RankerError] = DataError) -> dict[str, S
     """The content of a folder's `checksums.json`.
 
     Raises:
-        RankerError: Of class `error`: it can't be read, or names a file outside the folder.
+        RankerError: Of class `error`: the list is unreadable, or names a file outside the folder.
     """
     path = folder / SUMS
     try:
@@ -246,7 +255,7 @@ def read_sums(folder: Path, error: type[RankerError] = DataError) -> dict[str, S
 
 
 def leads_out(path: str) -> bool:
-    """Whether a relative path leaves the folder that it starts in, or is an absolute one.
+    """Whether a path is absolute, or leaves the folder that it is relative to.
 
     >>> [leads_out(path) for path in ("a/b", "../a", "/a", "a/../../b", "~/a", "val/nDCG@10")]
     [False, True, True, True, True, False]
@@ -255,10 +264,12 @@ def leads_out(path: str) -> bool:
 
 
 def zip_fault(path: Path) -> str | None:
-    """What is wrong with a zip archive (a checkpoint, an `.npz`), by the CRC-32 of each of its parts; None if it is whole.
+    """Compare the members of a zip archive (a checkpoint, an `.npz`) with their CRC-32.
 
-    Readers of arrays take the parts without comparing them. Compared once in a process, by all processes of a run: they
-    decide alike.
+    Readers of arrays do not compare them. Every process of a run compares the archive, once, so all decide alike.
+
+    Returns:
+        What is wrong; None if the archive is intact.
     """
     if not path.is_file():
         return "no such file"
@@ -269,7 +280,7 @@ def zip_fault(path: Path) -> str | None:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except Exception as error:  # zipfile raises many classes for damaged headers
+    except Exception as error:  # for damaged headers, zipfile raises errors of many classes
         return f"a broken one of {state.st_size} bytes ({str(error).strip().split(chr(10))[0] or type(error).__name__})"
     if damaged is None:
         _verified.add(key)
@@ -281,7 +292,7 @@ def _is_first_of_machine() -> bool:
 
 
 def main(arguments: list[str]) -> int:
-    """Accept the listed files of folders as they are now; returns the exit code."""
+    """Recompute the checksums of the listed files of each folder; returns the exit code."""
     if not arguments or arguments[0].startswith("-"):
         print(__doc__, file=sys.stderr)  # noqa: T201
         return 1

@@ -1,4 +1,4 @@
-"""Whether a server answers, so that a run without a network says so within seconds: libraries try for minutes."""
+"""Check within seconds whether a server answers; libraries retry for minutes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,31 @@ SECONDS = 8.0
 
 
 def unreachable(url: str, seconds: float = SECONDS) -> str | None:
-    """Why a server gives no answer at all, within so many seconds; None if it gives any.
+    """Return why a server does not answer at all; None if it answers, whatever the answer is.
 
     Args:
-        url: An address on the server; only its root is asked for, through the proxies that the environment names.
-        seconds: For the look-up of the name, the connection and the answer together.
+        url: An address on the server. The request is for its root, through the proxies of the environment.
+        seconds: Time limit for name look-up, connection and answer together.
     """
     parts = urlsplit(url)
     reasons = [f"no answer within {seconds:.0f} seconds"]
 
-    def ask() -> None:
+    def request_root() -> None:
         try:
             with urlopen(Request(f"{parts.scheme}://{parts.netloc}/", method="HEAD"), timeout=seconds):
                 reasons.clear()
-        except (HTTPError, HTTPException, ssl.SSLError):  # an answer; the library judges it, with its own certificates
+        except (
+            HTTPError,
+            HTTPException,
+            ssl.SSLError,
+        ):  # the server answered; the library, with its own certificates, decides what to do
             reasons.clear()
         except URLError as error:
             reasons[:] = [] if isinstance(error.reason, ssl.SSLError) else [str(error.reason)]
         except OSError as error:
             reasons[:] = [str(error)]
 
-    thread = threading.Thread(target=ask, daemon=True)  # the look-up of a name takes no time limit
+    thread = threading.Thread(target=request_root, daemon=True)  # daemon: a name look-up has no time limit
     thread.start()
     thread.join(seconds + 1)
     return reasons[0] if reasons else None

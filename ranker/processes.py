@@ -1,4 +1,4 @@
-"""The processes of one run end together: a dead one must not leave the others waiting in a collective for ever."""
+"""The processes of one run end together, so that no process waits in a collective for one that has died."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import sys
 import threading
 import time
 
-PARENT = "RANKER_PARENT"  # environment variable: the id of the process that starts the other processes of a run
+PARENT = "RANKER_PARENT"  # environment variable: id of the process that started the other processes of a run
 LOST = re.compile(r"gloo|NCCL|Connection (closed|reset)|Broken pipe")
 
 
 def global_rank() -> int:
-    """This process's number under torchrun or SLURM; 0 where one process was started by hand."""
+    """The rank of this process under torchrun or SLURM; 0 if neither started it."""
     return int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
 
 
 def is_first_process() -> bool:
-    """Whether this process keeps the run folder; Lightning numbers those that it starts on one machine."""
+    """Whether this process writes the run folder. Lightning sets LOCAL_RANK for the processes that it starts."""
     return global_rank() == 0 and int(os.environ.get("LOCAL_RANK", "0")) == 0
 
 
 def watch_parent(seconds: float = 1.0, parent: int | None = None) -> None:
-    """End this process when the one that started it has died; a collective on a GPU would wait for half an hour.
+    """End this process when its parent dies; otherwise a collective on a GPU would block for half an hour.
 
     Args:
-        seconds: Time between two looks.
-        parent: The id of the process that started this one; None: of the one that is its parent now. A parent that died
-            before this call is no longer the parent, so this process ends at once.
+        seconds: Time between two checks.
+        parent: Id of the process that started this one; None: the current parent. If that process has already died,
+            this process has another parent and ends at the first check.
     """
     expected = os.getppid() if parent is None else parent
 
@@ -43,24 +43,24 @@ def watch_parent(seconds: float = 1.0, parent: int | None = None) -> None:
 
 
 def announce_parent() -> None:
-    """Give the processes that this one starts its id, so that they know from their first moment whom to watch."""
+    """Store this process's id in the environment, so that the processes it starts can watch it."""
     os.environ[PARENT] = str(os.getpid())
 
 
 def watch_from_the_start() -> None:
-    """Begin the watch in a process of a run other than the first one on its machine, before the imports that take long."""
-    parent = os.environ.pop(PARENT, None)  # the processes that this one starts, such as data workers, are not its run's
+    """Watch the parent in every process of a run but the first of its machine; call it before slow imports."""
+    parent = os.environ.pop(PARENT, None)  # processes that this one starts, such as data workers, must not see it
     if int(os.environ.get("LOCAL_RANK", "0")) > 0:
         watch_parent(parent=None if parent is None else int(parent))
 
 
 def announce_dead_children() -> None:
-    """Show what Lightning's launcher says when it finds a child dead and kills the others, within five seconds."""
+    """Show the message of Lightning's launcher when it detects a dead child (within 5 s) and kills the others."""
     logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
 
 
 def is_lost_peer(error: BaseException) -> bool:
-    """Whether an error is that of a collective whose other side has gone."""
+    """Whether an error comes from a collective whose other process has died."""
     return type(error).__name__ in ("DistBackendError", "DistNetworkError", "DistStoreError") or bool(
         isinstance(error, RuntimeError) and LOST.search(str(error))
     )

@@ -1,29 +1,36 @@
-"""What flows through the program: texts, ragged token batches, rank batches, and the contracts of scorers, losses and sources.
+"""Types that several packages share: ragged token batches, rank batches, training steps, scorers and losses.
 
-Axis names, in this order: batch (query groups), docs (docs of a group), tokens, dim. Masks are True where something is
-real.
+Axis names, in this order: batch (query groups), docs (docs of a group), tokens, dim. Masks are True for real entries
+and False for padding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ranker.data.batching import Template
     from ranker.data.collection import Splits
+    from ranker.encoders.encoder import Encoder
+    from ranker.encoders.execution import Execution
+    from ranker.interactions.maxsim import TextVectors
 
 Qrels = dict[str, dict[str, int]]  # query_id -> doc_id -> relevance
 Run = dict[str, dict[str, float]]  # query_id -> doc_id -> score
 
 
 class Movable:
-    """A dataclass of tensors (and of such dataclasses) that Lightning and a pinning DataLoader can move.
+    """Base of dataclasses of tensors, which Lightning and a DataLoader with `pin_memory` can move.
 
-    Treat it as frozen. It is not, since Lightning's 64-true and bf16-true precision can't convert frozen dataclasses.
+    Fields may be tensors, dataclasses of this kind, or tuples of them. Treat instances as immutable. They are not
+    frozen because Lightning's 64-true and bf16-true precision cannot convert frozen dataclasses.
     """
 
     def _map(self, move: Callable[[Any], Any]) -> Self:
@@ -37,11 +44,11 @@ class Movable:
         return replace(self, **changed)  # type: ignore[type-var]
 
     def to(self, device: torch.device | str, non_blocking: bool = True) -> Self:
-        """Return a copy with every tensor on `device`; Lightning calls this without `non_blocking`, so it is on by default."""
+        """Return a copy with every tensor on `device`; Lightning passes no `non_blocking`, so the default is True."""
         return self._map(lambda value: value.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Self:
-        """Return a copy in page-locked memory; without this method DataLoader leaves own types unpinned, silently."""
+        """Return a copy in page-locked memory. DataLoader silently skips custom types that lack this method."""
         return self._map(lambda value: value.pin_memory())
 
 
@@ -53,12 +60,12 @@ class TokenBatch(Movable):
         tokens: Token ids of all rows, one after another, int64 [tokens].
         segments: Segment (token type) ids, int64 [tokens].
         cu_seqlens: Cumulative row lengths, int32 [rows + 1], first 0, last the number of tokens.
-        max_length: The longest row, a host number so that no kernel launch has to wait for the device.
-        attended: Only the first so many tokens of each row are attended to, int32 [rows]; the others read them and are
-            read by none (ColBERT's query expansion). None: every token is.
-        num_attended: The sum of `attended`, a host number.
-        names: Number of each row within the optimizer step, whatever part of the step this is, int64 [rows]: what
-            dropout's masks hang on. None: the rows' numbers here.
+        max_length: Length of the longest row, a Python int, so that no kernel launch waits for the device.
+        attended: Number of tokens of each row that serve as keys, int32 [rows]: always the first ones. The other tokens
+            attend to them, and no token attends to the others (ColBERT's query expansion). None: all tokens.
+        num_attended: The sum of `attended`, a Python int.
+        names: Id of each row within the whole optimizer step, int64 [rows]. Dropout masks depend on these ids, and so
+            not on how the step is cut into micro-batches. None: 0, 1, 2, ... in this batch.
     """
 
     tokens: Tensor
@@ -71,12 +78,12 @@ class TokenBatch(Movable):
 
     @property
     def num_rows(self) -> int:
-        """Number of sequences."""
+        """Number of rows (sequences)."""
         return self.cu_seqlens.shape[0] - 1
 
     @property
     def num_tokens(self) -> int:
-        """Number of real tokens over all rows."""
+        """Number of tokens of all rows; a ragged batch has no padding."""
         return self.tokens.shape[0]
 
 
@@ -85,11 +92,12 @@ class RankBatch(Movable):
     """A micro-batch of query groups. A cross-encoder reads `pairs`; a bi-encoder reads `queries` and `docs`.
 
     Args:
-        labels: What the loss aims at, float32 [batch, docs]; 0 where `doc_mask` is False.
+        labels: Grades or a teacher's scores, float32 [batch, docs]; 0 where `doc_mask` is False.
         doc_mask: True where a group has a doc, bool [batch, docs]. Rows of `pairs` and of `docs` are its True cells in
             row-major order.
-        places: Each group's place in the optimizer step (in the evaluation: the query's number), int64 [batch].
-        share: This micro-batch's groups over the groups of the whole step (all devices); shares of a step sum to 1.
+        places: Index of each group within the optimizer step, int64 [batch]; in evaluation, the index of the query.
+        share: Number of groups here divided by the number of groups of the whole step on all devices. The shares of a
+            step sum to 1.
         pairs: One row per real doc: query and doc in one sequence.
         queries: One row per group.
         docs: One row per real doc.
@@ -106,16 +114,16 @@ class RankBatch(Movable):
 
 @dataclass
 class Contrast(Movable):
-    """What in-batch negatives have to know of the whole step, the same on every device.
+    """Labels and masks of a whole optimizer step for in-batch negatives; every device holds the same.
 
-    `docs` are the step's real docs, group by group.
+    The axis `docs` runs over the real docs of the step, group by group.
 
     Args:
-        labels: What the loss aims at in each doc's own group, float32 [docs].
-        owners: Each doc's group, ascending, int64 [docs].
-        mask: True where a doc stands in a query's ranking, bool [groups, docs] (`ranker.data.contrast.contrast`).
-        positive: True where a doc is relevant for its own group's query, bool [docs]; a lower grade may leave a
-            negative a label above 0.
+        labels: Label of each doc in its own group, float32 [docs].
+        owners: Index of each doc's group, ascending, int64 [docs].
+        mask: True where a doc is ranked for a query, bool [groups, docs] (`ranker.data.contrast.contrast`).
+        positive: True where a doc is relevant for the query of its own group, bool [docs]. `labels > 0` does not
+            tell: a grade below the relevance threshold gives a negative a label above 0.
     """
 
     labels: Tensor
@@ -126,10 +134,17 @@ class Contrast(Movable):
 
 @dataclass
 class TrainStep(Movable):
-    """All of one optimizer step's work on this device; `micro_batches` may be empty where another device got all groups.
+    """The work of one optimizer step on this device.
 
-    `seeds` are torch's seeds of the micro-batches where the step is repeated on another device than its own; else the
-    module makes them.
+    Args:
+        epoch: Epoch, from 0.
+        index: Index of the step within its epoch, from 0.
+        micro_batches: The micro-batches of this device; empty if other devices have all groups.
+        num_groups: Number of groups of the whole step, over all devices.
+        num_docs: Number of docs of the whole step, over all devices.
+        contrast: Labels and masks for in-batch negatives; None: training without them.
+        seeds: torch's seed of each micro-batch, for a step that is repeated on another device; empty: the module
+            computes them.
     """
 
     epoch: int
@@ -142,23 +157,139 @@ class TrainStep(Movable):
 
 
 class Scorer(Protocol):
-    """Scores [batch, docs] in float32, higher is better; cells where `doc_mask` is False are 0."""
+    """A model that scores the docs of each query group: an `nn.Module` with these attributes and methods.
 
-    def __call__(self, batch: RankBatch) -> Tensor: ...
+    Two more class attributes may be left out. `training_keys` names the keys of its yaml that say how it is trained; a
+    training from a stored model may change them. `program_keys` names the keys of its yaml that the program reads
+    itself and does not pass to the constructor. Both are tuples of names.
+
+    Attributes:
+        reads: `pairs` (query and doc in one sequence: a cross-encoder) or `texts` (each by itself: a `BiEncoder`).
+        encoder: Encodes the pairs, or the queries. Its tokenizer and its number of positions decide the token stores
+            and the batches.
+        text_limits: Longest query and longest doc in tokens, special tokens not counted, where the folder that the
+            scorer was loaded from gives them; else None.
+    """
+
+    @property
+    def reads(self) -> str: ...
+    @property
+    def encoder(self) -> Encoder: ...
+    @property
+    def text_limits(self) -> tuple[int, int] | None: ...
+
+    def __call__(self, batch: RankBatch) -> Tensor:
+        """Return scores [batch, docs], float32, higher is better; cells where `doc_mask` is False are 0."""
+        ...
+
+    def save(self, folder: Path, max_tokens: int) -> None:
+        """Write weights, tokenizer and whatever else `load` needs into a folder.
+
+        Args:
+            folder: An empty folder.
+            max_tokens: Longest sequence of the training (a pair, or a doc), special tokens included.
+        """
+        ...
+
+    @classmethod
+    def load(cls, folder: Path, execution: Execution) -> Self:
+        """Load a folder that `save` wrote; its scores are the same, bit for bit.
+
+        Args:
+            folder: The folder.
+            execution: How the encoder computes.
+        """
+        ...
+
+    # of nn.Module
+    def modules(self) -> Iterator[nn.Module]: ...
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def train(self, mode: bool = True) -> Self: ...
+    def eval(self) -> Self: ...
+    def to(self, device: torch.device) -> Self: ...
+
+
+class BiEncoder(Scorer, Protocol):
+    """A scorer that encodes queries and docs separately, so that it can search a collection of encoded docs.
+
+    Attributes:
+        vectors: `one` (a vector per text) or `tokens` (a vector per token).
+        similarity: `cosine` (vectors have length 1) or `dot`. Both are inner products.
+        dim: Size of a vector.
+        doc_encoder: Encoder of docs; None: `encoder`.
+    """
+
+    @property
+    def vectors(self) -> str: ...
+    @property
+    def similarity(self) -> str: ...
+    @property
+    def dim(self) -> int: ...
+    @property
+    def doc_encoder(self) -> Encoder | None: ...
+
+    def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:
+        """Write the scorer as `Scorer.save` does; `max_tokens` is that of docs, and of queries unless given apart."""
+        ...
+
+    def layouts(self) -> tuple[Template, Template]:
+        """The special tokens and prompts around a query and around a doc."""
+        ...
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options, beside weights and tokenizer, that change the vectors; stored vectors keep their hash."""
+        ...
+
+    def encode_queries(self, batch: TokenBatch) -> TextVectors:
+        """Return the vectors of queries, float32."""
+        ...
+
+    def encode_docs(self, batch: TokenBatch) -> TextVectors:
+        """Return the vectors of docs, float32."""
+        ...
+
+    def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
+        """Return the number of vectors of each doc, int64 [docs], without encoding it."""
+        ...
+
+    def score_block(self, queries: TextVectors, docs: TextVectors) -> Tensor:
+        """Score every query with every doc, [queries, docs], from their vectors."""
+        ...
+
+    def scoring_parameters(self) -> list[nn.Parameter]:
+        """The trained parameters that `score_block` reads, such as a temperature."""
+        ...
+
+    def divisor(self) -> Tensor | float:
+        """The number by which `score_block` divides inner products: a temperature, or 1."""
+        ...
+
+
+def is_bi_encoder(scorer: Scorer) -> TypeGuard[BiEncoder]:
+    """Whether a scorer reads queries and docs separately."""
+    return scorer.reads == "texts"
 
 
 class Loss(Protocol):
-    """Scalar: the mean over groups of each group's own value. All inputs [batch, docs].
+    """The mean over groups of each group's own value, a scalar. All inputs are [batch, docs].
 
-    With an attribute `pairwise = False` a loss says that it holds no [batch, docs, docs]; else in-batch negatives give
-    it few groups at a time. With `needs_negatives = False` it says that it learns from a group of relevant docs alone;
-    else `batch.docs` must leave room for others.
+    Class attributes, both True if left out: `pairwise = False` declares that the loss holds no tensor
+    [batch, docs, docs]; otherwise, with in-batch negatives, it is called with few groups at a time.
+    `needs_negatives = False` declares that it learns from a group of relevant docs alone; otherwise `batch.docs` must
+    be larger than `batch.positives`.
     """
 
     def __call__(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor: ...
 
 
 class Source(Protocol):
-    """Where a collection comes from."""
+    """A source of collections: `conf/data/*.yaml`."""
 
-    def load(self) -> Splits: ...
+    def load(self) -> Splits:
+        """Read the collections.
+
+        Raises:
+            DataError: A file is missing, or its content is wrong.
+        """
+        ...

@@ -16,7 +16,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from ranker.assembly.objects import build_optimizer, epoch_steps, fabric_options, refused_by_lightning, trainer_options
+from ranker.assembly.scorer import build_optimizer, epoch_steps
+from ranker.assembly.trainer import fabric_options, refused_by_lightning, trainer_options
 from ranker.data.collection import Splits
 from ranker.errors import ConfigError, RankerError
 

@@ -1,18 +1,19 @@
-"""What `hydra.*` may name: Hydra imports and calls what it finds there before this program's own check of the configuration begins.
+"""Rules for `hydra.*`: Hydra imports and calls the names in it before `ranker.config.check` runs.
 
-Every composed configuration passes here, whichever file or override it comes from: that of a run, of a sweep, and of
-each of its jobs.
+Every composed configuration passes these rules: that of a run, of a sweep, and of each job of a sweep.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import hydra._internal.hydra as hydra_start
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.config.roots import CONF
@@ -22,7 +23,7 @@ from ranker.errors import ConfigError
 from ranker.files import leads_out
 
 LOGGING = ("job_logging", "hydra_logging")
-# what `class` and `()` of Python's logging configuration may name
+# Values that `class` and `()` of Python's logging configuration may have.
 LOGGING_CLASSES = (
     "logging.StreamHandler",
     "logging.FileHandler",
@@ -33,13 +34,13 @@ LOGGING_CLASSES = (
 STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
 LOG_FILE = re.compile(r"\$\{hydra\.(runtime\.output_dir|run\.dir|sweep\.dir)\}/(\$\{hydra\.job\.name\}|[\w-]+)\.log")
 CALLBACKS = ("hydra_plugins.ranker_sweeps.SweepFolder", "hydra.experimental.callbacks.LogJobReturnCallback")
-# Hydra itself takes registered plugins only, which these packages hold
+# Packages of Hydra's plugins.
 PLUGINS = ("hydra_plugins.", "hydra._internal.core_plugins.")
 SAMPLERS = "optuna.samplers."
-# interpolations of texts: of a node of the configuration they could bring in another `_target_`
+# Interpolations that give text. Any other could insert a node of the configuration, with a `_target_` of its own.
 TEXTS = re.compile(r"\$\{hydra\.(sweep\.(dir|subdir)|run\.dir|runtime\.output_dir|job\.(name|num|id))\}")
-# keys that hold commands, variables of the jobs' processes or places to write to, and their values in conf/: a file
-# outside of conf/ may change them only where the command line repeats it
+# Keys that hold shell commands, environment variables or paths to write to, with their values in conf/. A file outside
+# conf/ may change one only if the command line sets it as well.
 COMMANDS = {
     "launcher.setup": None,
     "launcher.python": None,
@@ -54,15 +55,42 @@ COMMANDS = {
 
 
 class CheckedLoader(ConfigLoaderImpl):
-    """Hydra's loader, which hands out only what keeps the rules."""
+    """Hydra's loader of configurations, which refuses those that break a rule."""
 
-    def load_configuration(self, *args: Any, **kwargs: Any) -> DictConfig:
+    _composed: tuple[str | None, list[str], DictConfig] | None = None
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
         """Compose a configuration.
+
+        Hydra composes a run's configuration twice, the first time only to read `hydra.mode`. The first result is kept
+        for the second call.
 
         Raises:
             ConfigError: Its `hydra` node breaks a rule.
         """
-        cfg = super().load_configuration(*args, **kwargs)
+        if not validate_sweep_overrides:  # Hydra looks for `hydra.mode`
+            with suppress(Exception):  # a sweep, or a mistake, which the next call reports
+                cfg = self.load_configuration(config_name, overrides, RunMode.RUN, from_shell)
+                self._composed = (config_name, [*overrides], cfg)
+                return cfg
+        elif self._composed is not None:
+            (name, known, cfg), self._composed = self._composed, None
+            added = overrides[len(known) :]
+            if run_mode == RunMode.RUN and (name, known) == (config_name, overrides[: len(known)]):
+                if added == ["hydra.mode=RUN"] and cfg.hydra.mode is None:
+                    cfg.hydra.mode = RunMode.RUN
+                    cfg.hydra.overrides.hydra.append(*added)
+                    return cfg
+                if not added:
+                    return cfg
+        cfg = super().load_configuration(config_name, overrides, run_mode, from_shell, validate_sweep_overrides)
         content: Any = OmegaConf.to_container(cfg.hydra, resolve=False)
         faults = hydra_faults(content)
         if faults:
@@ -71,12 +99,12 @@ class CheckedLoader(ConfigLoaderImpl):
 
 
 def install() -> None:
-    """Let Hydra start with this loader. Launchers carry it to the processes of their jobs."""
+    """Make Hydra use this loader. Launchers pickle it for the processes of their jobs."""
     hydra_start.ConfigLoaderImpl = CheckedLoader  # type: ignore[misc, attr-defined]
 
 
 def hydra_faults(content: Mapping[str, Any]) -> list[str]:
-    """Say what a `hydra` node holds that it may not.
+    """Return one fault for each rule that a `hydra` node breaks.
 
     Args:
         content: The node as plain values, interpolations not resolved.
@@ -101,7 +129,7 @@ def hydra_faults(content: Mapping[str, Any]) -> list[str]:
 
 
 def _logging_faults(node: Any, path: str) -> list[str]:
-    """Keys and values by which Python's logging configuration would import, call or open something."""
+    """Keys and values that would make Python's logging configuration import, call or open something."""
     if isinstance(node, dict):
         faults = [f"{path}.{key}: unknown key" for key in (".", "queue", "listener") if key in node]
         for key in ("class", "()"):
@@ -121,7 +149,7 @@ def _logging_faults(node: Any, path: str) -> list[str]:
 
 
 def _plugin_faults(node: Any, path: str) -> list[str]:
-    """A launcher or sweeper: a plugin of Hydra's, whose arguments name nothing but one of Optuna's samplers."""
+    """Check that a launcher or sweeper is a plugin of Hydra; the only `_target_` in it may be a sampler of Optuna."""
     if not isinstance(node, dict) or not str(node.get("_target_")).startswith(PLUGINS):
         got = node.get("_target_") if isinstance(node, dict) else node
         return [f"{path}: expected a plugin of Hydra's as _target_, got {got!r}"]
@@ -152,16 +180,17 @@ def _is_sampler(target: str, path: str) -> bool:
 
 
 def _foreign_commands(content: Mapping[str, Any]) -> list[str]:
-    """Commands that a file outside of conf/ may have set; the command line may."""
+    """Values of `COMMANDS` that a file outside conf/ may have set and the command line does not repeat."""
     sources = [source for source in _select(content, "runtime.config_sources") or () if source.get("schema") == "file"]
     if all(Path(source["path"]).resolve().is_relative_to(CONF) for source in sources):
         return []
     overrides: Sequence[str] = _select(content, "overrides.hydra") or ()
     return [
-        f"hydra.{key}: expected it on the command line as well, since {', '.join(source['path'] for source in sources)} may be someone else's"
-        for key, usual in COMMANDS.items()
+        f"hydra.{key}: expected it on the command line as well, "
+        f"since {', '.join(source['path'] for source in sources)} may be someone else's"
+        for key, default in COMMANDS.items()
         if _select(content, key)
-        and _select(content, key) != usual
+        and _select(content, key) != default
         and not any(override.lstrip("+").startswith(f"hydra.{key}") for override in overrides)
     ]
 

@@ -1,7 +1,9 @@
-"""The command `ranker COMMAND [GROUP=CHOICE ...] [KEY=VALUE ...]`; train.py and the other scripts run one command of it."""
+"""The program `ranker COMMAND [GROUP=CHOICE ...] [KEY=VALUE ...]`; train.py and the other scripts run one command."""
 
 from __future__ import annotations
 
+import gc
+import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +16,9 @@ from ranker.cli.usage import answer_help
 from ranker.config.roots import CONF
 from ranker.errors import ConfigError, did_you_mean
 
-COMMANDS = sorted(path.stem for path in CONF.glob("*.yaml"))  # each has a module of its name in ranker/commands/
+COMMANDS = sorted(path.stem for path in CONF.glob("*.yaml"))  # one per root yaml
+
+REPLAY = "replay"  # takes a folder and no keys, so it has no yaml
 
 
 def entry_point(command: str) -> Callable[[], Any]:
@@ -28,7 +32,8 @@ def entry_point(command: str) -> Callable[[], Any]:
 
 
 def run(command: str) -> None:
-    """Run a command with the arguments in `sys.argv[1:]`. A user's mistake prints one line and exits with 1."""
+    """Run a command with the arguments in `sys.argv[1:]`. After a user's mistake, print one line and exit with 1."""
+    gc.disable()  # start-up creates many objects and hardly any garbage; collection is on again when the command begins
     answer_help(command)
     register(command)
     with user_errors():
@@ -42,9 +47,13 @@ def main() -> None:
         sys.stdout.write("\n".join(_overview()) + "\n")
         return
     with user_errors():
-        if name not in COMMANDS:
-            raise ConfigError(f"ranker: expected a command, got {name!r}{did_you_mean(name, COMMANDS)}")
+        if name not in (*COMMANDS, REPLAY):
+            raise ConfigError(f"ranker: expected a command, got {name!r}{did_you_mean(name, [*COMMANDS, REPLAY])}")
     sys.argv = [sys.argv[0], *sys.argv[2:]]
+    if name == REPLAY:
+        with user_errors():
+            importlib.import_module("ranker.commands.replay").main()
+        return
     run(name)
 
 
@@ -53,6 +62,7 @@ def _overview() -> list[str]:
     for command in COMMANDS:
         first = Path(CONF / f"{command}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]
         lines.append(f"  {command:10} {first.lstrip('# ')}")
+    lines.append(f"  {REPLAY:10} `{REPLAY} RUN/nonfinite/step-N` repeats a training step that was not finite.")
     return [
         *lines,
         "",

@@ -1,4 +1,4 @@
-"""Text keys take what was typed: Hydra would read `name=1e3` as 1000.0, and `name=1_0` as 10."""
+"""Text keys keep the typed characters: Hydra would read `name=1e3` as 1000.0, and `name=1_0` as 10."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from omegaconf import OmegaConf
 
 from ranker.config.roots import CONF, ROOTS
 from ranker.config.signatures import parameters_of
+from ranker.config.targets import SHARED_KEYS
 from ranker.config.values import text_keys
 
-OWN_TEXTS = ("data.negatives", "data.teacher")  # keys of every source that no class takes
-_PLAIN = re.compile(r"[\w.+:/ -]+")  # no quotes, brackets or functions of Hydra's
+_PLAIN = re.compile(r"[\w.+:/ -]+")  # without quotes, brackets and Hydra's functions
 
 
 def quote_texts(command: str, arguments: list[str]) -> list[str]:
-    """The command line with quotes around values of text keys that Hydra would read as numbers or as true and false.
+    """Quote the values of text keys that Hydra would read as numbers, true or false; returns the new command line.
 
     >>> quote_texts("train", ["name=1e3", "name=a,10", "optim.lr=1e3", "-m"])
     ["name='1e3'", "name=a,'10'", 'optim.lr=1e3', '-m']
@@ -36,33 +36,31 @@ def _quoted(command: str, argument: str) -> str:
     parts = (value[1:-1] if is_list else value).split(",")
     if not all(_PLAIN.fullmatch(part) for part in parts):
         return argument
-    text = ",".join(f"'{part.strip()}'" if _is_no_text(part) else part for part in parts)
+    text = ",".join(f"'{part.strip()}'" if _is_not_text(part) else part for part in parts)
     return f"{key}=[{text}]" if is_list else f"{key}={text}"
 
 
-def _is_no_text(part: str) -> bool:
+def _is_not_text(part: str) -> bool:
     try:
         return isinstance(OverridesParser.create().parse_override(f"key={part}").value(), (bool, int, float))
-    except HydraException:  # Hydra says so itself
+    except HydraException:  # Hydra reports it
         return False
 
 
 @cache
 def takes_text(command: str, key: str) -> bool:
-    """Whether a dotted key is text, and only text, in every choice of its group that has it."""
-    group = key.partition(".")[0]
-    if key in OWN_TEXTS or key in text_keys(ROOTS[command]):
+    """Whether every choice of a dotted key's group that has this key takes text for it, and no numbers."""
+    group, _, name = key.partition(".")
+    if key in text_keys(ROOTS[command]):
         return True
-    found = [
-        types
-        for path in sorted((CONF / group).glob("*.yaml"))
-        if (types := _types(path.read_text(encoding="utf-8"), group, key))
-    ]
-    return bool(found) and all("str" in types and not {"int", "float", "bool"} & set(types) for types in found)
+    choices = [SHARED_KEYS.get(group, {}).get(name, ())]
+    choices += [_types(path.read_text(encoding="utf-8"), group, key) for path in sorted((CONF / group).glob("*.yaml"))]
+    annotated = [types for types in choices if types]
+    return bool(annotated) and all("str" in types and not {"int", "float", "bool"} & set(types) for types in annotated)
 
 
 def _types(text: str, group: str, key: str) -> tuple[str, ...]:
-    """The types that the class of a yaml's node takes under a dotted key; empty where it has no such key."""
+    """Types that the class of a yaml's node accepts for a dotted key; empty if the class has no such parameter."""
     package = re.search(r"^# @package ([\w.]+)$", text, re.M)
     prefix = package.group(1) if package else group
     if not key.startswith(f"{prefix}."):

@@ -1,10 +1,10 @@
-"""A sweep's jobs: what each leaves in its folder, the table and the picture of all of them.
+"""The jobs of a sweep: the record in each job's folder, and the table and picture of all jobs.
 
-Knows no Hydra and no torch.
+Imports neither Hydra nor torch.
 
-A job leaves `job.json`, as soon as it starts, and holds a lock beside it while it runs: one that calls itself running
-without the lock was killed. `summary.csv` in the sweep's folder is made from these files: after each job, so that it is
-there whatever happens to the process that started the sweep, and at the end.
+A job writes `job.json` when it starts, and holds a lock beside that file while it runs: a job with status `running` and
+no lock was killed. `summary.csv` in the sweep's folder is computed from these files after each job and at the end, so
+it exists even if the process that started the sweep is killed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from ranker.config.roots import CONF
 from ranker.errors import ConfigError, DataError, Preempted, RankerError
 from ranker.files import write_whole
@@ -35,54 +33,56 @@ log = logging.getLogger(__name__)
 
 JOB_FILE, LOCK_FILE, SUMMARY = "job.json", ".job.lock", "summary.csv"
 KILLED = "its process was killed"
-JOB_FOLDER = "RANKER_JOB_FOLDER"  # environment variable: the folder that a job in a process of its own has been given
+JOB_FOLDER = "RANKER_JOB_FOLDER"  # environment variable: the folder of a job that runs in a separate process
 Row = dict[str, Any]
 
 
 class Failed(RankerError):
-    """A job whose process ended with an error, which it has said itself."""
+    """A job whose separate process ended with an error, which that process has printed."""
 
 
 def run_job(
     sweep: Path, folder: Path, number: int, overrides: Sequence[str], run: Callable[[], float | None]
 ) -> float | None:
-    """Run one job; its failure is written down and said, and is no reason for the others to stop.
+    """Run one job and record its result. A failure is recorded and printed, and the other jobs run on.
 
     Args:
         sweep: The sweep's folder.
-        folder: The job's folder, its alone.
+        folder: The job's folder, used by no other job.
         number: The job's number.
-        overrides: What the job sets.
-        run: Does the work and returns the objective.
+        overrides: The overrides of the job.
+        run: Runs the job and returns the objective.
 
     Returns:
         The objective; None for a job that failed or has none.
 
     Raises:
-        ConfigError: The folder is another job's.
+        ConfigError: The folder belongs to another job.
     """
-    own = [override for override in overrides if not override.startswith("++callbacks.prune=")]
+    shown = [override for override in overrides if not override.startswith("++callbacks.prune=")]
     record: Row = {
         "job": number,
-        "overrides": own,
+        "overrides": shown,
         "status": "running",
         "objective": None,
         "seconds": None,
         "error": None,
     }
     _claim(folder, record)
+    from filelock import FileLock  # imports asyncio, which a run without a sweep does not need
+
     lock = FileLock(folder / LOCK_FILE)
     lock.acquire()
-    log.info("job %d: %s", number, " ".join(own))
+    log.info("job %d: %s", number, " ".join(shown))
     started = time.perf_counter()
     try:
         record["objective"] = run()
         record["status"] = "pruned" if _result(folder).get("pruned") else "ok"
     except Exception as error:  # `Preempted` comes as SystemExit
-        record["status"], record["error"] = "failed", said(error)
+        record["status"], record["error"] = "failed", message_of(error)
         _log_failure(folder, "".join(traceback.format_exception(error)))
         for line in record["error"].split("\n"):
-            print(f"error: job {number}: {line}", file=sys.stderr, flush=True)  # noqa: T201 - as `entry.user_errors` says it
+            print(f"error: job {number}: {line}", file=sys.stderr, flush=True)  # noqa: T201 - as `entry.user_errors`
     except BaseException as stop:
         record["status"], record["error"] = "stopped", type(stop).__name__
         raise
@@ -94,8 +94,8 @@ def run_job(
     return record["objective"]
 
 
-def said(error: BaseException) -> str:
-    """An error in words; one that is no user's mistake with its type."""
+def message_of(error: BaseException) -> str:
+    """The message of an error; for an error that is not a user's mistake, it begins with the type."""
     cause = error.__cause__
     if isinstance(error, RankerError) or isinstance(cause, RankerError):
         return str(error if isinstance(error, RankerError) else cause)
@@ -111,8 +111,8 @@ def _claim(folder: Path, record: Row) -> None:
             json.dump(record, file)
     except FileExistsError:
         raise ConfigError(
-            f"hydra.sweep.subdir: expected a folder for each job, got {folder} for job {record['job']} and for an earlier one; "
-            "put ${hydra.job.num} into it"
+            f"hydra.sweep.subdir: expected a folder for each job, got {folder} for job {record['job']} "
+            "and for an earlier one; put ${hydra.job.num} into it"
         ) from None
 
 
@@ -127,15 +127,15 @@ def _write(path: Path, text: str) -> None:
 
 
 def run_apart(command: str, folder: Path, config: str) -> float | None:
-    """Run a job in a process of its own and return its objective.
+    """Run a job in a separate process and return its objective.
 
-    Lightning kills the first process of a training on several devices when another one fails, which would end the whole
-    sweep.
+    When one process of a training on several devices fails, Lightning kills the first one; in this process, that would
+    end the whole sweep.
 
     Args:
         command: The command, `train`.
         folder: The job's folder.
-        config: Its resolved configuration.
+        config: The job's resolved configuration as yaml.
 
     Raises:
         Failed: The process ended with an error.
@@ -153,7 +153,9 @@ def run_apart(command: str, folder: Path, config: str) -> float | None:
     ]
     variables = {**os.environ, JOB_FOLDER: str(folder.resolve())}
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, errors="replace", env=variables) as process:
-        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())  # it saves, and ends with code 75
+        before = signal.signal(
+            signal.SIGTERM, lambda *_: process.terminate()
+        )  # the job saves a checkpoint and exits with 75
         try:
             assert process.stderr is not None
             last: list[str] = []
@@ -167,7 +169,7 @@ def run_apart(command: str, folder: Path, config: str) -> float | None:
         finally:
             signal.signal(signal.SIGTERM, before)
     if code == Preempted.exit_code:
-        raise Preempted("", code)  # it has said so itself
+        raise Preempted("", code)  # the process has printed the message
     if code != 0:
         errors = [line.removeprefix("error: ") for line in last if line.startswith("error: ")] or last[-1:]
         raise Failed("\n".join(dict.fromkeys(errors)) or f"its process ended with code {code}")
@@ -185,22 +187,24 @@ def _result(folder: Path) -> Row:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a living process holds a lock file; the system frees the locks of one that is killed, on whatever machine."""
+    """Whether a running process holds a lock file. When a process dies, its system releases its locks."""
     if not lock.is_file():
         return False
+    from filelock import FileLock, Timeout
+
     try:
         with FileLock(lock, timeout=0):
             return False
-    except (Timeout, OSError, NotImplementedError):  # where it can't be known, nothing is called dead
+    except (Timeout, OSError, NotImplementedError):  # if this is unknown, the job counts as running
         return True
 
 
 # the table
-# --------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 def job_folders(sweep: Path) -> Iterator[Path]:
-    """The folders of jobs that have started, at any depth below the sweep's."""
+    """Yield the folders of all jobs that have started, at any depth below the sweep's folder."""
     for path in sorted(sweep.iterdir()):
         if path.is_dir() and not path.name.startswith("."):
             if (path / JOB_FILE).is_file() or (path / ".hydra").is_dir():
@@ -210,9 +214,9 @@ def job_folders(sweep: Path) -> Iterator[Path]:
 
 
 def read_job(folder: Path) -> Row:
-    """What a job has left in its folder; its status is `killed` where it says `running` and no process holds its lock."""
+    """The record of a job. Its status becomes `killed` if it is `running` and no process holds the lock."""
     row: Row = {"job": None, "overrides": [], "status": "running", "objective": None, "seconds": None, "error": None}
-    with suppress(OSError, ValueError, TypeError):  # killed before it wrote the file, or damaged
+    with suppress(OSError, ValueError, TypeError):  # the file is missing or damaged
         row |= json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
     if row["status"] == "running" and not is_held(folder / LOCK_FILE):
         row |= {"status": "killed", "error": KILLED}
@@ -220,7 +224,7 @@ def read_job(folder: Path) -> Row:
 
 
 def read_jobs(sweep: Path) -> list[Row]:
-    """What each job left, by number, with its folder and its measures."""
+    """The records of all jobs, sorted by number, each with its folder and its measures."""
     rows = []
     for folder in job_folders(sweep):
         row = read_job(folder)
@@ -241,19 +245,19 @@ def read_jobs(sweep: Path) -> list[Row]:
 
 
 def swept(rows: Sequence[Row]) -> dict[str, list[str | None]]:
-    """The keys that not all jobs set to the same, with each job's value.
+    """Keys whose value differs between jobs -> the value of each job.
 
     >>> swept([{"overrides": ["loss=lce", "seed=1"]}, {"overrides": ["loss=kl", "seed=1"]}])
     {'loss': ['lce', 'kl']}
     """
     values = [dict(override.split("=", 1) for override in row["overrides"] if "=" in override) for row in rows]
-    keys = dict.fromkeys(key for own in values for key in own)
-    columns = {key.lstrip("+"): [own.get(key) for own in values] for key in keys}
+    keys = dict.fromkeys(key for of_job in values for key in of_job)
+    columns = {key.lstrip("+"): [of_job.get(key) for of_job in values] for key in keys}
     return {key: column for key, column in columns.items() if len(set(column)) > 1}
 
 
 def write_summary(sweep: Path) -> list[Row]:
-    """Write `summary.csv`, one row a job; returns what `read_jobs` does."""
+    """Write `summary.csv`, one row per job; returns the records, as `read_jobs`."""
     rows = read_jobs(sweep)
     columns = swept(rows)
     measures = list(dict.fromkeys(name for row in rows for name in row["measures"]))
@@ -280,13 +284,16 @@ def write_summary(sweep: Path) -> list[Row]:
 
 
 def close(sweep: Path, maximize: bool = True, enough: int | None = None) -> bool:
-    """Write table and picture, print the table, name the jobs that failed; returns whether all went well.
+    """Write the table and the picture, print the table, and print one line for each job that failed.
 
     Args:
         sweep: The sweep's folder.
         maximize: Whether a higher objective is better.
-        enough: All went well where so many jobs have finished or were pruned, since the others were made up for; None:
-            where all did.
+        enough: Number of finished or pruned jobs with which the sweep is successful, since a search runs new trials in
+            place of failed ones; None: all jobs.
+
+    Returns:
+        Whether the sweep is successful.
     """
     rows = write_summary(sweep)
     print_table(rows, maximize)
@@ -295,26 +302,27 @@ def close(sweep: Path, maximize: bool = True, enough: int | None = None) -> bool
         from ranker.cli.sweep_picture import draw_sweep, save
 
         save(draw_sweep(rows, swept(rows), maximize), sweep, "sweep")
-    bad = [row for row in rows if row["status"] not in ("ok", "pruned")]
+    failed = [row for row in rows if row["status"] not in ("ok", "pruned")]
     finished = sum(
         row["status"] == "pruned" or (row["status"] == "ok" and row["objective"] is not None) for row in rows
     )
-    well = not bad if enough is None else finished >= enough
-    for row in bad:
-        what = (row["error"] or KILLED).split("\n")[0]
-        level = "error" if not well else "warning"
-        print(f"{level}: job {row['job']} {row['status']}: {what}; see {sweep / row['folder']}", file=sys.stderr)  # noqa: T201
-    return well
+    successful = not failed if enough is None else finished >= enough
+    for row in failed:
+        reason = (row["error"] or KILLED).split("\n")[0]
+        level = "warning" if successful else "error"
+        text = f"{level}: job {row['job']} {row['status']}: {reason}; see {sweep / row['folder']}"
+        print(text, file=sys.stderr)  # noqa: T201
+    return successful
 
 
 def best(rows: Sequence[Mapping[str, Any]], maximize: bool = True) -> Mapping[str, Any] | None:
-    """The finished job with the best objective; None where none has one."""
+    """The finished job with the best objective; None if no job has an objective."""
     done = [row for row in rows if row["status"] == "ok" and row["objective"] is not None]
     return max(done, key=lambda row: row["objective"] if maximize else -row["objective"], default=None)
 
 
 def print_table(rows: Sequence[Row], maximize: bool = True) -> None:
-    """Print a line a job; the best is marked."""
+    """Print one line per job; a star marks the best."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""The picture of a sweep: the objective job by job, and against each key that was swept."""
+"""The picture of a sweep: the objective of each job, and the objective against each swept key."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["best_so_far", "draw_sweep", "places", "save"]
+__all__ = ["axis_positions", "best_so_far", "draw_sweep", "save"]
 
 MARKS = {
     "ok": ("o", BLUE, "finished"),
@@ -23,32 +23,32 @@ MARKS = {
 
 
 def best_so_far(rows: Sequence[Mapping[str, Any]], maximize: bool = True) -> list[tuple[int, float]]:
-    """(job, best objective of the finished jobs up to it).
+    """Pairs (job, best objective of the finished jobs up to that job).
 
-    >>> done = [{"job": j, "status": s, "objective": o} for j, s, o in [(0, "ok", 0.5), (1, "failed", None), (2, "pruned", 0.9), (3, "ok", 0.4)]]
-    >>> best_so_far(done)
+    >>> jobs = [(0, "ok", 0.5), (1, "failed", None), (2, "pruned", 0.9), (3, "ok", 0.4)]
+    >>> best_so_far([{"job": job, "status": status, "objective": value} for job, status, value in jobs])
     [(0, 0.5), (1, 0.5), (2, 0.5), (3, 0.5)]
     """
-    found, line = None, []
+    best, line = None, []
     for row in rows:
         value = row["objective"]
-        if (
-            row["status"] == "ok"
-            and value is not None
-            and (found is None or (value > found if maximize else value < found))
-        ):
-            found = value
-        if found is not None:
-            line.append((row["job"], found))
+        if row["status"] == "ok" and value is not None:
+            best = value if best is None else max(best, value) if maximize else min(best, value)
+        if best is not None:
+            line.append((row["job"], best))
     return line
 
 
-def places(values: Sequence[str | None]) -> tuple[list[float], list[str] | None, bool]:
-    """Where a key's values stand on an axis: the places, their names if they are no numbers, and whether the scale is logarithmic.
+def axis_positions(values: Sequence[str | None]) -> tuple[list[float], list[str] | None, bool]:
+    """Positions of a key's values on an axis.
 
-    >>> places(["1e-4", "1e-2", "1e-3"])
+    Returns:
+        The positions, the labels of positions 0, 1, ... (None if all values are numbers), and whether the scale is
+        logarithmic.
+
+    >>> axis_positions(["1e-4", "1e-2", "1e-3"])
     ([0.0001, 0.01, 0.001], None, True)
-    >>> places(["lce", "kl", "lce"])
+    >>> axis_positions(["lce", "kl", "lce"])
     ([1.0, 0.0, 1.0], ['kl', 'lce'], False)
     """
     try:
@@ -64,7 +64,7 @@ def places(values: Sequence[str | None]) -> tuple[list[float], list[str] | None,
 def draw_sweep(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Sequence[str | None]], maximize: bool = True
 ) -> Figure:
-    """A panel with the objective job by job and the best so far, then a panel a swept key.
+    """Draw one panel with the objective of each job and the best so far, then one panel per swept key.
 
     Args:
         rows: The jobs.
@@ -82,9 +82,9 @@ def draw_sweep(
     panels[0].set_xlabel("job")
     panels[0].xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
     for (key, column), axes in zip(columns.items(), panels[1:], strict=False):
-        where, names, logarithmic = places(column)
-        _marks(axes, rows, where)
-        low, high = min(where), max(where)  # marks on the lower edge do not count for matplotlib
+        positions, names, logarithmic = axis_positions(column)
+        _marks(axes, rows, positions)
+        low, high = min(positions), max(positions)  # matplotlib ignores marks on the lower edge when it sets the limits
         if names is not None:
             axes.set_xticks(range(len(names)), names, rotation=0 if max(map(len, names)) < 9 else 30, ha="center")
             axes.set_xlim(-0.5, len(names) - 0.5)
@@ -103,11 +103,11 @@ def draw_sweep(
     return figure
 
 
-def _marks(axes: Axes, rows: Sequence[Mapping[str, Any]], where: Sequence[float]) -> None:
-    """A mark a job; those without an objective lie on the lower edge."""
+def _marks(axes: Axes, rows: Sequence[Mapping[str, Any]], positions: Sequence[float]) -> None:
+    """Draw one mark per job; jobs without an objective are drawn on the lower edge."""
     for status, (marker, colour, name) in MARKS.items():
-        own = [(x, row["objective"]) for x, row in zip(where, rows, strict=True) if row["status"] == status]
-        valued = [(x, value) for x, value in own if value is not None]
+        points = [(x, row["objective"]) for x, row in zip(positions, rows, strict=True) if row["status"] == status]
+        valued = [(x, value) for x, value in points if value is not None]
         if valued:
             axes.scatter(
                 [x for x, _ in valued],
@@ -118,7 +118,7 @@ def _marks(axes: Axes, rows: Sequence[Mapping[str, Any]], where: Sequence[float]
                 label=name,
                 zorder=3,
             )
-        without = [x for x, value in own if value is None]
+        without = [x for x, value in points if value is None]
         if without:
             axes.scatter(
                 without,

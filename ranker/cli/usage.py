@@ -1,4 +1,4 @@
-"""What `--help` prints: the choices, and the keys with their meanings, as they stand in the configuration files."""
+"""The text of `--help`: groups with their choices, and keys with the comments of the configuration files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ranker.config.roots import CONF
 
 
 def answer_help(command: str) -> None:
-    """Print the help of an entry script and end, if the command line asks for it.
+    """If the command line has --help or -h, print the help of a command and exit.
 
-    Hydra's own help takes seconds with this many groups, and drops the comments that say what a key means.
+    Hydra's own help takes seconds with this many groups, and drops the comments that explain the keys.
     """
     arguments = sys.argv[1:]
     if not {"--help", "-h"} & set(arguments):
@@ -20,13 +20,13 @@ def answer_help(command: str) -> None:
     try:
         sys.stdout.write(usage(command, arguments))
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has read enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         sys.stderr.close()
     raise SystemExit(0)
 
 
 def usage(command: str, arguments: list[str]) -> str:
-    """The help text of `ranker COMMAND`; a group that is chosen on the command line is shown with its keys."""
+    """The help text of a command; for a group that `arguments` choose, it includes the keys of that choice."""
     root = CONF / f"{command}.yaml"
     defaults = {
         key.removeprefix("override ").removeprefix("optional "): value
@@ -40,7 +40,8 @@ def usage(command: str, arguments: list[str]) -> str:
     lines = [
         f"ranker {command} [GROUP=CHOICE ...] [KEY=VALUE ...] [-m]",
         "",
-        "-m: run every combination of comma-separated values; --cfg job: print the configuration and end; --hydra-help: Hydra's options.",
+        "-m: run every combination of comma-separated values; --cfg job: print the configuration and end; "
+        "--hydra-help: Hydra's options.",
         f"ranker {command} GROUP=CHOICE --help shows a choice's keys. docs/ explains them.",
         "",
         "Groups and their choices (* is the default):",
@@ -66,7 +67,7 @@ def usage(command: str, arguments: list[str]) -> str:
 
 
 def _below_defaults(text: str) -> list[str]:
-    """The lines of a root after its list of defaults and before Hydra's own settings."""
+    """The lines of a root yaml between its list of defaults and its settings of Hydra."""
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line == "defaults:") + 1
     start = next(i for i in range(start, len(lines)) if not lines[i].startswith("  "))

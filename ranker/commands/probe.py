@@ -1,4 +1,4 @@
-"""One run of probe.py: from options to a study, its files and its report."""
+"""`ranker probe`: probe each layer of an encoder or of a trained ranker, and write tables, pictures and a report."""
 
 from __future__ import annotations
 
@@ -9,11 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from lightning.pytorch.loggers import TensorBoardLogger
+from omegaconf import DictConfig, OmegaConf
 
-from ranker.assembly.objects import load_source
+from ranker.assembly.data import load_source, print_notice
+from ranker.assembly.run import cfg_values, one_run, open_run
 from ranker.checkpoint import read_description
-from ranker.config.check import constructor_keys
+from ranker.config.targets import constructor_keys
 from ranker.data.collection import Splits
 from ranker.errors import ConfigError, DataError
 from ranker.probing.examples import ProbeTask
@@ -26,6 +32,7 @@ from ranker.probing.subject import Subject
 from ranker.probing.summary import summarise
 from ranker.probing.training import TrainingOptions
 from ranker.retrieval.bm25 import FirstStage, with_candidates
+from ranker.training import dashboards
 from ranker.training.run_writer import write_json
 
 log = logging.getLogger(__name__)
@@ -49,10 +56,31 @@ STUDIED = (
     "workers",
 )
 
-DOWNLOADING = (
-    "ir_datasets",
-    "msmarco_passage",
-)  # sources that are not loaded only to look at what a ranker was trained on
+# sources that may download their data; they are not loaded only to check which queries a ranker was trained on
+DOWNLOADING = ("ir_datasets", "msmarco_passage")
+
+
+@one_run()
+def probe(cfg: DictConfig) -> None:
+    """Probe each layer of an encoder or of a trained ranker, with controls; write tables, pictures and a report."""
+    folder = open_run(cfg)
+    pl.seed_everything(cfg.seed, verbose=False)  # an encoder may be random
+    tasks = [instantiate(node) for node in cfg.probe.values()]
+    splits = load_source(cfg.data)
+    print_notice(splits)
+    if cfg.checkpoint is not None:
+        subject = Subject.of_checkpoint(Path(cfg.checkpoint), cfg.weights)
+    else:
+        encoder = instantiate(constructor_keys("encoder", cfg.encoder))
+        choices: Any = HydraConfig.get().runtime.choices
+        subject = Subject(str(choices.encoder), encoder, cfg.reads)
+    logger = instantiate(cfg.logger)(folder) if cfg.logger is not None and "_target_" in cfg.logger else None
+    options = cfg_values(cfg)
+    dashboards.start([logger], options, OmegaConf.to_yaml(cfg, resolve=True))
+    run_probe(folder, options, splits, tasks, subject, logger)
+    if isinstance(logger, TensorBoardLogger):  # wandb has them from the report
+        dashboards.show_pictures([logger], folder)
+        logger.finalize("success")
 
 
 def run_probe(

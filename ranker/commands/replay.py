@@ -1,4 +1,7 @@
-"""Repeat a step that was not finite: `python -m ranker.commands.replay RUN/nonfinite/step-N`; the same loss on the same hardware."""
+"""`ranker replay RUN/nonfinite/step-N`: repeat a training step that was not finite.
+
+The same hardware and software give the same loss. `python -m ranker.commands.replay FOLDER` does the same.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +13,26 @@ import lightning.pytorch as pl
 from hydra.utils import instantiate
 from torch.utils.data import DataLoader
 
-from ranker.assembly.objects import training_module
+from ranker.assembly.scorer import training_module
 from ranker.cli.entry import user_errors
-from ranker.config.check import constructor_keys
 from ranker.config.stored import load_stored
+from ranker.config.targets import constructor_keys
 from ranker.errors import CheckpointError, NonFinite
 from ranker.training.nonfinite import read_dump
+from ranker.training.rerank_module import Optimization
 
 NEEDED = ("model", "encoder", "loss", "optim", "schedule", "trainer")
 
 
 def replay(dump: Path) -> tuple[float, float]:
-    """Do the step once more, on one device, from the weights before it.
+    """Repeat a stored step on one device, from the weights before it.
 
     Returns:
-        Its loss and the norm of its gradient.
+        The step's loss and gradient norm.
 
     Raises:
-        CheckpointError: The folder is not such a step.
-        ConfigError: Its configuration asks for what a file may not; it may be someone else's.
+        CheckpointError: The folder is no stored step.
+        ConfigError: Its configuration, which may be someone else's, names something that a stored file may not name.
     """
     step, weights, about = read_dump(dump)
     cfg = load_stored(dump / "config.yaml")
@@ -44,11 +48,13 @@ def replay(dump: Path) -> tuple[float, float]:
         scorer,
         [],
         loss=instantiate(cfg.loss),
-        optimizer=instantiate(cfg.optim),
-        schedule=instantiate(cfg.schedule),
-        total_steps=1,
-        max_norm=cfg.trainer.gradient_clip_val,
-        seed=cfg.seed,
+        optimization=Optimization(
+            instantiate(cfg.optim),
+            instantiate(cfg.schedule),
+            total_steps=1,
+            max_norm=cfg.trainer.gradient_clip_val,
+            seed=cfg.seed,
+        ),
     )
     try:
         module.load_state_dict(weights)
@@ -76,11 +82,14 @@ def replay(dump: Path) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Replay the folder that the command line names, and say whether the step is as it was."""
+    """Repeat the step in the folder `sys.argv[1]`; print its loss and gradient norm beside those of the training.
+
+    Raises:
+        CheckpointError: The folder is no stored step, or the repeated step is finite.
+    """
     if len(sys.argv) != 2:
         raise CheckpointError(
-            "python -m ranker.commands.replay: expected one folder RUN/nonfinite/step-N, got "
-            + (" ".join(sys.argv[1:]) or "none")
+            f"ranker replay: expected one folder RUN/nonfinite/step-N, got {' '.join(sys.argv[1:]) or 'none'}"
         )
     dump = Path(sys.argv[1])
     about = read_dump(dump)[2]

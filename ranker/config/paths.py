@@ -1,4 +1,4 @@
-"""Settings that are paths, made absolute, so that a stored configuration means the same in every folder it is read from."""
+"""Settings that are paths, made absolute: a stored configuration then means the same in every working directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-# a path whenever they are set. `data.candidates` of data=files is relative to `data.path` and stays as it is
+from ranker.config.roots import CONF
+from ranker.config.signatures import parameters_of
+
+# Keys that are always paths. So are, in `data`, `probe` and `model`, the parameters of a `_target_` that are annotated
+# with `Path`.
 PATHS = (
     "checkpoint",
     "compare",
@@ -17,66 +21,80 @@ PATHS = (
     "qrels",
     "candidates",
     "cache_dir",
-    "data.path",
     "data.negatives",
     "data.teacher",
     "mining.teacher",
     "encode.folder",
-    "model.auto.report",
 )
-# a path where there is a file or folder of that name, else a word (`bm25`) or the id of a model
-PERHAPS = ("baseline", "encoder.name", "data.train_candidates", "data.candidates")
-# keys of a probing task, of which a configuration holds several
-TASK_PATHS = ("path", "vectors")
+# Keys that are paths if there is a file or folder of that name; otherwise a word (`bm25`) or the id of a model.
+PATHS_IF_EXISTING = ("baseline", "encoder.name", "data.train_candidates", "data.candidates")
+# The source whose `candidates` are relative to its `path`.
 RELATIVE_TO_DATA = "ranker.data.sources.files.Files"
 
 
 def make_absolute(cfg: DictConfig) -> None:
     """Replace relative paths by absolute ones, in place; `~/...` stays, since it means the same everywhere."""
     for key in PATHS:
-        _replace(cfg, key, needed=False)
-    for key in PERHAPS:
+        _replace(cfg, key, if_existing=False)
+    for key in PATHS_IF_EXISTING:
         if key == "encoder.name" and (OmegaConf.select(cfg, "encoder.package") or OmegaConf.select(cfg, key) == "tiny"):
             continue
         if key == "baseline" and "index" in cfg and cfg.baseline == "bm25":
             continue
         if key == "data.candidates" and OmegaConf.select(cfg, "data._target_") == RELATIVE_TO_DATA:
             continue
-        _replace(cfg, key, needed=True)
-    for node in _tasks(cfg):
-        for key in TASK_PATHS:
-            _replace(node, key, needed=False)
+        _replace(cfg, key, if_existing=True)
+    for node, target in _built_nodes(cfg):
+        for name, parameter in _parameters(target).items():
+            if parameter.is_path:
+                _replace(node, name, if_existing=False)
 
 
-def _tasks(cfg: DictConfig) -> Iterator[DictConfig]:
-    """The nodes of probing tasks: those of probe.py, and the options of a multitask model's heads."""
-    probes = OmegaConf.select(cfg, "probe")
-    yield from (
-        (node for node in probes.values() if isinstance(node, DictConfig)) if isinstance(probes, DictConfig) else ()
-    )
+def _built_nodes(cfg: DictConfig) -> Iterator[tuple[DictConfig, str]]:
+    """The nodes of `data`, `probe` and `model` with their `_target_`, and the options of a multitask model's heads."""
+    for group in ("data", "probe", "model"):
+        yield from _with_target(OmegaConf.select(cfg, group))
     for head in OmegaConf.select(cfg, "model.heads") or ():
         if isinstance(head, DictConfig) and isinstance(head.get("options"), DictConfig):
-            yield head.options
+            path = CONF / "probe" / f"{head.get('task')}.yaml"
+            if path.is_file():
+                yield head.options, str(OmegaConf.select(OmegaConf.load(path), "_target_"))
 
 
-def _replace(cfg: DictConfig, key: str, needed: bool) -> None:
-    """Make a path, or those of a list or mapping, absolute.
+def _with_target(node: Any) -> Iterator[tuple[DictConfig, str]]:
+    if isinstance(node, DictConfig):
+        if isinstance(node.get("_target_"), str):
+            yield node, str(node.get("_target_"))
+        for key in node:
+            if not OmegaConf.is_missing(node, key):
+                yield from _with_target(node.get(key))
+
+
+def _parameters(target: str) -> dict[str, Any]:
+    try:
+        return parameters_of(target) or {}
+    except LookupError:
+        return {}
+
+
+def _replace(cfg: DictConfig, key: str, if_existing: bool) -> None:
+    """Make a path, or all paths of a list or mapping, absolute.
 
     Args:
-        cfg: The configuration.
+        cfg: The configuration, or a node of it.
         key: Dotted key.
-        needed: Whether there must be such a file or folder.
+        if_existing: Whether to leave a value as it is if there is no such file or folder.
     """
     value: Any = OmegaConf.select(cfg, key)
     if isinstance(value, str):
-        OmegaConf.update(cfg, key, _absolute(value, needed))
+        OmegaConf.update(cfg, key, _absolute(value, if_existing))
     elif isinstance(value, (DictConfig, ListConfig)):
         for part in list(value) if isinstance(value, DictConfig) else range(len(value)):
             if isinstance(value[part], str):
-                value[part] = _absolute(value[part], needed)
+                value[part] = _absolute(value[part], if_existing)
 
 
-def _absolute(value: str, needed: bool) -> str:
-    if not value or value.startswith("~") or (needed and not Path(value).exists()):
+def _absolute(value: str, if_existing: bool) -> str:
+    if not value or value.startswith("~") or (if_existing and not Path(value).exists()):
         return value
     return os.path.abspath(value)  # noqa: PTH100 - Path.resolve would follow links

@@ -1,4 +1,4 @@
-"""Typed roots of the configuration: the keys of each entry script and their types; what they mean stands in conf/."""
+"""Typed roots of the configuration: the keys of each command and their types; conf/ explains them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
-# the folder of the configuration files: inside the package where it was installed from a wheel, else at the top of the
-# repository
+# The folder of the configuration files: in the package if it was installed from a wheel, else at the top of the
+# repository.
 CONF = next(path for parent in Path(__file__).resolve().parents[1:3] if (path := parent / "conf").is_dir())
-# a text that may look like a number: as `str`, OmegaConf would turn 007 of a yaml into "7"; the check sees what came
-# and asks for quotes
+# A text that may look like a number. Typed as `str`, OmegaConf would turn 007 of a yaml into "7"; typed as `Any`, the
+# check sees the number and asks for quotes.
 Text = Any
 
 
 @dataclass
 class BatchConfig:
-    """Sizes of a step and of a micro-batch; see conf/train.yaml for the meaning of each."""
+    """Sizes of a step and of a micro-batch; conf/train.yaml explains the keys."""
 
     queries: int = 32
     docs: int = 8
@@ -33,7 +33,7 @@ class BatchConfig:
 
 @dataclass
 class TrainerConfig:
-    """Lightning's Trainer, argument by argument; what the program builds itself (loggers, callbacks, folders) is left out."""
+    """The arguments of Lightning's Trainer, without those that the program builds (loggers, callbacks, folders)."""
 
     accelerator: str = "auto"
     strategy: str = "auto"
@@ -128,7 +128,7 @@ class EvaluateConfig:
 
 @dataclass
 class EncodeConfig:
-    """Vectors on disk; see conf/search.yaml for the meaning of each."""
+    """Vectors on disk; conf/search.yaml explains the keys."""
 
     folder: Text | None = None
     dtype: Text = "float32"
@@ -137,7 +137,7 @@ class EncodeConfig:
 
 @dataclass
 class LateConfig:
-    """How docs of several vectors are found; ranker/retrieval/search.py, LateOptions."""
+    """Search for docs of several vectors; see LateOptions in ranker/retrieval/search.py."""
 
     token_depth: int = 256
     candidates: int = 1000
@@ -145,7 +145,7 @@ class LateConfig:
 
 @dataclass
 class MiningConfig:
-    """Which docs become hard negatives; ranker/retrieval/mining.py, Mining."""
+    """Choice of hard negatives; see Mining in ranker/retrieval/mining.py."""
 
     first: int = 1
     last: int = 100
@@ -185,7 +185,7 @@ class SearchConfig:
 
 @dataclass
 class ProbeTrainingConfig:
-    """How a probe is trained; see conf/probe.yaml for the meaning of each."""
+    """Training of a probe; conf/probe.yaml explains the keys."""
 
     lr: float = 1e-3
     batch_pairs: int = 64
@@ -202,7 +202,7 @@ class ProbeTrainingConfig:
 
 @dataclass
 class ProbeCacheConfig:
-    """The encoder's states on disk; see conf/probe.yaml for the meaning of each."""
+    """The encoder's states on disk; conf/probe.yaml explains the keys."""
 
     dtype: Text = "float16"
     tokens: Text = "all"
@@ -258,14 +258,14 @@ ROOTS: dict[str, type] = {
 }
 
 
-def register() -> None:
-    """Make the typed roots known to Hydra, as `train_schema` and so on."""
-    for name, root in ROOTS.items():
+def register(command: str | None = None) -> None:
+    """Register the typed root of a command, or of all commands, with Hydra, as `train_schema` and so on."""
+    for name, root in ROOTS.items() if command is None else [(command, ROOTS[command])]:
         ConfigStore.instance().store(name=f"{name}_schema", node=root)
 
 
 def root_of(keys: Iterable[Any]) -> type:
-    """The typed root that lacks the fewest of a configuration's top keys; train.py's among equals."""
+    """The typed root that lacks the fewest of a configuration's top-level keys; in a tie, that of train.py."""
     given = set(map(str, keys))
     return min(ROOTS.values(), key=lambda root: len(given - {entry.name for entry in fields(root)}))
 

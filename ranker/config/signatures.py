@@ -1,9 +1,10 @@
-"""Signatures of classes and functions read from source files, without importing them: torch alone takes seconds."""
+"""Signatures of classes and functions, read from source files without importing them: importing torch takes seconds."""
 
 from __future__ import annotations
 
 import ast
 import importlib.util
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,14 +17,22 @@ _SCALARS = {"int": (int,), "float": (int, float), "bool": (bool,), "str": (str,)
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter: the scalar types that its annotation admits (empty: anything goes)."""
+    """One parameter of a signature.
+
+    Args:
+        name: Its name.
+        types: Names of the types that its annotation allows; empty: any value is accepted.
+        required: Whether it has no default.
+        is_path: Whether its annotation includes `Path`.
+    """
 
     name: str
     types: tuple[str, ...]
     required: bool
+    is_path: bool = False
 
     def fault(self, value: Any) -> str:
-        """Say in words why `value` does not fit; empty when it does."""
+        """Return why `value` does not fit; empty if it does."""
         if not self.types:
             return ""
         if value is None:
@@ -47,7 +56,10 @@ class Parameter:
 
 @cache
 def parameters_of(target: str) -> dict[str, Parameter] | None:
-    """Parameters of the class or function at a dotted path; None when the source can't tell (it has **kwargs or is not Python).
+    """Parameters of the class or function at a dotted path.
+
+    Returns:
+        Name -> parameter; None if the source does not tell, since it has **kwargs or is not Python.
 
     Raises:
         LookupError: There is no such module or name.
@@ -57,7 +69,7 @@ def parameters_of(target: str) -> dict[str, Parameter] | None:
 
 @cache
 def attribute_of(target: str, name: str, default: Any = None, depth: int = 0) -> Any:
-    """The constant that a class, or the nearest of its bases, sets as a class attribute; `default` where none does.
+    """The literal that a class, or the nearest of its bases, sets as a class attribute; `default` if none does.
 
     Raises:
         LookupError: There is no such module.
@@ -69,20 +81,24 @@ def attribute_of(target: str, name: str, default: Any = None, depth: int = 0) ->
     if not isinstance(node, ast.ClassDef):
         return default
     for item in node.body:
-        if isinstance(item, (ast.Assign, ast.AnnAssign)) and isinstance(item.value, ast.Constant):
-            names = item.targets if isinstance(item, ast.Assign) else [item.target]
-            if any(isinstance(part, ast.Name) and part.id == name for part in names):
-                return item.value.value
+        if isinstance(item, (ast.Assign, ast.AnnAssign)) and item.value is not None:
+            assigned = item.targets if isinstance(item, ast.Assign) else [item.target]
+            if any(isinstance(part, ast.Name) and part.id == name for part in assigned):
+                with suppress(ValueError):  # an expression that is no literal
+                    return ast.literal_eval(item.value)
     for base in node.bases:
         if isinstance(base, ast.Name):
-            inherited = attribute_of(f"{module}.{base.id}", name, None, depth + 1)
-            if inherited is not None:
-                return inherited
+            with suppress(LookupError):  # a base of the standard library, which is no package
+                inherited = attribute_of(f"{module}.{base.id}", name, None, depth + 1)
+                if inherited is not None:
+                    return inherited
     return default
 
 
 def defines(target: str, within: str, depth: int = 0) -> bool:
-    """Whether the module of a dotted path defines the class or function at its end, itself or by importing it from below `within`.
+    """Whether the module of a dotted path defines the class or function at its end.
+
+    A name that the module imports counts as defined there if it is defined in a module that starts with `within`.
 
     Raises:
         LookupError: There is no such module.
@@ -107,13 +123,12 @@ def defines(target: str, within: str, depth: int = 0) -> bool:
 
 
 def _origin(node: ast.ImportFrom, module: str, path: Path, name: str) -> str:
-    """Dotted path of what an import statement gives a name."""
+    """Dotted path of the object that an import statement binds to a name."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for _ in range(node.level - 1):
         package = package.rpartition(".")[0]
-    source = next(
-        (alias.name for alias in node.names if (alias.asname or alias.name) == name), name
-    )  # `import *` gives the same name
+    # `import *` keeps the name
+    source = next((alias.name for alias in node.names if (alias.asname or alias.name) == name), name)
     return ".".join(part for part in ((package if node.level else ""), node.module or "", source) if part)
 
 
@@ -122,7 +137,7 @@ def _parameters(target: str, depth: int) -> dict[str, Parameter] | None:
     if path is None or depth > 5:
         return None
     node = _definition(path, name)
-    if isinstance(node, ast.ImportFrom):  # re-exported: follow it
+    if isinstance(node, ast.ImportFrom):  # re-exported: follow the import
         return _parameters(_origin(node, module, path, name), depth + 1)
     if isinstance(node, ast.FunctionDef):
         return _signature(node, skip=0)
@@ -138,7 +153,9 @@ def _locate(target: str) -> tuple[str, str, Path | None]:
     if not module:
         raise LookupError("no module in it")
     top, *inner = module.split(".")
-    spec = importlib.util.find_spec(top)  # of the top package only: asking for more would import it
+    spec = importlib.util.find_spec(
+        top
+    )  # of the top package only: for an inner module, find_spec would import the package
     if spec is None or not spec.submodule_search_locations:
         raise LookupError(f"no package {top}")
     path = Path(next(iter(spec.submodule_search_locations)))
@@ -180,7 +197,7 @@ def _class_signature(node: ast.ClassDef) -> dict[str, Parameter] | None:
 
 
 def _plain_module(node: ast.ClassDef) -> dict[str, Parameter] | None:
-    """A class without `__init__` takes what its base takes; of the bases only nn.Module is known to take nothing."""
+    """Signature of a class without `__init__`: that of its base, which is known to be empty for nn.Module only."""
     known = all(ast.unparse(base) in ("nn.Module", "torch.nn.Module") for base in node.bases)
     return {} if known else None
 
@@ -190,20 +207,21 @@ def _signature(node: ast.FunctionDef, skip: int) -> dict[str, Parameter] | None:
         return None
     positional = [*node.args.posonlyargs, *node.args.args]
     required = len(positional) - len(node.args.defaults)
-    found = {
+    parameters = {
         arg.arg: _parameter(arg.arg, arg.annotation, i < required) for i, arg in enumerate(positional) if i >= skip
     }
     for arg, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
-        found[arg.arg] = _parameter(arg.arg, arg.annotation, default is None)
-    return found
+        parameters[arg.arg] = _parameter(arg.arg, arg.annotation, default is None)
+    return parameters
 
 
 def _parameter(name: str, annotation: ast.expr | None, required: bool) -> Parameter:
-    return Parameter(name, _types(annotation), required)
+    is_path = any(isinstance(part, ast.Name) and part.id == "Path" for part in ast.walk(annotation or ast.Pass()))
+    return Parameter(name, tuple(dict.fromkeys(_types(annotation))), required, is_path)
 
 
 def _types(annotation: ast.expr | None) -> tuple[str, ...]:
-    """Scalar names of an annotation made of int, float, bool, str, None, lists and dicts; empty for anything else."""
+    """Type names of an annotation made of int, float, bool, str, Path, None, lists and dicts; empty for any other."""
     if annotation is None:
         return ()
     if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):

@@ -1,4 +1,4 @@
-"""Read the configuration in a run folder or model folder, which may be someone else's: plain values of known keys, nothing else."""
+"""Read the configuration of a run folder or model folder, which is not trusted: plain values of known keys only."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ranker.config.check import GROUPS, target_faults, unknown_keys, untrusted
+from ranker.config.groups import GROUPS, unknown_keys
 from ranker.config.roots import root_of
+from ranker.config.targets import target_faults, untrusted
 from ranker.config.values import text_faults
 from ranker.config.writing import WRITING, parts_of, writing_faults
 from ranker.errors import ConfigError
 from ranker.files import leads_out, verify_folder
 
-MAX_BYTES = 1_000_000  # the largest that this program writes have some thousands
+MAX_BYTES = 1_000_000  # this program writes some thousand bytes
 MAX_DEPTH = 40
-# keys of Hydra's `instantiate`; `_args_` is not among them: it would give a target what no signature names
+# Keys of Hydra's `instantiate`. `_args_` is left out: its values would not be compared with a signature.
 SPECIAL = ("_target_", "_partial_", "_convert_", "_recursive_")
 NODES = (*GROUPS, *WRITING)
-# names of targets in run folders of version 0.1, and where they are now
+# Prefixes of targets in run folders of version 0.1 -> their prefixes today.
 RENAMED = {
     "ranker.layers.encoder.": "ranker.encoders.loading.",
     "ranker.models.multitask.": "ranker.multitask.multitask.",
@@ -33,12 +34,12 @@ RENAMED = {
 def load_stored(path: Path) -> Any:
     """Read a stored configuration.
 
-    Code that lies beside an encoder's weights is not trusted, whatever the file says.
+    `encoder.trust_remote_code` becomes false, whatever the file says.
 
     Raises:
-        ConfigError: The file is not plain YAML of a sensible size; or it has an unknown key, a value of another type, a
-            `_target_` that its group may not name, an interpolation (it would be resolved after the check), or a path
-            that leads out of a run's folder; or it is damaged, or was changed and not accepted (ranker/files.py).
+        ConfigError: The file is not plain YAML of at most 1 MB; or it has an unknown key, a value of the wrong type, a
+            `_target_` that its group may not use, an interpolation (it would be resolved after the check), or a path
+            that leaves the run folder; or its checksum differs (ranker/files.py).
     """
     cfg = _read(path)
     _rename(cfg)
@@ -52,7 +53,7 @@ def load_stored(path: Path) -> Any:
 
 
 def _read(path: Path) -> Any:
-    """A file's YAML, checked before anything is built of it: a few lines with anchors would fill the memory."""
+    """Parse a file, after a check of its size, depth and anchors: a few lines with anchors could fill the memory."""
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
@@ -61,7 +62,8 @@ def _read(path: Path) -> Any:
         for event in yaml.parse(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
                 raise ConfigError(
-                    f"{path}: expected a configuration without anchors and aliases, got one in line {event.start_mark.line + 1}"
+                    f"{path}: expected a configuration without anchors and aliases, "
+                    f"got one in line {event.start_mark.line + 1}"
                 )
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > MAX_DEPTH:
@@ -77,7 +79,7 @@ def _read(path: Path) -> Any:
 
 
 def _rename(node: Any) -> None:
-    """Replace names of targets that have moved."""
+    """Replace the prefixes of targets whose modules have moved since the file was written."""
     for key in list(node) if isinstance(node, DictConfig) else range(len(node)) if isinstance(node, ListConfig) else ():
         value = node._get_node(key)
         if key == "_target_":
@@ -89,13 +91,13 @@ def _rename(node: Any) -> None:
 
 
 def stored_faults(cfg: DictConfig) -> list[str]:
-    """Say what a stored configuration holds that it may not."""
+    """Return one fault for each key or value that a stored configuration may not have."""
     content: Any = OmegaConf.to_container(cfg)
     unresolved = _unresolved(content, "")
     if unresolved:
         return unresolved
     faults = [*unknown_keys(content, root_of(content)), *untrusted(content, ""), *_nodes(content)]
-    if faults:  # what comes next relies on them
+    if faults:  # the next checks rely on known keys and trusted targets
         return faults
     faults = _types(cfg)
     if faults:
@@ -116,7 +118,7 @@ def _unresolved(node: Any, path: str) -> list[str]:
 
 
 def _nodes(content: Mapping[str, Any]) -> list[str]:
-    """Groups that are no mappings, and keys that `instantiate` would take for its own."""
+    """Groups that are no mappings, and keys that Hydra's `instantiate` would interpret."""
     faults = [
         f"{key}: expected keys and values, got {content[key]!r}"
         for key in NODES
@@ -136,7 +138,7 @@ def _nodes(content: Mapping[str, Any]) -> list[str]:
 
 
 def _types(cfg: DictConfig) -> list[str]:
-    """Values of other types than the typed root's."""
+    """Values whose type differs from that in the typed root."""
     try:
         OmegaConf.merge(OmegaConf.structured(root_of(cfg)), cfg)
     except OmegaConfBaseException as error:
@@ -145,7 +147,7 @@ def _types(cfg: DictConfig) -> list[str]:
 
 
 def resumed_runs(folder: Path) -> list[Path]:
-    """The run folder and those of the runs that it was resumed from, oldest first."""
+    """The run folder and the folders of the runs that it continues, oldest first."""
     chain = [folder]
     while (chain[0] / "config.yaml").is_file():
         cfg = load_stored(chain[0] / "config.yaml")

@@ -1,4 +1,4 @@
-"""What Lightning's Trainer would refuse once the data is loaded, or take and do nothing with: answered from the values alone."""
+"""Checks of `trainer`: values that Lightning would refuse only after the data is loaded, or silently ignore."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ PRECISIONS = (None, "16-mixed", "bf16-mixed", "32-true", "64-true", "bf16-true",
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 PROFILERS = (None, "simple", "advanced", "pytorch")
-# variables of what starts a process on each machine: torchrun, SLURM, LSF, MPI, or by hand
+# Environment variables of the programs that start processes on several machines: torchrun, SLURM, LSF, MPI, by hand.
 LAUNCHERS = ("TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "LSB_JOBID", "OMPI_COMM_WORLD_SIZE", "MASTER_ADDR")
 
 
 def faults_of(cfg: DictConfig) -> list[str]:
-    """What is wrong with `trainer`, one line a fault."""
+    """Return one fault for each unusable value of `trainer`."""
     node = cfg.get("trainer")
     if node is None:
         return []
     trainer: Any = OmegaConf.to_container(node, resolve=True)
-    found = [*_hardware(trainer), *_unsupported(trainer), *_validation(trainer)]
+    faults = [*_hardware(trainer), *_unsupported(trainer), *_validation(trainer)]
     if "optim" in cfg:
-        found += _length(trainer)
-    return [f"trainer.{fault}" for fault in found]
+        faults += _length(trainer)
+    return [f"trainer.{fault}" for fault in faults]
 
 
 def _is_int(value: Any) -> TypeGuard[int]:
@@ -41,40 +41,41 @@ def _is_number(value: Any) -> bool:
 
 
 def _hardware(trainer: Mapping[str, Any]) -> list[str]:
-    found = []
+    faults = []
     if trainer.get("accelerator") not in ACCELERATORS:
-        found.append(f"accelerator: expected one of {', '.join(ACCELERATORS)}; got {trainer.get('accelerator')!r}")
+        faults.append(f"accelerator: expected one of {', '.join(ACCELERATORS)}; got {trainer.get('accelerator')!r}")
     if not _are_devices(trainer.get("devices")):
-        found.append(
-            f"devices: expected a number above 0 (or -1 for all), a list of indices or auto; got {shown(trainer.get('devices'))}"
+        faults.append(
+            "devices: expected a number above 0 (or -1 for all), a list of indices or auto; "
+            f"got {shown(trainer.get('devices'))}"
         )
     if not _is_in(trainer.get("precision"), PRECISIONS):
-        found.append(
+        faults.append(
             f"precision: expected one of bf16-mixed, 32-true, 64-true, bf16-true; got {shown(trainer.get('precision'))}"
         )
     if trainer.get("precision") == "16-mixed":
-        found.append(
+        faults.append(
             "precision: 16-mixed is refused, since gradients would be clipped before they are unscaled; use bf16-mixed"
         )
     if trainer.get("strategy") not in STRATEGIES:
-        found.append(f"strategy: expected one of {', '.join(STRATEGIES)}; got {trainer.get('strategy')!r}")
+        faults.append(f"strategy: expected one of {', '.join(STRATEGIES)}; got {trainer.get('strategy')!r}")
         if "fsdp" in str(trainer.get("strategy")).lower():
-            found[-1] += ", which would synchronise gradients at each micro-batch and clip each shard by its own norm"
+            faults[-1] += ", which would synchronise gradients at each micro-batch and clip each shard by its own norm"
     nodes: Any = trainer.get("num_nodes")
     if _is_int(nodes) and nodes > 1 and not any(name in os.environ for name in LAUNCHERS):
-        found.append(
-            f"num_nodes: expected torchrun, SLURM or MASTER_ADDR and NODE_RANK in the environment, by which {nodes} machines meet, got none; "
-            "start it so, or set trainer.num_nodes=1"
+        faults.append(
+            "num_nodes: expected torchrun, SLURM or MASTER_ADDR and NODE_RANK in the environment, "
+            f"by which {nodes} machines meet, got none; start it so, or set trainer.num_nodes=1"
         )
     if not _is_in(trainer.get("deterministic"), (None, True, False, "warn")):
-        found.append(f"deterministic: expected true, false, warn or null; got {shown(trainer.get('deterministic'))}")
+        faults.append(f"deterministic: expected true, false, warn or null; got {shown(trainer.get('deterministic'))}")
     if trainer.get("profiler") not in PROFILERS:
-        found.append(f"profiler: expected one of {', '.join(PROFILERS[1:])} or null; got {trainer.get('profiler')!r}")
-    return found
+        faults.append(f"profiler: expected one of {', '.join(PROFILERS[1:])} or null; got {trainer.get('profiler')!r}")
+    return faults
 
 
 def _is_in(value: Any, known: tuple[Any, ...]) -> bool:
-    """Whether a value is one of the known ones and of the same type: 1 is not true."""
+    """Whether a value is one of the known ones and has the same type: 1 is not true."""
     return any(type(value) is type(other) and value == other for other in known)
 
 
@@ -94,81 +95,86 @@ def _are_devices(devices: Any) -> bool:
 
 
 def _unsupported(trainer: Mapping[str, Any]) -> list[str]:
-    """Arguments that would make a run something else than what the run folder says of it."""
-    found = [
+    """Arguments with which the results would not be what the run folder says."""
+    faults = [
         f"{key}: not supported, since an evaluation needs every query exactly once; leave it unset"
         for key in ("fast_dev_run", "barebones", "use_distributed_sampler")
         if trainer.get(key)
     ]
-    found += [
+    faults += [
         f"{key}: not supported, since an evaluation needs every query exactly once; leave it unset"
         for key in ("limit_val_batches", "limit_test_batches", "limit_predict_batches")
         if trainer.get(key) is not None
     ]
     if trainer.get("enable_checkpointing") is False:
-        found.append("enable_checkpointing: expected true, since the best state is what is tested and exported")
+        faults.append("enable_checkpointing: expected true, since the best state is what is tested and exported")
     if trainer.get("overfit_batches"):
-        found.append("overfit_batches: not supported with one item per optimizer step; use trainer.limit_train_batches")
+        faults.append(
+            "overfit_batches: not supported with one item per optimizer step; use trainer.limit_train_batches"
+        )
     if trainer.get("gradient_clip_algorithm") not in (None, "norm"):
-        found.append(f"gradient_clip_algorithm: expected norm, got {trainer.get('gradient_clip_algorithm')!r}")
+        faults.append(f"gradient_clip_algorithm: expected norm, got {trainer.get('gradient_clip_algorithm')!r}")
     if trainer.get("reload_dataloaders_every_n_epochs"):
-        found.append(
+        faults.append(
             "reload_dataloaders_every_n_epochs: not supported, since all epochs read the same data; set it to 0"
         )
     if trainer.get("model_registry") is not None:
-        found.append("model_registry: not supported, since a run keeps its model in its own folder; leave it unset")
-    return found
+        faults.append("model_registry: not supported, since a run keeps its model in its own folder; leave it unset")
+    return faults
 
 
 def _validation(trainer: Mapping[str, Any]) -> list[str]:
     interval, epochs = trainer.get("val_check_interval"), trainer.get("check_val_every_n_epoch")
     if interval is None:
-        return (
-            []
-            if epochs is not None
-            else [
-                "val_check_interval: expected a number of steps beside trainer.check_val_every_n_epoch=null, got null; set one, as 1000"
-            ]
-        )
+        if epochs is not None:
+            return []
+        return [
+            "val_check_interval: expected a number of steps beside trainer.check_val_every_n_epoch=null, got null; "
+            "set one, as 1000"
+        ]
     steps, share = _is_int(interval) and 1 <= interval < 2**31, isinstance(interval, float) and 0 < interval <= 1
     if not steps and not share:
         return [
-            f"val_check_interval: expected a number of steps or a share of an epoch above 0 and up to 1.0, got {shown(interval)}"
+            "val_check_interval: expected a number of steps or a share of an epoch above 0 and up to 1.0, "
+            f"got {shown(interval)}"
         ]
     if share and epochs is None:
         return [
-            f"val_check_interval: expected a number of steps beside trainer.check_val_every_n_epoch=null, got the share {interval}"
+            "val_check_interval: expected a number of steps beside trainer.check_val_every_n_epoch=null, "
+            f"got the share {interval}"
         ]
     return []
 
 
 def _length(trainer: Mapping[str, Any]) -> list[str]:
-    """When a training ends: after at least one step (0 is not the same as unset), and not never."""
-    found = []
+    """Check the end of a training: it comes after at least one step (0 differs from unset), and it comes."""
+    faults = []
     for key in ("max_epochs", "max_steps"):
         if trainer.get(key) == 0:
-            found.append(
+            faults.append(
                 f"{key}: expected at least 1, got 0, which trains nothing; evaluate.py measures a model as it is"
             )
     epochs: Any = trainer.get("max_epochs")
     steps: Any = trainer.get("max_steps")
     if (epochs is None or epochs < 0) and (steps is None or steps < 0):
-        found.append(
+        faults.append(
             "max_epochs: expected trainer.max_epochs or trainer.max_steps, got neither; the schedule needs an end"
         )
     if epochs is not None and 0 <= epochs < (trainer.get("min_epochs") or 0):
-        found.append(f"min_epochs: expected at most trainer.max_epochs={epochs}, got {trainer.get('min_epochs')}")
+        faults.append(f"min_epochs: expected at most trainer.max_epochs={epochs}, got {trainer.get('min_epochs')}")
     limit = trainer.get("limit_train_batches")
     whole, share = _is_int(limit) and 1 <= limit < 2**31, isinstance(limit, float) and 0 < limit <= 1
     if limit is not None and not whole and not share:
-        found.append(
-            f"limit_train_batches: expected a number of steps from 1 or a share of an epoch above 0 and up to 1.0, got {shown(limit)}"
+        faults.append(
+            "limit_train_batches: expected a number of steps from 1 or a share of an epoch above 0 and up to 1.0, "
+            f"got {shown(limit)}"
         )
     if trainer.get("max_time") is not None and not _is_time(trainer["max_time"]):
-        found.append(
-            f"max_time: expected days:hours:minutes:seconds above 0, as 00:12:00:00, or {{hours: 12}}; got {shown(trainer['max_time'])}"
+        faults.append(
+            "max_time: expected days:hours:minutes:seconds above 0, as 00:12:00:00, or {hours: 12}; "
+            f"got {shown(trainer['max_time'])}"
         )
-    return found
+    return faults
 
 
 def _is_time(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Which numbers, words and lists the keys of the configuration take; knows no torch."""
+"""Checks of single values: ranges of numbers, choices of words, lists. Does not import torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,19 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.config.roots import ROOTS, root_of
 from ranker.data.parsing import MAX_GRADE, shown
 
-LARGEST = 2**31 - 1  # of a count; numpy and torch hold many in 32 bits
+LARGEST = 2**31 - 1  # the largest count; numpy and torch store many counts in 32 bits
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers from `low` to `high`; with `above` or `below`, without that end itself."""
+    """A range of numbers.
+
+    Args:
+        low: The lower bound.
+        high: The upper bound.
+        above: Whether the lower bound is excluded.
+        below: Whether the upper bound is excluded.
+    """
 
     low: float
     high: float = math.inf
@@ -25,7 +32,7 @@ class Range:
     below: bool = False
 
     def fault(self, value: Any) -> str:
-        """Say in words why a value is outside; empty when it is inside, or no number at all, which other checks refuse.
+        """Return why a value is outside the range; empty if it is inside, or is no number, which other checks refuse.
 
         >>> Range(1).fault(0), Range(0, 1).fault(0.5), Range(0, above=True).fault(math.inf)
         ('expected at least 1, got 0', '', 'expected a finite number above 0, got inf')
@@ -46,13 +53,15 @@ class Range:
             return f"a finite number above {self.low:g}" if self.above else f"at least {self.low:.17g}"
         if (self.low, self.high, self.above, self.below) == (0, 1, False, False):
             return "a share from 0 to 1"
-        return f"{'a number above' if self.above else 'at least'} {self.low:g} and {'below' if self.below else 'at most'} {self.high:.17g}"
+        low = f"{'a number above' if self.above else 'at least'} {self.low:g}"
+        return f"{low} and {'below' if self.below else 'at most'} {self.high:.17g}"
 
 
 COUNT, FROM_0, POSITIVE, SHARE, RATE = Range(1), Range(0), Range(0, above=True), Range(0, 1), Range(0, 1, below=True)
 SEED, GRADE, ANY = Range(0, 2**32 - 1), Range(1, MAX_GRADE), Range(-math.inf)
-# by dotted key, or by class and key where the key belongs to a class of a group, so that another class may take other
-# values
+# Ranges by dotted key, or by class and key: another class of the same group may have another range. These checks report
+# an unusable number before torch is imported. A key without an entry takes any finite number here, so a new class needs
+# no entry: its constructor can check its values.
 RANGES = {
     **dict.fromkeys(
         (
@@ -189,27 +198,28 @@ WORDS = {
         ("mean2std", "minmax", "quantile"),
     ),
 }
-FILLED = ("seeds", "layers", "portions")  # lists of at least one entry
-OWN_CHECKS = (
-    "model.heads",
-    "model.sampling",
-    "model.weighting",
-    "model.labels",
-    "model.auto",
-)  # ranker/multitask/check.py
+NON_EMPTY = ("seeds", "layers", "portions")  # lists of at least one entry
 
 
-def faults_of(cfg: DictConfig) -> list[str]:
-    """What is wrong with the values of a composed configuration, each by itself; one line a fault."""
+def faults_of(cfg: DictConfig, skipped: tuple[str, ...] = ()) -> list[str]:
+    """Check each value of a composed configuration by itself.
+
+    Args:
+        cfg: The configuration.
+        skipped: Dotted keys whose values, and those below them, another check looks at.
+
+    Returns:
+        One line per fault.
+    """
     faults = []
     for key, rules, value in _leaves(cfg, ""):
-        if key.startswith(OWN_CHECKS):
+        if f"{key}.".startswith(tuple(f"{other}." for other in skipped)):
             continue
         entries = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
-        found = [fault for entry in entries if (fault := _fault(rules, entry))]
+        of_value = [fault for entry in entries if (fault := _fault(rules, entry))]
         if isinstance(value, list):
-            found += _list_faults(key, value)
-        faults += [f"{key}: {fault}" for fault in dict.fromkeys(found)]
+            of_value += _list_faults(key, value)
+        faults += [f"{key}: {fault}" for fault in dict.fromkeys(of_value)]
     return faults
 
 
@@ -229,12 +239,12 @@ def _text_fault(value: str) -> str:
 
 
 def _list_faults(key: str, value: list[Any]) -> Iterator[str]:
-    if key in FILLED and not value:
+    if key in NON_EMPTY and not value:
         yield "expected at least one entry, got none; leave it out or name some"
     if any(entry is None for entry in value):
         yield f"expected entries without null, got {shown(value)}"
     plain = [entry for entry in value if isinstance(entry, (str, int, float))]
-    if key in (*FILLED, "controls") and len(set(plain)) < len(plain):
+    if key in (*NON_EMPTY, "controls") and len(set(plain)) < len(plain):
         yield f"expected each entry once, got {shown(value)}"
     numbers = [entry for entry in value if isinstance(entry, (int, float))]
     if key == "portions" and numbers and (numbers != sorted(numbers) or numbers[-1] != 1):
@@ -242,7 +252,7 @@ def _list_faults(key: str, value: list[Any]) -> Iterator[str]:
 
 
 def _leaves(node: DictConfig, path: str) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-    """Dotted keys, what the tables call them, and plain values; lists, and mappings of data options by id, are leaves."""
+    """Yield (dotted key, its names in the tables, plain value) of each leaf; lists and mappings by id are leaves."""
     target = "" if OmegaConf.is_missing(node, "_target_") else str(node.get("_target_") or "").rpartition(".")[2]
     for key in map(str, node):
         name = f"{path}.{key}" if path else key
@@ -256,23 +266,23 @@ def _leaves(node: DictConfig, path: str) -> Iterator[tuple[str, tuple[str, ...],
             yield name, (f"{target}.{key}", name), plain
 
 
-# texts of the roots
-# -------------------------------------------------------------------------------------------------------------------
+# text keys of the typed roots
+# ----------------------------------------------------------------------------------------------------
 
 
 def text_keys(root: type, prefix: str = "") -> dict[str, bool]:
-    """Dotted keys of a typed root that take text, and whether null is a value of theirs."""
-    found: dict[str, bool] = {}
+    """Dotted keys of a typed root that take text -> whether they may be null."""
+    keys: dict[str, bool] = {}
     for entry in fields(root):
         if str(entry.type) in ("Text", "Text | None"):
-            found[prefix + entry.name] = str(entry.type).endswith("None")
+            keys[prefix + entry.name] = str(entry.type).endswith("None")
         elif is_dataclass(entry.default_factory):
-            found |= text_keys(entry.default_factory, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
-    return found
+            keys |= text_keys(entry.default_factory, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
+    return keys
 
 
 def text_faults(cfg: DictConfig) -> list[str]:
-    """Text keys that hold something else: a number in a yaml has lost how it was written, 007 or 1e3."""
+    """Text keys with a value of another type: once yaml has parsed 007 or 1e3 as a number, the characters are lost."""
     typed: Any = OmegaConf.get_type(cfg) in ROOTS.values()
     keys: Mapping[str, bool] = text_keys(OmegaConf.get_type(cfg) if typed else root_of(cfg))  # type: ignore[arg-type]
     faults = []

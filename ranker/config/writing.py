@@ -1,4 +1,4 @@
-"""What the objects of a configuration may write: callbacks and loggers stay in the run's folder."""
+"""Callbacks and loggers may write to the run folder only."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import Any
 
 from ranker.files import leads_out
 
-# nodes whose objects write files
+# Groups whose objects write files.
 WRITING = ("callbacks", "logger")
-# parameters of Lightning's callbacks that are paths; Lightning would take relative ones from the current folder
+# Parameters of Lightning's callbacks that are paths; Lightning resolves relative ones in the working directory.
 CALLBACK_PATHS = ("dirpath", "exclude_batches_path")
-# parameters that would give a logger another folder than the run's, which it gets first
+# Parameters that set the folder of a logger; the program passes the run folder as the first argument.
 LOGGER_FOLDERS = ("folder", "earlier", "save_dir", "dir", "root_dir", "log_dir", "tracking_uri", "artifact_location")
 
 
 def parts_of(node: Any, path: str) -> list[tuple[Any, str]]:
-    """What a node of plain values holds, with dotted paths."""
+    """The children of a node of plain values, each with its dotted path."""
     entries = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     return [(part, f"{path}.{key}" if path else str(key)) for key, part in entries]
 
 
 def writing_faults(content: Mapping[str, Any]) -> list[str]:
-    """Say which values of callbacks and loggers lead out of the run's folder.
+    """Return one fault for each value of callbacks and loggers that leaves the run folder.
 
     Args:
         content: A configuration of plain values.
@@ -44,13 +44,14 @@ def writing_faults(content: Mapping[str, Any]) -> list[str]:
 def _leading_out(node: Any, path: str) -> list[str]:
     if isinstance(node, str) and leads_out(node):
         return [
-            f"{path}: expected a path inside the run's folder, got {node!r}; leave it out, or give one relative to that folder"
+            f"{path}: expected a path inside the run's folder, got {node!r}; "
+            "leave it out, or give one relative to that folder"
         ]
     return [fault for part, name in parts_of(node, path) for fault in _leading_out(part, name)]
 
 
 def inside(folder: Path, node: Mapping[str, Any]) -> dict[str, Any]:
-    """A callback's node whose paths are in the run's folder."""
+    """Return a callback's node with its paths resolved in the run folder."""
     return {
         key: str(folder / value) if key in CALLBACK_PATHS and isinstance(value, str) else value
         for key, value in node.items()

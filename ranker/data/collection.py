@@ -216,3 +216,14 @@ class Splits:
     val: Collection | None
     tests: dict[str, Collection]
     notice: str = ""  # licence text to print, where the data's owner asks for it
+
+
+class Source(Protocol):
+    """A data source: what a yaml of conf/data builds."""
+
+    def load(self) -> Splits:
+        """Read the collections.
+
+        Raises:
+            DataError: A file or package is missing or broken.
+        """

@@ -6,18 +6,17 @@ import warnings
 from collections.abc import Mapping
 
 import numpy as np
-from scipy import stats
 
-_EXACT_QUERIES = 12  # 2 ** 12 sign patterns are fewer than the samples drawn beyond
+_EXACT_QUERIES = 12  # up to here, all 2 ** 12 sign patterns are fewer than the samples that would be drawn
 _SIGNS_AT_ONCE = 1 << 22
 
 
 def randomisation_test(differences: np.ndarray, num_samples: int = 20_000, seed: int = 0) -> float:
     """Two-sided p-value of Fisher's paired randomisation test: how often random signs give a mean at least as far from 0.
 
-    With up to 12 differences that are not 0 all sign patterns are counted; beyond that `num_samples` are drawn, and the
-    observed pattern counts as one of them, p = (b + 1) / (m + 1), so that p is never 0 (Smucker, Allan and Carterette,
-    CIKM 2007).
+    With up to 12 nonzero differences, all sign patterns are counted. With more, `num_samples` patterns are drawn and the
+    observed one counts as one of them: p = (b + 1) / (m + 1), which is never 0 (Smucker, Allan and Carterette, CIKM
+    2007).
 
     Args:
         differences: Run minus baseline, float64 [queries].
@@ -27,7 +26,7 @@ def randomisation_test(differences: np.ndarray, num_samples: int = 20_000, seed:
     >>> randomisation_test(np.array([0.1, 0.2, 0.3]))  # 2 of 8 patterns: all plus, all minus
     0.25
     """
-    changed = differences[differences != 0]  # a sign does not matter to 0
+    changed = differences[differences != 0]  # the sign of 0 changes nothing
     if len(changed) == 0:
         return 1.0
     observed = abs(changed.sum()) - 1e-12 * np.abs(changed).sum()  # equal sums may differ in the last bits
@@ -48,7 +47,7 @@ def randomisation_test(differences: np.ndarray, num_samples: int = 20_000, seed:
 
 
 def t_test(differences: np.ndarray) -> float:
-    """Two-sided p-value of the paired t-test; 1 where it is undefined (one query, or no difference at all).
+    """Two-sided p-value of the paired t-test; 1 if it is undefined (a single query, or no difference at all).
 
     Args:
         differences: Run minus baseline, float64 [queries].
@@ -58,13 +57,15 @@ def t_test(differences: np.ndarray) -> float:
     """
     if len(differences) < 2 or not differences.any():
         return 1.0
+    from scipy import stats  # takes a second; an evaluation without a baseline does not need it
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # equal differences: infinite t, p = 0
         return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's step-down correction (1979) over measures: the family-wise error stays at the level that the p-values are read at.
+    """Holm's step-down correction (1979) over measures; it controls the family-wise error rate.
 
     >>> holm({"AP": 0.01, "RR": 0.04, "P@10": 0.03})
     {'AP': 0.03, 'RR': 0.06, 'P@10': 0.06}
@@ -78,7 +79,10 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def wins_losses_ties(differences: np.ndarray) -> tuple[int, int, int]:
-    """On how many queries the run is better, worse and equal (to 1e-12) [queries].
+    """Numbers of queries on which the run is better, worse and equal (to 1e-12).
+
+    Args:
+        differences: Run minus baseline, float64 [queries].
 
     >>> wins_losses_ties(np.array([0.5, -0.1, 0.0, 0.2]))
     (2, 1, 1)

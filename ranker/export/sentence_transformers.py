@@ -1,260 +1,222 @@
-"""The folder layout of sentence-transformers: a chain of modules, each with its configuration and weights, read and written without it."""
+"""Folders of sentence-transformers' bi-encoders with one vector per text: Transformer, Pooling, Dense, Normalize."""
 
 from __future__ import annotations
 
-import copy
-import json
-import logging
-from dataclasses import dataclass
-from itertools import takewhile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-from tokenizers import normalizers
-from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+from torch import nn
 
-from ranker.data.batching import Template
+from ranker.data.token_store import tokenizer_fingerprint
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
-from ranker.encoders.fit import check_config, check_tokens
-from ranker.encoders.loading import without_pooler
-from ranker.encoders.model_folder import check_model_folder, read_json, read_object
+from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError
-from ranker.files import leads_out
+from ranker.export._modules import (
+    SETTINGS,
+    Module,
+    has_modules,
+    is_multi_vector,
+    read_dense,
+    read_encoder,
+    read_modules,
+    write_dense,
+    write_encoder,
+    write_json,
+    write_modules,
+)
+from ranker.interactions.pooling import POOLINGS
 
-log = logging.getLogger(__name__)
+SCORER = "ranker.models.dpr.DPR"
+OWN_FILE = "scorer.json"  # the temperature, which sentence-transformers does not have
+POOLING_KEYS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "max": "pooling_mode_max_tokens"}
+PARTS = ("0_Transformer", "1_Pooling", "2_Dense")
 
-# Texts that show whether a tokenizer looks across the seam of prompt and text.
-SEAMS = ("", "apple river", "a", "The", "7", "é", "水", "(x)", "'s", "-", ":", "//", "##a", " a", "  a", "\na", "\ta")
-ACTIVATIONS: dict[str, type[nn.Module]] = {"identity": nn.Identity, "tanh": nn.Tanh}
+
+def recognises(folder: Path) -> bool:
+    """Whether a folder is a bi-encoder of sentence-transformers with one vector per text."""
+    return has_modules(folder) and not is_multi_vector(folder)
 
 
-def with_prompt(tokenizer: PreTrainedTokenizerFast, single: Template, prompt: str) -> Template:
-    """The layout of texts with a prompt, tokenized as sentence-transformers does: prompt and text are one string.
-
-    Where a tokenizer treats both alike apart and together (WordPiece after a blank), the prompt's tokens are special
-    tokens of the layout and token stores hold texts alone. Others look across the seam: byte-level BPE and
-    SentencePiece join the blank to the next word. Then what follows the prompt's last special token is the layout's
-    prefix, and token stores hold prefix and text.
+@dataclass
+class Side:
+    """The encoder of queries or of docs.
 
     Args:
-        tokenizer: The encoder's.
-        single: The layout of a text without a prompt.
-        prompt: May be empty.
+        encoder: The encoder.
+        projection: Linear layer after pooling, if any.
+        lengths: `query_length`, `document_length` and `max_seq_length`, as far as the folder gives them; for reading.
     """
-    if not prompt:
-        return single
 
-    def ids(text: str) -> list[int]:
-        return tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
-
-    together = [ids(prompt + text) for text in SEAMS]
-    if together == [ids(prompt) + ids(text) for text in SEAMS] and _splits_at_end(tokenizer, prompt):
-        return single.with_prompt(ids(prompt))
-    specials = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    end = max((prompt.rfind(token) + len(token) for token in specials if token in prompt), default=0)
-    special, prefix = prompt[:end], prompt[end:]
-    if together != [ids(special) + ids(prefix + text) for text in SEAMS]:
-        log.warning(
-            "prompt %r: the tokenizer treats texts after it in another way than by themselves; scores may differ from those of "
-            "sentence-transformers",
-            prompt,
-        )
-    columns = zip(*(ids(prefix + text) for text in SEAMS), strict=False)  # as long as the shortest
-    return single.with_prompt(
-        ids(special), prefix, sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
-    )
+    encoder: Encoder
+    projection: nn.Linear | None
+    lengths: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _splits_at_end(tokenizer: PreTrainedTokenizerFast, prompt: str) -> bool:
-    """Whether a piece of text that the model of the tokenizer sees ends with the prompt, whatever the vocabulary makes of it."""
-    backend: Any = tokenizer.backend_tokenizer
+@dataclass
+class SingleVectorModel:
+    """A bi-encoder with one vector per text.
 
-    def pieces(text: str) -> list[str]:
-        normal = backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
-        return [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normal)]
+    Args:
+        query: The encoder of queries.
+        doc: The encoder of docs; the same object if queries and docs share all weights.
+        pooling: `cls`, `mean` or `max`.
+        activation: After the projection: `identity` or `tanh`.
+        similarity: `cosine` or `dot`.
+        query_prompt: Text before each query.
+        doc_prompt: Text before each doc.
+        temperature: Divides similarities; its logarithm if `learned`.
+        learned: Whether the temperature is trained.
+    """
 
-    return backend.pre_tokenizer is not None and all(
-        pieces(prompt + text) == pieces(prompt) + pieces(text) for text in SEAMS
-    )
-
-
-def is_layout(folder: Path) -> bool:
-    """Whether a folder has this layout."""
-    return (folder / "modules.json").is_file()
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Write JSON; makes the folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-
-
-@dataclass(frozen=True)
-class Module:
-    """One entry of modules.json: the class's last name, and the folder of its configuration and weights."""
-
-    kind: str
-    folder: Path
+    query: Side
+    doc: Side
+    pooling: str
+    activation: str
+    similarity: str
+    query_prompt: str = ""
+    doc_prompt: str = ""
+    temperature: float = 1.0
+    learned: bool = False
 
     @property
-    def config(self) -> dict[str, Any]:
-        """Its config.json."""
-        return read_object(self.folder / "config.json")
+    def tied(self) -> bool:
+        """Whether queries and docs share all weights."""
+        return self.query is self.doc
 
 
-def read_modules(folder: Path) -> dict[str, list[Module]]:
-    """The chain of modules of each side: `{"query": [...], "document": [...]}`; equal lists where both sides share all.
+def write(folder: Path, model: SingleVectorModel, max_tokens: int, max_query_tokens: int | None = None) -> None:
+    """Write a folder that sentence-transformers loads; a Router holds two encoders if the model is not tied.
 
-    Raises:
-        CheckpointError: modules.json is missing or starts with something that is neither a Transformer nor a Router.
+    The temperature goes to `scorer.json`, which that library ignores.
+
+    Args:
+        folder: Where to write.
+        model: The model.
+        max_tokens: Longest doc, special tokens included.
+        max_query_tokens: Longest query, special tokens included; None: `max_tokens`.
     """
-    if not is_layout(folder):
-        raise CheckpointError(
-            f"{folder}: expected modules.json of sentence-transformers' layout, got a folder without it"
-        )
-    try:
-        return _sides(folder, read_json(folder / "modules.json"))
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{folder}: expected modules.json to list modules with path and type, got {error!r}"
-        ) from error
-
-
-def _sides(folder: Path, entries: Any) -> dict[str, list[Module]]:
-    chain = [Module(entry["type"].rpartition(".")[2], _inside(folder, entry["path"])) for entry in entries]
-    first, rest = chain[0], chain[1:]
-    if first.kind == "Transformer":
-        return {"query": chain, "document": chain}
-    if first.kind not in ("Router", "Asym"):
-        raise CheckpointError(f"{folder}: expected a Transformer or a Router as first module, got {first.kind}")
-    router = read_object(first.folder / "router_config.json")
-    if sorted(router.get("structure", {})) != ["document", "query"]:
-        raise CheckpointError(
-            f"{folder}: expected a router with the routes query and document, got {sorted(router.get('structure', {}))}"
-        )
-    return {
-        route: [Module(router["types"][name].rpartition(".")[2], _inside(first.folder, name)) for name in names] + rest
-        for route, names in router["structure"].items()
-    }
-
-
-def _inside(folder: Path, name: str) -> Path:
-    """A module's folder, which a file names; it can't lie elsewhere."""
-    if leads_out(name):
-        raise CheckpointError(f"{folder}: expected the paths of its modules to stay inside it, got {name!r}")
-    return folder / name
-
-
-def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str, Any]]:
-    """The transformer of a folder, without a pooler, and its sentence-transformers configuration."""
-    check_model_folder(folder)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    check_config(config, str(folder))
-    model, info = AutoModel.from_pretrained(
-        folder,
-        config=config,
-        output_loading_info=True,
-        dtype=torch.float32,
-        trust_remote_code=False,
-        **without_pooler(config),
-    )
-    if info["missing_keys"]:
-        raise CheckpointError(
-            f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing"
-        )
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    settings = read_object(folder / "sentence_bert_config.json")
-    if settings.get("do_lower_case"):
-        _lower_case(tokenizer)
-    encoder = Encoder(model, tokenizer, execution)
-    check_tokens(encoder)
-    return encoder, settings
-
-
-def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Let the tokenizer lower its texts first, unless it does already."""
-    backend: Any = tokenizer.backend_tokenizer
-    own = backend.normalizer
-    if own is None or own.normalize_str("A") != "a":
-        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([own] if own is not None else [])])
-
-
-def text_limit(encoder: Encoder, config: dict[str, Any], key: str, template: Template) -> int:
-    """Longest text of a side without special tokens: the side's own length, else `max_seq_length`, else the tokenizer's."""
-    longest = (
-        template.max_tokens or config.get(key) or config.get("max_seq_length") or encoder.tokenizer.model_max_length
-    )
-    return max(1, min(int(longest), encoder.max_tokens) - template.num_added)
-
-
-def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: dict[str, Any]) -> None:
-    """Write the transformer, its tokenizer and its sentence-transformers configuration."""
-    folder.mkdir(parents=True, exist_ok=True)
-    encoder.model.save_pretrained(folder)
-    tokenizer = copy.deepcopy(encoder.tokenizer)
-    tokenizer.model_max_length = max_tokens
-    tokenizer.save_pretrained(folder)
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
-
-
-def read_dense(module: Module) -> tuple[nn.Linear, str]:
-    """A Dense module's linear layer and its activation's name in `ACTIVATIONS`.
-
-    Raises:
-        CheckpointError: A residual, an unknown activation, or no weights.
-    """
-    config = module.config
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
-    if activation not in ACTIVATIONS or config.get("use_residual"):
-        raise CheckpointError(
-            f"{module.folder}: expected a Dense with activation Identity or Tanh and no residual, got {config}"
-        )
-    path = module.folder / "model.safetensors"
-    if path.is_file():
-        state = load_file(path)
-    elif (module.folder / "pytorch_model.bin").is_file():
-        state = torch.load(module.folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+    lengths: dict[str, int | None] = {}
+    if max_query_tokens not in (None, max_tokens):
+        lengths = {"query_length": max_query_tokens, "document_length": max_tokens}
+    if model.tied:
+        modules = _write_side(folder, ("", *PARTS[1:]), model, model.query, max_tokens, lengths)
     else:
-        raise CheckpointError(f"{module.folder}: expected model.safetensors or pytorch_model.bin, got neither")
-    return linear_of(state["linear.weight"], state.get("linear.bias")), activation
+        routes = {}
+        for route, side in (("query", model.query), ("document", model.doc)):
+            paths = tuple(f"{route}_{part}" for part in PARTS)
+            routes[route] = _write_side(folder, paths, model, side, max_tokens, lengths)
+        router = {
+            "types": {path: name for side in routes.values() for path, name in side},
+            "structure": {route: [path for path, _ in side] for route, side in routes.items()},
+            "parameters": {"default_route": "document", "allow_empty_key": True},
+        }
+        write_json(folder / "router_config.json", router)
+        modules = [("", "sentence_transformers.models.Router")]
+    if model.similarity == "cosine":
+        modules.append((f"{len(modules)}_Normalize", "sentence_transformers.models.Normalize"))
+        write_json(folder / modules[-1][0] / "config.json", {})
+    prompts = {"query": model.query_prompt, "document": model.doc_prompt}
+    write_modules(folder, modules, prompts, "SentenceTransformer", model.similarity)
+    write_json(folder / OWN_FILE, {"temperature": model.temperature, "learned": model.learned})
 
 
-def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer with these weights."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    with torch.no_grad():
-        linear.weight.copy_(weight)
-        if bias is not None:
-            linear.bias.copy_(bias)
-    return linear
+def _write_side(
+    folder: Path,
+    paths: tuple[str, ...],
+    model: SingleVectorModel,
+    side: Side,
+    max_tokens: int,
+    lengths: Mapping[str, int | None],
+) -> list[tuple[str, str]]:
+    """Write the modules of queries or of docs; return the path and the class of each."""
+    transformer, pooling, dense = paths
+    write_encoder(folder / transformer, side.encoder, max_tokens, lengths)
+    modes = {key: name == model.pooling for name, key in POOLING_KEYS.items()}
+    write_json(folder / pooling / "config.json", {"word_embedding_dimension": side.encoder.dim, **modes})
+    modules = [
+        (transformer, "sentence_transformers.models.Transformer"),
+        (pooling, "sentence_transformers.models.Pooling"),
+    ]
+    if side.projection is not None:
+        write_dense(folder / dense, side.projection, model.activation)
+        modules.append((dense, "sentence_transformers.models.Dense"))
+    return modules
 
 
-def write_dense(folder: Path, linear: nn.Linear, activation: str, extra: dict[str, Any] | None = None) -> None:
-    """Write a Dense module."""
-    names = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
-    write_json(folder / "config.json", {
-        "in_features": linear.in_features, "out_features": linear.out_features, "bias": linear.bias is not None,
-        "activation_function": names[activation], **(extra or {}),
-    })  # fmt: skip
-    save_file(
-        {f"linear.{name}": value.detach().contiguous().cpu() for name, value in linear.named_parameters()},
-        folder / "model.safetensors",
+def read(folder: Path, execution: Execution) -> SingleVectorModel:
+    """Read a folder that `write` or sentence-transformers wrote; without `scorer.json` the temperature is 1.
+
+    Raises:
+        CheckpointError: The folder has a module or a setting that `SingleVectorModel` can't express.
+    """
+    chains = read_modules(folder)
+    query = _ReadSide(folder, chains["query"], execution)
+    doc = query if chains["query"] == chains["document"] else _ReadSide(folder, chains["document"], execution)
+    if (query.pooling, query.activation, query.normalized) != (doc.pooling, doc.activation, doc.normalized):
+        raise CheckpointError(f"{folder}: expected the same pooling and activation of queries and docs, got two")
+    if tokenizer_fingerprint(query.side.encoder.tokenizer) != tokenizer_fingerprint(doc.side.encoder.tokenizer):
+        raise CheckpointError(f"{folder}: expected the same tokenizer for queries and docs, got two")
+    settings = read_object(folder / SETTINGS)
+    similarity = "cosine" if query.normalized else settings.get("similarity_fn_name") or "cosine"
+    if similarity not in ("cosine", "dot"):
+        raise CheckpointError(f"{folder}: expected similarity cosine or dot, got {similarity!r}")
+    prompts = settings.get("prompts") or {}
+    if not (query.pools_prompt and doc.pools_prompt) and any(prompts.values()):
+        raise CheckpointError(
+            f"{folder}: expected a Pooling that includes prompts, got include_prompt: false; models that leave prompts "
+            "out of the mean are not supported"
+        )
+    stored = read_object(folder / OWN_FILE)
+    learned = stored.get("learned", False)
+    return SingleVectorModel(
+        query.side,
+        doc.side,
+        query.pooling,
+        query.activation,
+        similarity,
+        query_prompt=prompts.get("query") or "",
+        doc_prompt=prompts.get("document") or "",  # the only key that `encode_document` reads
+        temperature=stored["temperature"] if learned else stored.get("temperature", 1.0),
+        learned=learned,
     )
 
 
-def write_modules(
-    folder: Path, modules: list[tuple[str, str]], prompts: dict[str, str], kind: str, similarity: str
-) -> None:
-    """Write modules.json from (path, dotted class) and config_sentence_transformers.json."""
-    write_json(
-        folder / "modules.json",
-        [{"idx": i, "name": str(i), "path": path, "type": name} for i, (path, name) in enumerate(modules)],
-    )
-    write_json(
-        folder / "config_sentence_transformers.json",
-        {"model_type": kind, "prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity},
-    )
+class _ReadSide:
+    """The modules of queries or of docs, read from a folder."""
+
+    def __init__(self, folder: Path, modules: list[Module], execution: Execution) -> None:
+        self.pooling, self.activation, self.normalized, self.pools_prompt = "", "identity", False, True
+        if modules[0].name != "Transformer":
+            raise CheckpointError(f"{folder}: expected a Transformer first, got {modules[0].name}")
+        encoder, lengths = read_encoder(modules[0].folder, execution)
+        self.side = Side(encoder, None, lengths)
+        for module in modules[1:]:
+            if module.name == "Pooling":
+                self.pooling, self.pools_prompt = _pooling_of(module), module.config.get("include_prompt", True)
+            elif module.name == "Dense" and self.side.projection is None:
+                self.side.projection, self.activation = read_dense(module)
+            elif module.name == "Normalize":
+                self.normalized = True
+            else:
+                raise CheckpointError(
+                    f"{folder}: expected Transformer, Pooling, at most one Dense, Normalize; got {module.name}"
+                )
+        if not self.pooling:
+            raise CheckpointError(
+                f"{folder}: expected a Pooling module, got none; a model of token vectors loads as colbert"
+            )
+
+
+def _pooling_of(module: Module) -> str:
+    """Return the pooling that a configuration names, in the library's older or newer form."""
+    config, names = module.config, {key: name for name, key in POOLING_KEYS.items()}
+    if "pooling_mode" in config:
+        chosen = [config["pooling_mode"]]
+    else:
+        chosen = [names.get(key, key) for key, on in config.items() if key.startswith("pooling_mode_") and on]
+    if len(chosen) != 1 or chosen[0] not in POOLINGS:
+        raise CheckpointError(f"{module.folder}: expected one of {', '.join(POOLINGS)} as pooling, got {chosen}")
+    return chosen[0]

@@ -1,4 +1,4 @@
-"""ApproxNDCG: nDCG with ranks made smooth (Qin et al., 2010)."""
+"""ApproxNDCG: nDCG with smooth ranks (Qin et al., 2010)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from ranker.losses._groups import discounts, gaps, ndcg_gains, real_cells, requi
 
 
 class ApproxNDCG(nn.Module):
-    r"""Raise nDCG itself, with a rank that counts the docs above by a sigmoid instead of a step.
+    r"""Maximise a smooth nDCG, in which a doc's rank counts the docs above it by a sigmoid instead of a step.
 
-    .. math:: \ell(s, y) = \mathrm{mean}_{groups} \left(1 - \frac{1}{\max \mathrm{DCG}} \sum_i \frac{2^{y_i} - 1}{\log_2(1 + \hat r_i)}\right),
+    .. math:: \ell(s, y) = \mathrm{mean}_{groups} \left(1 - \frac{1}{\max \mathrm{DCG}}
+        \sum_i \frac{2^{y_i} - 1}{\log_2(1 + \hat r_i)}\right),
         \quad \hat r_i = 1 + \sum_{j \ne i} \frac{1}{1 + e^{\alpha (s_i - s_j)}}
 
-    The value lies between 0 and 1. Labels below 0 gain nothing. A group without a label above 0 counts 0.
+    The value is between 0 and 1. Labels below 0 have gain 0. A group without a label above 0 counts 0.
 
     Source: Qin, Liu and Li, "A general approximation framework for direct optimization of information retrieval
     measures", Information Retrieval 13, 2010.
 
     Args:
-        alpha: Steepness of the sigmoid, in 1/score; must be positive. A larger one is closer to nDCG, but pairs far
-            apart learn nothing.
+        alpha: Steepness of the sigmoid, in 1/score; must be positive. A larger value is closer to nDCG, but gives no
+            gradient to pairs with distant scores.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])
@@ -36,9 +37,8 @@ class ApproxNDCG(nn.Module):
         """Return the mean over groups of 1 - ApproxNDCG (0 if no label is above 0). All inputs [batch, docs]."""
         scores, labels = real_cells(scores, labels, doc_mask)
         gains = ndcg_gains(labels, doc_mask)
-        ahead = (
-            (-self.alpha * gaps(scores)).sigmoid().masked_fill(~doc_mask.unsqueeze(1), 0.0)
-        )  # how far j is ahead of i
-        ranks = 0.5 + ahead.sum(2)  # the sum counts a doc against itself, with sigmoid(0) = 0.5
+        # [batch, docs, docs]: close to 1 where doc j scores above doc i
+        above = (-self.alpha * gaps(scores)).sigmoid().masked_fill(~doc_mask.unsqueeze(1), 0.0)
+        ranks = 0.5 + above.sum(2)  # the sum includes the doc itself, with sigmoid(0) = 0.5
         ndcg = (gains * discounts(ranks)).sum(1)
         return (1.0 - ndcg).masked_fill(gains.amax(1) == 0, 0.0).mean()

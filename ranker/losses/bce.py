@@ -1,4 +1,4 @@
-"""Binary cross-entropy with soft labels, doc by doc."""
+"""Binary cross-entropy with soft labels, for each doc on its own."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from ranker.losses._groups import mean_in_groups, real_cells, require_positive
 
 
 class BCE(nn.Module):
-    r"""Read the score as the log-odds of relevance and compare it with a soft label.
+    r"""Binary cross-entropy between a soft label and the sigmoid of the score, which is the log-odds of relevance.
 
-    .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i [-w\, t_i \log \sigma(s_i) - (1 - t_i) \log (1 - \sigma(s_i))],
-        \quad t_i = \min(\max(y_i / m, 0), 1)
+    .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i
+        [-w\, t_i \log \sigma(s_i) - (1 - t_i) \log (1 - \sigma(s_i))], \quad t_i = \min(\max(y_i / m, 0), 1)
 
-    A label beyond 0 or `max_label` counts as that bound: past it the loss would fall without end. A group without docs
-    counts 0.
+    Labels below 0 or above `max_label` are clipped, since the loss is unbounded below for t outside [0, 1]. A group
+    without docs counts 0.
+
+    Source: Good, "Rational Decisions", Journal of the Royal Statistical Society B 14, 1952 (the logarithmic score).
 
     Args:
-        max_label: The label m that means certainly relevant; graded labels are divided by it. Must be positive.
-        positive_weight: Weight w of the relevant part; number of negatives per positive balances the two. Must be
-            positive.
+        max_label: The label m that means certainly relevant; labels are divided by it. Must be positive.
+        positive_weight: Weight w of the relevant part; the number of negatives per positive balances both parts. Must
+            be positive.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 1.5]])
@@ -39,6 +41,6 @@ class BCE(nn.Module):
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's mean over docs. All inputs [batch, docs]; scores are log-odds."""
         scores, labels = real_cells(scores, labels, doc_mask)
-        target = (labels / self.max_label).clamp(0.0, 1.0)
-        doc_loss = -self.positive_weight * target * logsigmoid(scores) - (1 - target) * logsigmoid(-scores)
+        relevance = (labels / self.max_label).clamp(0.0, 1.0)
+        doc_loss = -self.positive_weight * relevance * logsigmoid(scores) - (1 - relevance) * logsigmoid(-scores)
         return mean_in_groups(doc_loss, doc_mask)

@@ -1,4 +1,4 @@
-"""Pairwise hinge: a higher label has to win by a margin (Herbrich et al., 2000)."""
+"""Pairwise hinge: the doc with the higher label must score higher by a margin (Herbrich et al., 2000)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ranker.losses._groups import gaps, mean_in_groups, ordered_pairs, real_cell
 
 
 class Hinge(nn.Module):
-    r"""Penalise every pair of docs in proportion to what its scores lack of the margin.
+    r"""Penalise every ordered pair of docs by the amount that its score gap is below the margin.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > y_j} \max(0, m - (s_i - s_j))
 
@@ -18,7 +18,7 @@ class Hinge(nn.Module):
     Source: Herbrich, Graepel and Obermayer, "Large Margin Rank Boundaries for Ordinal Regression", 2000.
 
     Args:
-        margin: The score gap m from which a pair costs nothing; must be positive.
+        margin: The score gap m from which on a pair has no loss; must be positive.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.5, 0.25]]), torch.tensor([[1.0, 0.0]])

@@ -1,4 +1,4 @@
-"""KL divergence of the student's from the teacher's distribution over a group's docs."""
+"""KL divergence between the teacher's and the student's distribution over a group's docs."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from ranker.losses._groups import log_softmax, real_cells, require_positive
 
 
 class KL(nn.Module):
-    r"""Make the softmax over a group's scores the one over its labels, which are a teacher's scores.
+    r"""Fit the softmax over a group's scores to the softmax over its labels, which are a teacher's scores.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \sum_i p_i (\log p_i - \log q_i), \quad
         p = \mathrm{softmax}(y / \tau), \; q = \mathrm{softmax}(s / \tau)
 
-    Least, 0, where student and teacher agree up to a constant. Equal labels are a teacher's opinion too: they pull the
-    scores together. A group with no or one doc counts 0. The value is not multiplied by :math:`\tau^2`.
+    The minimum, 0, is reached where student and teacher scores differ by a constant. A group with equal labels counts
+    too: it pulls the scores together. A group with no or one doc counts 0. The value is not multiplied by
+    :math:`\tau^2`.
 
     Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", arXiv:1503.02531, 2015.
 
     Args:
-        temperature: What both sides are divided by; a larger one gives the teacher's lower docs more say. Must be
+        temperature: Divisor of scores and labels; a larger value gives more weight to docs with low labels. Must be
             positive.
 
     >>> import torch
@@ -39,4 +40,4 @@ class KL(nn.Module):
         scores, labels = real_cells(scores, labels, doc_mask)
         teacher = log_softmax(labels / self.temperature, doc_mask)
         student = log_softmax(scores / self.temperature, doc_mask)
-        return (teacher.exp() * (teacher - student)).sum(1).mean()  # 1 * (0 - 0) where there is no doc
+        return (teacher.exp() * (teacher - student)).sum(1).mean()  # 1 * (0 - 0) for a cell without a doc

@@ -1,4 +1,4 @@
-"""LambdaLoss: RankNet whose pairs weigh what they mean for nDCG (NDCG-Loss2++, Wang et al., 2018)."""
+"""LambdaLoss: RankNet with pairs weighted by their effect on nDCG (NDCG-Loss2++, Wang et al., 2018)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ranker.losses._groups import discounts, gaps, ndcg_gains, ordered_pairs, re
 
 
 class LambdaLoss(nn.Module):
-    r"""Penalise pairs in the wrong order by how much nDCG they can cost, at the ranks that the current scores give.
+    r"""Logistic loss on ordered pairs, weighted by the nDCG that a wrong order can cost at the current ranks.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \sum_{y_i > y_j} (\rho_{ij} + \mu\, \delta_{ij})\, |G_i - G_j|
         \log_2(1 + e^{-\sigma (s_i - s_j)})
@@ -23,17 +23,17 @@ class LambdaLoss(nn.Module):
         D(r) = \log_2(1 + r), \quad G_i = \frac{2^{y_i} - 1}{\max \mathrm{DCG@}k}
 
     :math:`\rho` is LambdaRank's weight, :math:`\delta` that of the tighter bound NDCG-Loss2; the sum of both is
-    NDCG-Loss2++. Ranks carry no gradient. Docs with equal scores are ranked with the lower label first, so that a
-    scorer without an opinion pays for it and the value does not depend on the docs' order in the batch. Labels below 0
-    gain nothing. A group without an ordered pair counts 0.
+    NDCG-Loss2++. Ranks carry no gradient. Among docs with equal scores, the lower label is ranked first: then constant
+    scores have a loss, and the value does not depend on the order of the docs in the batch. Labels below 0 have gain 0.
+    A group without an ordered pair counts 0.
 
     Source: Wang et al., "The LambdaLoss Framework for Ranking Metric Optimization", CIKM 2018.
 
     Args:
         sigma: Steepness of the logistic curve, in 1/score; must be positive.
-        mu: Weight of delta against rho, 0 or more; 0 leaves LambdaRank. 10 is the paper's value.
-        k: Depth of the nDCG that is aimed at: a rank beyond it is worth nothing, and a pair wholly beyond it costs
-            nothing. None: all ranks.
+        mu: Weight of delta relative to rho, 0 or more; 0 is LambdaRank, 10 is the paper's value.
+        k: Depth of the nDCG that is optimised: ranks below it have discount 0, and a pair with both docs below it has
+            no loss. None: all ranks.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])
@@ -67,10 +67,10 @@ class LambdaLoss(nn.Module):
         return (weight * pair_loss).sum((1, 2)).mean()
 
     def _pair_weights(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-        """Return (rho + mu delta) |G_i - G_j|, [batch, docs, docs]; what it says of a doc and itself is not used."""
+        """Return (rho + mu delta) |G_i - G_j|, [batch, docs, docs]; the diagonal is not used."""
         ranks = _ranks(scores, labels, doc_mask).to(scores.dtype)
         worth = discounts(ranks)
-        distance = gaps(ranks).abs().clamp(min=1.0)  # only a doc and itself are 0 apart, where delta is infinite
+        distance = gaps(ranks).abs().clamp(min=1.0)  # 0 only on the diagonal, where delta is infinite
         weight = self.mu * (discounts(distance) - discounts(distance + 1.0)).abs()
         if self.k is not None:
             worth = worth.masked_fill(ranks > self.k, 0.0)
@@ -79,7 +79,7 @@ class LambdaLoss(nn.Module):
 
 
 def _ranks(scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
-    """Return 1-based ranks [batch, docs]: scores descending, then labels ascending; cells without a doc come last."""
+    """Return 1-based ranks [batch, docs] by descending score, then ascending label; cells without a doc come last."""
     by_label = labels.argsort(dim=1, stable=True)
     shown = scores.masked_fill(~doc_mask, -torch.inf).gather(1, by_label)
     order = by_label.gather(1, shown.argsort(dim=1, descending=True, stable=True))

@@ -1,4 +1,4 @@
-"""Localized contrastive estimation: one positive against the sampled negatives of its query (Gao et al., 2021)."""
+"""Localized contrastive estimation: a positive doc against the sampled negatives of its query (Gao et al., 2021)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class LCE(nn.Module):
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > 0}
         -\log \frac{e^{s_i / \tau}}{e^{s_i / \tau} + \sum_{y_j \le 0} e^{s_j / \tau}}
 
-    Positives are docs with a label above 0. Where a group has several, each stands against the negatives only, never
-    against another positive. Fewer negatives than others have simply make a smaller sum: padding is masked, no negative
-    is repeated. A group without a positive or without a negative counts 0.
+    Positives are docs with a label above 0. If a group has several, each is compared with the negatives only, never
+    with another positive. Groups may differ in their number of negatives: padding is masked, and no negative is
+    repeated. A group without a positive or without a negative counts 0.
 
     Source: Gao, Dai and Callan, "Rethink Training of BERT Rerankers in Multi-Stage Retrieval Pipeline", ECIR 2021.
 
     Args:
-        temperature: What scores are divided by before the softmax; must be positive.
+        temperature: Divisor of the scores before the softmax; must be positive.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([[1.0, 0.0, 0.0, 0.0]])
@@ -46,9 +46,7 @@ class LCE(nn.Module):
         scores, labels = real_cells(scores, labels, doc_mask)
         logits = scores / self.temperature
         positive = labels > 0
-        # The lowest finite number instead of -inf: logsumexp of nothing but -inf, a group without a negative, is NaN on
-        # its way back.
-        against = logits.masked_fill(positive | ~doc_mask, torch.finfo(logits.dtype).min).logsumexp(
-            1, keepdim=True
-        )  # [batch, 1]
-        return mean_in_groups(-logsigmoid(logits - against), positive)
+        # The lowest finite number instead of -inf: in a group without a negative, all logits would be -inf, and the
+        # gradient of their logsumexp NaN.
+        negatives = logits.masked_fill(positive | ~doc_mask, torch.finfo(logits.dtype).min)
+        return mean_in_groups(-logsigmoid(logits - negatives.logsumexp(1, keepdim=True)), positive)

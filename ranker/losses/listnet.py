@@ -8,19 +8,19 @@ from ranker.losses._groups import log_softmax, ordered_pairs, real_cells, requir
 
 
 class ListNet(nn.Module):
-    r"""Compare how likely each doc is to come first by its label and by its score.
+    r"""Cross-entropy between each doc's probability of being ranked first by its label and by its score.
 
-    .. math:: \ell(s, y) = \mathrm{mean}_{groups} -\sum_i \mathrm{softmax}(y / \tau_y)_i \log \mathrm{softmax}(s / \tau_s)_i
+    .. math:: \ell(s, y) = \mathrm{mean}_{groups}
+        -\sum_i \mathrm{softmax}(y / \tau_y)_i \log \mathrm{softmax}(s / \tau_s)_i
 
-    A group whose labels are all equal states no order and counts 0. The least value is the entropy of the labels' side,
-    not 0.
+    A group whose labels are all equal counts 0. The minimum is the entropy of the softmax of the labels, not 0.
 
     Source: Cao et al., "Learning to Rank: From Pairwise Approach to Listwise Approach", ICML 2007.
 
     Args:
-        label_temperature: What labels are divided by; a smaller one puts more of the weight on the highest grade. Must
-            be positive.
-        score_temperature: What scores are divided by; must be positive.
+        label_temperature: Divisor of the labels; a smaller value puts more weight on the highest grade. Must be
+            positive.
+        score_temperature: Divisor of the scores; must be positive.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])
@@ -39,7 +39,9 @@ class ListNet(nn.Module):
         All inputs [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
-        wanted = log_softmax(labels / self.label_temperature, doc_mask).exp()
-        doc_loss = -wanted * log_softmax(scores / self.score_temperature, doc_mask)  # 0 where there is no doc
+        first_by_label = log_softmax(labels / self.label_temperature, doc_mask).exp()
+        doc_loss = -first_by_label * log_softmax(
+            scores / self.score_temperature, doc_mask
+        )  # 0 for a cell without a doc
         has_order = ordered_pairs(labels, doc_mask).flatten(1).any(1)
         return doc_loss.sum(1).masked_fill(~has_order, 0.0).mean()

@@ -1,4 +1,4 @@
-"""Margin-MSE: learn a teacher's score gaps (Hofstätter et al., 2020)."""
+"""Margin-MSE: fit a teacher's score gaps (Hofstätter et al., 2020)."""
 
 from __future__ import annotations
 
@@ -9,21 +9,19 @@ from ranker.losses._groups import gaps, mean_in_groups, ordered_pairs, real_cell
 
 
 class MarginMSE(nn.Module):
-    r"""Squared error between the score gap of two docs and the gap that the teacher sees.
-
-    Labels are the teacher's scores.
+    r"""Squared error between the score gap of two docs and the teacher's score gap; labels are the teacher's scores.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{(i, j)} ((s_i - s_j) - (y_i - y_j))^2
 
-    over pairs with :math:`y_i > y_j`. Only gaps count, so student and teacher may differ by a constant. A group without
-    such a pair counts 0.
+    over pairs with :math:`y_i > y_j`. Student and teacher scores may differ by a constant, since only gaps
+    count. A group without such a pair counts 0.
 
     Source: Hofstätter et al., "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge
     Distillation", arXiv:2010.02666, 2020 (there one positive and one negative per query).
 
     Args:
-        pairs: `ordered` takes every pair that the teacher orders, `best` only those of the teacher's best doc (or docs)
-            with a lower one.
+        pairs: `ordered`: every pair whose labels differ. `best`: only the pairs of a doc with the highest label and a
+            doc with a lower label.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[1.0, 0.0]]), torch.tensor([[8.0, 5.0]])
@@ -44,6 +42,6 @@ class MarginMSE(nn.Module):
         scores, labels = real_cells(scores, labels, doc_mask)
         chosen = ordered_pairs(labels, doc_mask)
         if self.pairs == "best":
-            beaten = chosen.any(1)  # [batch, docs]: another doc has a higher label
-            chosen = chosen & ~beaten.unsqueeze(2)
+            is_lower = chosen.any(1)  # [batch, docs]: another doc of the group has a higher label
+            chosen = chosen & ~is_lower.unsqueeze(2)
         return mean_in_groups((gaps(scores) - gaps(labels)).square(), chosen)

@@ -9,7 +9,7 @@ from ranker.losses._groups import gaps, mean_in_groups, ordered_pairs, real_cell
 
 
 class RankNet(nn.Module):
-    r"""Penalise every pair of docs that the scores put in the wrong order.
+    r"""Logistic loss on the score gap of every ordered pair of docs.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > y_j} \log(1 + e^{-\sigma (s_i - s_j)})
 
@@ -36,5 +36,5 @@ class RankNet(nn.Module):
         All inputs [batch, docs].
         """
         scores, labels = real_cells(scores, labels, doc_mask)
-        # logsigmoid is exact at both ends; softplus turns linear above 20, which float64 notices.
+        # logsigmoid is exact for all gaps; softplus is linear above 20, which differs in float64.
         return mean_in_groups(-logsigmoid(self.sigma * gaps(scores)), ordered_pairs(labels, doc_mask))

@@ -1,15 +1,13 @@
-"""ColBERT: a query and a doc are one vector per token, compared by MaxSim (Khattab and Zaharia, 2020, arXiv:2004.12832)."""
+"""ColBERT: one vector per token of query and doc, compared by MaxSim (Khattab and Zaharia, 2020, arXiv:2004.12832)."""
 
 from __future__ import annotations
 
-import json
 import string
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from tokenizers import AddedToken
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,40 +16,47 @@ from ranker.data.batching import Template
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.fit import check_layout
-from ranker.encoders.model_folder import read_object
-from ranker.errors import CheckpointError, ConfigError
-from ranker.export import sentence_transformers as layout
+from ranker.errors import ConfigError
+from ranker.export import multi_vector_encoder, stanford_colbert
 from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors, full_precision, maxsim_all, maxsim_pairs
+from ranker.models._bi_encoder import SIMILARITIES, check_choice, new_projection, text_limit
+from ranker.models._prompts import with_prompt
 from ranker.types import RankBatch, TokenBatch
-
-SIMILARITIES = ("cosine", "dot")
 
 
 class ColBERT(nn.Module):
-    """Score a query and a doc by the sum, over the query's tokens, of the best similarity with a token of the doc.
+    r"""Score a query and a doc by MaxSim: for each token of the query, the best similarity with a token of the doc.
 
-    A query is laid out as `[CLS] [Q] query [SEP] [MASK] ...`, a doc as `[CLS] [D] doc [SEP]`. The tokenizer learns the
-    markers as special tokens, so that no text can hold them.
+    .. math:: s(q, d) = \sum_{i \in q} \max_{j \in d} \mathrm{sim}(E_i(q), E_j(d))
+
+    A query is laid out as `[CLS] [Q] query [SEP] [MASK] ...`, a doc as `[CLS] [D] doc [SEP]`. The markers are added to
+    the tokenizer as special tokens, so that no text can contain them.
 
     Args:
-        encoder: The encoder of both.
-        projection: Size of a token vector; None: the encoder's own states.
+        encoder: The encoder of queries and docs.
+        projection: Size of a token vector; None: states of the encoder are the vectors.
         similarity: Of two token vectors: `cosine` or `dot`.
-        query_prompt: Marker before each query, `[Q]`: one token where the vocabulary has it, else its pieces.
+        query_prompt: Marker before each query, `[Q]`: one token if the vocabulary has it, else its pieces.
         doc_prompt: Marker before each doc, `[D]`.
-        query_length: Shorter queries are filled up with `[MASK]` to so many tokens, special ones included; 0: no
+        query_length: Shorter queries are extended with `[MASK]` to this number of tokens, special ones included; 0: no
             expansion.
-        attend_to_expansion: Whether other tokens attend to the filling; off, as in the paper, it leaves the query's own
-            vectors as they are.
+        attend_to_expansion: Whether other tokens attend to the expansion. Off, as in the paper, the expansion does not
+            change the vectors of the query's tokens.
         cut_queries: Whether longer queries are cut to `query_length`, as in the paper.
-        mask_punctuation: Whether a doc's punctuation has no vectors.
+        mask_punctuation: Whether the punctuation of docs gets no vectors.
         in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives (all token vectors of
-            the step are held then); None: unless labels are a teacher's scores.
-        symmetric: Whether each positive doc is also set against the step's other queries.
+            the step are then in memory); None: unless labels are a teacher's scores.
+        symmetric: Whether each positive doc is also contrasted with the step's other queries.
+
+    Attributes:
+        skiplist: Words of docs that get no vectors.
     """
 
     reads = "texts"
+    training_keys = ("in_batch_negatives", "symmetric")
+    vectors = "tokens"
+    doc_encoder: Encoder | None = None  # docs share the encoder of queries
 
     def __init__(
         self,
@@ -68,42 +73,39 @@ class ColBERT(nn.Module):
         symmetric: bool = False,
     ) -> None:
         super().__init__()
-        if similarity not in SIMILARITIES:
-            raise ConfigError(f"model.similarity: expected one of {', '.join(SIMILARITIES)}; got {similarity!r}")
+        check_choice("model.similarity", similarity, SIMILARITIES)
         if query_length < 0 or (cut_queries and not query_length):
             raise ConfigError(
-                f"model.query_length: expected at least {int(cut_queries)} with cut_queries={cut_queries}, got {query_length}"
+                f"model.query_length: expected at least {int(cut_queries)} with cut_queries={cut_queries}, "
+                f"got {query_length}"
             )
         if query_length and encoder.tokenizer.mask_token_id is None:
             raise ConfigError("model.query_length: expected 0, since the encoder's tokenizer has no mask token")
-        mask, rows = encoder.tokenizer.mask_token_id, len(encoder.model.get_input_embeddings().weight)
-        if query_length and mask >= rows:
+        mask, num_embeddings = encoder.tokenizer.mask_token_id, len(encoder.model.get_input_embeddings().weight)
+        if query_length and mask >= num_embeddings:
             raise ConfigError(
-                f"model.query_length: expected 0, since the mask token's id {mask} is outside the encoder's {rows} embeddings"
+                f"model.query_length: expected 0, since the mask token's id {mask} is outside the encoder's "
+                f"{num_embeddings} embeddings"
             )
         check_layout(encoder, 1)
         self.encoder, self.similarity = encoder, similarity
-        # with the blank that other programs put between marker and text
-        self.query_prompt, self.doc_prompt = (
-            f"{prompt.strip()} " if prompt.strip() else "" for prompt in (query_prompt, doc_prompt)
-        )
+        markers = [prompt.strip() for prompt in (query_prompt, doc_prompt)]
+        # other programs put a blank between marker and text
+        self.query_prompt, self.doc_prompt = (f"{marker} " if marker else "" for marker in markers)
         self.query_length, self.attend_to_expansion, self.cut_queries = query_length, attend_to_expansion, cut_queries
         self.in_batch_negatives, self.symmetric = in_batch_negatives, symmetric
-        self.projection = _projection(encoder, projection) if projection is not None else None
+        self.projection = new_projection(encoder, projection, bias=False) if projection is not None else None
         vocabulary = encoder.tokenizer.get_vocab()
-        markers = [prompt.strip() for prompt in (query_prompt, doc_prompt) if prompt.strip() in vocabulary]
-        encoder.tokenizer.add_tokens(
-            [AddedToken(marker, normalized=False, special=True) for marker in markers], special_tokens=True
-        )
+        added = [AddedToken(marker, normalized=False, special=True) for marker in markers if marker in vocabulary]
+        encoder.tokenizer.add_tokens(added, special_tokens=True)
         self.skiplist = [mark for mark in string.punctuation if mark in vocabulary] if mask_punctuation else []
         self._skipped: Tensor
         self.register_buffer("_skipped", torch.zeros(1 + max(vocabulary.values()), dtype=torch.bool), persistent=False)
-        self._skip()
-        self.text_limits: tuple[int, int] | None = (
-            None  # longest query and doc without special tokens, where the loaded folder says so
-        )
+        self._mark_skipped()
+        self.text_limits: tuple[int, int] | None = None  # set by `load`
 
-    def _skip(self) -> None:
+    def _mark_skipped(self) -> None:
+        """Mark the token ids of the skiplist."""
         vocabulary = self.encoder.tokenizer.get_vocab()
         self._skipped[[vocabulary[word] for word in self.skiplist]] = True
 
@@ -113,10 +115,10 @@ class ColBERT(nn.Module):
         return self.projection.out_features if self.projection is not None else self.encoder.dim
 
     def layouts(self) -> tuple[Template, Template]:
-        """How a query and a doc are laid out."""
+        """Return the layouts of a query and of a doc: special tokens, marker, expansion."""
         tokenizer = self.encoder.tokenizer
         single = Template.of(tokenizer, 1)
-        query, doc = (layout.with_prompt(tokenizer, single, prompt) for prompt in (self.query_prompt, self.doc_prompt))
+        query, doc = (with_prompt(tokenizer, single, prompt) for prompt in (self.query_prompt, self.doc_prompt))
         expanded = replace(
             query,
             fill_to=self.query_length,
@@ -127,7 +129,7 @@ class ColBERT(nn.Module):
         return expanded, doc
 
     def settings(self) -> dict[str, Any]:
-        """What decides the vectors beside weights and tokenizer; an index remembers its hash."""
+        """Return the options, beside weights and tokenizer, that change the vectors; stored vectors keep their hash."""
         return {
             "scorer": "colbert",
             "similarity": self.similarity,
@@ -135,26 +137,22 @@ class ColBERT(nn.Module):
             "layouts": repr(self.layouts()),
         }
 
-    # vectors and scores
-    # ---------------------------------------------------------------------------------------------------------------
-
     def encode_queries(self, batch: TokenBatch) -> TextVectors:
-        """One vector per token, expansion included."""
+        """Return one vector per token, expansion included, float32 [tokens, dim]."""
         return TextVectors(self._encode(batch), batch.cu_seqlens.diff().long())
 
     def encode_docs(self, batch: TokenBatch) -> TextVectors:
-        """One vector per token, special ones included, punctuation left out if `mask_punctuation`."""
+        """Return one vector per token, float32; special tokens have one, words of the skiplist have none."""
         vectors = self._encode(batch)
-        kept = self.kept(batch)
-        return TextVectors(vectors[kept], self.doc_vectors(batch))
+        return TextVectors(vectors[self._has_vector(batch)], self.doc_vector_counts(batch))
 
-    def kept(self, batch: TokenBatch) -> Tensor:
+    def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
+        """Return the number of vectors of each doc, int64 [docs], without encoding it."""
+        return functional.pad(self._has_vector(batch).long().cumsum(0), (1, 0))[batch.cu_seqlens.long()].diff()
+
+    def _has_vector(self, batch: TokenBatch) -> Tensor:
         """Which tokens of docs have a vector, bool [tokens]."""
         return ~self._skipped[batch.tokens]
-
-    def doc_vectors(self, batch: TokenBatch) -> Tensor:
-        """How many vectors each doc has, int64 [docs]; known without encoding."""
-        return functional.pad(self.kept(batch).long().cumsum(0), (1, 0))[batch.cu_seqlens.long()].diff()
 
     def _encode(self, batch: TokenBatch) -> Tensor:
         states = self.encoder(batch)
@@ -166,162 +164,70 @@ class ColBERT(nn.Module):
         return maxsim_all(queries, docs)
 
     def scoring_parameters(self) -> list[nn.Parameter]:
-        """Parameters that `score_block` reads beside the vectors: none."""
+        """Return the trained parameters that `score_block` reads: none."""
         return []
 
+    def divisor(self) -> float:
+        """Return 1: similarities are not divided by a temperature."""
+        return 1.0
+
     def forward(self, batch: RankBatch) -> Tensor:
-        """Return scores [batch, docs] of each query with its own docs; 0 where no doc is."""
+        """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
         assert batch.queries is not None and batch.docs is not None
         owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
         scores = maxsim_pairs(self.encode_queries(batch.queries), self.encode_docs(batch.docs), owners)
         return to_grid(scores, batch.doc_mask)
 
-    # folders
-    # ------------------------------------------------------------------------------------------------------------------------------
-
     def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:
-        """Write the layout of sentence-transformers' MultiVectorEncoder (6.0 on).
+        """Write a folder that sentence-transformers (6.0 on) loads as a MultiVectorEncoder.
 
         Args:
-            folder: Where to.
+            folder: Where to write.
             max_tokens: Longest doc, special tokens included.
             max_query_tokens: Longest query, special tokens included; None: `max_tokens`.
         """
-        expansion = {
-            "strategy": "fixed" if self.cut_queries else "min",
-            "attend": self.attend_to_expansion,
-            "token": None,
-            "length": self.query_length,
-        }
-        queries = {} if self.cut_queries else {"query_length": max(max_query_tokens or max_tokens, self.query_length)}
-        layout.write_encoder(
-            folder, self.encoder, max_tokens,
-            {**queries, "document_length": max_tokens, "query_expansion": expansion if self.query_length else None},
-        )  # fmt: skip
-        modules = [("", "sentence_transformers.base.modules.transformer.Transformer")]
-        if self.projection is not None:
-            layout.write_dense(
-                folder / "1_Dense", self.projection, "identity", {"module_input_name": "token_embeddings"}
-            )
-            modules.append(("1_Dense", "sentence_transformers.base.modules.dense.Dense"))
-        mask = f"{len(modules)}_MultiVectorMask"
-        layout.write_json(
-            folder / mask / "config.json", {"skiplist_words": self.skiplist, "skiplist_tasks": ["document"]}
+        model = multi_vector_encoder.MultiVectorModel(
+            self.encoder,
+            self.projection,
+            self.similarity,
+            self.query_prompt,
+            self.doc_prompt,
+            self.query_length,
+            self.attend_to_expansion,
+            self.cut_queries,
+            self.skiplist,
         )
-        modules.append((mask, "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"))
-        if self.similarity == "cosine":
-            path = f"{len(modules)}_Normalize"
-            layout.write_json(folder / path / "config.json", {"module_input_name": "token_embeddings"})
-            modules.append((path, "sentence_transformers.base.modules.normalize.Normalize"))
-        layout.write_modules(
-            folder, modules, {"query": self.query_prompt, "document": self.doc_prompt}, "MultiVectorEncoder", "maxsim"
-        )
+        multi_vector_encoder.write(folder, model, max_tokens, max_query_tokens)
 
     @classmethod
     def load(cls, folder: Path, execution: Execution = DEFAULT) -> ColBERT:
-        """Load sentence-transformers' layout, or Stanford ColBERT's (`HF_ColBERT` with artifact.metadata).
+        """Load a folder of sentence-transformers, or of Stanford ColBERT (`HF_ColBERT` with artifact.metadata).
 
         Raises:
-            CheckpointError: Neither, or settings that this model has not.
+            CheckpointError: The folder is neither, or has a setting that this model does not have.
         """
-        return (
-            cls._load_modules(folder, execution) if layout.is_layout(folder) else cls._load_stanford(folder, execution)
-        )
-
-    @classmethod
-    def _load_modules(cls, folder: Path, execution: Execution) -> ColBERT:
-        modules = layout.read_modules(folder)["query"]
-        kinds = [module.kind for module in modules]
-        if kinds[0] != "Transformer" or "MultiVectorMask" not in kinds or kinds.count("Dense") > 1:
-            raise CheckpointError(
-                f"{folder}: expected Transformer, at most one Dense, MultiVectorMask, Normalize; got {', '.join(kinds)}"
-            )
-        encoder, config = layout.read_encoder(modules[0].folder, execution)
-        by_kind = {module.kind: module for module in modules}
-        projection, activation = layout.read_dense(by_kind["Dense"]) if "Dense" in by_kind else (None, "identity")
-        mask = by_kind["MultiVectorMask"].config
-        expansion = config.get("query_expansion")
-        settings = read_object(folder / "config_sentence_transformers.json")
-        refused = {
-            "an activation after the projection": activation != "identity",
-            "skiplist_tasks": mask.get("skiplist_tasks", ["document"]) != ["document"]
-            and bool(mask.get("skiplist_words")),
-            "keep_only_token_ids": bool(mask.get("keep_only_token_ids")),
-            "an expansion token other than the mask token": bool((expansion or {}).get("token")),
-            "similarity_fn_name": settings.get("similarity_fn_name") not in (None, "maxsim"),
-        }
-        if any(refused.values()):
-            raise CheckpointError(
-                f"{folder}: {', '.join(name for name, found in refused.items() if found)}: not supported by model=colbert"
-            )
-        prompts = settings.get("prompts") or {}
+        known = multi_vector_encoder.has_modules(folder)
+        model = (multi_vector_encoder if known else stanford_colbert).read(folder, execution)
         scorer = cls(
-            encoder,
+            model.encoder,
             projection=None,
-            similarity="cosine" if "Normalize" in by_kind else "dot",
-            query_prompt="",
-            doc_prompt="",
-            query_length=expansion["length"] if expansion else 0,
-            attend_to_expansion=bool(expansion and expansion.get("attend")),
-            cut_queries=bool(expansion and expansion["strategy"] == "fixed"),
+            similarity=model.similarity,
+            query_prompt=model.query_prompt if model.add_markers else "",
+            doc_prompt=model.doc_prompt if model.add_markers else "",
+            query_length=model.query_length,
+            attend_to_expansion=model.attend_to_expansion,
+            cut_queries=model.cut_queries,
             mask_punctuation=False,
         )
-        # as they are: a marker that the folder's tokenizer cuts is cut by that program, too
-        scorer.query_prompt, scorer.doc_prompt = prompts.get("query") or "", prompts.get("document") or ""
-        return scorer._complete(projection, mask.get("skiplist_words") or [], config)
-
-    @classmethod
-    def _load_stanford(cls, folder: Path, execution: Execution) -> ColBERT:
-        if "HF_ColBERT" not in (read_object(folder / "config.json").get("architectures") or []):
-            raise CheckpointError(
-                f"{folder}: expected modules.json, or config.json with the architecture HF_ColBERT; got neither"
-            )
-        metadata: dict[str, Any] = read_object(folder / "artifact.metadata")
-        if metadata.get("similarity", "cosine") != "cosine":
-            raise CheckpointError(f"{folder}: similarity: expected cosine, got {metadata['similarity']!r}")
-        encoder, _ = layout.read_encoder(folder, execution)
-        weight = _stanford_projection(folder)
-        scorer = cls(
-            encoder, projection=None, query_prompt=metadata.get("query_token_id") or "[unused0]",
-            doc_prompt=metadata.get("doc_token_id") or "[unused1]", query_length=metadata.get("query_maxlen") or 32,
-            attend_to_expansion=bool(metadata.get("attend_to_mask_tokens")), cut_queries=True, mask_punctuation=False,
-        )  # fmt: skip
-        skiplist = list(string.punctuation) if metadata.get("mask_punctuation", True) else []
-        return scorer._complete(
-            layout.linear_of(weight, None), skiplist, {"document_length": metadata.get("doc_maxlen")}
+        if not model.add_markers:  # the folder's tokenizer is used as it is
+            scorer.query_prompt, scorer.doc_prompt = model.query_prompt, model.doc_prompt
+        vocabulary = model.encoder.tokenizer.get_vocab()
+        scorer.projection = model.projection
+        scorer.skiplist = [word for word in model.skiplist if word in vocabulary]
+        scorer._mark_skipped()
+        query, doc = scorer.layouts()
+        scorer.text_limits = (
+            text_limit(model.encoder, model.lengths, "query_length", query),
+            text_limit(model.encoder, model.lengths, "document_length", doc),
         )
-
-    def _complete(self, projection: nn.Linear | None, skiplist: list[str], config: dict[str, Any]) -> ColBERT:
-        """Put in what a folder holds beside the encoder."""
-        vocabulary = self.encoder.tokenizer.get_vocab()
-        self.projection, self.skiplist = projection, [word for word in skiplist if word in vocabulary]
-        self._skip()
-        query, doc = self.layouts()
-        self.text_limits = (
-            layout.text_limit(self.encoder, config, "query_length", query),
-            layout.text_limit(self.encoder, config, "document_length", doc),
-        )
-        return self
-
-
-def _projection(encoder: Encoder, size: int) -> nn.Linear:
-    linear = nn.Linear(encoder.dim, size, bias=False)
-    nn.init.orthogonal_(
-        linear.weight
-    )  # keeps angles where it can, so that training starts from the encoder's own similarities
-    return linear
-
-
-def _stanford_projection(folder: Path) -> Tensor:
-    """`linear.weight`, which lies among the encoder's weights."""
-    if (folder / "model.safetensors").is_file():
-        state = load_file(folder / "model.safetensors")
-    elif (folder / "pytorch_model.bin").is_file():
-        state = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
-    else:
-        raise CheckpointError(f"{folder}: expected model.safetensors or pytorch_model.bin, got neither")
-    if "linear.weight" not in state:
-        raise CheckpointError(
-            f"{folder}: expected the projection linear.weight among the weights, got {json.dumps(sorted(state)[:3])} ..."
-        )
-    return state["linear.weight"]
+        return scorer

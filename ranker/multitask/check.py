@@ -28,6 +28,8 @@ from ranker.multitask.options import (
     one_of,
 )
 
+# keys of the model's node whose values `faults_of` checks
+KEYS = ("auto", "heads", "labels", "sampling", "weighting")
 TASKS = Path(__file__).parents[1] / "probing" / "tasks"
 
 

@@ -106,6 +106,9 @@ class Multitask(MonoBERT):
         ConfigError: A head is at fault, or the encoder has no such layer.
     """
 
+    program_keys = ("auto", "labels", "sampling", "weighting")
+    training_keys = ("labels", "sampling", "weighting")
+
     def __init__(
         self,
         encoder: Encoder,

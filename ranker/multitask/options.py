@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ranker.errors import ConfigError
@@ -86,7 +87,7 @@ class AutoLayers:
         last_layer: Whether the last layer, ranking's own, may be chosen.
     """
 
-    report: str | None = None
+    report: str | Path | None = None
     last_layer: bool = True
 
 

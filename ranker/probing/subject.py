@@ -103,7 +103,7 @@ class Subject:
         if scorer.reads == "pairs":
             return cls(name, encoder)
         layouts = tuple(_apart(layout, encoder.tokenizer) for layout in scorer.layouts())
-        return cls(name, encoder, "texts", getattr(scorer, "doc_encoder", None), layouts)  # type: ignore[arg-type]
+        return cls(name, encoder, "texts", scorer.doc_encoder, layouts)  # type: ignore[arg-type]
 
     def randomised(self, seed: int) -> Subject:
         """The same architecture with random weights, drawn as BERT's are: N(0, 0.02) or the model's own range, biases 0, norms 1."""

@@ -1,4 +1,4 @@
-"""BM25 without Java: the first stage whose candidates are re-ranked, and the baseline of every report."""
+"""BM25 in Python: the first stage whose candidates are re-ranked, and the baseline of every report."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ from ranker.retrieval.words import Words
 
 log = logging.getLogger(__name__)
 
-
 _CHUNK_DOCS = 10_000
-WORDS = 1  # raise it when other words come out of the same text and options: what is cached is made anew then
+WORDS = 1  # version of `Words`; raise it when the words of a text change, so that cached candidates are not used
 
 
 class _TokenIds:
-    """Token ids of all docs, 4 bytes each, in the shape that bm25s wants: something with a length that gives lists."""
+    """Word ids of all docs, 4 bytes each; with a length and an iterator over lists, as bm25s expects."""
 
     def __init__(self, offsets: np.ndarray, flat: np.ndarray) -> None:
         self._offsets, self._flat = offsets, flat
@@ -46,23 +45,27 @@ class _TokenIds:
 
 
 class BM25:
-    r"""BM25 over title and text, as Lucene computes it (Robertson et al., 1994; Kamphuis et al., 2020), scored by bm25s.
+    r"""BM25 over title and text in Lucene's variant, computed by bm25s.
 
-    .. math:: s(q, d) = \sum_{t \in q} \log\left(1 + \frac{N - n_t + 0.5}{n_t + 0.5}\right) \frac{f_{td}}{f_{td} + k_1 (1 - b + b |d| / \bar{|d|})}
+    .. math:: s(q, d) = \sum_{t \in q} \log\left(1 + \frac{N - n_t + 0.5}{n_t + 0.5}\right)
+        \frac{f_{td}}{f_{td} + k_1 (1 - b + b |d| / \bar{|d|})}
+
+    Source: Robertson et al., 1994; Kamphuis et al., 2020 (the variant).
 
     Args:
-        docs: The corpus; only the index is kept in memory.
-        k1: How slowly a term's repeats saturate.
-        b: How strongly long docs are held back, 0 to 1.
-        stemmer: Snowball stemmer by language, or None for whole words.
-        stopwords: Stop word list of bm25s by language, or None.
-        min_word_chars: Shorter words are left out, of queries and docs.
-        bigrams: Whether Chinese, Japanese, Korean, Thai ... are searched by pairs of characters and single ones
+        docs: The corpus; only the index stays in memory.
+        k1: How slowly repetitions of a term saturate.
+        b: Strength of the length normalization, 0 to 1.
+        stemmer: Snowball stemmer by language; None: no stemming.
+        stopwords: Stop word list of bm25s by language; None: no stop words.
+        min_word_chars: Shorter words of queries and docs are dropped.
+        bigrams: Whether Chinese, Japanese, Korean, Thai ... are indexed as pairs of characters and single characters
             (`ranker.retrieval.words`).
-        threads: Queries searched at a time.
+        threads: Number of queries that are searched in parallel.
 
     Raises:
         ConfigError: An unknown stemmer or stop word list, or `min_word_chars` below 1.
+        DataError: A weight is not finite.
     """
 
     def __init__(
@@ -76,19 +79,18 @@ class BM25:
         bigrams: bool = True,
         threads: int = 1,
     ) -> None:
-        # bm25s and its progress bars are wanted here alone; a source that brings its candidates does not pay for the
-        # import.
+        # imported here: sources that have candidates of their own do not need this package
         import bm25s
 
         logging.getLogger("bm25s").setLevel(logging.INFO)  # it sets itself to DEBUG
         self._words = Words(stemmer, stopwords, min_word_chars, bigrams)
         self._threads = threads
-        self._reported: set[str] = set()  # queries without a word that a warning was about
+        self._reported: set[str] = set()  # queries without words that were logged
         ids: list[bytes] = []
         tokens, vocabulary = self._token_ids(docs, ids)
         self._doc_ids = np.array(ids, dtype=np.bytes_)
-        self._id_places = np.empty(len(ids), dtype=np.int32)
-        self._id_places[np.argsort(self._doc_ids, kind="stable")] = np.arange(len(ids), dtype=np.int32)
+        self._id_ranks = np.empty(len(ids), dtype=np.int32)
+        self._id_ranks[np.argsort(self._doc_ids, kind="stable")] = np.arange(len(ids), dtype=np.int32)
         self._index = bm25s.BM25(k1=k1, b=b, method="lucene", csc_backend="scipy") if vocabulary else None
         if self._index is not None:
             self._index.index(bm25s.tokenization.Tokenized(ids=tokens, vocab=vocabulary), show_progress=False)
@@ -96,7 +98,8 @@ class BM25:
             bad = int((~np.isfinite(weights)).sum())
             if bad:
                 raise DataError(
-                    f"bm25: expected finite weights of words, got {bad} of {len(weights)} that are not; check k1={k1} and b={b}"
+                    f"bm25: expected finite weights of words, got {bad} of {len(weights)} that are not; "
+                    f"check k1={k1} and b={b}"
                 )
 
     @property
@@ -106,16 +109,16 @@ class BM25:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the index in memory."""
-        arrays = (
-            []
-            if self._index is None
-            else [part for part in self._index.scores.values() if isinstance(part, np.ndarray)]
-        )
-        return sum(part.nbytes for part in arrays) + self._doc_ids.nbytes
+        """Size of the index in memory, in bytes."""
+        parts = [] if self._index is None else self._index.scores.values()
+        return sum(part.nbytes for part in parts if isinstance(part, np.ndarray)) + self._doc_ids.nbytes
 
     def _token_ids(self, docs: Docs, ids: list[bytes]) -> tuple[_TokenIds, dict[str, int]]:
-        """Tokenize chunk by chunk, so that no more than a chunk is ever there as Python lists; doc ids are added to `ids`."""
+        """Split docs chunk by chunk, to hold at most one chunk as Python lists; append doc ids to `ids`.
+
+        Returns:
+            The word ids of all docs, and the id of each word.
+        """
         vocabulary: dict[str, int] = {}
         parts: list[np.ndarray] = []
         lengths = array("i")
@@ -130,12 +133,16 @@ class BM25:
         return _TokenIds(offsets, np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)), vocabulary
 
     def search(self, queries: dict[str, str], depth: int) -> Candidates:
-        """Return each query's best docs; a doc without any of the query's words is none of them.
+        """Return the best docs of each query, only docs that share a word with it.
 
-        Equal scores are ordered as trec_eval orders them, by doc id descending, also where `depth` cuts through them.
+        Equal scores are in trec_eval's order, by doc id descending, also where `depth` cuts through them.
+
+        Args:
+            queries: Text by query id.
+            depth: Docs per query.
         """
         words = self._words(list(queries.values()))
-        empty = {query_id: queries[query_id] for query_id, found in zip(queries, words, strict=True) if not found}
+        empty = {query_id: queries[query_id] for query_id, stems in zip(queries, words, strict=True) if not stems}
         if empty.keys() - self._reported:
             warn_of_no_words(empty, len(queries))
             self._reported.update(empty)
@@ -147,23 +154,24 @@ class BM25:
         return Candidates(list(queries), offsets, self._doc_ids[rows], scores)
 
     def _best(self, words: list[str], depth: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and scores of the best docs, best first."""
+        """Return rows, int64 [docs], and scores, float32 [docs], of the best docs, best first."""
         if not words or self._index is None:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
         scores = self._index.get_scores(words)
         rows = np.flatnonzero(scores > 0)  # twelve times as fast as on the floats themselves
         if len(rows) > depth:
-            # All docs that tie with the last place take part in the sort, so that the cut follows the tie rule.
+            # sort all docs that tie with the last rank, so that the cut follows the tie rule
             rows = rows[scores[rows] >= np.partition(scores[rows], -depth)[-depth]]
-        rows = rows[np.lexsort((self._id_places[rows], scores[rows]))[::-1][:depth]]
+        rows = rows[np.lexsort((self._id_ranks[rows], scores[rows]))[::-1][:depth]]
         return rows, scores[rows]
 
 
 def warn_of_no_words(queries: dict[str, str], total: int) -> None:
-    """Warn of queries that nothing can be searched by."""
+    """Log queries that have no words to search for."""
     query_id, text = next(iter(queries.items()))
     log.warning(
-        "BM25: %d of %d queries have no words but stop words, as %r (%r), and find nothing; see the options in conf/model/bm25.yaml",
+        "BM25: %d of %d queries have no words but stop words, as %r (%r), and find nothing; see the options in "
+        "conf/model/bm25.yaml",
         len(queries),
         total,
         query_id,
@@ -173,7 +181,7 @@ def warn_of_no_words(queries: dict[str, str], total: int) -> None:
 
 @dataclass(frozen=True)
 class FirstStage:
-    """How BM25 makes candidates (`data.first_stage`); for the meaning of each see `BM25`."""
+    """Options of the BM25 first stage (`data.first_stage`); for their meaning see `BM25`."""
 
     k1: float = 0.9
     b: float = 0.4
@@ -184,7 +192,7 @@ class FirstStage:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> FirstStage:
-        """The options of a `data` node."""
+        """Return the options in a `data` node of a configuration."""
         return cls(**(data.get("first_stage") or {}))
 
 
@@ -196,26 +204,26 @@ def first_stage(
     threads: int | None = None,
     indexes: dict[str, BM25] | None = None,
 ) -> Candidates:
-    """BM25 candidates for all queries of a collection, made once and kept in `cache_dir`.
+    """Return BM25 candidates for all queries of a collection, from the cache in `cache_dir` if possible.
 
-    The file's name is a hash of docs, queries and settings, so nothing stale is ever read. It appears whole or not at
-    all, and of several processes one makes it while the others wait.
+    The name of the cache file is a hash of docs, queries and settings, so that outdated candidates are never read. The
+    file appears complete or not at all. Of several processes, one searches while the others wait.
 
     Args:
-        collection: Docs and queries; its candidates, if any, are not looked at.
+        collection: Docs and queries; its own candidates are ignored.
         depth: Docs per query.
         cache_dir: Folder of cached files; made if missing.
-        options: Of the index and of the words.
-        threads: Queries searched at a time; None: one per processor.
-        indexes: Indexes made so far with these settings, by docs fingerprint; a new one is added.
+        options: Options of the index and of the words.
+        threads: Number of queries that are searched in parallel; None: one per processor.
+        indexes: Indexes built before with these options, by docs fingerprint; a new one is added.
     """
     path = Path(cache_dir) / "bm25" / f"{_key(collection, depth, options)}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{path}.lock"):
-        found = _read(path, list(collection.queries))
-        if found is not None:
-            _warn_again(collection, found, options)
-            return found
+        cached = _read(path, list(collection.queries))
+        if cached is not None:
+            _warn_again(collection, cached, options)
+            return cached
         indexes = {} if indexes is None else indexes
         fingerprint = collection.docs.fingerprint
         if fingerprint not in indexes:
@@ -224,33 +232,39 @@ def first_stage(
         log.info(
             "BM25: searching the best %d docs for %d queries of %s", depth, len(collection.queries), collection.name
         )
-        made = indexes[fingerprint].search(collection.queries, depth + collection.drop_query_docs)
+        candidates = indexes[fingerprint].search(collection.queries, depth + collection.drop_query_docs)
         if collection.drop_query_docs:
-            made = made.where(~has_own_id(made)).top(depth)
-        _write(path, made)
-        return made
+            candidates = candidates.where(~has_own_id(candidates)).top(depth)
+        _write(path, candidates)
+        return candidates
 
 
-def _warn_again(collection: Collection, found: Candidates, options: FirstStage) -> None:
-    """What the search warned of when the cached candidates were made."""
-    without = [query_id for query_id, count in zip(found.query_ids, np.diff(found.offsets), strict=True) if not count]
+def _warn_again(collection: Collection, cached: Candidates, options: FirstStage) -> None:
+    """Repeat the warning that the search logged before its candidates were cached."""
+    without = [query_id for query_id, count in zip(cached.query_ids, np.diff(cached.offsets), strict=True) if not count]
     if without:
         split = Words(options.stemmer, options.stopwords, options.min_word_chars, options.bigrams)
         words = split([collection.queries[query_id] for query_id in without])
         empty = {
-            query_id: collection.queries[query_id] for query_id, there in zip(without, words, strict=True) if not there
+            query_id: collection.queries[query_id] for query_id, stems in zip(without, words, strict=True) if not stems
         }
         if empty:
             warn_of_no_words(empty, len(collection.queries))
 
 
 def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, options: FirstStage = FirstStage()) -> Splits:
-    """Fill in BM25 candidates where a split has none; a training set with triples needs none.
+    """Add BM25 candidates to each split without candidates, except to a training set with triples.
 
-    A corpus is indexed once at most.
+    A corpus is indexed at most once.
+
+    Args:
+        splits: The collections.
+        depth: Docs per query.
+        cache_dir: Folder of cached files.
+        options: Options of the index and of the words.
 
     Raises:
-        DataError: BM25 finds nothing for any query of a split.
+        DataError: BM25 finds no doc for any query of a split.
     """
     indexes: dict[str, BM25] = {}
 
@@ -260,8 +274,9 @@ def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, options: 
         candidates = first_stage(collection, depth, cache_dir, options, indexes=indexes)
         if collection.queries and not len(candidates.doc_ids):
             raise DataError(
-                f"{collection.name}: expected queries that share words with the docs, got none of {len(collection.queries)} for which BM25 "
-                "finds a doc; check that queries and docs belong together, or give candidates as a run"
+                f"{collection.name}: expected queries that share words with the docs, got none of "
+                f"{len(collection.queries)} for which BM25 finds a doc; check that queries and docs belong together, "
+                "or give candidates as a run"
             )
         return replace(collection, candidates=candidates)
 

@@ -1,4 +1,4 @@
-"""An index over a folder of vectors: built by faiss, kept beside them, searched by inner product with exact scores at the end."""
+"""A faiss index over a folder of vectors: built once, stored beside them, searched by inner product."""
 
 from __future__ import annotations
 
@@ -13,125 +13,138 @@ import numpy as np
 
 from ranker.errors import CheckpointError, ConfigError, DataError
 from ranker.files import checksum, verify, write_whole
-from ranker.retrieval.encode import Encoded
+from ranker.retrieval.vector_store import VectorStore
 
 log = logging.getLogger(__name__)
 
-TRAINED_PER_LIST = 64  # vectors per centroid that k-means learns from; faiss warns below 39
-FEW_PER_LIST = 39
-# what faiss can do on a GPU (its wiki, "Faiss on the GPU"): vectors fetched and lists probed; bytes of a compressed
-# vector
-GPU_MOST = 2048
+TRAINED_PER_LIST = 64  # training vectors per centroid of k-means
+FEW_PER_LIST = 39  # with fewer, faiss warns
+# limits on a GPU (faiss's wiki, "Faiss on the GPU"): vectors fetched and lists probed; bytes of a compressed vector
+GPU_MAX = 2048
 GPU_SUBVECTORS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
 
 
-class Kind(Protocol):
-    """A kind of index: conf/index/*.yaml."""
+class IndexType(Protocol):
+    """A type of index with its options: conf/index/*.yaml.
 
-    exact: bool  # whether every vector is compared
-    rescore: int  # so many times the vectors asked for are fetched
+    Attributes:
+        exact: Whether every vector is compared.
+        rescore: Factor on the number of vectors that are fetched for the exact comparison.
+        gpu: Whether to search on all GPUs; None: if faiss sees one.
+    """
+
+    exact: bool
+    rescore: int
     gpu: bool | None
 
     def make(self, dim: int, num_vectors: int) -> Any:
-        """An empty faiss index for inner products."""
+        """Return an empty faiss index for inner products of vectors [num_vectors, dim]."""
         ...
 
     def train_vectors(self, num_vectors: int) -> int:
-        """How many vectors it learns from; 0: nothing to learn."""
+        """Return the number of vectors that it is trained on; 0: it needs no training."""
         ...
 
 
 def require(key: str, value: int | None) -> int | None:
-    """Return a value that is at least 1 or None.
+    """Return a value that is None or at least 1.
 
     Raises:
-        ConfigError: It is smaller.
+        ConfigError: The value is smaller.
     """
     if value is not None and value < 1:
         raise ConfigError(f"{key}: expected at least 1, got {value}")
     return value
 
 
-def num_lists(asked: int | None, num_vectors: int) -> int:
-    """Number of inverted lists: what was asked for, or 4 times the root of the vectors but no more than there are vectors to learn from."""
-    return min(asked or max(1, min(int(4 * num_vectors**0.5), num_vectors // FEW_PER_LIST)), max(1, num_vectors))
+def num_lists(lists: int | None, num_vectors: int) -> int:
+    """Return the number of inverted lists, at most `num_vectors`.
+
+    Args:
+        lists: The configured number; None: 4 times the square root of `num_vectors`, but at least `FEW_PER_LIST`
+            vectors per list.
+        num_vectors: Number of vectors.
+    """
+    default = max(1, min(int(4 * num_vectors**0.5), num_vectors // FEW_PER_LIST))
+    return min(lists or default, max(1, num_vectors))
 
 
 class VectorIndex:
-    """A searchable index; vectors are known by their place in the folder.
+    """A filled index; vectors are identified by their number in the folder.
 
     Args:
-        index: The filled faiss index.
-        kind: What it was made by.
+        index: The faiss index.
+        index_type: Its type and options.
         num_bytes: Its size.
-        in_memory: For an index on GPUs, makes its copy in main memory, where more vectors can be fetched; None: it lies
-            there.
+        to_memory: For an index on GPUs: copies it to main memory, where more vectors can be fetched. None: it is in
+            main memory.
     """
 
-    def __init__(self, index: Any, kind: Kind, num_bytes: int, in_memory: Callable[[], Any] | None = None) -> None:
-        self._index, self.kind, self.num_bytes, self._in_memory = index, kind, num_bytes, in_memory
+    def __init__(
+        self, index: Any, index_type: IndexType, num_bytes: int, to_memory: Callable[[], Any] | None = None
+    ) -> None:
+        self._index, self.index_type, self.num_bytes, self._to_memory = index, index_type, num_bytes, to_memory
         self._copy: Any = None
-        self._told: set[str] = set()
+        self._warned = False
 
     @classmethod
-    def over(cls, encoded: Encoded, kind: Kind) -> VectorIndex:
-        """Open the index of this kind beside the vectors, or build it.
+    def over(cls, store: VectorStore, index_type: IndexType) -> VectorIndex:
+        """Open the index of this type in the folder of the vectors, or build it.
 
         Raises:
-            ConfigError: faiss is missing, or has no GPU where one was asked for.
-            CheckpointError: The index that lies there is of other vectors.
-            DataError: A vector is not finite, or the index that lies there is damaged.
+            ConfigError: faiss is missing, or `index.gpu` is true and faiss has no GPU.
+            CheckpointError: The stored index is of other vectors.
+            DataError: A vector is not finite, or the stored index is damaged.
         """
         faiss = _faiss()
-        dim = encoded.description.dim
-        path = encoded.folder / f"index-{type(kind).__name__.lower()}-{_digest(kind)}.faiss"
+        dim, num_vectors = store.description.dim, store.num_vectors
+        path = store.folder / f"index-{type(index_type).__name__.lower()}-{_digest(index_type)}.faiss"
         if path.is_file() and path.with_suffix(".json").is_file():
-            index = _read(faiss, path, _meta(kind, encoded))
-            if index.ntotal != encoded.num_vectors or index.d != dim or index.metric_type != faiss.METRIC_INNER_PRODUCT:
+            index = _read(faiss, path, _meta(index_type, store))
+            if index.ntotal != num_vectors or index.d != dim or index.metric_type != faiss.METRIC_INNER_PRODUCT:
                 raise CheckpointError(
-                    f"{path}: expected an index of {encoded.num_vectors} vectors of {dim}; delete it, it is built anew"
+                    f"{path}: expected an index of {num_vectors} vectors of {dim}; delete it, it is built anew"
                 )
-            index_settings(kind, index, encoded.num_vectors)
-            placed, in_memory = _placed(faiss, index, kind.gpu)
-            return cls(placed, kind, path.stat().st_size, in_memory)
-        empty = kind.make(dim, max(1, encoded.num_vectors))
+            apply_search_options(index_type, index, num_vectors)
+            index, to_memory = _to_gpus(faiss, index, index_type.gpu)
+            return cls(index, index_type, path.stat().st_size, to_memory)
+        empty = index_type.make(dim, max(1, num_vectors))
         assert empty.metric_type == faiss.METRIC_INNER_PRODUCT
         lists = getattr(empty, "nlist", 1)
-        index, in_memory = _placed(faiss, empty, kind.gpu)
-        _fill(index, lists, kind, encoded)
-        if kind.exact:  # nothing was learned: the vectors themselves are the index
-            return cls(index, kind, encoded.num_vectors * dim * 4, in_memory)
-        plain = in_memory() if in_memory else index
-        _write(faiss, plain, path, _meta(kind, encoded))
-        return cls(index, kind, path.stat().st_size, in_memory)
+        index, to_memory = _to_gpus(faiss, empty, index_type.gpu)
+        _fill(index, lists, index_type, store)
+        if index_type.exact:  # not stored: it is a copy of the vectors
+            return cls(index, index_type, num_vectors * dim * 4, to_memory)
+        _write(faiss, to_memory() if to_memory else index, path, _meta(index_type, store))
+        return cls(index, index_type, path.stat().st_size, to_memory)
 
     @property
     def num_vectors(self) -> int:
-        """Number of vectors in it."""
+        """Number of vectors."""
         return self._index.ntotal
 
     def search(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """The best vectors of each query, best first.
+        """Find the best vectors of each query, best first.
 
         Args:
-            queries: float32 [queries, dim].
-            count: Vectors per query; more than there are gives all.
+            queries: Query vectors, float32 [queries, dim].
+            count: Vectors per query; all if there are fewer.
 
         Returns:
-            Inner products (approximate for compressed vectors) and places [queries, min(count, vectors)]; place -1 and
-            -inf where the index found fewer.
+            Inner products (approximate for compressed vectors), float32, and numbers of vectors, int64, both
+            [queries, min(count, vectors)]. Where the index returns fewer vectors, the rest is -inf and -1.
         """
         count = min(count, self.num_vectors)
         if not len(queries) or not count:
             return np.zeros((len(queries), count), dtype=np.float32), np.zeros((len(queries), count), dtype=np.int64)
-        index = self._index if self._in_memory is None or count <= GPU_MOST else self._copied(count)
+        index = self._index if self._to_memory is None or count <= GPU_MAX else self._copied(count)
         hnsw = getattr(index, "hnsw", None)
         if hnsw is not None and hnsw.efSearch < count:
             hnsw.efSearch = count
-        scores, places = index.search(np.ascontiguousarray(queries, dtype=np.float32), count)
-        empty = places < 0
-        if empty.any() and "few" not in self._told:
-            self._told.add("few")
+        scores, numbers = index.search(np.ascontiguousarray(queries, dtype=np.float32), count)
+        empty = numbers < 0
+        if empty.any() and not self._warned:
+            self._warned = True
             fewest = int((~empty).sum(axis=1).min())
             log.warning(
                 "index: %d of %d queries got fewer than %d vectors, the fewest %d; raise index.probes",
@@ -140,31 +153,31 @@ class VectorIndex:
                 count,
                 fewest,
             )
-        return np.where(empty, -np.inf, scores), places
+        return np.where(empty, -np.inf, scores), numbers
 
     def _copied(self, count: int) -> Any:
-        """The index in main memory."""
+        """Return the copy of a GPU index in main memory, for a search of more vectors than a GPU fetches."""
         if self._copy is None:
-            assert self._in_memory is not None
-            log.info("index: a GPU fetches %d vectors at most, %d are asked for: searched on the CPU", GPU_MOST, count)
-            self._copy = self._in_memory()
+            assert self._to_memory is not None
+            log.info("index: a GPU fetches at most %d vectors, the search needs %d: on the CPU", GPU_MAX, count)
+            self._copy = self._to_memory()
         return self._copy
 
 
-def index_settings(kind: Kind, index: Any, num_vectors: int) -> None:
-    """Put a kind's settings for searching into an index read from disk."""
-    fresh = kind.make(index.d, max(1, num_vectors))
+def apply_search_options(index_type: IndexType, index: Any, num_vectors: int) -> None:
+    """Set the search options of a type in an index that was read from disk."""
+    fresh = index_type.make(index.d, max(1, num_vectors))
     if hasattr(fresh, "nprobe"):
         index.nprobe = fresh.nprobe
     if hasattr(fresh, "hnsw"):
         index.hnsw.efSearch = fresh.hnsw.efSearch
 
 
-def _fill(index: Any, lists: int, kind: Kind, encoded: Encoded) -> None:
-    """Train and fill an empty index."""
-    wanted = kind.train_vectors(encoded.num_vectors)
-    if wanted and encoded.num_vectors:
-        sample = encoded.sample(wanted)
+def _fill(index: Any, lists: int, index_type: IndexType, store: VectorStore) -> None:
+    """Train an empty index and add all vectors."""
+    num_trained = index_type.train_vectors(store.num_vectors)
+    if num_trained and store.num_vectors:
+        sample = store.sample(num_trained)
         if len(sample) < FEW_PER_LIST * lists:
             log.warning(
                 "index: %d lists learn from %d vectors, fewer than %d each; lower index.lists",
@@ -173,28 +186,31 @@ def _fill(index: Any, lists: int, kind: Kind, encoded: Encoded) -> None:
                 FEW_PER_LIST,
             )
         index.train(sample)
-    place = 0
-    for chunk in encoded.chunks():
+    num_added = 0
+    for chunk in store.chunks():
         bad = np.flatnonzero(~np.isfinite(chunk).all(axis=1))
         if len(bad):
-            doc = int(np.searchsorted(encoded.ends, place + bad[0], side="right"))
+            doc = int(np.searchsorted(store.ends, num_added + bad[0], side="right"))
             raise DataError(
-                f"{encoded.folder}: expected finite vectors, got NaN or infinity in that of doc {encoded.doc_ids[doc].decode()!r}; encode again"
+                f"{store.folder}: expected finite vectors, got NaN or infinity in that of doc "
+                f"{store.doc_ids[doc].decode()!r}; encode again"
             )
         index.add(chunk)
-        place += len(chunk)
+        num_added += len(chunk)
 
 
-def _meta(kind: Kind, encoded: Encoded) -> dict[str, Any]:
-    """What an index on disk was built of."""
+def _meta(index_type: IndexType, store: VectorStore) -> dict[str, Any]:
+    """Return what a stored index depends on: its vectors and its options."""
     return {
-        "vectors": encoded.description.digest, "num_vectors": encoded.num_vectors, "metric": "inner product",
-        "kind": repr(_settings(kind)),
-    }  # fmt: skip
+        "vectors": store.description.digest,
+        "num_vectors": store.num_vectors,
+        "metric": "inner product",
+        "kind": repr(_settings(index_type)),
+    }
 
 
 def _write(faiss: Any, index: Any, path: Path, meta: dict[str, Any]) -> None:
-    """Write an index, and beside it what it was built of and its checksum."""
+    """Write an index, and beside it a JSON file with `meta` and the checksum of the index."""
     with write_whole(path, binary=True) as file:
         faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
     with write_whole(path.with_suffix(".json")) as file:
@@ -202,17 +218,17 @@ def _write(faiss: Any, index: Any, path: Path, meta: dict[str, Any]) -> None:
 
 
 def _read(faiss: Any, path: Path, meta: dict[str, Any]) -> Any:
-    """Read an index that was built of what `meta` says; one of an earlier version has no checksum."""
+    """Read an index if its JSON file agrees with `meta`; an index of an earlier version has no checksum."""
     fix = f"delete {path}, it is built anew"
     try:
-        there = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
-        stored = there.pop("file", None)
+        stored_meta = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        stored_checksum = stored_meta.pop("file", None)
     except (OSError, ValueError, AttributeError) as error:
         raise DataError(f"{path.with_suffix('.json')}: expected a readable file, got {error}; {fix}") from error
-    if there != meta:
-        raise CheckpointError(f"{path}: expected an index of {meta}, got one of {there}; {fix}")
-    if stored is not None:
-        verify(path.parent, {path.name: stored}, f"the file is damaged; {fix}")
+    if stored_meta != meta:
+        raise CheckpointError(f"{path}: expected an index of {meta}, got one of {stored_meta}; {fix}")
+    if stored_checksum is not None:
+        verify(path.parent, {path.name: stored_checksum}, f"the file is damaged; {fix}")
     try:
         return faiss.read_index(str(path))
     except RuntimeError as error:
@@ -231,35 +247,41 @@ def _faiss() -> Any:
     return faiss
 
 
-def _placed(faiss: Any, index: Any, asked: bool | None) -> tuple[Any, Callable[[], Any] | None]:
-    """The index, on all GPUs where that was asked for, or is possible and not refused; then also what makes its copy in main memory."""
+def _to_gpus(faiss: Any, index: Any, gpu: bool | None) -> tuple[Any, Callable[[], Any] | None]:
+    """Move an index to all GPUs if `gpu` is true, or if it is None and faiss can do it.
+
+    Returns:
+        The index, and, if it moved, a function that copies it to main memory.
+
+    Raises:
+        ConfigError: `gpu` is true, and faiss has no GPU or the index exceeds a GPU's limits.
+    """
     count = faiss.get_num_gpus() if hasattr(faiss, "StandardGpuResources") else 0
-    if asked and not count:
+    if gpu and not count:
         raise ConfigError(
             "index.gpu: expected a GPU that faiss sees, got none; install faiss-gpu-cu12, or set index.gpu=null"
         )
-    if not count or asked is False:
+    if not count or gpu is False:
         return index, None
-    unfit = _unfit(index)
-    if unfit and asked:
+    excess = _gpu_excess(index)
+    if excess and gpu:
         raise ConfigError(
-            f"index.gpu: expected an index that fits a GPU, got {unfit}; change that, or set index.gpu=null"
+            f"index.gpu: expected an index that fits a GPU, got {excess}; change that, or set index.gpu=null"
         )
-    if unfit:
-        log.info("index: stays on the CPU, since it has %s", unfit)
+    if excess:
+        log.info("index: stays on the CPU, since it has %s", excess)
         return index, None
     options = faiss.GpuMultipleClonerOptions()
-    options.useFloat16 = hasattr(
-        index, "pq"
-    )  # lookup tables only: those of more than 48 subvectors are too large in float32
+    # half precision for lookup tables only: for more than 48 subvectors they are too large in float32
+    options.useFloat16 = hasattr(index, "pq")
     moved = faiss.index_cpu_to_all_gpus(index, co=options)
     return moved, lambda: faiss.index_gpu_to_cpu(moved)
 
 
-def _unfit(index: Any) -> str:
-    """What keeps an index off a GPU, empty if nothing does."""
-    if getattr(index, "nprobe", 0) > GPU_MOST:
-        return f"more than {GPU_MOST} index.probes ({index.nprobe})"
+def _gpu_excess(index: Any) -> str:
+    """Return the option of an index that exceeds a GPU's limits; empty if none does."""
+    if getattr(index, "nprobe", 0) > GPU_MAX:
+        return f"more than {GPU_MAX} index.probes ({index.nprobe})"
     pq = getattr(index, "pq", None)
     if pq is not None and pq.nbits != 8:
         return f"fewer than 256 vectors ({pq.nbits} bits a code)"
@@ -268,14 +290,11 @@ def _unfit(index: Any) -> str:
     return ""
 
 
-def _settings(kind: Kind) -> dict[str, Any]:
-    """What decides the built index; how it is searched may change later."""
-    return {
-        key: value
-        for key, value in sorted(vars(kind).items())
-        if key not in ("gpu", "probes", "rescore", "search_depth")
-    }
+def _settings(index_type: IndexType) -> dict[str, Any]:
+    """Return the options that decide the stored index; search options may change later."""
+    search_options = ("gpu", "probes", "rescore", "search_depth")
+    return {key: value for key, value in sorted(vars(index_type).items()) if key not in search_options}
 
 
-def _digest(kind: Kind) -> str:
-    return hashlib.blake2b(json.dumps(_settings(kind), sort_keys=True).encode(), digest_size=5).hexdigest()
+def _digest(index_type: IndexType) -> str:
+    return hashlib.blake2b(json.dumps(_settings(index_type), sort_keys=True).encode(), digest_size=5).hexdigest()

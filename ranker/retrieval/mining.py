@@ -1,4 +1,4 @@
-"""Hard negatives: docs that a search ranks high although nobody judged them relevant."""
+"""Hard negatives: docs that a search ranks high and that are not judged relevant."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class Mining:
     """Which docs of a ranking become negatives.
 
     Args:
-        first: Best rank of the window, 1 is the top.
+        first: Best rank of the window; 1 is the top.
         last: Worst rank of the window.
-        count: Negatives per query, at most.
-        order: Which of the window: the `top` ones, or `random` ones.
-        margin: A negative's score is at least so much below that of the query's best positive; None: any score will do.
-        teacher_margin: The same for the scores of a teacher (a cross-encoder), which tells overlooked positives from
-            negatives (denoising; Qu et al., 2021); a doc without a teacher's score is left out.
-        seed: Of the random draws.
+        count: Largest number of negatives per query.
+        order: Which docs of the window are taken: the `top` ones, or `random` ones.
+        margin: Smallest difference between the score of the query's best positive and that of a negative; None: no
+            limit.
+        teacher_margin: The same for the scores of a teacher (a cross-encoder), which separates unjudged positives from
+            negatives (denoising; Qu et al., 2021). A doc without a teacher's score is left out.
+        seed: Seed of the random draws.
     """
 
     first: int = 1
@@ -51,34 +52,34 @@ class Mining:
 
 
 def mine(
-    found: Candidates,
+    ranking: Candidates,
     collection: Collection,
     options: Mining,
     score: Callable[[str, Sequence[str]], dict[str, float]] | None = None,
     teacher: Run | None = None,
 ) -> Run:
-    """Choose hard negatives from a search over the training queries.
+    """Choose hard negatives from a search for the training queries.
 
-    A doc that is judged with `collection.relevance` or more for a query is never one of its negatives, nor is one with
-    the same text, nor one with the query's own id or text, whatever the options.
+    Whatever the options, these docs are never negatives of a query: docs judged with `collection.relevance` or more for
+    it, docs with the same text as one of these, and docs with the query's own id or text.
 
     Args:
-        found: The search's ranking, best first.
+        ranking: The result of the search, best first.
         collection: Queries and judgements.
-        options: The choice.
-        score: Gives the search's scores of a query's positives; needed with `margin`.
+        options: Which docs to choose.
+        score: Returns the search's scores of a query's positives; needed with `margin`.
         teacher: A teacher's run over docs of the window and positives, for denoising.
 
     Returns:
-        query_id -> doc_id -> the search's score; queries without a negative are left out, and counted in the log.
+        query_id -> doc_id -> score of the search. Queries without a negative are left out, and counted in the log.
     """
     run: Run = {}
     without = 0
-    for number, query_id in enumerate(found.query_ids):
+    for number, query_id in enumerate(ranking.query_ids):
         positives = {
             doc_id for doc_id, grade in collection.qrels.get(query_id, {}).items() if grade >= collection.relevance
         }
-        ids, scores = found[query_id][: options.last], found.scores_of(query_id)[: options.last].tolist()
+        ids, scores = ranking[query_id][: options.last], ranking.scores_of(query_id)[: options.last].tolist()
         texts = {_plain(collection.docs[doc_id].full_text) for doc_id in positives if doc_id in collection.docs}
         texts.add(_plain(collection.queries[query_id]))
         window = [
@@ -91,12 +92,12 @@ def mine(
             best = max(score(query_id, sorted(positives)).values(), default=-np.inf)
             window = [(doc_id, value) for doc_id, value in window if value <= best - options.margin]
         if teacher is not None:
-            taught = teacher.get(query_id, {})
-            best = max((taught[doc_id] for doc_id in positives if doc_id in taught), default=-np.inf)
+            teacher_scores = teacher.get(query_id, {})
+            best = max((teacher_scores[doc_id] for doc_id in positives if doc_id in teacher_scores), default=-np.inf)
             window = [
                 (doc_id, value)
                 for doc_id, value in window
-                if taught.get(doc_id, np.inf) <= best - options.teacher_margin
+                if teacher_scores.get(doc_id, np.inf) <= best - options.teacher_margin
             ]
         if options.order == "random":
             keys = mix(options.seed, number, np.arange(len(window)))
@@ -107,18 +108,19 @@ def mine(
             without += 1
     if without:
         log.warning(
-            "mining: %d of %d queries have no doc left to be a negative; train with data.random_negatives=true, or widen the window",
+            "mining: %d of %d queries have no doc left to be a negative; train with data.random_negatives=true, "
+            "or widen the window",
             without,
-            len(found.query_ids),
+            len(ranking.query_ids),
         )
     return run
 
 
 def _plain(text: str) -> str:
-    """A text for comparison: case and white space do not count."""
+    """Return a text without differences in case and white space, for comparison."""
     return " ".join(text.casefold().split())
 
 
 def _texts_of(doc: Doc) -> set[str]:
-    """A doc's text with its title and without."""
+    """Return a doc's text with its title and without."""
     return {_plain(doc.text), _plain(doc.full_text)}

@@ -1,4 +1,4 @@
-"""Texts to words for BM25, in any script: stop words dropped, the rest stemmed (see docs/data.md)."""
+"""Split texts in any script into words for BM25: stop words are dropped, the rest is stemmed (see docs/data.md)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ import regex
 
 from ranker.errors import ConfigError
 
-# Scripts whose words are not separated by blanks; Hangul's are, but particles are written to them (as in Lucene's
+# Scripts without blanks between words. Hangul has blanks, but particles are attached to words (treated as in Lucene's
 # CJKAnalyzer).
 UNSPACED = ("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer", "Myanmar")
 _UNSPACED = "[" + "".join(rf"\p{{scx={script}}}" for script in UNSPACED) + "]"
-ENGLISH = (
-    "english",
-    "en",
-    "english_plus",
-    "en_plus",
-)  # lists that lack the pronoun "I", which bm25s' own tokenizer never gives
-# A letter after an apostrophe is no word: the s of "user's". The first branch has no group, so that such a letter
-# matches as "".
+# stop word lists that lack the pronoun "I": bm25s' tokenizer never returns it
+ENGLISH = ("english", "en", "english_plus", "en_plus")
+# A single letter after an apostrophe, such as the s of "user's", is no word. The first branch has no group, so that
+# such a letter matches as "".
 _ASCII = re.compile(r"(?<=\w')\w\b|(\w+)")
-# `regex`, unlike `re`, takes combining marks (Indic vowel signs) and joiners within a word for parts of it.
+# Unlike `re`, `regex` treats combining marks (Indic vowel signs) and joiners within a word as part of the word.
 _ANY = regex.compile(rf"(?V1)(?<=\w['’])\w\b|([\w--{_UNSPACED}]+)|([\w&&{_UNSPACED}]+)")
 _CHARACTERS = regex.compile(r"\X")
 
@@ -33,13 +29,13 @@ class Words:
     """Split texts into words, drop stop words and stem the others.
 
     A word is a run of letters, marks, digits and underscores, in lower case and in Unicode's form NFKC. In scripts
-    without blanks between words a run becomes its overlapping pairs of characters and its single characters.
+    without blanks between words, a run becomes its overlapping pairs of characters and its single characters.
 
     Args:
-        stemmer: Snowball stemmer by language, or None for whole words.
-        stopwords: Stop word list of bm25s by language, or None.
-        min_word_chars: Shorter words are left out.
-        bigrams: Whether runs of `UNSPACED` scripts become pairs and single characters; False keeps the runs whole.
+        stemmer: Snowball stemmer by language; None: no stemming.
+        stopwords: Stop word list of bm25s by language; None: no stop words.
+        min_word_chars: Shorter words are dropped.
+        bigrams: Whether runs of `UNSPACED` scripts become pairs and single characters; False keeps whole runs.
 
     Raises:
         ConfigError: An unknown stemmer or stop word list, or a length below 1.
@@ -49,39 +45,48 @@ class Words:
     """
 
     def __init__(
-        self, stemmer: str | None = "english", stopwords: str | None = "english", min_word_chars: int = 1, bigrams: bool = True
-    ) -> None:  # fmt: skip
-        # a source that brings its candidates does not pay for these imports
+        self,
+        stemmer: str | None = "english",
+        stopwords: str | None = "english",
+        min_word_chars: int = 1,
+        bigrams: bool = True,
+    ) -> None:
+        # imported here: sources that have candidates of their own do not need these packages
         import Stemmer
         from bm25s.tokenization import Tokenizer
 
         if stemmer is not None and stemmer not in Stemmer.algorithms():
             raise ConfigError(
-                f"bm25.stemmer: expected one of {', '.join(Stemmer.algorithms())} or null, got {stemmer!r}; set one of these"
+                f"bm25.stemmer: expected one of {', '.join(Stemmer.algorithms())} or null, got {stemmer!r}; "
+                "set one of these"
             )
         if min_word_chars < 1:
             raise ConfigError(f"bm25.min_word_chars: expected at least 1, got {min_word_chars}; raise it")
         try:
-            listed = Tokenizer(stopwords=stopwords or []).stopwords  # type: ignore[arg-type]
+            stopword_list = Tokenizer(stopwords=stopwords or []).stopwords  # type: ignore[arg-type]
         except ValueError as error:
             raise ConfigError(
-                f"bm25.stopwords: expected a language that bm25s has stop words for or null, got {stopwords!r}; set another"
+                f"bm25.stopwords: expected a language that bm25s has stop words for or null, got {stopwords!r}; "
+                "set another"
             ) from error
-        self._stopwords = frozenset((*listed, *(["i"] if stopwords in ENGLISH else [])))
+        self._stopwords = frozenset((*stopword_list, *(["i"] if stopwords in ENGLISH else [])))
         self._stem = None if stemmer is None else Stemmer.Stemmer(stemmer).stemWord
         self._min_word_chars, self._bigrams = min_word_chars, bigrams
 
     def __call__(self, texts: Sequence[str]) -> list[list[str]]:
-        """The words of each text, in order. A Snowball stemmer is not thread-safe: call it from one thread at a time."""
-        known: dict[str, str] = {}  # word -> stem, "" for a word that is left out
-        found = []
+        """Return the stems of each text, in order.
+
+        Snowball stemmers are not thread-safe: call this from one thread at a time.
+        """
+        stems: dict[str, str] = {}  # by word, "" for a stop word
+        split = []
         for text in texts:
             words = self._split(text)
             for word in words:
-                if word not in known:
-                    known[word] = "" if word in self._stopwords else word if self._stem is None else self._stem(word)
-            found.append([stem for word in words if (stem := known[word])])
-        return found
+                if word not in stems:
+                    stems[word] = "" if word in self._stopwords else word if self._stem is None else self._stem(word)
+            split.append([stem for word in words if (stem := stems[word])])
+        return split
 
     def _split(self, text: str) -> list[str]:
         if text.isascii():
@@ -94,7 +99,7 @@ class Words:
         return [word for word in words if len(word) >= self._min_word_chars] if self._min_word_chars > 1 else words
 
     def _pieces(self, run: str) -> list[str]:
-        """Overlapping pairs of characters (letters with their marks), then the single ones."""
+        """Return the overlapping pairs of characters (letters with their marks), then the single characters."""
         characters = _CHARACTERS.findall(run)
         singles = characters if self._min_word_chars == 1 else []
         return [first + second for first, second in pairwise(characters)] + singles

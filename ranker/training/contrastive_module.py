@@ -1,9 +1,12 @@
-"""Contrastive training: the negatives of a query are its own and those of the whole optimizer step, on any devices and memory."""
+"""Contrastive training: a query's negatives are its own docs and the docs of the whole optimizer step.
+
+The loss does not depend on the number of devices or on the memory budget.
+"""
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -11,66 +14,80 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from ranker.interactions.maxsim import TextVectors, blocks
-from ranker.training.rerank_module import RerankModule
-from ranker.types import Contrast, RankBatch, TrainStep
+from ranker.training.rerank_module import NonFiniteOptions, Optimization, RerankModule
+from ranker.types import Contrast, Loss, RankBatch, TrainStep
 
 log = logging.getLogger(__name__)
 
-# Vectors (padded) of queries and of docs that are compared at a time: their similarities are BLOCK_QUERIES x BLOCK_DOCS
-# floats, 16 MiB
+# Numbers of (padded) query and doc vectors that are compared at a time: BLOCK_QUERIES x BLOCK_DOCS similarities, 16 MiB
 BLOCK_QUERIES, BLOCK_DOCS = 1024, 4096
-# A loss over pairs holds [queries, docs, docs]: it is given as many queries at a time as this leaves room for, 64 MiB
-# in float32
+# A pairwise loss holds [queries, docs, docs] values: it gets as many queries at a time as fit into this number of values,
+# 64 MiB in float32
 BLOCK_PAIRS = 2**24
 
 
 class ContrastiveModule(RerankModule):
-    """Train a bi-encoder on the score matrix of a whole step: every query against its own docs and the other queries'.
+    """Train a bi-encoder on the score matrix of a whole step: each query against its own docs and the other queries'.
 
     GradCache (Gao et al., 2021, arXiv:2101.06983) over micro-batches and devices. Pass 1 encodes every micro-batch
-    without a graph. The vectors are gathered, each at its place in the step; each device scores its own queries against
-    all docs, and the loss is computed on the step's whole matrix, some rows at a time. Its gradient reaches the vectors
-    block by block. Pass 2 encodes again, with the same dropout, and carries on from there. Memory is a micro-batch's
-    plus the step's vectors, held once, and its score matrix.
+    without a graph. The vectors are gathered in the step's order. Each device scores its own queries against all docs,
+    and the loss is computed on the step's whole matrix, some rows at a time. Its gradient reaches the vectors block by
+    block. Pass 2 encodes again with the same dropout and continues the backward pass from the vectors. Memory: one
+    micro-batch, the step's vectors (once), and its score matrix.
 
     Steps must have `contrast`. The scorer must have `encode_queries`, `encode_docs`, `score_block` and
     `scoring_parameters`.
 
     Args:
+        scorer: As in RerankModule.
+        measures: As in RerankModule.
+        loss: As in RerankModule.
+        optimization: As in RerankModule.
+        nonfinite: As in RerankModule.
         symmetric: Take the mean of the loss and of the same loss over each positive doc's scores with all queries.
-        options: As RerankModule.
     """
 
-    def __init__(self, *options: Any, symmetric: bool = False, **named: Any) -> None:
-        super().__init__(*options, **named)
+    def __init__(
+        self,
+        scorer: nn.Module,
+        measures: list[str],
+        loss: Loss | None = None,
+        optimization: Optimization | None = None,
+        nonfinite: NonFiniteOptions | None = None,
+        symmetric: bool = False,
+    ) -> None:
+        super().__init__(scorer, measures, loss, optimization, nonfinite)
         self.symmetric = symmetric
 
     def accumulate(self, step: TrainStep) -> Tensor:
-        """Backward over this device's micro-batches; returns the step's loss on the first device and 0 on the others, float64."""
+        """Backward over this device's micro-batches.
+
+        Returns:
+            The step's loss on the first device and 0 on the others, float64 [].
+        """
         assert step.contrast is not None
         world = self.trainer.world_size
-        parts = [_places(batch, step.contrast) for batch in step.micro_batches]
-        queries, docs = self._encode_step(step, parts)
-        places = [(queries.vector_indices(part[0]), docs.vector_indices(part[1])) for part in parts]
-        mine = torch.cat([part[0] for part in parts]).sort().values if parts else step.contrast.owners[:0]
+        text_rows = [_rows_in_step(batch, step.contrast) for batch in step.micro_batches]
+        queries, docs = self._encode_step(step, text_rows)
+        vector_rows = [(queries.vector_indices(query_rows), docs.vector_indices(doc_rows)) for query_rows, doc_rows in text_rows]
+        mine = torch.cat([rows[0] for rows in text_rows]).sort().values if text_rows else step.contrast.owners[:0]
         total, on_scores, on_loss = self._loss_of_step(queries, docs, mine, step)
         on_queries, on_docs, on_scoring = self._through_scores(queries, docs, mine, on_scores)
-        # every device has the whole gradient of the loss's own parameters, and of the scorer's what its own queries
-        # give
-        own = [*zip(self._loss_parameters(), on_loss, strict=True), *((p, g * world) for p, g in on_scoring)]
-        direct = sum(((p * g).sum() for p, g in own), start=torch.zeros((), device=self.device))
+        # The loss's parameters have their full gradient on each device; the scorer's parameters have this device's share
+        # only. DDP averages both, so only the second ones are multiplied by the number of devices.
+        gradients = [*zip(self._loss_parameters(), on_loss, strict=True), *((p, g * world) for p, g in on_scoring)]
+        direct = sum(((p * g).sum() for p, g in gradients), start=torch.zeros((), device=self.device))
         if not step.micro_batches:  # every device must take part in the reduction
-            self.manual_backward(self._nothing() + direct)
-        for i, (batch, (query_places, doc_places)) in enumerate(zip(step.micro_batches, places, strict=True)):
+            self.manual_backward(self.zero_loss() + direct)
+        for i, (batch, (query_rows, doc_rows)) in enumerate(zip(step.micro_batches, vector_rows, strict=True)):
             last = i == len(step.micro_batches) - 1
             self._seed_dropout(step, i)
             with self._gradient_sync(only_if=last):
                 of_queries, of_docs = self._encode(batch)
-                carried = (of_queries.values * on_queries.index_select(0, query_places)).sum()
-                carried = carried + (of_docs.values * on_docs.index_select(0, doc_places)).sum()
-                self.manual_backward(
-                    carried * world + direct if last else carried * world
-                )  # DDP divides by the number of devices
+                carried = (of_queries.values * on_queries.index_select(0, query_rows)).sum()
+                carried = carried + (of_docs.values * on_docs.index_select(0, doc_rows)).sum()
+                # DDP divides by the number of devices
+                self.manual_backward(carried * world + direct if last else carried * world)
         return (
             total.double() if self.trainer.is_global_zero else torch.zeros((), dtype=torch.float64, device=self.device)
         )
@@ -82,29 +99,32 @@ class ContrastiveModule(RerankModule):
     def _loss_parameters(self) -> list[nn.Parameter]:
         return [p for p in self.loss.parameters() if p.requires_grad] if isinstance(self.loss, nn.Module) else []
 
-    def _encode_step(self, step: TrainStep, parts: list[tuple[Tensor, Tensor]]) -> tuple[TextVectors, TextVectors]:
-        """The vectors of the step's queries and docs, in the step's order, on every device: zeros elsewhere, then a sum over devices."""
+    def _encode_step(self, step: TrainStep, text_rows: list[tuple[Tensor, Tensor]]) -> tuple[TextVectors, TextVectors]:
+        """The vectors of the step's queries and docs, in the step's order, on every device.
+
+        Each device fills in the vectors of its texts and leaves zeros for the others; a sum over devices completes them.
+        """
         scorer: Any = self.scorer
         query_counts = doc_counts = None
-        if hasattr(scorer, "doc_vectors"):  # several vectors a text; how many is known before they are made
+        if scorer.vectors == "tokens":  # several vectors a text; their number is known before encoding
             query_counts, doc_counts = (
                 torch.zeros(n, dtype=torch.int64, device=self.device) for n in (step.num_groups, step.num_docs)
             )
-            for batch, (query_rows, doc_rows) in zip(step.micro_batches, parts, strict=True):
+            for batch, (query_rows, doc_rows) in zip(step.micro_batches, text_rows, strict=True):
                 assert batch.queries is not None
                 query_counts[query_rows] = batch.queries.cu_seqlens.diff().long()
-                doc_counts[doc_rows] = scorer.doc_vectors(batch.docs)
+                doc_counts[doc_rows] = scorer.doc_vector_counts(batch.docs)
             _sum_over_devices(query_counts)
             _sum_over_devices(doc_counts)
         queries, docs = self._no_vectors(step.num_groups, query_counts), self._no_vectors(step.num_docs, doc_counts)
         with torch.no_grad():
-            for i, (batch, (query_rows, doc_rows)) in enumerate(zip(step.micro_batches, parts, strict=True)):
+            for i, (batch, (query_rows, doc_rows)) in enumerate(zip(step.micro_batches, text_rows, strict=True)):
                 self._seed_dropout(step, i)
                 of_queries, of_docs = self._encode(batch)
                 queries.values[queries.vector_indices(query_rows)] = of_queries.values
                 docs.values[docs.vector_indices(doc_rows)] = of_docs.values
-        # autocast keeps the weights that it converted; those of a pass without a graph would cut the second pass off
-        # from its weights
+        # autocast caches converted weights. Those of this pass have no graph, so with them the second pass would give the
+        # weights no gradient.
         torch.clear_autocast_cache()
         _sum_over_devices(queries.values)
         _sum_over_devices(docs.values)
@@ -119,7 +139,7 @@ class ContrastiveModule(RerankModule):
     def _loss_of_step(
         self, queries: TextVectors, docs: TextVectors, mine: Tensor, step: TrainStep
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The step's loss, its gradient by the scores [groups, docs], and by the loss's own parameters."""
+        """The step's loss [], its gradients with respect to the scores [groups, docs] and to the loss's parameters."""
         assert step.contrast is not None
         scorer: Any = self.scorer
         scores = queries.values.new_zeros(step.num_groups, step.num_docs)
@@ -133,10 +153,10 @@ class ContrastiveModule(RerankModule):
         return self._loss_of_scores(scores, step.contrast)
 
     def _loss_of_scores(self, scores: Tensor, contrast: Contrast) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The loss of scores [groups, docs], its gradient by them and by its own parameters; a query's own docs have their labels, others' 0.
+        """The loss of scores [groups, docs], its gradients with respect to the scores and to the loss's parameters.
 
-        A loss is a mean over rankings, so that blocks of them, weighted by their number, give the whole, however few
-        fit into memory.
+        A query's own docs have their labels; other queries' docs have label 0. A loss is a mean over rankings, so it is
+        computed block by block, each block weighted by its share of the rankings.
         """
         assert self.loss is not None
         if scores.shape[1] == 1:
@@ -149,34 +169,36 @@ class ContrastiveModule(RerankModule):
             torch.zeros_like(scores),
             [torch.zeros_like(p) for p in parameters],
         )
-        # rankings and their groups, the ranked and their groups and labels, scores and what is written, who is ranked
-        directions = [(groups, groups, contrast.owners, contrast.labels, scores, on_scores, contrast.mask)]
+        directions = [Direction(groups, groups, contrast.owners, contrast.labels, scores, on_scores, contrast.mask)]
         positive = contrast.positive.nonzero().squeeze(1) if self.symmetric else groups[:0]
         if len(positive):
             ones = torch.ones_like(groups, dtype=scores.dtype)
-            directions.append((positive, contrast.owners, groups, ones, scores.T, on_scores.T, contrast.mask.T))
-        for rankings, row_groups, column_groups, column_labels, values, on_values, mask in directions:
-            most = BLOCK_PAIRS // values.shape[1] ** 2 if getattr(self.loss, "pairwise", True) else len(rankings)
-            for rows in rankings.split(max(1, most)):
-                labels = torch.where(
-                    row_groups[rows].unsqueeze(1) == column_groups, column_labels.to(scores.dtype), 0.0
-                )
-                some = values[rows].requires_grad_(True)
+            directions.append(
+                Direction(positive, contrast.owners, groups, ones, scores.T, on_scores.T, contrast.mask.T)
+            )
+        for to in directions:
+            pairwise = getattr(self.loss, "pairwise", True)
+            block = max(1, BLOCK_PAIRS // to.scores.shape[1] ** 2) if pairwise else len(to.anchors)
+            for rows in to.anchors.split(max(1, block)):
+                same_group = to.anchor_groups[rows].unsqueeze(1) == to.candidate_groups
+                labels = torch.where(same_group, to.labels.to(scores.dtype), 0.0)
+                block_scores = to.scores[rows].requires_grad_(True)
                 with torch.enable_grad():
-                    part = self.loss(some, labels, mask[rows]) * (len(rows) / len(rankings) / len(directions))
-                    by_scores, *by_parameters = torch.autograd.grad(part, [some, *parameters])
+                    part = self.loss(block_scores, labels, to.mask[rows])
+                    part = part * (len(rows) / len(to.anchors) / len(directions))
+                    by_scores, *by_parameters = torch.autograd.grad(part, [block_scores, *parameters])
                 loss += part.detach()
-                on_values[rows] += by_scores
-                for whole, own in zip(on_loss, by_parameters, strict=True):
-                    whole += own
+                to.gradients[rows] += by_scores
+                for total, gradient in zip(on_loss, by_parameters, strict=True):
+                    total += gradient
         return loss, on_scores, on_loss
 
     def _through_scores(
         self, queries: TextVectors, docs: TextVectors, mine: Tensor, on_scores: Tensor
     ) -> tuple[Tensor, Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        """The loss's gradient by this device's query vectors, by all doc vectors, and by the parameters that scoring reads.
+        """Gradients with respect to this device's query vectors, to all doc vectors, and to the scoring parameters.
 
-        The gradient by a doc's vectors takes their place as soon as no query needs them any more.
+        The gradients of doc vectors overwrite the vectors as soon as no query needs these any more.
         """
         scorer: Any = self.scorer
         parameters = [p for p in scorer.scoring_parameters() if p.requires_grad]
@@ -194,22 +216,44 @@ class ContrastiveModule(RerankModule):
                 )
                 on_docs += by_docs
                 on_queries.index_add_(0, queries.vector_indices(query_rows), by_queries)
-                for whole, part in zip(on_parameters, by_parameters, strict=True):
-                    whole += part
+                for total, gradient in zip(on_parameters, by_parameters, strict=True):
+                    total += gradient
             docs.values[docs.vector_indices(doc_rows)] = on_docs
         _sum_over_devices(docs.values)
         return on_queries, docs.values, list(zip(parameters, on_parameters, strict=True))
 
     def _query_blocks(self, queries: TextVectors, mine: Tensor) -> list[Tensor]:
-        """This device's queries, cut so that their similarities with a block of docs fit into little memory."""
+        """This device's queries in blocks, so that their similarities with a block of docs need little memory."""
         return blocks(mine, queries, BLOCK_QUERIES) if len(mine) else []
 
     def _doc_blocks(self, docs: TextVectors) -> list[Tensor]:
         return blocks(torch.arange(docs.num_texts, device=docs.values.device), docs, BLOCK_DOCS)
 
 
-def _places(batch: RankBatch, contrast: Contrast) -> tuple[Tensor, Tensor]:
-    """Which of the step's queries and docs are the rows of a micro-batch."""
+class Direction(NamedTuple):
+    """A direction of the loss: queries rank docs, or positive docs rank queries.
+
+    Attributes:
+        anchors: Rows of `scores` that are ranked, int64 [anchors].
+        anchor_groups: Each row's group, int64 [rows].
+        candidate_groups: Each column's group, int64 [columns].
+        labels: Label of each column in its own group, [columns].
+        scores: [rows, columns].
+        gradients: The loss's gradient with respect to `scores`, added up in place, [rows, columns].
+        mask: True where a column is a candidate of a row, bool [rows, columns].
+    """
+
+    anchors: Tensor
+    anchor_groups: Tensor
+    candidate_groups: Tensor
+    labels: Tensor
+    scores: Tensor
+    gradients: Tensor
+    mask: Tensor
+
+
+def _rows_in_step(batch: RankBatch, contrast: Contrast) -> tuple[Tensor, Tensor]:
+    """The step's row numbers of a micro-batch's queries, int64 [batch], and docs, int64 [docs of the micro-batch]."""
     counts = batch.doc_mask.sum(1)
     starts = pad(torch.bincount(contrast.owners, minlength=contrast.mask.shape[0]).cumsum(0), (1, 0))[batch.places]
     assert batch.docs is not None

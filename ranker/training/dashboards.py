@@ -1,7 +1,7 @@
-"""What dashboards show beyond curves: the configuration, the queries won and lost most, the TREC runs and the pictures of a run folder.
+"""What dashboards show beyond curves: configuration, queries with the largest gains and losses, TREC runs, pictures.
 
-Each function does what a logger can: Weights & Biases everything, TensorBoard all but files, CSV nothing (the run
-folder holds it all).
+Each function gives a logger what it supports: Weights & Biases everything, TensorBoard everything except files, CSV
+only values (the run folder holds the rest).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -94,11 +93,18 @@ def show_pictures(loggers: Iterable[Any], folder: Path) -> None:
                     )
 
 
-def finish(failed: bool) -> None:
-    """Close the wandb run of this process, if there is one, so that the next job of a sweep gets its own."""
-    wandb = sys.modules.get("wandb")
-    if wandb is not None and wandb.run is not None:
-        wandb.run.finish(exit_code=1 if failed else 0)
+def log_tests(trainer: Any, measures: Mapping[str, Mapping[str, float]]) -> None:
+    """Log `test/SET/MEASURE` at the trainer's last step.
+
+    Args:
+        trainer: The Trainer after its fit.
+        measures: Set name -> measure -> value.
+    """
+    values = {f"test/{name}/{measure}": value for name, means in measures.items() for measure, value in means.items()}
+    for logger in trainer.loggers if values else ():
+        logger.log_metrics({**values, "epoch": trainer.current_epoch}, step=trainer.global_step)
+        logger.save()
+        logger.finalize("success")
 
 
 def _report_to_wandb(

@@ -1,4 +1,4 @@
-"""A training step whose loss or gradient is not finite, written down so that it can be repeated: safetensors and JSON, no code."""
+"""Store a training step whose loss or gradient is not finite, so that it can be repeated: safetensors and JSON, no code."""
 
 from __future__ import annotations
 
@@ -22,62 +22,62 @@ from ranker.types import Movable, TrainStep
 
 log = logging.getLogger(__name__)
 
-DUMPED = ("step", "epoch", "index", "loss", "grad_norm", "query_ids", "devices", "precision")  # what dump.json says
-MAX_DUMPS = 3  # a dump holds the weights: of a run that skips many steps, the first ones tell enough
+DUMP_KEYS = ("step", "epoch", "index", "loss", "grad_norm", "query_ids", "devices", "precision")  # of dump.json
+MAX_DUMPS = 3  # a dump holds all weights; the first ones are enough for a run that skips many steps
 
 
-class Unjudged:
-    """A step of which the host does not know yet whether it was finite.
+class PendingStep:
+    """A step whose loss and gradient norm may still be on their way to the host.
 
     Args:
         step: This device's part.
         number: Optimizer steps before it.
-        seen: Loss, gradient norm and requests to stop [3] of the whole step; on a GPU their way to the host begins
-            here.
+        summary: Loss, gradient norm and number of requests to stop [3] of the whole step. On a GPU, the constructor
+            starts their copy to the host and does not wait for it.
     """
 
-    def __init__(self, step: TrainStep, number: int, seen: Tensor) -> None:
+    def __init__(self, step: TrainStep, number: int, summary: Tensor) -> None:
         self.step, self.number = step, number
-        self._arrived = torch.cuda.Event() if seen.is_cuda else None
-        self._seen = (
-            torch.empty(seen.shape, dtype=seen.dtype, pin_memory=True).copy_(seen, non_blocking=True)
+        self._arrived = torch.cuda.Event() if summary.is_cuda else None
+        self._summary = (
+            torch.empty(summary.shape, dtype=summary.dtype, pin_memory=True).copy_(summary, non_blocking=True)
             if self._arrived
-            else seen
+            else summary
         )
         if self._arrived is not None:
             self._arrived.record()
 
     def wait(self) -> Tensor:
-        """Loss, gradient norm and requests to stop [3], on the host."""
+        """Loss, gradient norm and number of requests to stop [3], on the host."""
         if self._arrived is not None:
             self._arrived.synchronize()
-        return self._seen
+        return self._summary
 
 
 def write_dump(
     module: Any, step: TrainStep, number: int, loss: float, norm: float, query_ids: list[str]
 ) -> Path | None:
-    """Write the weights before the step, and each device's part of it; called on every device.
+    """Write the weights before the step, and each device's part of the step; a collective.
 
     Args:
-        module: The RerankModule, with its trainer.
+        module: The RerankModule, with its trainer and a folder in `nonfinite`.
         step: This device's part.
         number: Optimizer steps before it.
         loss: The step's loss.
-        norm: Norm of its gradient.
+        norm: The step's gradient norm.
         query_ids: The step's queries.
 
     Returns:
-        The folder; None where nothing was written, since there are enough or the disk is full.
+        The folder; None if there are `MAX_DUMPS` already or the step could not be written (full disk).
     """
-    trainer = module.trainer
-    enough = len(list(module.dumps.glob("step-*"))) >= MAX_DUMPS
-    dumps = trainer.strategy.broadcast(
-        None if enough else str(module.dumps), src=0
-    )  # the run folder is known to the first device
-    if dumps is None:
+    trainer, dumps = module.trainer, module.nonfinite.folder
+    enough = len(list(dumps.glob("step-*"))) >= MAX_DUMPS
+    shared = trainer.strategy.broadcast(
+        None if enough else str(dumps), src=0
+    )  # only the first process knows the run folder
+    if shared is None:
         return None
-    folder = Path(dumps) / f"step-{number}"
+    folder = Path(shared) / f"step-{number}"
     partial = folder.with_name(f".{folder.name}.partial")
     seeds = tuple(module.micro_batch_seed(step, i) for i in range(len(step.micro_batches)))
     fault = None
@@ -89,12 +89,12 @@ def write_dump(
                 {name: value.detach().cpu().clone() for name, value in module.state_dict().items()},
                 partial / "weights.safetensors",
             )
-            shutil.copyfile(module.dumps.parent / "config.yaml", partial / "config.yaml")
+            shutil.copyfile(dumps.parent / "config.yaml", partial / "config.yaml")
             write_json(partial / "dump.json", {
                 "step": number, "epoch": step.epoch, "index": step.index, "loss": str(loss), "grad_norm": str(norm),
                 "query_ids": query_ids, "devices": trainer.world_size, "precision": trainer.precision,
             })  # fmt: skip
-    except (OSError, SafetensorError) as error:  # the step's own fault is what has to be said
+    except (OSError, SafetensorError) as error:  # the error to report is the step's, not this one
         fault = error
         log.warning("%s: the step can't be written (%s)", partial, error)
     if not trainer.strategy.reduce_boolean_decision(fault is None):
@@ -106,7 +106,7 @@ def write_dump(
 
 
 def read_dump(folder: Path) -> tuple[TrainStep, dict[str, Tensor], dict[str, Any]]:
-    """The step as one device would do it, the weights before it, and what `dump.json` says.
+    """Read a dump: the step for a single device, the weights before it, and the content of `dump.json`.
 
     Raises:
         CheckpointError: The folder is not a dump, or is damaged.
@@ -116,8 +116,8 @@ def read_dump(folder: Path) -> tuple[TrainStep, dict[str, Tensor], dict[str, Any
         about = json.loads((folder / "dump.json").read_text(encoding="utf-8"))
         parts = [_load_step(folder / f"device-{device}") for device in range(about["devices"])]
         weights = load_file(folder / "weights.safetensors")
-        if not all(isinstance(part, TrainStep) for part in parts) or not parts or not set(DUMPED) <= set(about):
-            raise ValueError(f"no step, or a dump.json without one of {', '.join(DUMPED)}")
+        if not all(isinstance(part, TrainStep) for part in parts) or not parts or not set(DUMP_KEYS) <= set(about):
+            raise ValueError(f"no step, or a dump.json without one of {', '.join(DUMP_KEYS)}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(
             f"{folder}: expected a step that a training wrote down (RUN/nonfinite/step-N), got {error!r}"
@@ -143,24 +143,24 @@ def _load_step(stem: Path) -> TrainStep:
 
 
 def _take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Plain values in place, batches as their fields, tensors by name."""
+    """The value as JSON: batches become their fields; tensors are stored in `tensors` and become their names."""
     if isinstance(value, Tensor):
         tensors[name] = value.detach().cpu().clone()
         return {"tensor": name}
     if isinstance(value, Movable):
-        kind = type(value)
-        own = {
+        batch_type = type(value)
+        content = {
             field.name: _take_apart(getattr(value, field.name), f"{name}.{field.name}", tensors)
             for field in fields(value)  # type: ignore[arg-type]
         }
-        return {"type": f"{kind.__module__}.{kind.__name__}", "fields": own}
+        return {"type": f"{batch_type.__module__}.{batch_type.__name__}", "fields": content}
     if isinstance(value, tuple):
         return [_take_apart(part, f"{name}.{i}", tensors) for i, part in enumerate(value)]
     return value
 
 
 def _put_together(node: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `_take_apart`; a file can name batch types of this program only."""
+    """The inverse of `_take_apart`; a file may name only batch types of this program."""
     if isinstance(node, list):
         return tuple(_put_together(part, tensors) for part in node)
     if not isinstance(node, dict):
@@ -168,11 +168,11 @@ def _put_together(node: Any, tensors: dict[str, Tensor]) -> Any:
     if "tensor" in node:
         return tensors[node["tensor"]]
     module, _, name = str(node["type"]).rpartition(".")
-    kind = (
+    batch_type = (
         getattr(importlib.import_module(module), name, None)
         if module in ("ranker.types", "ranker.multitask.steps")
         else None
     )
-    if not (isinstance(kind, type) and issubclass(kind, Movable)):
+    if not (isinstance(batch_type, type) and issubclass(batch_type, Movable)):
         raise ValueError(f"no batch type: {node['type']}")
-    return kind(**{key: _put_together(value, tensors) for key, value in node["fields"].items()})
+    return batch_type(**{key: _put_together(value, tensors) for key, value in node["fields"].items()})

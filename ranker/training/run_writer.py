@@ -1,4 +1,4 @@
-"""The run folder: what a run leaves so that it can be understood, repeated and gone on with."""
+"""Files of a run folder: JSON and text, written whole, the environment of the run, and its log; imports no torch."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from ranker.files import write_whole
 
@@ -32,18 +30,21 @@ PACKAGES = (
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that it is there whole or not at all."""
+    """Write a text file; it appears whole or not at all."""
     with write_whole(path) as file:
         file.write(text)
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON whole or not at all."""
+    """Write a JSON file; it appears whole or not at all."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def environment(seed: int) -> dict[str, Any]:
-    """Versions, git revision, hardware, seed and command of this process."""
+    """Versions, git revision, hardware, seed and command of this process.
+
+    A process that has not imported torch leaves out `threads`, `gpus` and `cuda`: it computes nothing with them.
+    """
     return {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": [sys.executable, *sys.argv],
@@ -51,13 +52,21 @@ def environment(seed: int) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        if torch.cuda.is_available()
-        else [],
-        "cuda": torch.version.cuda,
+        **_hardware(),
         "packages": {name: version for name in PACKAGES if (version := _version(name))},
         "git": _git_revision(),
+    }
+
+
+def _hardware() -> dict[str, Any]:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    gpus = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    return {
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in gpus],
+        "cuda": torch.version.cuda,
     }
 
 
@@ -87,7 +96,7 @@ def _git_revision() -> str | None:
 
 
 def log_to(path: Path) -> logging.Handler:
-    """Also write this program's log to a file; returns the handler, to be removed at the end of the run."""
+    """Write the log to a file, too; returns the handler, which the end of the run removes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def follow_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], tuple[ModuleType, Path]]:
-    """Return `follow(page, package)`: write the page's module, yaml and test, run the test; gives the module and the yaml's path."""
+    """Return `follow(page, package)`: write a page's first module, yaml and test, run the test; returns module and yaml."""
 
     def import_as(name: str, path: Path) -> ModuleType:
         spec = importlib.util.spec_from_file_location(name, path)
@@ -30,7 +30,7 @@ def follow_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[s
         for path, content in blocks.items():
             (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / path).write_text(content, encoding="utf-8")
-        module_path, yaml_path, test_path = (tmp_path / path for path in blocks)
+        module_path, yaml_path, test_path = (tmp_path / path for path in list(blocks)[:3])
         module = import_as(f"{package}.{module_path.stem}", module_path)
         tests = [
             value for name, value in vars(import_as(test_path.stem, test_path)).items() if name.startswith("test_")

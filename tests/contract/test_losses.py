@@ -1,4 +1,4 @@
-"""What every loss must hold. Losses are found through `conf/loss/*.yaml`; a new one is tested as soon as its yaml lies there.
+"""The contract of every loss. Losses are found through `conf/loss/*.yaml`; a new loss is tested once its yaml exists.
 
 A check is a plain function `check_...(loss)`. All checks run on all losses, and seeded faults around each loss must
 fail one of them.
@@ -173,7 +173,7 @@ def check_groups_count_the_same_however_large(loss: Loss) -> None:
 
 
 def check_device_is_never_waited_for(loss: Loss) -> None:
-    """Meta tensors have shapes but no values: `.item()`, an `if` on a tensor and boolean indexing fail on them, and stall a GPU."""
+    """Meta tensors have no values: `.item()`, `if` on a tensor and boolean indexing fail on them, and stall a GPU."""
     try:
         value = loss(*(tensor.to("meta") for tensor in groups("graded")))
     except (RuntimeError, NotImplementedError) as error:

@@ -1,4 +1,7 @@
-"""What every model of conf/model that can be trained must do, on the tiny random encoder."""
+"""What every model of conf/model that can be trained must do, on the tiny random encoder.
+
+A new model is tested as soon as its yaml exists.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +12,8 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from ranker.assembly.objects import build_data, build_scorer
+from ranker.assembly.data import build_data
+from ranker.assembly.scorer import build_scorer
 from ranker.checkpoint import load_scorer, save_model
 from ranker.cli import entry
 from ranker.data.collection import Splits
@@ -25,6 +29,7 @@ MODELS = [
 
 @pytest.fixture(params=MODELS)
 def cfg(request, small_files, tmp_path):
+    """The configuration of a training of the model."""
     entry.register()
     torch.manual_seed(0)
     with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
@@ -51,7 +56,7 @@ def splits(cfg, tmp_path):
 
 
 def scores(cfg, splits, scorer, max_tokens=8192):
-    """All candidates' scores, in slots."""
+    """The scores of all candidates, one per slot, and the number of batches."""
     data = build_data(cfg, splits, scorer)
     data.batch = replace(data.batch, max_tokens=max_tokens)
     (collection,) = splits.tests.values()
@@ -96,7 +101,7 @@ def test_thirty_steps_learn_four_queries_by_heart(cfg, splits):
         value = loss(scorer(batch), batch.labels, batch.doc_mask)
         value.backward()
         optimizer.step()
-        losses.append(float(value))
+        losses.append(value.item())
     assert losses[-1] < 0.3 * losses[0]
     with torch.no_grad():
         assert torch.equal(scorer(batch).masked_fill(~batch.doc_mask, -torch.inf).argmax(1), batch.labels.argmax(1))

@@ -14,7 +14,7 @@ import pytest
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
-from ranker.config.check import OWN_KEYS
+from ranker.config.targets import SHARED_KEYS
 from ranker.data.collection import Splits
 from ranker.retrieval.bm25 import with_candidates
 
@@ -22,7 +22,14 @@ ROOT = Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location("ir_datasets_home", ROOT / "tests" / "assets" / "ir_datasets_home.py")
 assets = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(assets)
-YAMLS = sorted((ROOT / "conf" / "data").glob("*.yaml"))
+YAMLS = sorted((ROOT / "conf" / "data").glob("[!_]*.yaml"))
+
+
+def node_of(path: Path):
+    """The node of a yaml, with the options that all sources share."""
+    node = OmegaConf.load(path)
+    shared = "_shared" in node.pop("defaults", [])
+    return OmegaConf.merge(OmegaConf.load(path.with_name("_shared.yaml")), node) if shared else node
 
 
 def files_options(folder):
@@ -53,13 +60,13 @@ def options(tmp_path_factory):
 @pytest.fixture(scope="module", params=YAMLS, ids=lambda path: path.stem)
 def loads(request, options):
     """Two loads of the same source, each by an object of its own."""
-    node = OmegaConf.load(request.param)
+    node = node_of(request.param)
     if request.param.stem == "ir_datasets" and "ir_datasets" not in options:
         pytest.skip("the folder shared/data with real collections is not there")
     if request.param.stem == "cwe" and importlib.util.find_spec("cwe2") is None:
         pytest.skip("cwe2 (extra demo) is not installed")
     node = OmegaConf.merge(node, options.get(request.param.stem, {}))
-    arguments = {key: value for key, value in node.items() if key not in OWN_KEYS["data"]}
+    arguments = {key: value for key, value in node.items() if key not in SHARED_KEYS["data"]}
     return [instantiate(arguments).load() for _ in range(2)]
 
 
@@ -69,11 +76,11 @@ def parts(splits: Splits):
 
 @pytest.mark.parametrize("path", YAMLS, ids=lambda path: path.stem)
 def test_yaml_lists_every_argument_with_its_default_and_a_comment(path):
-    node = OmegaConf.load(path)
+    node = node_of(path)
     target = get_class(node._target_)
     assert node._target_.split(".")[-2] == path.stem and target.__module__ == f"ranker.data.sources.{path.stem}"
     parameters = inspect.signature(target).parameters
-    assert {key for key in node if not key.startswith("_")} - set(OWN_KEYS["data"]) == set(parameters)
+    assert {key for key in node if not key.startswith("_")} - set(SHARED_KEYS["data"]) == set(parameters)
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty:
             assert OmegaConf.is_missing(node, name)
@@ -81,7 +88,8 @@ def test_yaml_lists_every_argument_with_its_default_and_a_comment(path):
             given = OmegaConf.to_container(node)[name]
             assert given == (list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default)
     lines = path.read_text().splitlines()
-    assert lines[0].startswith("# ") and all("# " in line for line in lines if not line.startswith("_target_"))
+    keys = [line for line in lines if line.split(":")[0] in parameters]
+    assert lines[0].startswith("# ") and len(keys) == len(parameters) and all(" # " in line for line in keys)
 
 
 def test_there_is_something_to_train_validate_and_test_on(loads):

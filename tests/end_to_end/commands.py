@@ -1,4 +1,4 @@
-"""Start the entry scripts as a user does, and end their whole process group when they hang."""
+"""Start the entry scripts as a user does, and kill their whole process group if they hang."""
 
 import json
 import os
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def run(
     script: str, *arguments: str, cwd: Path | None = None, timeout: int = 400, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python SCRIPT arguments` in a folder, so that what it writes lies there."""
+    """Run `python SCRIPT arguments` in the folder `cwd`, where the script writes its results."""
     variables = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -47,11 +47,12 @@ def run(
 def run_all(
     commands: dict[str, list[str]], where: Path, timeout: int = 900, forks: "Forks | None" = None
 ) -> dict[str, dict]:
-    """Run many commands ([script, argument, ...]) one after another in one process, forked where `forks` is given; see `session.py`.
+    """Run many commands ([script, argument, ...]) one after another in one process, see `session.py`.
+
+    With `forks`, the process is forked from one that has imported everything.
 
     Returns:
-        Name -> `code`; `out`, all that it printed; `err`, of that what went to stderr; `left`, the files that are new
-        then.
+        Name -> `code`; `out`: all output; `err`: the part of the output that went to stderr; `left`: the new files.
     """
     (where / "commands.json").write_text(json.dumps(commands))
     script, arguments = "tests/end_to_end/session.py", ("commands.json", "results.json")
@@ -64,7 +65,7 @@ def run_all(
     return json.loads((where / "results.json").read_text())
 
 
-def run_folder(where: Path, kind: str = "outputs") -> Path:
-    """The only run folder below `where`."""
-    (folder,) = (path.parent for path in (where / kind).glob("*/*/config.yaml"))
+def run_folder(where: Path) -> Path:
+    """The only run folder in `where / "outputs"`."""
+    (folder,) = (path.parent for path in (where / "outputs").glob("*/*/config.yaml"))
     return folder

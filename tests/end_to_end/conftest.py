@@ -1,4 +1,4 @@
-"""The process that forks runs, started at first use."""
+"""Fixture for the process that forks runs; it starts at first use."""
 
 import pytest
 from forks import Forks

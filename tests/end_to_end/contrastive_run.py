@@ -1,4 +1,4 @@
-"""Small contrastive trainings under different hardware layouts; test_contrastive.py runs them, here and in two processes."""
+"""Small contrastive trainings under different hardware layouts, run by test_contrastive.py in one or two processes."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 from ranker.training import contrastive_module
 from ranker.training.contrastive_module import ContrastiveModule
+from ranker.training.rerank_module import Optimization
 from ranker.training.schedules import linear
 
 spec = importlib.util.spec_from_file_location("invariance_run", Path(__file__).with_name("invariance_run.py"))
@@ -28,7 +29,7 @@ spec.loader.exec_module(invariance_run)
 
 
 class Losses(pl.Callback):
-    """Each step's loss in full precision."""
+    """Collects the loss of each step in full precision."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -48,7 +49,7 @@ class Recorded(ContrastiveModule):
 
 
 class OnePass(Recorded):
-    """The reference: one micro-batch, one forward with its graph, one loss, one backward; no cache, no second pass."""
+    """The reference: one micro-batch, one forward pass with its graph, one loss, one backward pass; no cache."""
 
     def accumulate(self, step):
         (batch,) = step.micro_batches
@@ -68,7 +69,7 @@ class OnePass(Recorded):
 
 
 def faulty(fault: str) -> type[ContrastiveModule]:
-    """The module, with a fault that the tests must see."""
+    """The module with a fault that the tests must detect; without one for an empty `fault`."""
 
     class Faulty(Recorded):
         def _seed_dropout(self, step, micro_batch):
@@ -106,11 +107,9 @@ class Job:
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Train as the job says; returns losses, weights and validation measures."""
+    """Run the training of a job; returns losses, weights and validation measures."""
     pl.seed_everything(1, verbose=False)
-    groups = invariance_run.collection(
-        9
-    )  # steps of 4, 4 and 1 groups: with two processes one of them has nothing to do in the third
+    groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups: one of two processes has no group in the third
     config = tiny_config(dim=16)
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = job.dropout, job.attention_dropout
     encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer())
@@ -140,8 +139,10 @@ def train(job: Job) -> dict[str, Any]:
     optimizer = torch.optim.AdamW if job.optimizer == "adamw" else torch.optim.SGD
     module = (OnePass if job.one_pass else faulty(job.fault))(
         scorer, ["nDCG@10", "RR"], symmetric=scorer.symmetric, loss=loss,
-        optimizer=lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.1),
-        schedule=lambda step, total: linear(step, total, warmup=2), max_norm=1.0,
+        optimization=Optimization(
+            lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.1),
+            lambda step, total: linear(step, total, warmup=2),
+        ),
     )  # fmt: skip
     if job.double:
         module = module.double()

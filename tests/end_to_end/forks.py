@@ -1,8 +1,9 @@
-"""Run the entry scripts in forked children of one process that has imported everything: a run costs a second, and its death is real.
+"""Run the entry scripts in forked children of one process that has imported everything.
 
-`Forks` is the tests' side; the same file as a script is the process that forks, one JSON line a command, one JSON line
-an answer. With `preloaded`, what a run starts as `python SCRIPT` or `python -m MODULE` is forked as well: an import of
-everything takes ten seconds.
+A run costs a second, because importing everything takes ten, and the run is a real process that can be killed. `Forks`
+is the interface for tests. The same file, run as a script, is the process that forks: it reads one JSON line per
+command and writes one JSON line per answer. With `preloaded`, the processes that a run starts as `python SCRIPT` or
+`python -m MODULE` are forked as well.
 """
 
 import atexit
@@ -29,9 +30,12 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# what a training imports late: loaded once, before the first fork
+# modules that a training imports late; they are loaded once, before the first fork
 LATE = (
-    "ranker.run",
+    "ranker.commands.train",
+    "ranker.commands.evaluate",
+    "ranker.commands.search",
+    "ranker.commands.probe",
     "bm25s",
     "Stemmer",
     "transformers.models.bert.modeling_bert",
@@ -43,8 +47,8 @@ LATE = (
     "torch._dynamo",
     "ranker.probing.examples",
 )
-# in the place of `python`: asks the forking process for a child with this one's arguments, folder, variables and files,
-# and ends as it does
+# replaces `python`: asks the forking process for a child with the same arguments, folder, environment and open files,
+# and exits like this child
 STAND_IN = """#!{python} -IS
 import json, os, re, signal, socket, sys
 arguments = sys.argv[1:]
@@ -66,12 +70,12 @@ if code < 0:
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
-FREE = 500  # files above this number are nobody's
+FREE = 500  # file descriptors from this number on are unused
 
 
 @dataclass
 class Done:
-    """How a run ended; a negative code is a signal's number."""
+    """The result of a run; a negative exit code is the number of a signal."""
 
     codes: list[int]
     out: str
@@ -83,30 +87,37 @@ class Done:
 
 
 class Forks:
-    """Starts the forking process at first use."""
+    """Runs commands in forked processes; starts the forking process at first use."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen | None = None
 
     def run(
-        self, script: str, *arguments: str, cwd: Path, devices: int = 1, timeout: float = 900, signals: list | None = None, limit: int = 0,
-        preloaded: bool = False, **environment: str,
-    ):  # fmt: skip
+        self,
+        script: str,
+        *arguments: str,
+        cwd: Path,
+        devices: int = 1,
+        timeout: float = 900,
+        signals: list | None = None,
+        limit: int = 0,
+        preloaded: bool = False,
+        **environment: str,
+    ):
         """Run `python SCRIPT arguments` in a folder.
 
         Args:
             script: The entry script.
             arguments: Its command line.
-            cwd: The folder.
-            devices: Processes, which find each other as under torchrun.
-            timeout: Seconds after which all are killed and the test fails.
-            signals: `[device, target, signal name, audit event, part of its arguments, count, seconds]`: so many
-                seconds after the count-th such event in the device's process (Python's audit events: `open`,
-                `os.rename`, ...) the signal is sent to the target: another device, or `child`, the process that it
-                started.
-            limit: Largest file that may be written, in bytes; 0 is no limit.
-            preloaded: Whether the Python processes that the run starts are forked too. They are no children of those
-                that start them.
+            cwd: The working directory.
+            devices: Number of processes, with the environment variables of torchrun.
+            timeout: Seconds after which all processes are killed and the test fails.
+            signals: Rows `[device, target, signal name, audit event, part of its arguments, count, seconds]`. The
+                signal is sent `seconds` after the count-th such event in the process of `device` (Python's audit
+                events: `open`, `os.rename`, ...). `target` is a device, or `child`, the process that `device` started.
+            limit: Largest size of a written file, in bytes; 0 means no limit.
+            preloaded: Whether the Python processes that the run starts are forked too. They are then not children of
+                the processes that start them.
             **environment: Environment variables.
         """
         if self.process is None:
@@ -153,9 +164,9 @@ class Forks:
 def send_at(
     ask: int, device: int, target: int | str, name: str, event: str, part: str, count: int, seconds: float
 ) -> None:
-    """Send a signal some time after an audit event has been seen so many times."""
+    """Send a signal `seconds` after the `count`-th audit event of this name and argument."""
     number = getattr(signal, name)
-    left = [count]
+    remaining = [count]
 
     def send() -> None:
         time.sleep(seconds)
@@ -167,17 +178,17 @@ def send_at(
         else:
             os.write(ask, f"{target} {int(number)}\n".encode())
 
-    def hook(seen: str, arguments: tuple) -> None:
-        if seen == event and part in str(arguments[:2]):
-            left[0] -= 1
-            if left[0] == 0:
+    def hook(name: str, arguments: tuple) -> None:
+        if name == event and part in str(arguments[:2]):
+            remaining[0] -= 1
+            if remaining[0] == 0:
                 threading.Thread(target=send, daemon=True).start() if seconds else send()
 
     sys.addaudithook(hook)
 
 
 def perform(arguments: list[str], stand_in: str | None) -> int:
-    """Be `python arguments` in this process; returns its exit code."""
+    """Do the work of `python arguments` in this process; returns the exit code."""
     sys.stdout, sys.stderr = (
         os.fdopen(1, "w", buffering=1, closefd=False),
         os.fdopen(2, "w", buffering=1, closefd=False),
@@ -198,7 +209,7 @@ def perform(arguments: list[str], stand_in: str | None) -> int:
     except BaseException:
         traceback.print_exc()
         code = 99
-    if stand_in:  # joblib's workers are ended there
+    if stand_in:  # these functions end joblib's workers
         threading._shutdown()
         atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -207,7 +218,7 @@ def perform(arguments: list[str], stand_in: str | None) -> int:
 
 
 def child(command: dict, device: int, port: int, out: int, ask: int, stand_in: str) -> int:
-    """Be one process of a run; returns its exit code."""
+    """Set up and run one process of a run; returns the exit code."""
     os.setsid()
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -233,7 +244,7 @@ def child(command: dict, device: int, port: int, out: int, ask: int, stand_in: s
 
 
 def grandchild(order: dict, files: list[int], stand_in: str) -> int:
-    """Be the process that a stand-in stands for; returns its exit code."""
+    """Set up and run the process that a stand-in requested; returns the exit code."""
     os.setsid()
     moved = [fcntl.fcntl(file, fcntl.F_DUPFD, FREE) for file in files]
     os.closerange(0, FREE)
@@ -243,24 +254,24 @@ def grandchild(order: dict, files: list[int], stand_in: str) -> int:
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["environment"])
-    os.environ.pop("RANKER_PARENT", None)  # it is no child of the process that it would watch; its stand-in ends it
+    os.environ.pop("RANKER_PARENT", None)  # not a child of the process that it would watch; its stand-in ends it
     return perform(order["arguments"], stand_in)
 
 
-def fork(be: Callable[[], int]) -> int:
-    """Fork a process that ends as `be` says; returns its id."""
+def fork(work: Callable[[], int]) -> int:
+    """Fork a process that runs `work` and exits with its result; returns the process id."""
     pid = os.fork()
     if pid == 0:
         code = 98
         try:
-            code = be()
+            code = work()
         finally:
             os._exit(code)
     return pid
 
 
 class StandIns:
-    """The processes that runs have started through a stand-in: forked here, so that all is imported already."""
+    """The processes that runs have started through a stand-in. They are forked here, after all imports."""
 
     def __init__(self) -> None:
         folder = Path(tempfile.mkdtemp())
@@ -270,16 +281,15 @@ class StandIns:
         self.path = folder / "python"
         self.path.write_text(STAND_IN.format(python=sys.executable, address=folder / "socket"))
         self.path.chmod(0o755)
-        self.running: dict[
-            int, tuple[int, socket.socket]
-        ] = {}  # a file that tells of its end -> its id and its stand-in
+        # file descriptor of a process (readable at its end) -> its id and its stand-in
+        self.running: dict[int, tuple[int, socket.socket]] = {}
 
     def files(self) -> list:
-        """What to wait for."""
+        """Files and sockets to wait for."""
         return [self.listener, *self.running, *(stand_in for _, stand_in in self.running.values())]
 
     def serve(self, ready: list) -> None:
-        """Start what was asked for, tell of what has ended, and end those whose stand-in has died."""
+        """Start requested processes, report those that have ended, and kill those whose stand-in has died."""
         if self.listener in ready:
             stand_in, _ = self.listener.accept()
             text, files, _, _ = socket.recv_fds(stand_in, 1 << 20, 250)
@@ -300,7 +310,7 @@ class StandIns:
                 os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Kill what is left."""
+        """Kill the remaining processes."""
         for pid, _ in self.running.values():
             os.kill(pid, signal.SIGKILL)
         while self.running:
@@ -308,18 +318,18 @@ class StandIns:
 
 
 def run(command: dict, stand_ins: StandIns) -> dict:
-    """Fork a run's processes and wait for them."""
+    """Fork the processes of a run and wait for them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    (read, write), (asked, ask) = os.pipe(), os.pipe()
+    (read, write), (requests, ask) = os.pipe(), os.pipe()
     started = time.monotonic()
     pids = []
     for device in range(command["devices"]):
         pids.append(fork(partial(child, command, device, port, write, ask, str(stand_ins.path))))
     os.close(write)
     text, hung = b"", False
-    while True:  # until every process, also what they started, has closed its end
+    while True:  # until every process, and those that they started, has closed its end of the pipe
         left = command["timeout"] - (time.monotonic() - started)
         if left <= 0:
             hung = True
@@ -327,10 +337,10 @@ def run(command: dict, stand_ins: StandIns) -> dict:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
             break
-        ready = select.select([read, asked, *stand_ins.files()], [], [], min(left, 1.0))[0]
+        ready = select.select([read, requests, *stand_ins.files()], [], [], min(left, 1.0))[0]
         stand_ins.serve(ready)
-        if asked in ready:
-            for target, number in (line.split() for line in os.read(asked, 4096).decode().splitlines()):
+        if requests in ready:
+            for target, number in (line.split() for line in os.read(requests, 4096).decode().splitlines()):
                 os.kill(pids[int(target)], int(number))
         if read in ready:
             part = os.read(read, 65536)
@@ -338,14 +348,14 @@ def run(command: dict, stand_ins: StandIns) -> dict:
                 break
             text += part
     stand_ins.end()
-    for end in (read, asked, ask):
+    for end in (read, requests, ask):
         os.close(end)
     codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
     return {"codes": codes, "out": text.decode(errors="replace"), "seconds": time.monotonic() - started, "hung": hung}
 
 
 def main() -> None:
-    """Answer commands until there are no more."""
+    """Answer commands until the input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     sys.path.insert(0, str(ROOT))
@@ -358,7 +368,7 @@ def main() -> None:
         answers.write(json.dumps(run(json.loads(line), stand_ins)) + "\n")
         answers.flush()
     shutil.rmtree(stand_ins.path.parent)
-    os._exit(0)  # taking down what was imported takes seconds
+    os._exit(0)  # a normal exit would take seconds to unload the imported modules
 
 
 if __name__ == "__main__":

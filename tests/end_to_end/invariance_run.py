@@ -1,4 +1,4 @@
-"""Small trainings under different hardware layouts; test_invariance.py runs them, here and in two processes."""
+"""Small trainings under different hardware layouts, run by test_invariance.py in one or two processes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
 from ranker.models.monobert import MonoBERT
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.schedules import linear
 
 
@@ -28,7 +28,7 @@ def collection(num_queries: int) -> Collection:
     """Queries with graded docs of 1 to 30 words."""
     words = [first + second for first in "bcdfgk" for second in ("ab", "el", "ir", "om")]
     rng = random.Random(7)
-    text = lambda least, most: " ".join(rng.choices(words, k=rng.randint(least, most)))  # noqa: E731
+    text = lambda shortest, longest: " ".join(rng.choices(words, k=rng.randint(shortest, longest)))  # noqa: E731
     docs = MemoryDocs(Doc(f"d{i}", text(1, 30)) for i in range(6 * num_queries))
     queries = {f"q{i}": text(1, 8) for i in range(num_queries)}
     qrels = {f"q{i}": {f"d{6 * i}": 2, f"d{6 * i + 1}": 1, f"d{6 * i + 2}": 0} for i in range(num_queries)}
@@ -37,7 +37,7 @@ def collection(num_queries: int) -> Collection:
 
 
 def names_of(data: RankData, index: int, world: int = 1) -> dict[int, list[int]]:
-    """Every row of a step by its name within the step: its tokens, gathered over so many devices."""
+    """Row id within the step -> tokens of the row, for all rows of a step on `world` devices."""
     found: list[tuple[int, list[int]]] = []
     for rank in range(world):
         for micro_batch in data.train_steps(rank, world)[0, index].micro_batches:
@@ -47,12 +47,12 @@ def names_of(data: RankData, index: int, world: int = 1) -> dict[int, list[int]]
                     found += [(int(name), row.tolist()) for name, row in zip(batch.names, rows, strict=True)]
                     filled = pad_to_tiles(batch)
                     assert filled.names.shape == filled.cu_seqlens[1:].shape and filled.names[:-1].equal(batch.names)
-    assert len(dict(found)) == len(found), "no two rows of a step share a name"
+    assert len(dict(found)) == len(found), "no two rows of a step share an id"
     return dict(found)
 
 
 class Losses(pl.Callback):
-    """Each step's loss, as the module logged it."""
+    """Collects the loss of each step in full precision."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
@@ -85,9 +85,9 @@ class Job:
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Train as the job says; returns losses, weights and validation measures."""
+    """Run the training of a job; returns losses, weights and validation measures."""
     pl.seed_everything(1, verbose=False)
-    groups = collection(9)  # steps of 4, 4 and 1 groups: with two processes one of them has nothing to do in the third
+    groups = collection(9)  # steps of 4, 4 and 1 groups: one of two processes has no group in the third
     config = tiny_config(dim=16)
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
     scorer = MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
@@ -108,9 +108,10 @@ def train(job: Job) -> dict[str, Any]:
         scorer,
         ["nDCG@10", "RR"],
         loss=RankNet(),
-        optimizer=lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.3),
-        schedule=lambda step, total: linear(step, total, warmup=2),
-        max_norm=1.0,
+        optimization=Optimization(
+            lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.3),
+            lambda step, total: linear(step, total, warmup=2),
+        ),
     )
     if job.double:
         module = module.double()
@@ -141,7 +142,7 @@ def train(job: Job) -> dict[str, Any]:
 
 
 def seed_fault(fault: str) -> type[RerankModule]:
-    """The module, or one with a fault that the test must see."""
+    """The module with a fault that the tests must detect; without one for an empty `fault`."""
 
     class Faulty(Recorded):
         def micro_batch_loss(self, batch):
@@ -152,7 +153,7 @@ def seed_fault(fault: str) -> type[RerankModule]:
 
         def _seed_dropout(self, step, micro_batch):
             super()._seed_dropout(step, micro_batch)
-            if fault == "masks":  # drawn by each micro-batch
+            if fault == "masks":  # each micro-batch draws its masks
                 self.scorer.encoder.dropout_seed = None
 
         def _gradient_sync(self, only_if):
@@ -162,7 +163,7 @@ def seed_fault(fault: str) -> type[RerankModule]:
 
 
 def run_jobs(job_type: Any, train: Any) -> None:
-    """Run the jobs of a JSON file one after another; every process of the launch does, the first writes the results."""
+    """Run the jobs of a JSON file one after another in every process; the first process writes the results."""
     jobs, out = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
     torch.set_num_threads(1)
     results = {name: train(job_type(**job)) for name, job in jobs.items()}

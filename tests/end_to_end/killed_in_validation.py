@@ -1,4 +1,4 @@
-"""train.py, killed in its second validation."""
+"""Run train.py and kill it in its second validation."""
 
 import os
 import runpy

@@ -1,4 +1,4 @@
-"""Small multitask trainings under different hardware layouts; test_multitask_invariance.py runs them, here and in two processes."""
+"""Small multitask trainings under different hardware layouts, run by test_multitask_invariance.py."""
 
 import importlib.util
 import json
@@ -21,6 +21,7 @@ from ranker.multitask.module import MultitaskModule
 from ranker.multitask.multitask import Multitask, make_task
 from ranker.multitask.options import TaskLabels, TaskSampling, TaskWeighting
 from ranker.multitask.steps import TaskData
+from ranker.training.rerank_module import Optimization
 from ranker.training.schedules import linear
 
 spec = importlib.util.spec_from_file_location("invariance_run", Path(__file__).with_name("invariance_run.py"))
@@ -50,7 +51,7 @@ class Job:
 
 
 class Recorded(MultitaskModule):
-    """Keeps what a step was about, in full precision."""
+    """Keeps losses and task losses of each step in full precision."""
 
     def _is_finite(self, seen) -> bool:
         self.kept.append(seen[0].item())
@@ -62,7 +63,7 @@ class Recorded(MultitaskModule):
 
 
 class OwnMeans(Recorded):
-    """The fault that every micro-batch takes the mean over its own targets."""
+    """Fault: every micro-batch takes the mean over its own targets."""
 
     def task_losses(self, batch):
         heads = tuple(replace(own, num_targets=len(own.labels)) for own in batch.heads)
@@ -70,14 +71,14 @@ class OwnMeans(Recorded):
 
 
 class Apart(multitask_module.Gradients):
-    """The fault that devices keep their gradients to themselves."""
+    """Fault: gradients are not summed over devices."""
 
     def sum_over_devices(self) -> None:
         """Do nothing."""
 
 
 def spans_file(cache: Path, collection) -> Path:
-    """A task about words: is a word short or long?"""
+    """Write the labels of a task that classifies words as short or long; returns the file."""
     records = []
     for query_id, text in collection.queries.items():
         doc = collection.docs[f"d{6 * int(query_id[1:])}"].text
@@ -138,7 +139,7 @@ def made(job: Job) -> tuple[Multitask, TaskData]:
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Train as the job says; returns losses of steps and tasks, weights, and what the weighting learned."""
+    """Run the training of a job; returns losses of steps and tasks, and the state dict with learned task weights."""
     pl.seed_everything(1, verbose=False)
     scorer, data = made(job)
     module = (OwnMeans if job.fault == "own means" else Recorded)(
@@ -146,9 +147,9 @@ def train(job: Job) -> dict[str, Any]:
         ["nDCG@10"],
         weighting=CASES[job.case][1],
         loss=RankNet(),
-        optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3),
-        schedule=lambda step, total: linear(step, total, warmup=2),
-        max_norm=1.0,
+        optimization=Optimization(
+            lambda groups: torch.optim.AdamW(groups, lr=3e-3), lambda step, total: linear(step, total, warmup=2)
+        ),
     ).double()
     module.kept, module.kept_tasks = [], []
     trainer = pl.Trainer(

@@ -1,4 +1,4 @@
-"""Read the file of an offline wandb run: records of wandb's own protocol in LevelDB's log format, which wandb reads with a Go program."""
+"""Read the file of an offline wandb run: records of wandb's protocol in LevelDB's log format."""
 
 import json
 from pathlib import Path
@@ -11,33 +11,33 @@ BLOCK, HEADER = 32768, 7
 
 def records(path: Path) -> list[Any]:
     """All records of a `.wandb` file, in order."""
-    data, position, found, parts = path.read_bytes(), HEADER, [], b""
+    data, position, decoded, parts = path.read_bytes(), HEADER, [], b""
     while position + HEADER <= len(data):
         left = BLOCK - position % BLOCK
         if left < HEADER:
             position += left
             continue
-        length, kind = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
+        length, chunk_type = int.from_bytes(data[position + 4 : position + 6], "little"), data[position + 6]
         parts += data[position + HEADER : position + HEADER + length]
         position += HEADER + length
-        if kind in (1, 4):  # whole, or the last part
-            found.append(wandb_internal_pb2.Record.FromString(parts))
+        if chunk_type in (1, 4):  # a whole record, or its last part
+            decoded.append(wandb_internal_pb2.Record.FromString(parts))
             parts = b""
-    return found
+    return decoded
 
 
 class OfflineRun:
-    """What a run logged.
+    """The content of an offline run.
 
     Attributes:
-        id: The run's id.
-        name: Its name.
-        group: Its group.
-        config: Its configuration.
-        history: Its entries, key -> value.
-        summary: Its last values.
+        id: Id of the run.
+        name: Display name.
+        group: Group, such as the sweep.
+        config: Configuration.
+        history: Logged entries, key -> value.
+        summary: Last values.
         artifacts: Name -> type and files.
-        exit_code: How it ended; None where it did not say.
+        exit_code: Exit code; None if the run recorded none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -47,26 +47,26 @@ class OfflineRun:
         self.artifacts: dict[str, tuple[str, list[str]]] = {}
         self.exit_code: int | None = None
         for record in records(path):
-            kind = record.WhichOneof("record_type")
-            if kind == "run":
+            record_type = record.WhichOneof("record_type")
+            if record_type == "run":
                 self.id, self.name, self.group = record.run.run_id, record.run.display_name, record.run.run_group
-            elif kind == "config":
+            elif record_type == "config":
                 self.config |= values(record.config.update)
-            elif kind == "history":
+            elif record_type == "history":
                 self.history.append(values(record.history.item))
-            elif kind == "summary":
+            elif record_type == "summary":
                 self.summary |= values(record.summary.update)
-            elif kind == "artifact":
+            elif record_type == "artifact":
                 contents = sorted(entry.path for entry in record.artifact.manifest.contents)
                 self.artifacts[record.artifact.name] = (record.artifact.type, contents)
-            elif kind == "exit":
+            elif record_type == "exit":
                 self.exit_code = record.exit.exit_code
 
     def curve(self, name: str) -> list[tuple[int, float]]:
-        """A curve's points, (trainer/global_step, value)."""
+        """Points of a curve: (trainer/global_step, value)."""
         return [(entry["trainer/global_step"], entry[name]) for entry in self.history if name in entry]
 
 
 def values(items: Any) -> dict[str, Any]:
-    """Keys and values; nested keys with slashes."""
+    """Key -> value; parts of nested keys are joined by slashes."""
     return {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}

@@ -1,9 +1,9 @@
-"""Run several command lines one after another in one process, as a multirun does: what they import is imported once.
+"""Run several command lines one after another in one process, as a multirun does, so that imports happen once.
 
-Input: a JSON file of {name: [script, argument, ...]}; `@glob` as an argument's value stands for the first path that
-matches it by then.
-Output: a JSON file of {name: {"code", "out", "err", "left"}}; `err` is the part of `out` that went to stderr, `left`
-are the files that are new then.
+Input: a JSON file of {name: [script, argument, ...]}; an argument value `@GLOB` is replaced by the first path that
+matches when the command starts.
+Output: a JSON file of {name: {"code", "out", "err", "left"}}; `err` is the part of `out` that went to stderr, and
+`left` lists the files that the command created.
 """
 
 import contextlib
@@ -21,16 +21,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def resolved(argument: str) -> str:
     """The argument with its glob replaced."""
-    found = re.search(r"(?<==)@(\S+)$", argument)
-    if not found:
+    match = re.search(r"(?<==)@(\S+)$", argument)
+    if not match:
         return argument
-    path = min(Path.cwd().glob(found.group(1)), default=None)
+    path = min(Path.cwd().glob(match.group(1)), default=None)
     assert path is not None, argument
-    return argument[: found.start()] + str(path)
+    return argument[: match.start()] + str(path)
 
 
 class Both(io.StringIO):
-    """Text that is kept here and passed on."""
+    """Text stream that keeps its text and passes it to a second stream."""
 
     def __init__(self, to: io.StringIO) -> None:
         super().__init__()
@@ -42,12 +42,12 @@ class Both(io.StringIO):
 
 
 def files() -> set[str]:
-    """All files below the folder that it runs in."""
+    """All files in the working directory and its subfolders."""
     return {str(path) for path in Path().rglob("*") if path.is_file()}
 
 
 def main() -> None:
-    """Run them."""
+    """Run the commands of the input file."""
     warnings.simplefilter("ignore")
     results = {}
     for name, (script, *arguments) in json.loads(Path(sys.argv[1]).read_text()).items():

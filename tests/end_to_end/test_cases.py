@@ -1,4 +1,4 @@
-"""Cases of the command line: commas in values, and what paths are relative to."""
+"""Cases of the command line: commas in values, and relative paths."""
 
 import json
 
@@ -17,7 +17,7 @@ SMALL = [
 
 
 def jobs(*arguments: str) -> list[tuple[str, ...]]:
-    """What the basic sweeper makes of a command line."""
+    """The jobs that Hydra's basic sweeper derives from a command line."""
     parsed = OverridesParser.create().parse_overrides(list(arguments))
     (batch,) = BasicSweeper.split_arguments(parsed, max_batch_size=None)
     return [tuple(job) for job in batch]
@@ -36,10 +36,7 @@ def test_pc80_pc82_a_quoted_comma_is_one_value_and_paths_are_the_launch_folder_s
     assert [
         f"seed: {seed}\n" in (path.parent / "config.yaml").read_text()
         for path, seed in zip(results, (1, 3), strict=True)
-    ] == [
-        True,
-        True,
-    ]
+    ] == [True, True]
     assert all(json.loads(path.read_text())["steps"] == 1 for path in results)
     done = forks.run("train.py", *SMALL, "data.path='./what is, this'", "name=single", "cache_dir=cache", cwd=tmp_path)
     assert done.code == 0, done.out

@@ -1,4 +1,4 @@
-"""What a user types wrong: one line that says where, expected, got, fix; exit 1; no traceback; nothing left behind."""
+"""Mistakes in a command line: one line with place, expected, got and fix; exit code 1; no traceback, no files."""
 
 import json
 import subprocess
@@ -44,18 +44,18 @@ WRONG = [
 
 
 @pytest.fixture(scope="module")
-def mistaken(forks, tmp_path_factory):
-    """`train.py` with each of these mistakes, in one process."""
+def wrong_results(forks, tmp_path_factory):
+    """Results of `train.py` with each mistake of `WRONG`, run in one process."""
     return run_all(
         {" ".join(arguments): ["train.py", *arguments] for arguments, _ in WRONG},
-        tmp_path_factory.mktemp("mistaken"),
+        tmp_path_factory.mktemp("wrong"),
         forks=forks,
     )
 
 
 @pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(arguments) for arguments, _ in WRONG])
-def test_pc79_pc85_a_mistake_is_one_line(mistaken, arguments, message):
-    done = mistaken[" ".join(arguments)]
+def test_pc79_pc85_a_mistake_is_one_line(wrong_results, arguments, message):
+    done = wrong_results[" ".join(arguments)]
     assert message in done["err"]
     assert "Traceback" not in done["out"]
     assert done["code"] == 1
@@ -93,7 +93,7 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def evaluated(forks, tmp_path_factory, small_files):
-    """`evaluate.py` on all these files in one process, and the folder that it ran in."""
+    """The working directory, and results of `evaluate.py` on all files of `FILES`, run in one process."""
     where = tmp_path_factory.mktemp("evaluated")
     for name, text in FILES.items():
         (where / name).parent.mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ def test_pc07_pc08_a_broken_file_is_one_line(evaluated, name):
         True
     ]
     assert "Traceback" not in results[name]["out"]
-    assert not list(where.glob("outputs/evaluate/*/[!.]*"))  # the good ones have other names
+    assert not list(where.glob("outputs/evaluate/*/[!.]*"))  # the successful commands use other names
 
 
 def test_pc22_ids_that_look_like_numbers_are_texts(evaluated):
@@ -159,10 +159,10 @@ def test_help_and_check_import_no_torch(script):
 
 
 def test_help_names_every_choice_and_shows_the_keys_of_a_chosen_one():
-    said = run("train.py", "model=dpr", "--help").stdout
+    shown = run("train.py", "model=dpr", "--help").stdout
     for path in (ROOT / "conf/loss").glob("*.yaml"):
-        assert path.stem in said
-    assert "lce*" in said and "splade_tiny*" in said  # the defaults
-    assert "save_every_steps: 500 # optimizer steps between" in said  # with what they mean
-    assert "temperature: 0.05" in said and "taught_dpr" in said
-    assert "index:" not in said and "index: flat*" in run("search.py", "-h").stdout
+        assert path.stem in shown
+    assert "lce*" in shown and "splade_tiny*" in shown  # the defaults
+    assert "save_every_steps: 500 # optimizer steps between" in shown  # with their meaning
+    assert "temperature: 0.05" in shown and "taught_dpr" in shown
+    assert "index:" not in shown and "index: flat*" in run("search.py", "-h").stdout

@@ -1,4 +1,4 @@
-"""Contrastive training: negatives of the whole step on every layout, GradCache equal to one pass."""
+"""Contrastive training: negatives of the whole step on every hardware layout; GradCache equals one pass."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ spec.loader.exec_module(contrastive_run)
 
 FLOAT64, FLOAT32 = {"double": True}, {"optimizer": "sgd"}
 TENTH = {"max_tokens": 420}
-# in two processes one of them has no group at the third step
+# with two processes, one of them has no group in the third step
 TWO = {
     "dpr 64": {**FLOAT64}, "dpr 64 tenth": {**FLOAT64, **TENTH}, "dpr 32 tenth": {**FLOAT32, **TENTH},
     "colbert 64 tenth": {"model": "colbert", "small_blocks": True, **FLOAT64, **TENTH},
@@ -31,7 +31,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(cache):
-    """Train in this process; each layout once."""
+    """Function that trains in this process; results are cached by options."""
     done = {}
 
     def run(**options):
@@ -45,8 +45,8 @@ def alone(cache):
 
 @pytest.fixture(scope="module")
 def together(forks, cache, alone):
-    """All trainings of `TWO` in one launch of two processes."""
-    alone(**FLOAT64)  # makes the token stores
+    """Results of all trainings of `TWO`, in one launch of two processes."""
+    alone(**FLOAT64)  # builds the token stores
     jobs = {name: {"cache": str(cache), "devices": 2, **options} for name, options in TWO.items()}
     (cache / "jobs.json").write_text(json.dumps(jobs))
     done = forks.run(
@@ -101,7 +101,7 @@ def test_gradcache_is_one_pass_bit_for_bit_with_one_micro_batch_and_dropout(alon
 
 
 def test_under_bf16_autocast_the_second_pass_reaches_the_weights(alone):
-    # autocast keeps converted weights; those of the pass without a graph would leave every matrix without a gradient
+    # autocast caches converted weights; cached weights from the pass without a graph would have no gradient
     cached, plain = (alone(precision="bf16-mixed", one_pass=one_pass, **FLOAT32) for one_pass in (False, True))
     assert cached["losses"] == pytest.approx(plain["losses"], rel=1e-2)
     assert furthest(cached, plain) < 1e-2
@@ -117,7 +117,7 @@ def test_a_seeded_fault_is_seen(alone, fault):
     assert furthest(alone(fault=fault, **options), alone(one_pass=True, **options)) > 1e-6
 
 
-def test_dropout_that_is_not_replayed_is_seen(alone):  # so dropout was on
+def test_dropout_that_is_not_replayed_is_seen(alone):  # shows that dropout was on
     assert furthest(alone(fault="no replay"), alone(one_pass=True)) > 1e-3
 
 

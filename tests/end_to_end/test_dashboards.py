@@ -1,4 +1,4 @@
-"""What the dashboards hold, read back from their files: offline wandb runs, TensorBoard's events, metrics.csv."""
+"""The content of dashboards, read from their files: offline wandb runs, TensorBoard's events, metrics.csv."""
 
 import csv
 import json
@@ -7,6 +7,7 @@ import time
 import pytest
 from offline_wandb import OfflineRun
 
+from ranker.assembly import run
 from ranker.errors import RankerError
 from ranker.training import dashboards, loggers
 
@@ -22,14 +23,14 @@ SMALL = [
     "encoder.dropout=0.1",
     "save_every_steps=1",
 ]
-# a step's checkpoint is written before the step is logged, a validation's after it: this one is that of the validation,
-# after three steps
+# The checkpoint of a step is written before the step is logged, that of a validation after it. This kill hits the
+# checkpoint of the validation, after three steps.
 KILL = [[0, 0, "SIGKILL", "open", ".last.ckpt.partial", 3, 0.0]]
 
 
 @pytest.fixture(scope="module")
 def done(forks, tmp_path_factory, small_files):
-    """A sweep whose second job fails, and a run killed and resumed, for each of the two dashboards that can tell."""
+    """Folder of a sweep whose second job fails, and of a killed and resumed run for each of two dashboards."""
     where = tmp_path_factory.mktemp("dashboards")
     small = [*SMALL, f"data.path={small_files}"]
     swept = forks.run("train.py", "-m", *small, "name=sweep", "logger=wandb", "optim.lr=3e-3,1e30", cwd=where)
@@ -58,7 +59,7 @@ def only(where, pattern):
 
 
 def opened(folder):
-    """The run's file once its last record is there: wandb's own process writes it."""
+    """The offline run, read after wandb's process has written its last record."""
     end = time.monotonic() + 60
     while (board := read(folder)).exit_code is None and time.monotonic() < end:
         time.sleep(0.2)
@@ -135,8 +136,7 @@ def test_pc89_a_killed_run_goes_on_under_its_id_without_gap_double_or_step_back(
     killed, resumed = read(folder), opened(again)
     assert killed.exit_code is None and resumed.exit_code == 0
     assert resumed.id == json.loads((folder / "wandb.json").read_text())["id"]
-    # the resumed run has repeated the third step and its validation; wandb loses what it has not written when a run is
-    # killed
+    # the resumed run has repeated the third step and its validation; the kill lost what wandb had not yet written
     assert [int(row["step"]) for row in rows_of(again / "metrics.csv") if row["train/loss"]] == [1, 2, 3, 4, 5]
     assert [step for step, _ in resumed.curve("train/loss")] == [0, 1, 2, 3, 4, 5]
     assert [step for step, _ in resumed.curve("val/nDCG@10")] == [2, 5]
@@ -152,7 +152,7 @@ def test_a_killed_run_goes_on_in_tensorboard_without_gap(done):
     for name in ("tensorboard", "tensorboard-resumed"):
         events = EventAccumulator(str(only(done, f"outputs/{name}/*") / "tensorboard")).Reload()
         curves.append([(event.step, event.value) for event in events.Scalars("train/loss")])
-    # each run has its own files: a step that was repeated is in both, with the same value
+    # each run has its own files; a repeated step is in both, with the same value
     assert [step for step, _ in curves[0]] in ([0, 1], [0, 1, 2])
     assert [step for step, _ in curves[1]] == [1, 2, 3, 4, 5]
     assert set(curves[0]) - set(curves[1]) == {curves[0][0]}
@@ -160,16 +160,16 @@ def test_a_killed_run_goes_on_in_tensorboard_without_gap(done):
 
 def test_pc89_a_value_of_an_earlier_step_is_kept_and_one_that_was_logged_is_not_repeated(tmp_path):
     first, second, third = (tmp_path / name for name in ("first", "second", "third"))
-    # ended before it logged anything
+    # a run that ended before it logged anything
     logger = loggers.wandb(first, mode="disabled")
     dashboards.start([logger], {"lr": 1.0}, "")
-    dashboards.finish(failed=True)
+    run._finish_wandb(failed=True)
     logger = loggers.wandb(second, first)
     dashboards.start([logger], {}, "")
     for name, step in (("train/loss", 5), ("val/RR", 3), ("train/loss", 6)):
         logger.log_metrics({name: float(step)}, step)
-    dashboards.finish(failed=True)
-    # ended between a step's two entries, in the middle of a line: the run that goes on repeats the steps after its
+    run._finish_wandb(failed=True)
+    # a run that ended between two entries of a step, in the middle of a line; the next run repeats the steps after its
     # checkpoint
     with (second / "wandb.jsonl").open("a") as file:
         file.write('{"_step": 3, "val/')
@@ -216,7 +216,7 @@ def test_pc88_online_without_a_key_is_refused_before_anything_is_loaded(forks, t
 def test_pc88_a_server_that_does_not_answer_ends_the_wait_with_one_line(tmp_path, monkeypatch):
     import wandb
 
-    wandb.teardown()  # it reads the environment once
+    wandb.teardown()  # wandb reads the environment only once
     monkeypatch.setattr(loggers, "CONNECT_SECONDS", 1.0)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)

@@ -1,6 +1,6 @@
-"""What goes wrong from outside: signals, dead processes, a full disk, values that are not finite.
+"""Faults from outside: signals, dead processes, a full disk, values that are not finite.
 
-Each ends in one line, and nothing hangs.
+Each fault ends with one line, and nothing hangs.
 """
 
 import csv
@@ -46,29 +46,29 @@ def errors(done) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("target", "name", "code", "said"),
+    ("target", "name", "code", "message"),
     [
         (0, "SIGTERM", 75, "error: stopped by SIGTERM after step 3, which is saved"),
         ("child", "SIGKILL", 1, "error: another process of this run has ended"),
         (0, "SIGKILL", -9, ""),
     ],
 )
-def test_processes_that_lightning_starts_end_together(forks, choices, tmp_path, target, name, code, said):
+def test_processes_that_lightning_starts_end_together(forks, choices, tmp_path, target, name, code, message):
     done = forks.run(
         "train.py", *choices, *TWO, cwd=tmp_path, signals=[[0, target, name, "open", ".last.ckpt.partial", 2, 0.0]]
     )
-    assert done.seconds < 60 or os.getloadavg()[0] > 4  # the answer comes when every process has ended
-    if "terminated with code -9" in done.out:  # on a busy machine Lightning's own watch is faster than the collective
+    assert done.seconds < 60 or os.getloadavg()[0] > 4  # the result comes after every process has ended
+    if "terminated with code -9" in done.out:  # on a busy machine Lightning's watch is faster than the collective
         assert target == "child" and done.code in (1, -9)
     else:
         assert done.code == code, done.out
-        if said:  # a killed first process says nothing, the one that it started may
+        if message:  # a killed first process prints nothing; the process that it started may
             (line,) = errors(done)
-            assert line.startswith(said)
+            assert line.startswith(message)
     assert fault(run_folder(tmp_path) / "checkpoints/last.ckpt") is None
 
 
-def test_an_error_on_the_first_device_ends_all_and_is_said_once(forks, choices, tmp_path):
+def test_an_error_on_the_first_device_ends_all_and_is_printed_once(forks, choices, tmp_path):
     run = tmp_path / "run"
 
     def obstruct() -> None:
@@ -94,12 +94,8 @@ def test_pc67_more_processes_than_queries(forks, choices, small_files, tmp_path)
     for devices in (1, 4):
         where = tmp_path / str(devices)
         where.mkdir()
-        layout = [
-            f"trainer.devices={devices}",
-            "trainer.accelerator=cpu",
-            "encoder.dropout=0",
-            "data.path=../few",
-        ]  # PC-82: a relative path
+        # PC-82: a relative path
+        layout = [f"trainer.devices={devices}", "trainer.accelerator=cpu", "encoder.dropout=0", "data.path=../few"]
         done = forks.run("train.py", *choices, *layout, cwd=where, devices=devices)
         assert done.codes == [0] * devices, done.out
         folders.append(run_folder(where))
@@ -123,10 +119,10 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(forks, choices, 
         == 0
     )
     try:
-        if mounted:  # last.ckpt, best.ckpt or previous.ckpt and one that is being written are more than fit
+        if mounted:  # last.ckpt, best.ckpt or previous.ckpt, and a new checkpoint do not fit together
             done = forks.run("train.py", *choices, f"hydra.run.dir={disk / 'run'}", cwd=tmp_path)
-            said, kept = "No space left on device", disk / "run"
-        else:  # no right to mount: let files be no larger than the first checkpoint, which another run wrote
+            message, kept = "No space left on device", disk / "run"
+        else:  # without the right to mount: limit files to the size of the first checkpoint, which another run wrote
             done = forks.run(
                 "train.py", *choices, "trainer.max_steps=1", f"hydra.run.dir={disk / 'first'}", cwd=tmp_path
             )
@@ -140,12 +136,12 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(forks, choices, 
                 cwd=tmp_path,
                 limit=500_000,
             )
-            said, kept = "File too large", disk / "run"
+            message, kept = "File too large", disk / "run"
         assert done.code == 1, done.out
         (line,) = errors(done)
-        assert said in line and "the one before is kept" in line
+        assert message in line and "the one before is kept" in line
         assert fault(kept / "checkpoints/last.ckpt") is None
-        assert not list(kept.glob("checkpoints/.*"))  # what was begun is gone
+        assert not list(kept.glob("checkpoints/.*"))  # the incomplete file is gone
         assert torch.load(kept / "checkpoints/last.ckpt", map_location="cpu", weights_only=True)["global_step"] >= 1
     finally:
         if mounted:
@@ -154,7 +150,7 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(forks, choices, 
 
 @pytest.fixture(scope="module")
 def taught(choices, small_files, tmp_path_factory):
-    """A teacher who is out of bounds for one query: the squared error of its margins is more than float32 holds."""
+    """A training with a teacher whose margins overflow for one query: their squared error exceeds float32."""
     path = tmp_path_factory.mktemp("teacher") / "teacher.trec"
     rows = []
     for i in range(24):
@@ -165,9 +161,8 @@ def taught(choices, small_files, tmp_path_factory):
     return [*choices, "loss=margin_mse", f"data.teacher={path}"]
 
 
-fused = pytest.mark.parametrize(
-    "fused", [False, True]
-)  # True: as on a GPU, where the host judges a step during the next one
+# True: as on a GPU, where the host checks a step during the next one
+fused = pytest.mark.parametrize("fused", [False, True])
 
 
 @fused
@@ -182,7 +177,7 @@ def test_pc53_a_loss_that_is_not_finite_stops_with_step_and_queries_and_can_be_r
         f"at step {about['step']} (epoch 0, its step {about['step']}) of queries {', '.join(about['query_ids'])}"
         in line
     )
-    assert f"python -m ranker.commands.replay {dump}" in line
+    assert f"python -m ranker replay {dump}" in line
     assert not {path.suffix for path in dump.iterdir()} - {".json", ".safetensors", ".yaml"}
     again = forks.run("ranker/commands/replay.py", str(dump), cwd=tmp_path)
     assert again.code == 0, again.out
@@ -190,7 +185,7 @@ def test_pc53_a_loss_that_is_not_finite_stops_with_step_and_queries_and_can_be_r
         f"loss {about['loss']}, gradient norm {about['grad_norm']}; the training had loss {about['loss']}" in again.out
     )
     assert about["loss"] in ("inf", "nan")
-    # the weights before the step are those of the last checkpoint
+    # the weights before the step equal those of the last checkpoint
     weights = read_dump(dump)[1]
     kept = torch.load(run_folder(tmp_path) / "checkpoints/last.ckpt", map_location="cpu", weights_only=True)
     assert kept["global_step"] == about["step"]
@@ -212,7 +207,7 @@ def test_a_step_is_skipped_on_all_devices_and_nothing_is_touched(forks, taught, 
         rows = [row for row in csv.DictReader(lines) if row.get("train/loss")]
     assert [row["step"] for row in rows if row["train/loss"] in ("inf", "nan")] == [str(about["step"])]
     assert [float(row["train/skipped_steps"]) for row in rows] == [float(i >= about["step"] + fused) for i in range(6)]
-    # both devices' parts, with the dropout seeds of each, and the same loss on one
+    # the dump has the parts of both devices with their dropout seeds; one device repeats the same loss
     assert about["devices"] == 2
     counts = [
         len(json.loads((dump / f"device-{device}.json").read_text())["fields"]["micro_batches"]) for device in (0, 1)
@@ -225,7 +220,7 @@ def test_a_step_is_skipped_on_all_devices_and_nothing_is_touched(forks, taught, 
     assert (
         f"loss {about['loss']}, gradient norm {about['grad_norm']}; the training had loss {about['loss']}" in again.out
     )
-    # up to the skipped step: the checkpoint after it differs from the one before in what counts steps alone
+    # a training that ends with the skipped step: its last checkpoint differs from the previous one only in step counts
     (tmp_path / "short").mkdir()
     done = forks.run("train.py", *skip, f"trainer.max_steps={about['step'] + 1}", cwd=tmp_path / "short", devices=2)
     assert done.codes == [0, 0], done.out
@@ -236,7 +231,9 @@ def test_a_step_is_skipped_on_all_devices_and_nothing_is_touched(forks, taught, 
     assert (before["global_step"], after["global_step"]) == (about["step"], about["step"] + 1)
     assert all(torch.equal(before["state_dict"][key], value) for key, value in after["state_dict"].items())
     states = [part["optimizer_states"][0]["state"] for part in (before, after)]
-    assert all(torch.equal(states[0][i][key], value) for i, own in states[1].items() for key, value in own.items())
+    assert all(
+        torch.equal(states[0][i][key], value) for i, values in states[1].items() for key, value in values.items()
+    )
     assert (before["skipped_steps"], after["skipped_steps"]) == (0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Hardware-invariant training: devices, memory and micro-batches change nothing but rounding, dropout on."""
+"""Hardware-invariant training with dropout: devices, memory and micro-batches change only rounding."""
 
 import importlib.util
 import json
@@ -38,7 +38,7 @@ def alone(cache, **options):
 
 
 def launch(forks, cache, **jobs):
-    """All these trainings in one launch of two processes: their exit codes, what they said, the results."""
+    """Run these trainings in one launch of two processes; returns exit codes with output, and the results."""
     jobs = {name: {"cache": str(cache), "devices": 2, **options} for name, options in jobs.items()}
     (cache / "jobs.json").write_text(json.dumps(jobs))
     out = cache / "results.pt"
@@ -56,7 +56,7 @@ def reference(cache):
 
 @pytest.fixture(scope="module")
 def together(forks, cache, reference):
-    """The trainings in two processes, and one with a fault."""
+    """Results of the trainings in two processes, and of one with a fault."""
     layouts = {name: options for name, options in LAYOUTS.items() if "devices" in options}
     jobs = {f"64 {name}": {**FLOAT64, **options} for name, options in layouts.items()}
     jobs |= {f"32 {name}": {**FLOAT32, **options} for name, options in layouts.items()}
@@ -79,7 +79,9 @@ def test_float64_losses_equal_to_1e_12_and_weights_to_1e_9(request, cache, refer
     )
     assert got["losses"] == pytest.approx(reference[64]["losses"], rel=0, abs=1e-12)
     assert furthest(got, reference[64]) < 1e-9
-    assert got["val"] == pytest.approx(reference[64]["val"], abs=1e-12)  # each query once, whoever scored it
+    assert got["val"] == pytest.approx(
+        reference[64]["val"], abs=1e-12
+    )  # each query counts once, whichever device scored it
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -95,8 +97,8 @@ def test_float32_sgd_losses_equal_to_1e_6_and_weights_to_1e_5(request, cache, re
 
 
 @pytest.mark.parametrize("reads", ["pairs", "texts"])
-def test_rows_have_the_same_names_in_every_layout(cache, reads):
-    """What dropout hangs on; two queries, docs or pairs of a step never share a name."""
+def test_rows_have_the_same_ids_in_every_layout(cache, reads):
+    """Dropout depends on row ids; two queries, docs or pairs of a step never share an id."""
     whole, small = (
         RankData(
             Splits(invariance_run.collection(9), None, {}),
@@ -117,10 +119,10 @@ def test_rows_have_the_same_names_in_every_layout(cache, reads):
 
 
 def test_steps_are_three_an_epoch(reference):
-    """That they learn, and how, is told by tests/unit/training/test_optimizer_steps.py; six steps of these groups do not."""
+    """Six steps are too few to show learning; tests/unit/training/test_optimizer_steps.py tests it."""
     losses = reference[64]["losses"]
     assert len(losses) == len(set(losses)) == 6
-    assert losses == pytest.approx([math.log(2)] * 6, abs=0.02)  # RankNet's, of a scorer that knows nothing yet
+    assert losses == pytest.approx([math.log(2)] * 6, abs=0.02)  # RankNet's loss of an untrained scorer
 
 
 @pytest.mark.parametrize("fault", ["share", "masks"])
@@ -134,5 +136,5 @@ def test_a_seeded_fault_in_two_processes_is_seen(together, reference):
 
 def test_a_step_that_never_waits_for_the_other_device_is_seen(forks, cache, reference):
     done, results = launch(forks, cache, **{"fault sync": {**FLOAT64, "fault": "sync"}})
-    # one process may wait in a reduction that the other never enters
+    # one process may block in a reduction that the other never enters
     assert any(done.codes) or furthest(results["fault sync"], reference[64]) > 1e-6

@@ -1,4 +1,4 @@
-"""model=multitask from the command line: train, evaluate, probe, go on after a kill, and refuse labels on test queries."""
+"""model=multitask from the command line: train, evaluate, probe, resume after a kill; refused labels."""
 
 import csv
 import json
@@ -56,13 +56,13 @@ def test_losses_rows_and_cosines_are_logged(trained):
     assert all(float(row["train/loss/ranking"]) > 0 for row in losses)
     for name in ("bm25", "tf"):
         seen = [0.0, *(float(row[f"rows/{name}"]) for row in rows)]
-        held = [after > before for before, after in pairwise(seen)]  # steps that have rows of the task
-        assert [bool(row[f"train/loss/{name}"]) for row in losses] == held
+        has_rows = [after > before for before, after in pairwise(seen)]  # steps with rows of the task
+        assert [bool(row[f"train/loss/{name}"]) for row in losses] == has_rows
         assert [bool(row[f"cosine/{name}"]) for row in losses] == [
-            own and step % 2 == 1 for step, own in enumerate(held)
+            rows_seen and step % 2 == 1 for step, rows_seen in enumerate(has_rows)
         ]
-        assert sum(held) > 6
-    # 24 groups of 4 docs, one ranking row in 5 beside: 24 rows of others an epoch
+        assert sum(has_rows) > 6
+    # 24 groups of 4 docs; one row in 5 is auxiliary: 24 auxiliary rows per epoch
     last = rows[-1]
     assert float(last["rows/ranking"]) == 2 * 24 * 4 and float(last["rows/bm25"]) + float(last["rows/tf"]) == 2 * 24
     cosines = [row["cosine/bm25"] for row in losses]

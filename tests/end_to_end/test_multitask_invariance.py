@@ -1,4 +1,4 @@
-"""Multitask training is hardware-invariant, too: one device, two processes and a small token budget take the same optimizer steps."""
+"""Multitask training is hardware-invariant: one device, two processes and a small token budget take the same steps."""
 
 import importlib.util
 import json
@@ -15,7 +15,7 @@ sys.modules["multitask_run"] = multitask_run
 spec.loader.exec_module(multitask_run)
 Job, CASES = multitask_run.Job, list(multitask_run.CASES)
 
-SMALL = 420  # tokens: a tenth of a step
+SMALL = 420  # token budget: a tenth of a step
 names_of = multitask_run.invariance_run.names_of
 
 
@@ -57,13 +57,13 @@ def furthest(one, other):
 
 def assert_equal(got, expected):
     assert got["losses"] == pytest.approx(expected["losses"], rel=0, abs=1e-12)
-    for own, reference in zip(got["tasks"], expected["tasks"], strict=True):
-        assert own == pytest.approx(reference, rel=0, abs=1e-12)
+    for task_losses, reference in zip(got["tasks"], expected["tasks"], strict=True):
+        assert task_losses == pytest.approx(reference, rel=0, abs=1e-12)
     assert furthest(got, expected) < 1e-9
 
 
 @pytest.mark.parametrize("case", [CASES[0], CASES[-1]])
-def test_rows_have_the_same_names_in_every_layout(cache, case):
+def test_rows_have_the_same_ids_in_every_layout(cache, case):
     data, small = (multitask_run.made(Job(str(cache), case, max_tokens=tokens))[1] for tokens in (100_000, SMALL))
     for index in range(3):
         assert names_of(small, index, world=2) == names_of(data, index)

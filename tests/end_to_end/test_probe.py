@@ -1,4 +1,4 @@
-"""`probe.py` as a user types it: seven tasks on two trained rankers, killed once, gone on with; what it leaves, and the same numbers again."""
+"""`probe.py` as a user runs it: seven tasks on two trained rankers, killed once and resumed; its files and numbers."""
 
 import csv
 import hashlib
@@ -62,7 +62,7 @@ pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "spaCy is t
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A collection with entities, coreference and labelled pairs, and two rankers in the folders that a training leaves."""
+    """Folder with a collection (entities, coreference, labelled pairs) and the model folders of two rankers."""
     folder = tmp_path_factory.mktemp("probe")
     data, collection = folder / "mini", mini_collection()
     data.mkdir()
@@ -116,13 +116,13 @@ def kept_blocks(path: Path) -> dict[str, str]:
                 key: hashlib.md5(arrays).hexdigest()
                 for key, arrays in connection.execute("SELECT key, arrays FROM blocks")
             }
-        except sqlite3.OperationalError:  # the table is being made
+        except sqlite3.OperationalError:  # the table is being created
             return {}
 
 
 @pytest.fixture(scope="module")
 def finished(place: Path, forks) -> Path:
-    """The folder of a run of all tasks, after the same command was killed in the middle of its trainings."""
+    """Folder of a run of all tasks, after the same command was killed in the middle of its trainings."""
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", str(ROOT / "probe.py"), *arguments(place)],
         cwd=place,
@@ -136,7 +136,7 @@ def finished(place: Path, forks) -> Path:
     while len(kept_blocks(blocks)) < BEFORE_THE_KILL and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, "it was still at work"
+    assert process.wait() == -signal.SIGKILL, "it was still running"
     assert not list(place.glob("outputs/*/*/probe_results.csv"))
     before = kept_blocks(blocks)
     done = forks.run("probe.py", *arguments(place), "logger=wandb", "name=again", cwd=place)
@@ -167,7 +167,7 @@ def test_every_task_layer_seed_and_control_has_its_row(finished: Path) -> None:
 
 
 def test_the_numbers_follow_from_the_code_lengths(finished: Path) -> None:
-    """Lengths, compression and both units, from the bits of each target; accuracy is a share of the test targets."""
+    """Code lengths, compression and both units follow from each target's bits; accuracy is a share of test targets."""
     rows = rows_of(finished)
     for task in SEVEN:
         record = json.loads((finished / f"data/{task}.json").read_text())
@@ -192,7 +192,7 @@ def test_the_numbers_follow_from_the_code_lengths(finished: Path) -> None:
 
 
 def test_labels_bins_and_the_prior_from_the_kept_examples(place: Path, finished: Path) -> None:
-    """BM25's bins and the label prior's length once more, with plain loops over the examples that the run kept."""
+    """BM25's bins and the label prior's code length, recomputed by plain loops over the stored examples."""
     (labels,) = (place / ".cache/probe_labels").glob("bm25-*/examples.jsonl")
     examples = [json.loads(line) for line in labels.read_text().splitlines()]
     values = {(e["info"]["qid"], e["info"]["pid"]): e["targets"][0]["value"] for e in examples}
@@ -245,10 +245,10 @@ def test_pictures_report_and_comparison(finished: Path) -> None:
     )
 
 
-def test_a_killed_run_ends_with_the_numbers_of_one_that_nobody_killed(
+def test_a_killed_run_ends_with_the_numbers_of_an_uninterrupted_run(
     place: Path, finished: Path, tmp_path: Path
 ) -> None:
-    """Every number of every row but the seconds, against a study that starts from nothing, of what was at work when the run was killed."""
+    """All values except seconds equal those of a new study, for the tasks that were running at the kill."""
     splits = Files(str(place / "mini")).load()
     collection = splits.tests["mini"]
     sample = sample_pairs(collection, 2000, 4, 100, 0, 0.1667, 0.1667)
@@ -276,7 +276,7 @@ def test_a_killed_run_ends_with_the_numbers_of_one_that_nobody_killed(
 
 
 def test_wandb_holds_the_pictures_and_the_table(finished: Path) -> None:
-    """Read back from the offline run's files."""
+    """The files of the offline run contain the pictures and the table of results."""
     (files,) = finished.glob("wandb/offline-run-*/files")
     for picture in (finished / "pictures").glob("*.png"):
         (kept,) = (files / "media/images/probe").glob(f"{picture.stem}_[0-9]*_*.png")

@@ -1,4 +1,4 @@
-"""Every command in the README and in the pages on training and bi-encoders runs, or is said to need a network or GPUs."""
+"""Every command in the README and the pages on training and bi-encoders runs, or is marked: needs network or GPUs."""
 
 import re
 import shlex
@@ -25,14 +25,14 @@ TINY = {
 
 
 def blocks(page: str) -> list[tuple[str, list[str]]]:
-    """Each bash block of a page: the words before it, and its commands."""
+    """Each bash block of a page: the paragraph before it, and its commands."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    found = []
+    result = []
     for match in re.finditer(r"```bash\n(.*?)```", text, re.S):
         before = text[: match.start()].rstrip().rsplit("\n\n", 1)[-1]
         lines = match.group(1).replace("\\\n", " ").splitlines()
-        found.append((before, [line for line in lines if line.strip() and not line.startswith("#")]))
-    return found
+        result.append((before, [line for line in lines if line.strip() and not line.startswith("#")]))
+    return result
 
 
 COMMANDS = [(before, command) for page in PAGES for before, commands in blocks(page) for command in commands]
@@ -59,31 +59,31 @@ def test_the_readme_promises_the_two_commands():
 
 @pytest.fixture(scope="module")
 def done(forks, tmp_path_factory, small_files):
-    """All commands that need neither network nor GPU, made small, one after another in one process; what each said and left."""
-    where = tmp_path_factory.mktemp("readme")
-    (where / "a.trec").write_text("".join(f"q{i} Q0 d{i} 1 1.0 t\n" for i in range(32, 40)))
-    places = {"DIR": str(small_files), "q.txt": str(small_files / "qrels.test.txt"), "b.trec": "a.trec"}
+    """Results of all commands that need no network and no GPU, with small settings, run in one process."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "a.trec").write_text("".join(f"q{i} Q0 d{i} 1 1.0 t\n" for i in range(32, 40)))
+    paths = {"DIR": str(small_files), "q.txt": str(small_files / "qrels.test.txt"), "b.trec": "a.trec"}
     commands = {}
     for number, command in enumerate(OFFLINE):
         script, *arguments = shlex.split(command)[1:]
-        for name, place in places.items():
-            arguments = [re.sub(rf"(?<=[=]){re.escape(name)}$", place, argument) for argument in arguments]
-        # a run that an earlier command has left
+        for name, path in paths.items():
+            arguments = [re.sub(rf"(?<=[=]){re.escape(name)}$", path, argument) for argument in arguments]
+        # the run folder of an earlier command
         arguments = [re.sub(r"(?<==)outputs/(\w+)/STAMP", r"@outputs/\1/*", argument) for argument in arguments]
         if "--help" not in arguments and not any(argument.startswith("run=") for argument in arguments):
-            # what the command chooses stays; the rest is made small
-            own = {argument.split("=")[0] for argument in arguments}
-            arguments += [part for part in TINY[script] if part.split("=")[0] not in own]
-            if "checkpoint" in own:
+            # the command's choices stay; all other settings become small
+            chosen = {argument.split("=")[0] for argument in arguments}
+            arguments += [part for part in TINY[script] if part.split("=")[0] not in chosen]
+            if "checkpoint" in chosen:
                 arguments = [argument for argument in arguments if argument != "encoder=tiny"]
-            if not number:  # the first one takes the built-in collection
+            if not number:  # the first command uses the built-in collection
                 arguments += ["name=builtin"]
-            elif "data" not in own and (script == "train.py" or "checkpoint" not in own):
+            elif "data" not in chosen and (script == "train.py" or "checkpoint" not in chosen):
                 arguments += ["data=files", f"data.path={small_files}"]
             if "encoder=minilm" in arguments:
                 arguments += ["depth=1", "val_depth=1"]
         commands[command] = [script, *arguments]
-    return run_all(commands, where, forks=forks)
+    return run_all(commands, folder, forks=forks)
 
 
 @pytest.mark.parametrize("command", OFFLINE)

@@ -1,4 +1,4 @@
-"""Killed at any moment, a training goes on where it stood: the same losses and, bit by bit, the same weights, dropout on."""
+"""A training that is killed at any moment resumes with the same losses and bit-identical weights, with dropout on."""
 
 import csv
 import json
@@ -33,14 +33,14 @@ TWO = ["trainer.devices=2", "trainer.accelerator=cpu"]
 
 
 def losses(*folders: Path) -> dict[int, str]:
-    """Loss of each step as its file says, of a run and those that it goes on from."""
-    found: dict[int, str] = {}
+    """Step -> loss from the metrics files of a run and of the runs that it resumes."""
+    logged: dict[int, str] = {}
     for folder in folders:
         with (folder / "metrics.csv").open() as lines:
             for row in csv.DictReader(lines):
                 if row.get("train/loss"):
-                    assert found.setdefault(int(row["step"]), row["train/loss"]) == row["train/loss"]
-    return found
+                    assert logged.setdefault(int(row["step"]), row["train/loss"]) == row["train/loss"]
+    return logged
 
 
 def state(folder: Path) -> dict:
@@ -48,7 +48,7 @@ def state(folder: Path) -> dict:
 
 
 def flat(value, path=""):
-    """Every leaf of a nested state with its path."""
+    """Path -> leaf of a nested state."""
     if isinstance(value, dict):
         return {key: leaf for name, part in value.items() for key, leaf in flat(part, f"{path}/{name}").items()}
     if isinstance(value, (list, tuple)):
@@ -57,7 +57,7 @@ def flat(value, path=""):
 
 
 def assert_same_end(one: Path, other: Path) -> None:
-    """The same exported weights, training state and best value."""
+    """Both runs have the same exported weights, training state and best value."""
     weights = [load_file(folder / "model/model.safetensors") for folder in (one, other)]
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
@@ -72,7 +72,7 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def whole(forks, small_files, tmp_path_factory):
-    """The uninterrupted run, and the folder of caches that all share."""
+    """The uninterrupted run, and the cache folder that all runs share."""
     where = tmp_path_factory.mktemp("whole")
     done = forks.run("train.py", *CHOICES, f"data.path={small_files}", f"cache_dir={where / 'cache'}", cwd=where)
     assert done.code == 0, done.out
@@ -89,8 +89,8 @@ def test_pc71_killed_at_twenty_random_moments(forks, whole, choices, tmp_path):
     folders: list[Path] = []
     arguments = choices
     for _ in range(20):
-        # in a step, in a validation, while a checkpoint is written (the file is open for a millisecond), or as it takes
-        # its place
+        # in a step, in a validation, while a checkpoint is written (the file is open for a millisecond), or while it is
+        # renamed
         event = rng.choice(["open", "open", "os.rename"])
         moment = rng.choice([0.0, rng.uniform(0, 0.002), rng.uniform(0, 0.06)])
         kill = [0, 0, "SIGKILL", event, ".last.ckpt.partial", rng.randint(1, 3), moment]
@@ -110,9 +110,9 @@ def test_pc71_killed_at_twenty_random_moments(forks, whole, choices, tmp_path):
     folders = sorted((tmp_path / "outputs/killed").iterdir(), key=lambda folder: folder.name)
     assert_same_end(whole[0], folders[-1])
     logged = [folder for folder in folders if (folder / "metrics.csv").is_file()]
-    assert losses(*logged) == losses(whole[0])  # nothing is lost: each step's loss is in one of the files
+    assert losses(*logged) == losses(whole[0])  # nothing is lost: the loss of each step is in one of the files
     assert len(losses(whole[0])) == STEPS
-    assert len(losses(folders[-1])) < STEPS - 10  # the kills did cost and save steps
+    assert len(losses(folders[-1])) < STEPS - 10  # the kills took effect
 
 
 def test_pc71_killed_in_a_validation(forks, whole, choices, tmp_path):
@@ -128,7 +128,7 @@ def test_pc71_killed_in_a_validation(forks, whole, choices, tmp_path):
 
 
 def test_pc71_pc77_two_processes_go_on_exactly(forks, choices, tmp_path):
-    """One of them dies, which ends the other; then one is asked to stop; the third run ends as if nothing had been."""
+    """One process is killed, which ends the other; then one gets SIGTERM; the third run ends like a whole one."""
     whole, first, second, third = (tmp_path / name for name in ("whole", "first", "second", "third"))
     for folder in (whole, first, second, third):
         folder.mkdir()
@@ -147,8 +147,8 @@ def test_pc71_pc77_two_processes_go_on_exactly(forks, choices, tmp_path):
     done = forks.run("train.py", f"checkpoint={killed}", "resume=true", cwd=second, devices=2, signals=[stop])
     assert done.codes == [75, 75], done.out
     stopped = run_folder(second)
-    (said,) = [line for line in done.out.splitlines() if line.startswith("error: ")]
-    assert said == (
+    (error,) = [line for line in done.out.splitlines() if line.startswith("error: ")]
+    assert error == (
         f"error: stopped by SIGTERM after step {state(stopped)['global_step']}, which is saved; "
         f"go on with python train.py checkpoint={stopped} resume=true"
     )
@@ -160,8 +160,8 @@ def test_pc71_pc77_two_processes_go_on_exactly(forks, choices, tmp_path):
     assert losses(killed, stopped, run_folder(third)) == losses(run_folder(whole))
 
 
-def test_sigterm_and_two_processes_that_go_on_where_one_stopped(forks, choices, tmp_path):
-    """SIGTERM ends a test at once and a training after its step; other devices change nothing but rounding, dropout on."""
+def test_sigterm_and_two_processes_that_resume_a_run_of_one(forks, choices, tmp_path):
+    """SIGTERM ends a test at once and a training after its step; a change of devices changes only rounding."""
     plain = [*choices, "optim=sgd", "optim.lr=0.05", "trainer.max_epochs=2"]
     folders = [tmp_path / name for name in ("whole", "stopped", "resumed")]
     for folder in folders:
@@ -185,7 +185,7 @@ def test_sigterm_and_two_processes_that_go_on_where_one_stopped(forks, choices, 
     assert [float(got[step]) for step in range(12)] == pytest.approx(
         [float(expected[step]) for step in range(12)], abs=1e-6
     )
-    assert len(set(expected.values())) == 12  # it does learn
+    assert len(set(expected.values())) == 12  # the training does change the weights
     for key, weight in state(whole)["state_dict"].items():
         torch.testing.assert_close(state(run_folder(folders[2]))["state_dict"][key], weight, rtol=0, atol=1e-6)
 
@@ -200,7 +200,7 @@ def test_more_steps_than_the_first_run_had(forks, choices, tmp_path):
     done = forks.run("train.py", f"checkpoint={short}", "resume=true", "trainer.max_steps=10", cwd=tmp_path / "short")
     assert done.code == 0, done.out
     assert "the learning rate of step" not in done.out
-    # beside the run that it goes on from, not under the default name
+    # the new folder is beside the resumed run, not under the default name
     (resumed,) = set((tmp_path / "short/outputs/killed").iterdir()) - {short}
     assert losses(short, resumed) == losses(long)
     assert all(
@@ -219,10 +219,10 @@ def test_the_rate_of_a_longer_schedule_is_its_own(forks, choices, tmp_path):
         "train.py", f"checkpoint={short}", "resume=true", "trainer.max_steps=8", "name=longer", cwd=tmp_path / "short"
     )
     assert done.code == 0, done.out
-    # after 4 of 8 steps; the schedule of 4 had come to its end
+    # after 4 of 8 steps; the schedule over 4 steps had reached its end
     assert (
-        "the learning rate of step 5 is 0.0015, where the checkpoint has 0: the schedule or the number of steps is another"
-        in done.out
+        "the learning rate of step 5 is 0.0015, where the checkpoint has 0: "
+        "the schedule or the number of steps is another" in done.out
     )
     for name, folder in (
         ("long", run_folder(tmp_path / "long")),
@@ -245,8 +245,8 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_serves(forks, whole, ch
     last.write_bytes(last.read_bytes()[:5000])
     done = forks.run("train.py", f"checkpoint={killed}", "resume=true", "name=again", cwd=tmp_path)
     assert done.code == 0, done.out
-    (said,) = [line for line in done.out.splitlines() if "going on from" in line]
-    assert said.startswith(f"{last}: expected a whole checkpoint, got a broken one of 5000 bytes") and said.endswith(
+    (line,) = [line for line in done.out.splitlines() if "going on from" in line]
+    assert line.startswith(f"{last}: expected a whole checkpoint, got a broken one of 5000 bytes") and line.endswith(
         f"going on from {previous}"
     )
     assert_same_end(whole[0], next((tmp_path / "outputs/again").iterdir()))
@@ -279,9 +279,10 @@ def test_files_that_were_edited_are_another_training(forks, whole, small_files, 
         lines.write("q0 0 d1 1\n")
     done = forks.run("train.py", f"checkpoint={run}", "resume=true", "trainer.max_epochs=7", cwd=tmp_path)
     assert done.code == 1
-    (said,) = [line for line in done.out.splitlines() if "error" in line.lower() or "Traceback" in line]
-    assert said.startswith(
-        "error: data: expected the training data of the run that is resumed, got other (a fingerprint of queries, docs and"
+    (error,) = [line for line in done.out.splitlines() if "error" in line.lower() or "Traceback" in line]
+    assert error.startswith(
+        "error: data: expected the training data of the run that is resumed, "
+        "got other (a fingerprint of queries, docs and"
     )
 
 

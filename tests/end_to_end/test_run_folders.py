@@ -1,4 +1,4 @@
-"""What a run writes and removes: nothing of the user's is touched, evidence stays, and stored paths hold from any folder."""
+"""Files that a run writes and removes: the user's files stay, error dumps stay, stored paths work from any folder."""
 
 import json
 import os
@@ -30,7 +30,7 @@ FILES = {
 }
 HERE = "hydra.run.dir=."
 EVALUATE = ["evaluate.py", "run=good.trec", "qrels=qrels.txt"]
-# name -> command line, and what is said of it
+# name -> command line, and part of its error
 REFUSED = {
     "train": (
         ["train.py", "encoder=tiny", "data=files", "data.path=/nonexistent", HERE],
@@ -96,7 +96,7 @@ def content(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def refused(forks, tmp_path_factory):
-    """All of them in one folder of a user's, in one process; its files before and after."""
+    """A folder with user files, and the results of all commands of `REFUSED` in it, run in one process."""
     where = tmp_path_factory.mktemp("user")
     for name, text in FILES.items():
         (where / name).parent.mkdir(parents=True, exist_ok=True)
@@ -117,13 +117,13 @@ def test_a_folder_of_the_user_s_stays_as_it_is(refused, name):
 def test_nothing_is_gone_or_changed(refused):
     where = refused[0]
     assert {name: text for name, text in content(where).items() if name in FILES} == FILES
-    assert (where / "empty").is_dir() and not list((where / "empty").iterdir())  # it was the user's
-    assert not (where / "new/run").exists()  # it was the run's
+    assert (where / "empty").is_dir() and not list((where / "empty").iterdir())  # the user created it
+    assert not (where / "new/run").exists()  # the run created it
 
 
 @pytest.fixture(scope="module")
 def nan(forks, tmp_path_factory, small_files):
-    """Trainings whose second step is not finite, alone and as the two jobs of a sweep."""
+    """Trainings whose second step is not finite: a single run, and two jobs of a sweep."""
     where = tmp_path_factory.mktemp("nan")
     choices = [*TINY, "data=files", f"data.path={small_files}", "trainer.max_epochs=1", "optim.lr=1e30"]
     commands = {"single": ["train.py", *choices, "hydra.run.dir=single"],
@@ -135,7 +135,7 @@ def test_pc2_07_what_the_error_points_at_is_kept(nan):
     where, results = nan
     assert results["single"]["code"] == 1
     dump = where / "single/nonfinite/step-1"
-    assert f"python -m ranker.commands.replay {dump} repeats it" in results["single"]["err"]
+    assert f"python -m ranker replay {dump} repeats it" in results["single"]["err"]
     assert {path.name for path in dump.iterdir()} >= {"dump.json", "weights.safetensors", "config.yaml"}
     assert {path.name for path in (where / "single").iterdir()} == {
         "config.yaml", "checksums.json", "environment.json", "train.log", "nonfinite"
@@ -157,7 +157,7 @@ def test_pc2_07_the_failed_jobs_of_a_sweep_are_on_the_dashboard(nan):
 
 @pytest.fixture(scope="module")
 def moved(forks, tmp_path_factory, small_files):
-    """A training with relative paths, and programs that start in another folder with its run folder."""
+    """A training with relative paths, and commands that use its run folder from another folder."""
     where = tmp_path_factory.mktemp("relative")
     (where / "elsewhere").mkdir()
     (where / "coll").symlink_to(small_files)
@@ -169,7 +169,8 @@ def moved(forks, tmp_path_factory, small_files):
         "name=relative",
         "hydra.run.dir=RUN",
         "trainer.max_steps=2",
-        "+callbacks.kept={_target_: lightning.pytorch.callbacks.ModelCheckpoint, dirpath: kept, every_n_train_steps: 1, filename: step}",
+        "+callbacks.kept={_target_: lightning.pytorch.callbacks.ModelCheckpoint, dirpath: kept, "
+        "every_n_train_steps: 1, filename: step}",
     ]
     first = run_all({"train": ["train.py", *choices]}, where, forks=forks)
     assert first["train"]["code"] == 0, first["train"]["out"]
@@ -216,7 +217,7 @@ def test_pc2_17_every_path_in_a_run_folder_is_absolute(moved):
         cfg = OmegaConf.load(where / file)
         assert cfg.data.path == str(where / "coll")
     assert OmegaConf.load(where / "elsewhere/resumed/config.yaml").checkpoint == str(where / "RUN")
-    # a cache is not for a stored file to name
+    # a stored file can't set the cache folder
     assert OmegaConf.load(where / "elsewhere/resumed/config.yaml").cache_dir == str(where / "elsewhere/.cache")
 
 
@@ -224,7 +225,8 @@ def test_resuming_somebody_s_run_runs_none_of_their_code(tmp_path):
     trace = tmp_path / "ran"
     theirs = tmp_path / "theirs"
     theirs.mkdir()
-    logging = f"job_logging: {{version: 1, handlers: {{x: {{(): os.system, command: touch {trace}}}}}, root: {{handlers: [x]}}}}\n"
+    handler = f"{{(): os.system, command: touch {trace}}}"
+    logging = f"job_logging: {{version: 1, handlers: {{x: {handler}}}, root: {{handlers: [x]}}}}\n"
     (theirs / "config.yaml").write_text(
         "name: theirs\ntrainer: {max_epochs: 1, devices: 2, accelerator: cpu}\n" + logging
     )

@@ -1,4 +1,4 @@
-"""Bi-encoders from the command line: train, search, mine, a second round, a teacher; what is refused."""
+"""Bi-encoders from the command line: train, search, mine, a second round, a teacher; refused commands."""
 
 import json
 import shutil
@@ -128,7 +128,7 @@ MISTAKES = {
 
 
 def test_train_search_mine_teach_and_mistakes(forks, tmp_path, small_files, subtests):
-    """All of `COMMANDS`, one after another in one process; one test, so that they run once however tests are dealt to workers."""
+    """Run all of `COMMANDS` in one process; one test, so that they run once on any number of test workers."""
     data = tmp_path / "small"
     shutil.copytree(small_files, data)
     shutil.copytree(small_files, tmp_path / "spaces")
@@ -165,9 +165,8 @@ def run_of(where, name, set_name="small"):
 
 def a_search_leaves_a_run_its_measures_and_its_costs(where):
     found, qrels = run_of(where, "flat"), read_qrels(where / "small/qrels.test.txt")
-    assert len(found) == 8 and all(
-        len(docs) == 60 for docs in found.values()
-    )  # the whole collection, which is smaller than depth
+    # the whole collection, which is smaller than depth
+    assert len(found) == 8 and all(len(docs) == 60 for docs in found.values())
     metrics = json.loads((folder_of(where, "flat") / "evaluation/small/metrics.json").read_text())
     assert metrics["measures"] == pytest.approx(evaluate(found, qrels, ["nDCG@10", "RR@10", "AP@100", "R@100"]).means)
     assert metrics["measures"]["R@100"] == 1.0 and metrics["comparison"]["nDCG@10"]["baseline"] > 0.5  # BM25
@@ -238,7 +237,7 @@ def two_processes_give_the_run_of_one(forks, where):
     )
     assert two.codes == [0, 0], two.out[-3000:]
     (both,) = (where / ".cache/encoded").iterdir()
-    alone = where / "encoded" / both.name  # the same settings have the same name
+    alone = where / "encoded" / both.name  # equal settings give an equal name
     for shard in range(4):
         for name in ("vectors.bin", "ids.bin"):
             assert (alone / f"shard-{shard:05d}" / name).read_bytes() == (

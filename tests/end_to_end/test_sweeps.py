@@ -1,4 +1,4 @@
-"""Sweeps from the command line: one folder a job, one table, failures that are named, and Optuna's search that goes on."""
+"""Sweeps from the command line: one folder per job, one table, named failures, and an Optuna search that continues."""
 
 import csv
 import json
@@ -40,7 +40,7 @@ SEARCH = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, small_files):
-    """A folder to start sweeps in, with the data that they read."""
+    """A folder to start sweeps in, with their data."""
     where = tmp_path_factory.mktemp("sweeps")
     shutil.copytree(small_files, where / "small")
     return where
@@ -48,13 +48,13 @@ def folder(tmp_path_factory, small_files):
 
 @pytest.fixture(scope="module")
 def sweep(forks, folder):
-    """Runs a sweep there."""
+    """Function that runs a sweep in that folder."""
     return lambda *arguments, **options: forks.run("train.py", "-m", *arguments, cwd=folder, **options)
 
 
 @pytest.fixture(scope="module")
 def grid(folder, sweep):
-    """Three jobs, the second of which fails: the sweep's folder and what it printed."""
+    """Folder and output of a sweep with three jobs, of which the second fails."""
     done = sweep(*SMALL, "name=grid", "batch.max_tokens=8192,16,400")
     assert done.code == 1, done.out
     return only(folder, "multirun/grid/*"), done.out
@@ -73,7 +73,7 @@ def only(where, pattern):
 def test_pc82_paths_are_the_launch_folders_and_each_job_has_its_own_results(grid, folder):
     results = {path.parent.name: json.loads(path.read_text()) for path in grid[0].glob("*/result.json")}
     assert results.keys() == {"0", "2"}
-    # the token budget changes memory and speed, never the result
+    # the token budget changes memory and speed, not the result
     assert results["0"]["objective"] == pytest.approx(results["2"]["objective"], abs=1e-6)
     assert not (folder / "outputs").exists()
     assert not (folder / "result.json").exists()
@@ -124,7 +124,7 @@ def test_a_dry_run_finds_faults_and_leaves_nothing(sweep, folder):
 @pytest.mark.parametrize(
     ("written", "value"),
     [('checkpoint="epoch=3-step=100.ckpt"', "epoch=3-step=100.ckpt"), (r"checkpoint=epoch\=3.ckpt", "epoch=3.ckpt"),
-     ("checkpoint=outputs/monobert/2026-01-01_00-00-00-ab12/checkpoints/last.ckpt", "outputs/monobert/2026-01-01_00-00-00-ab12/checkpoints/last.ckpt")],
+     ("checkpoint=runs/2026-01-01_00-00-00-ab12/last.ckpt", "runs/2026-01-01_00-00-00-ab12/last.ckpt")],
 )  # fmt: skip
 def test_pc79_an_equals_sign_in_a_path(written, value):
     entry.register()
@@ -147,13 +147,12 @@ def test_an_optuna_sweep_prunes_and_goes_on_in_its_folder(sweep, folder):
         assert float(row["optim.lr"]) == trial.params["optim.lr"]
         assert "prune" not in row["overrides"]
         result = json.loads((folder / row["job"] / "result.json").read_text())
-        # the objective is that of the job's own best validation; a pruned job has stopped before its end and was not
-        # tested
+        # the objective is that of the job's best validation; a pruned job stopped before its end and was not tested
         assert max(trial.intermediate_values.values()) == pytest.approx(result["objective"])
         assert result["pruned"] == (row["status"] == "pruned") == (result["steps"] < 6)
         assert bool(result["measures"]) == (row["status"] == "ok")
     assert len({row["optim.lr"] for row in rows}) == 3
-    # keep=0: pruned is what is worse, at its first validation of two, than the best of the finished trials before it
+    # keep=0 prunes a trial that is worse at its first of two validations than the best finished trial before it
     finished: list[float] = []
     for trial in study.trials:
         first = trial.intermediate_values[1]
@@ -162,7 +161,7 @@ def test_an_optuna_sweep_prunes_and_goes_on_in_its_folder(sweep, folder):
     assert max(float(row["objective"]) for row in rows if row["status"] == "ok") == study.best_value
 
 
-def test_joblib_runs_jobs_side_by_side(sweep, folder):
+def test_joblib_runs_jobs_in_parallel(sweep, folder):
     done = sweep("sweep=joblib", *SMALL, "name=joblib", "trainer.max_steps=1", "seed=0,1", preloaded=True)
     assert done.code == 0, done.out
     folder = only(folder, "multirun/joblib/*")
@@ -175,7 +174,7 @@ def test_joblib_runs_jobs_side_by_side(sweep, folder):
 
 
 def test_jobs_of_other_processes_get_the_same_folder(tmp_path):
-    # a mistake that shows before torch is imported, so that this is quick; the rest is the same
+    # an error that is reported before torch is imported, so the test is fast
     done = run("train.py", "-m", "sweep=submitit_local", "monitor=val/a,val/b", cwd=tmp_path)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
@@ -205,7 +204,7 @@ def test_pc83_pc86_jobs_on_two_devices_are_what_single_runs_are_and_one_that_fai
     forks, sweep, folder, tmp_path
 ):
     two_steps = [*SMALL, "trainer.max_steps=2"]
-    # NaN from the second step on, in both processes: Lightning kills the first when it sees the other dead
+    # NaN from the second step on, in both processes: Lightning kills the first when the other dies
     rates = ("3e-3", "1e30", "1e-3")
     done = sweep(
         *two_steps,

@@ -1,4 +1,4 @@
-"""A training from the command line: what it leaves, that others can recompute it, and that two processes leave the same."""
+"""A training from the command line: its files, measures that others can recompute, and equality with two processes."""
 
 import csv
 import json
@@ -9,7 +9,7 @@ import pytrec_eval
 from commands import run_folder
 from omegaconf import OmegaConf
 
-from ranker.assembly.objects import build_data, load_splits
+from ranker.assembly.data import build_data, load_splits
 from ranker.checkpoint import load_scorer
 
 SMALL = [
@@ -35,8 +35,11 @@ def trained(forks, tmp_path_factory, small_files):
 
 def test_the_run_folder_holds_all_that_is_promised(trained, small_files):
     _, folder, done = trained
-    for name in ("config.yaml", "environment.json", "train.log", "metrics.csv", "result.json", "checkpoints/last.ckpt", "checkpoints/best.ckpt",
-                 "model/config.json", "model/model.safetensors", "model/tokenizer.json", "model/ranker.yaml"):  # fmt: skip
+    for name in (
+        "config.yaml", "environment.json", "train.log", "metrics.csv", "result.json",
+        "checkpoints/last.ckpt", "checkpoints/best.ckpt",
+        "model/config.json", "model/model.safetensors", "model/tokenizer.json", "model/ranker.yaml",
+    ):  # fmt: skip
         assert (folder / name).stat().st_size > 0, name
     result = json.loads((folder / "result.json").read_text())
     metrics = json.loads((folder / f"evaluation/{small_files.name}/metrics.json").read_text())
@@ -46,7 +49,7 @@ def test_the_run_folder_holds_all_that_is_promised(trained, small_files):
     assert result["best_step"] in (3, 6) and result["skipped_steps"] == 0 and result["monitor"] == "val/nDCG@10"
     assert 0 <= result["data_wait_share"] < 1 and result["padding_share"] == 0
     assert 0 < result["train_seconds"] < result["seconds"] and result["peak_memory_bytes"] > 2**26
-    # 24 groups of 4 docs in two epochs, the first 3 steps apart; a pair has 10 to 200 tokens
+    # 24 groups of 4 docs in two epochs, without the first 3 steps; a pair has 10 to 200 tokens
     assert result["pairs_per_second"] * (result["train_seconds"] - result["start_seconds"]) == pytest.approx(
         96, rel=1e-3
     )
@@ -106,7 +109,7 @@ def test_sentence_transformers_gives_the_scores_of_the_run(trained, small_files)
 
 
 def assert_pictures(folder, name):
-    """What shows the run against its baseline."""
+    """The folder has the pictures that compare the run with its baseline."""
     assert {path.name for path in (folder / "pictures").iterdir()} == {f"{name}_gains.png", f"{name}_ranks.png"}
     assert all(path.stat().st_size > 10_000 for path in (folder / "pictures").iterdir())
 
@@ -156,7 +159,7 @@ TWO = ["trainer.devices=2", "trainer.accelerator=cpu"]
 
 def test_pc64_pc68_two_processes_leave_one_run_with_the_same_numbers(forks, trained, small_files, tmp_path):
     _, folder, _ = trained
-    small = "batch.eval_max_tokens=400"  # or all pairs would be one batch, which the first process scores alone
+    small = "batch.eval_max_tokens=400"  # otherwise all pairs form one batch, which the first process scores alone
     done = forks.run("train.py", *SMALL, *TWO, small, f"data.path={small_files}", "name=one", cwd=tmp_path, devices=2)
     assert done.codes == [0, 0], done.out
     both = run_folder(tmp_path)
@@ -177,8 +180,8 @@ def test_pc64_pc68_two_processes_leave_one_run_with_the_same_numbers(forks, trai
                 logged.append([float(row[name]) for row in csv.DictReader(lines) if row.get(name)])
         assert logged[1] == pytest.approx(logged[0], rel=1e-4), name
     assert [line.split()[:4] for line in runs[0]] == [line.split()[:4] for line in runs[1]]
-    # AdamW walks on rounding noise where the true gradient is 0, as that of the head's bias, which shifts all scores
-    # alike
+    # AdamW follows rounding noise where the true gradient is 0; this holds for the head's bias, which shifts all scores
+    # equally
     one, two = (np.array([float(line.split()[4]) for line in run]) for run in runs)
     np.testing.assert_allclose(two - two.mean(), one - one.mean(), rtol=0, atol=1e-4)
 
@@ -210,7 +213,7 @@ def test_pc68_early_stopping_watches_the_ir_measure_and_stops_all_devices_at_one
         devices=devices,
     )
     assert done.codes == [0] * devices, done.out
-    # nothing is learnt at rate 0: the second validation is no better than the first, and an epoch has 3 steps
+    # at rate 0 nothing changes: the second validation is no better than the first, and an epoch has 3 steps
     assert json.loads((run_folder(tmp_path) / "result.json").read_text())["steps"] == 6
     assert sorted(path.name for path in run_folder(tmp_path).rglob("*.ckpt")) == [
         "best.ckpt",

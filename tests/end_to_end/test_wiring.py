@@ -1,4 +1,4 @@
-"""What a whole training wires together: the best weights into model/, the seed into every draw."""
+"""The parts of a whole training: the best weights reach model/, and the seed reaches every draw."""
 
 import csv
 import json
@@ -11,9 +11,10 @@ from commands import run_folder
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from ranker.assembly.objects import build_data, build_optimizer, build_scorer, load_splits
+from ranker.assembly.data import build_data, load_splits
+from ranker.assembly.scorer import build_optimizer, build_scorer
 from ranker.checkpoint import load_scorer
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import Optimization, RerankModule
 
 SMALL = [
     "encoder=tiny",
@@ -34,7 +35,7 @@ def column(folder, name):
 
 
 def scores_of(scorer, folder):
-    """The scores that a scorer gives the candidates of the run's test set, as its run file names them."""
+    """A scorer's scores of the test candidates, in the order of the run file, and the scores in the run file."""
     cfg = OmegaConf.load(folder / "config.yaml")
     splits = load_splits(cfg)
     ((name, collection),) = splits.tests.items()
@@ -50,7 +51,7 @@ def scores_of(scorer, folder):
 
 @pytest.fixture(scope="module")
 def worse(forks, small_files, tmp_path_factory):
-    """A training that unlearns its validation: that asks the training queries for all docs but the one that training looks for."""
+    """A training that gets worse on validation: training queries, with all docs relevant except the trained one."""
     where = tmp_path_factory.mktemp("worse")
     data = where / "data"
     data.mkdir()
@@ -112,7 +113,7 @@ def test_the_seed_decides_first_weights_order_draws_and_dropout(forks, small_fil
     assert done.code == 0, done.out
     assert "optim.lr: 0, so that the training changes no weight" in done.out
     folder = run_folder(tmp_path)
-    # the same parts put together here, each with the seed itself
+    # the same parts built here, each with the seed itself
     cfg = OmegaConf.load(folder / "config.yaml")
     splits = load_splits(cfg)
     pl.seed_everything(seed, verbose=False)
@@ -123,7 +124,8 @@ def test_the_seed_decides_first_weights_order_draws_and_dropout(forks, small_fil
     data.seed = seed
     steps = data.train_steps()
     assert steps.plan.groups(0, 0).tolist() == np.random.default_rng([seed, 0]).permutation(24)[:8].tolist()
-    module = RerankModule(scorer, [], loss=instantiate(cfg.loss), optimizer=build_optimizer(cfg), seed=seed).train()
+    options = Optimization(build_optimizer(cfg), seed=seed)
+    module = RerankModule(scorer, [], loss=instantiate(cfg.loss), optimization=options).train()
     step = steps[0, 0]
     (batch,) = step.micro_batches
     module._seed_dropout(step, 0)

@@ -8,9 +8,10 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from ranker.assembly.objects import build_scorer
+from ranker.assembly.scorer import build_scorer
 from ranker.checkpoint import load_scorer, save_model
 from ranker.cli import entry
+from ranker.cli.resume import resumed, started_from
 from ranker.config.signatures import parameters_of
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
@@ -64,7 +65,7 @@ def test_a_scorer_has_them_when_it_is_built_saved_loaded_and_trained_on(model, t
     for weights in ("best", "last"):
         assert executions(load_scorer(tmp_path / "run", weights)) == [wanted] * count
     cfg.checkpoint = str(tmp_path / "run")
-    for prepare in (entry._started_from, entry._resumed):  # a new training from its weights, and the same one going on
+    for prepare in (started_from, resumed):  # a new training from its weights, and the same one going on
         assert executions(build_scorer(prepare(cfg.copy()))) == [wanted] * count
     if model != "multitask":
         subject = Subject.of_checkpoint(tmp_path / "run", "best")
@@ -77,7 +78,7 @@ def test_another_program_s_folder_is_trained_on_as_the_configuration_says(tmp_pa
     MonoBERT(load_encoder("tiny")).save(tmp_path, 64)
     cfg = composed("monobert")
     cfg.checkpoint = str(tmp_path)
-    assert executions(build_scorer(entry._started_from(cfg))) == [Execution(**OTHER)]
+    assert executions(build_scorer(started_from(cfg))) == [Execution(**OTHER)]
     assert executions(load_scorer(tmp_path)) == [DEFAULT]
 
 

@@ -257,9 +257,9 @@ def test_a_multi_vector_encoder_loads_as_colbert_with_the_same_scores(tmp_path, 
     {"attend_to_expansion": True}, {"query_prompt": "[Q]", "doc_prompt": "[D]"}, {"similarity": "dot"},
 ])  # fmt: skip
 def test_what_colbert_saves_loads_in_sentence_transformers_and_back_with_the_same_scores(tmp_path, bert, options):
-    from ranker.export import sentence_transformers as layout
+    from ranker.export._modules import read_encoder
 
-    scorer = ColBERT(layout.read_encoder(bert, DEFAULT)[0], **{"projection": 12, **options})
+    scorer = ColBERT(read_encoder(bert, DEFAULT)[0], **{"projection": 12, **options})
     query, doc = scorer.layouts()
     scorer.save(tmp_path / "ours", max_tokens=40, max_query_tokens=36)
     limits = ((12 if scorer.cut_queries else 36) - query.num_special, 40 - doc.num_special)

@@ -21,7 +21,7 @@ from ranker.data.batching import Template
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.encoders.encoder import Encoder
-from ranker.export import sentence_transformers as layout
+from ranker.models._prompts import with_prompt
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 
@@ -215,11 +215,11 @@ def test_pc2_10_a_marker_that_a_multi_vector_folder_lets_be_cut_is_cut(folder):
 def test_pc2_10_wordpiece_keeps_stores_without_prompts_and_others_have_stores_of_their_own():
     for family, prefix in (("wordpiece", ""), ("byte_level", "query: "), ("metaspace", "query: ")):
         tokenizer = parts(family)[1]
-        assert layout.with_prompt(tokenizer, Template.of(tokenizer, 1), "query: ").prefix == prefix
+        assert with_prompt(tokenizer, Template.of(tokenizer, 1), "query: ").prefix == prefix
     tokenizer = parts("byte_level")[1]
-    begun = layout.with_prompt(tokenizer, Template.of(tokenizer, 1), "</s> query: ")
+    begun = with_prompt(tokenizer, Template.of(tokenizer, 1), "</s> query: ")
     assert begun.specials[0] == (0, 2) and begun.prefix == " query: "
-    assert layout.with_prompt(tokenizer, Template.of(tokenizer, 1), "<s>").specials[0] == (0, 0)
+    assert with_prompt(tokenizer, Template.of(tokenizer, 1), "<s>").specials[0] == (0, 0)
     assert begun.num_added == begun.num_special + len(tokenizer(" query:", add_special_tokens=False)["input_ids"])
 
 
@@ -227,8 +227,8 @@ def test_pc2_10_a_prompt_that_no_layout_can_follow_is_reported(caplog):
     """After a special token SentencePiece may begin a text without the blank that it has by itself."""
     tokenizer = parts("metaspace")[1]
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    layout.with_prompt(tokenizer, Template.of(tokenizer, 1), "<s>")
-    assert "prompt '<s>': the tokenizer treats texts after it in another way than by themselves" in caplog.text
+    with_prompt(tokenizer, Template.of(tokenizer, 1), "<s>")
+    assert "prompt '<s>': the tokenizer cuts texts after it differently than alone" in caplog.text
 
 
 @pytest.mark.parametrize(("family", "classifier"), [

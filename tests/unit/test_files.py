@@ -34,7 +34,10 @@ def test_two_processes_do_not_share_a_temporary_name(tmp_path):
     path = tmp_path / "a.txt"
     with write_whole(path) as file:
         file.write("of the first")
-        code = f"from ranker.files import write_whole\nwith write_whole({str(path)!r}) as file: file.write('of the second')"
+        code = (
+            "from ranker.files import write_whole\n"
+            f"with write_whole({str(path)!r}) as file: file.write('of the second')"
+        )
         subprocess.run([sys.executable, "-c", code], check=True, cwd=files.__file__.rsplit("/", 2)[0])
         assert path.read_text() == "of the second"
     assert path.read_text() == "of the first" and names(tmp_path) == ["a.txt"]
@@ -52,8 +55,9 @@ def test_a_folder_appears_with_its_checksums_and_what_a_kill_left_goes(tmp_path)
     assert names(tmp_path) == ["data"]
     # CRC-32 of "123456789" is the check value that every definition of the checksum gives
     assert json.loads((tmp_path / "data" / SUMS).read_text()) == {
-        "a.bin": {"bytes": 9, "crc32": 0xCBF43926}, "inner/b.txt": {"bytes": 0, "crc32": 0},
-    }  # fmt: skip
+        "a.bin": {"bytes": 9, "crc32": 0xCBF43926},
+        "inner/b.txt": {"bytes": 0, "crc32": 0},
+    }
     with pytest.raises(KeyboardInterrupt), write_folder(tmp_path / "data") as partial:
         (partial / "a.bin").write_bytes(b"other")
         raise KeyboardInterrupt

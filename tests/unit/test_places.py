@@ -115,6 +115,17 @@ def test_what_is_not_there_is_said_without_importing_torch(tmp_path, arguments, 
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
 
 
+def test_measuring_a_run_file_imports_no_library_of_models_or_pictures(tmp_path):
+    (tmp_path / "run.trec").write_text("q1 Q0 d1 1 2.0 t\nq1 Q0 d2 2 1.0 t\n")
+    (tmp_path / "qrels.txt").write_text("q1 0 d2 1\n")
+    command = [sys.executable, "-X", "importtime", str(ROOT / "evaluate.py"), "run=run.trec", "qrels=qrels.txt"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0 and "0.5000" in done.stdout, done.stderr
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert {"ir_measures", "ranker.commands.evaluate"} <= imported
+    assert not {"torch", "lightning", "transformers", "scipy", "matplotlib", "pandas", "asyncio"} & imported
+
+
 def test_writing_into_a_file_as_a_folder_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="expected a place to write to"):

@@ -1,4 +1,4 @@
-"""What comes from a file is data: it names no code outside of the project's reach, brings none along, and can't leave its folder."""
+"""Files are data: they cannot name code outside the trusted packages, bring code along, or leave their folder."""
 
 import ast
 import json
@@ -14,10 +14,11 @@ from omegaconf import OmegaConf
 
 from ranker.checkpoint import load_scorer, read_description
 from ranker.commands.replay import replay
-from ranker.config.check import check, is_trusted
+from ranker.config.check import check
+from ranker.config.targets import is_trusted
 from ranker.errors import CheckpointError, ConfigError, DataError
 from ranker.training.nonfinite import write_dump
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import NonFiniteOptions, RerankModule
 from ranker.types import TrainStep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,8 +47,8 @@ ROOT = Path(__file__).resolve().parents[2]
             "ranker.data.sources.files.read_qrels",
             False,
         ),  # what a trusted module imports, from the same package or another
-        ("model", "ranker.models.dpr.layout.write_dense", False),
-        ("model", "ranker.export.sentence_transformers.write_json", False),
+        ("model", "ranker.models.dpr.sentence_transformers.write_dense", False),
+        ("model", "ranker.export.huggingface.write", False),
         ("loss", "ranker.losses.lce.nn.Module", False),
         ("optim", "torch.optim.optimizer.torch.hub.load", False),
         ("optim", "torch.nn.modules.module.torch.hub.load", False),
@@ -110,7 +111,7 @@ def test_replay_trusts_no_code_beside_weights(tmp_path, monkeypatch):
         "trainer": {"max_epochs": 1},
     }  # fmt: skip
     (tmp_path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(cfg)))
-    module = RerankModule(torch.nn.Linear(1, 1), [], dumps=tmp_path / "nonfinite")
+    module = RerankModule(torch.nn.Linear(1, 1), [], nonfinite=NonFiniteOptions(folder=tmp_path / "nonfinite"))
     module.trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     write_dump(module, TrainStep(0, 0, (), 1, 1), 1, math.nan, math.nan, ["q"])
     with pytest.raises((InstantiationException, ConfigError), match="custom code"):
@@ -158,7 +159,7 @@ def test_code_beside_weights_does_not_run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("path", ["../outside", "/etc", "1_Pooling/../../outside"])
 def test_a_model_folder_s_files_stay_inside(tmp_path, path):
-    from ranker.export.sentence_transformers import read_modules
+    from ranker.export._modules import read_modules
 
     kinds = ["sentence_transformers.models.Transformer", "sentence_transformers.models.Dense"]
     entries = [{"idx": i, "name": str(i), "path": ["", path][i], "type": kind} for i, kind in enumerate(kinds)]
@@ -168,7 +169,7 @@ def test_a_model_folder_s_files_stay_inside(tmp_path, path):
 
 
 def test_a_pickle_in_a_model_folder_does_not_run(tmp_path):
-    from ranker.export.sentence_transformers import Module, read_dense
+    from ranker.export._modules import Module, read_dense
 
     class Evil:
         def __reduce__(self):

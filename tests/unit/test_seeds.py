@@ -1,4 +1,4 @@
-"""Every source of randomness follows its seed: pinned at seed 0, so that no version moves a draw in silence, and another at seed 1."""
+"""Every source of randomness follows its seed: pinned values at seed 0, to detect silent changes, others at seed 1."""
 
 from pathlib import Path
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 
-from ranker.assembly.objects import build_data, build_scorer, load_splits
+from ranker.assembly.data import build_data, load_splits
+from ranker.assembly.scorer import build_scorer
 from ranker.cli import entry
 from ranker.data.batching import HashedOrder, StepPlan
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
@@ -23,7 +24,7 @@ from ranker.probing.controls import control_labels, shuffled_labels
 from ranker.probing.online_code import permutation
 from ranker.probing.optimizer import Dropout
 from ranker.probing.probes import EdgeProbe
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.types import RankBatch, TokenBatch, TrainStep
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
@@ -101,9 +102,10 @@ def test_a_draw_is_pinned_at_seed_0_and_another_at_seed_1(stores, source):
 @pytest.mark.parametrize("source", ["relevant docs", "negatives", "random negatives"])
 def test_an_epoch_draws_anew(stores, source):
     options = {
-        "relevant docs": {"num_docs": 3, "positives": 2}, "negatives": {"num_docs": 5},
+        "relevant docs": {"num_docs": 3, "positives": 2},
+        "negatives": {"num_docs": 5},
         "random negatives": {"num_docs": 17, "random_negatives": True},
-    }[source]  # fmt: skip
+    }[source]
     assert sorted(drawn(stores, 0, 0, **options)) != sorted(drawn(stores, 0, 1, **options))
     assert StepPlan(20, 6, 100).groups(0, 0).tolist() != StepPlan(20, 6, 100).groups(1, 0).tolist()
 
@@ -136,7 +138,7 @@ def test_the_configuration_s_seed_reaches_order_and_draws(small_files, tmp_path)
 
 
 # dropout
-# ------------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 def batch() -> RankBatch:
@@ -160,7 +162,7 @@ def scores(
     class OfRank(RerankModule):
         global_rank = rank
 
-    module = OfRank(scorer, [], seed=seed).train()
+    module = OfRank(scorer, [], optimization=Optimization(seed=seed)).train()
     module._seed_dropout(TrainStep(epoch, index, (batch(),) * 3, 1, 2), micro_batch)
     return scorer(batch())[0].tolist()
 
@@ -182,7 +184,7 @@ def test_dropout_by_hash_is_another_for_each_seed_epoch_and_step_but_not_for_the
 
 
 def test_dropout_s_seeds_are_pinned_at_seed_0():
-    module = RerankModule(MonoBERT(load_encoder("tiny")), [], seed=0)
+    module = RerankModule(MonoBERT(load_encoder("tiny")), [], optimization=Optimization(seed=0))
     step = TrainStep(1, 2, (batch(),), 1, 2)
     module._seed_dropout(step, 0)
     assert (module.micro_batch_seed(step, 0), module.scorer.encoder.dropout_seed) == PINNED["dropout"]

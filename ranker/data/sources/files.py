@@ -50,7 +50,7 @@ class Files:
 
     def __init__(
         self,
-        path: str,
+        path: str | Path,
         candidates: str | None = None,
         relevance: int = 1,
         val_fraction: float = 0.1,

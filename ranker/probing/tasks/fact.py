@@ -42,7 +42,7 @@ class FactChecking:
     whole_text = True
     ranks = False
 
-    def __init__(self, path: str | None = None) -> None:
+    def __init__(self, path: str | Path | None = None) -> None:
         self.path = None if path is None else Path(path).expanduser()
         self.name = "fact"
 

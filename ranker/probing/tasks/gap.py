@@ -38,7 +38,7 @@ class Gap:
     whole_text = False
     ranks = False
 
-    def __init__(self, path: str | None = None, max_pairs: int | None = None) -> None:
+    def __init__(self, path: str | Path | None = None, max_pairs: int | None = None) -> None:
         self.path, self.max_pairs = None if path is None else Path(path).expanduser(), max_pairs
 
     @cached_property

@@ -50,7 +50,7 @@ class JsonLines:
 
     def __init__(
         self,
-        path: str | None = None,
+        path: str | Path | None = None,
         name: str = "jsonl",
         spans: str = "chars",
         whole_text: bool = False,

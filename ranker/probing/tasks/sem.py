@@ -37,7 +37,7 @@ class SemanticSimilarity:
     ranks = False
 
     def __init__(
-        self, vectors: str | None = None, similarity: str = "mean_cos", dim: int = 100, window: int = 5, min_count: int = 3,
+        self, vectors: str | Path | None = None, similarity: str = "mean_cos", dim: int = 100, window: int = 5, min_count: int = 3,
         bins: int = 10, binning: str = "mean2std",
     ) -> None:  # fmt: skip
         if similarity not in SIMILARITIES:

@@ -1,1 +1,1 @@
-"""Kinds of vector indexes, one file each; `make` returns an untrained faiss index for inner products."""
+"""Types of vector indexes, one file each; see `ranker.retrieval.index.IndexType`."""

@@ -9,7 +9,7 @@ class Flat:
     """All inner products.
 
     Args:
-        gpu: Whether to search on all GPUs; None: where faiss sees one.
+        gpu: Whether to search on all GPUs; None: if faiss sees one.
     """
 
     exact = True
@@ -18,12 +18,12 @@ class Flat:
     def __init__(self, gpu: bool | None = None) -> None:
         self.gpu = gpu
 
-    def make(self, dim: int, num_vectors: int) -> Any:  # noqa: ARG002 - the kinds' common signature
+    def make(self, dim: int, num_vectors: int) -> Any:  # noqa: ARG002 - signature of IndexType
         """Return a faiss index."""
         import faiss
 
         return faiss.IndexFlatIP(dim)
 
     def train_vectors(self, num_vectors: int) -> int:  # noqa: ARG002
-        """How many vectors it learns from: none."""
+        """Return 0: it needs no training."""
         return 0

@@ -1,4 +1,4 @@
-"""A graph of neighbours that a query walks through (Malkov and Yashunin, 2018)."""
+"""A graph of neighbours through which a query is routed (Malkov and Yashunin, 2018)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from ranker.retrieval.index import require
 
 
 class HNSW:
-    """Inner products with the vectors that a walk through a neighbour graph meets.
+    """Inner products with the vectors that a search through a neighbour graph visits.
 
-    Its graph is built and searched on the CPU.
+    The graph is built and searched on the CPU.
 
     Args:
-        neighbours: Links of each vector, on the lowest level twice as many.
-        build_depth: Candidates kept while a vector is linked.
-        search_depth: Candidates kept while a query walks; at least as many as docs are asked for.
+        neighbours: Links of each vector; twice as many on the lowest level.
+        build_depth: Length of the candidate list while a vector is added.
+        search_depth: Length of the candidate list during a search; raised to the number of docs that are fetched.
     """
 
     exact = False
@@ -27,7 +27,7 @@ class HNSW:
             require(f"index.{name}", value)
         self.neighbours, self.build_depth, self.search_depth = neighbours, build_depth, search_depth
 
-    def make(self, dim: int, num_vectors: int) -> Any:  # noqa: ARG002 - the kinds' common signature
+    def make(self, dim: int, num_vectors: int) -> Any:  # noqa: ARG002 - signature of IndexType
         """Return a faiss index."""
         import faiss
 
@@ -37,5 +37,5 @@ class HNSW:
         return index
 
     def train_vectors(self, num_vectors: int) -> int:  # noqa: ARG002
-        """How many vectors it learns from: none."""
+        """Return 0: it needs no training."""
         return 0

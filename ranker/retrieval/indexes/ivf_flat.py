@@ -1,4 +1,7 @@
-"""Vectors in lists by their nearest centroid; a query looks into the nearest lists (Sivic and Zisserman, 2003)."""
+"""Inverted lists: vectors are grouped by nearest centroid, and a query searches the nearest lists.
+
+Source: Sivic and Zisserman, "Video Google", ICCV 2003.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ from ranker.retrieval.index import TRAINED_PER_LIST, num_lists, require
 
 
 class IVFFlat:
-    """Inner products with the vectors of some lists.
+    """Inner products with the vectors of the lists nearest to the query.
 
     Args:
-        lists: Number of lists; None: 4 times the root of the number of vectors.
-        probes: Lists that a query looks into; None: an eighth of them, at least 8.
-        gpu: Whether to search on all GPUs; None: where faiss sees one.
+        lists: Number of lists; None: 4 times the square root of the number of vectors.
+        probes: Lists that are searched for a query; None: an eighth of them, at least 8.
+        gpu: Whether to search on all GPUs; None: if faiss sees one.
     """
 
     exact = False
@@ -33,5 +36,5 @@ class IVFFlat:
         return index
 
     def train_vectors(self, num_vectors: int) -> int:
-        """How many vectors it learns from."""
+        """Return the number of vectors that it is trained on."""
         return TRAINED_PER_LIST * num_lists(self.lists, num_vectors)

@@ -1,4 +1,4 @@
-"""Lists of compressed vectors (Jégou et al., 2011); the best are compared again by their whole vectors."""
+"""Inverted lists of compressed vectors (Jégou et al., 2011); the best are compared again by their stored vectors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ranker.retrieval.index import TRAINED_PER_LIST, num_lists, require
 
 
 class IVFPQ:
-    """Approximate inner products with the vectors of some lists, exact ones for the best.
+    """Approximate inner products with the vectors of the lists nearest to the query, exact ones for the best.
 
     Args:
-        lists: Number of lists; None: 4 times the root of the number of vectors.
-        probes: Lists that a query looks into; None: an eighth of them, at least 8.
-        subvectors: Bytes of a compressed vector; must divide the vectors' size. None: the largest divisor up to a
-            quarter of it.
-        rescore: So many times the docs asked for are compared again exactly.
-        gpu: Whether to search on all GPUs; None: where faiss sees one.
+        lists: Number of lists; None: 4 times the square root of the number of vectors.
+        probes: Lists that are searched for a query; None: an eighth of them, at least 8.
+        subvectors: Bytes of a compressed vector; must divide the size of a vector. None: the largest divisor up to a
+            quarter of the size.
+        rescore: Factor: this many times the number of requested docs are compared again exactly.
+        gpu: Whether to search on all GPUs; None: if faiss sees one.
     """
 
     exact = False
@@ -41,7 +41,7 @@ class IVFPQ:
         """Return a faiss index.
 
         Raises:
-            ConfigError: The subvectors do not divide the vectors.
+            ConfigError: `subvectors` does not divide the size of a vector.
         """
         import faiss
 
@@ -49,13 +49,12 @@ class IVFPQ:
         if dim % subvectors:
             raise ConfigError(f"index.subvectors: expected a divisor of the vectors' size {dim}, got {subvectors}")
         lists = num_lists(self.lists, num_vectors)
-        bits = min(8, max(1, num_vectors.bit_length() - 1))  # no more codes than there are vectors to learn them from
+        bits = min(8, max(1, num_vectors.bit_length() - 1))  # at most as many codes as training vectors
         index = faiss.IndexIVFPQ(faiss.IndexFlatIP(dim), dim, lists, subvectors, bits, faiss.METRIC_INNER_PRODUCT)
         index.nprobe = min(lists, self.probes or max(8, lists // 8))
         return index
 
     def train_vectors(self, num_vectors: int) -> int:
-        """How many vectors it learns from."""
-        return max(
-            TRAINED_PER_LIST * num_lists(self.lists, num_vectors), 256 * TRAINED_PER_LIST
-        )  # 256 codes per subvector
+        """Return the number of vectors that it is trained on."""
+        num_centroids = max(num_lists(self.lists, num_vectors), 256)  # 256 codes per subvector
+        return TRAINED_PER_LIST * num_centroids

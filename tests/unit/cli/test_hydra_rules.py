@@ -96,9 +96,14 @@ def test_a_file_of_somebody_else(tmp_path, name):
 
 @pytest.mark.parametrize(
     "override",
-    ["+hydra.job_logging.handlers.x.class=os.system", "hydra.callbacks.sweep._target_=os.system", "+hydra.launcher.x={_target_: os.system}",
-     "hydra.launcher._target_=os.system", "hydra.output_subdir=/elsewhere"],
-)  # fmt: skip
+    [
+        "+hydra.job_logging.handlers.x.class=os.system",
+        "hydra.callbacks.sweep._target_=os.system",
+        "+hydra.launcher.x={_target_: os.system}",
+        "hydra.launcher._target_=os.system",
+        "hydra.output_subdir=/elsewhere",
+    ],
+)
 def test_an_override(override):
     with pytest.raises(ConfigError, match=r"^hydra\.(job_logging|callbacks|launcher|output_subdir)"):
         composed(override)
@@ -107,13 +112,23 @@ def test_an_override(override):
 @pytest.mark.parametrize(
     "overrides",
     [
-        [], ["hydra/job_logging=default"], ["hydra/job_logging=disabled"], ["hydra/job_logging=none"], ["hydra/job_logging=stdout"],
-        ["hydra/hydra_logging=default"], ["hydra/launcher=dry_run"], ["sweep=joblib"], ["sweep=slurm", "hydra.launcher.setup=[module load cuda]"],
-        ["sweep=submitit_local"], ["sweep=optuna_monobert"], ["sweep=optuna_monobert", "hydra.sweeper.sampler._target_=optuna.samplers.RandomSampler"],
-        ["+hydra.job.env_set.A=b"], ["hydra.output_subdir=.hydra"],
+        [],
+        ["hydra/job_logging=default"],
+        ["hydra/job_logging=disabled"],
+        ["hydra/job_logging=none"],
+        ["hydra/job_logging=stdout"],
+        ["hydra/hydra_logging=default"],
+        ["hydra/launcher=dry_run"],
+        ["sweep=joblib"],
+        ["sweep=slurm", "hydra.launcher.setup=[module load cuda]"],
+        ["sweep=submitit_local"],
+        ["sweep=optuna_monobert"],
+        ["sweep=optuna_monobert", "hydra.sweeper.sampler._target_=optuna.samplers.RandomSampler"],
+        ["+hydra.job.env_set.A=b"],
+        ["hydra.output_subdir=.hydra"],
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_what_is_known_may_be_chosen(overrides):
     assert composed(*overrides).hydra.job.name
 
@@ -121,7 +136,8 @@ def test_what_is_known_may_be_chosen(overrides):
 def test_commands_of_a_file_are_taken_where_the_command_line_repeats_them(tmp_path):
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep/ours.yaml").write_text(
-        "# @package _global_\ndefaults: [{override /hydra/launcher: submitit_slurm}]\nhydra: {launcher: {setup: [module load cuda]}}\n"
+        "# @package _global_\ndefaults: [{override /hydra/launcher: submitit_slurm}]\nhydra: "
+        "{launcher: {setup: [module load cuda]}}\n"
     )
     ours = (f"hydra.searchpath=[file://{tmp_path}]", "sweep=ours")
     with pytest.raises(ConfigError, match=r"hydra\.launcher\.setup: expected it on the command line as well"):

@@ -9,11 +9,11 @@ from omegaconf import OmegaConf
 
 from ranker.cli import entry
 from ranker.cli.overrides import quote_texts, takes_text
+from ranker.commands.evaluate import run_name
 from ranker.config.check import check
 from ranker.config.roots import ROOTS
 from ranker.config.values import text_keys
 from ranker.errors import ConfigError
-from ranker.run import run_name
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
 TYPED = ["007", "1e3", "1_000", "-5", "+1", "0x10", "1.50", "inf", "nan", "true", "False", "12", ".5"]

@@ -7,7 +7,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from ranker.cli import entry
+from ranker.cli import entry, resume
 from ranker.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[3] / "conf"
@@ -32,7 +32,7 @@ def command(stored, monkeypatch):
     def make(*overrides):
         task = [f"checkpoint={stored}", "resume=true", *overrides]
         hydra = SimpleNamespace(overrides=SimpleNamespace(task=task))
-        monkeypatch.setattr(entry, "HydraConfig", SimpleNamespace(initialized=lambda: True, get=lambda: hydra))
+        monkeypatch.setattr(resume, "HydraConfig", SimpleNamespace(initialized=lambda: True, get=lambda: hydra))
         return task
 
     return make
@@ -42,7 +42,7 @@ def command(stored, monkeypatch):
 def resumed(command):
     def make(*overrides):
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            return entry._resumed(compose("train", command(*overrides)))
+            return resume.resumed(compose("train", command(*overrides)))
 
     return make
 
@@ -78,15 +78,31 @@ def test_the_rest_is_the_stored_run_s(resumed, stored):
 
 @pytest.mark.parametrize(
     "override",
-    ["loss=ranknet", "optim.lr=1", "batch.docs=2", "batch.positives=2", "batch.depth=9", "data.path=x", "data=cwe", "schedule.warmup=0",
-     "model.pooling=mean", "encoder.dropout=0.5", "max_doc_tokens=9", "depth=3", "monitor=null", "trainer.limit_train_batches=2",
-     "trainer.gradient_clip_val=9", "++seed=1", "~loss"],
-)  # fmt: skip
+    [
+        "loss=ranknet",
+        "optim.lr=1",
+        "batch.docs=2",
+        "batch.positives=2",
+        "batch.depth=9",
+        "data.path=x",
+        "data=cwe",
+        "schedule.warmup=0",
+        "model.pooling=mean",
+        "encoder.dropout=0.5",
+        "max_doc_tokens=9",
+        "depth=3",
+        "monitor=null",
+        "trainer.limit_train_batches=2",
+        "trainer.gradient_clip_val=9",
+        "++seed=1",
+        "~loss",
+    ],
+)
 def test_another_training_is_refused(stored, command, override):
     key = override.split("=")[0].lstrip("+~")
     command(override)
     with pytest.raises(ConfigError) as caught:
-        entry._resumed(OmegaConf.create({"checkpoint": str(stored), "resume": True}))
+        resume.resumed(OmegaConf.create({"checkpoint": str(stored), "resume": True}))
     assert str(caught.value).startswith(
         f"{key}: expected the value of the run that is resumed, got {override!r}; leave it out, or start"
     )

@@ -9,7 +9,7 @@ from ranker.errors import ConfigError, DataError
 
 
 def finish(folder, objective, **more):
-    """What `ranker.run.train` leaves."""
+    """What `ranker train` leaves."""
     (folder / "evaluation/dl").mkdir(parents=True)
     (folder / "evaluation/dl/metrics.json").write_text(json.dumps({"measures": {"RR": objective / 2}}))
     (folder / "result.json").write_text(json.dumps({"objective": objective, **more}))

@@ -51,7 +51,10 @@ def test_groups_of_relevant_docs_alone_are_for_losses_that_say_so(composed, loss
     cfg = composed["train"].copy()
     cfg.batch.docs, cfg.batch.positives, cfg.loss = docs, positives, OmegaConf.load(CONF / f"loss/{loss}.yaml")
     if getattr(get_class(LOSSES[loss]), "needs_negatives", True):
-        message = f"batch.docs: expected more than batch.positives={positives}, got {docs}; without negatives nothing is learnt"
+        message = (
+            f"batch.docs: expected more than batch.positives={positives}, got {docs}; "
+            "without negatives nothing is learnt"
+        )
         with pytest.raises(ConfigError, match=f"^{message}$"):
             check(cfg)
         cfg.batch.docs = positives + 1
@@ -70,14 +73,16 @@ def test_a_class_attribute_is_read_without_importing_its_file(tmp_path, monkeypa
     (package / "__init__.py").write_text("")
     (package / "base.py").write_text("1 / 0\nclass Base:\n    needs_negatives = False\n")
     (package / "focal.py").write_text(
-        "from newlosses.base import Base\n1 / 0\nclass Focal(Base):\n    pass\nclass Other(Base):\n    needs_negatives: bool = True\n"
-        "class Plain:\n    pairwise = False\n"
+        "from newlosses.base import Base\n1 / 0\nclass Focal(Base):\n    pass\n"
+        "class Other(Base):\n    needs_negatives: bool = True\n"
+        "class Plain:\n    pairwise = False\n    training_keys = ('a', 'b')\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     assert attribute_of("newlosses.focal.Focal", "needs_negatives", default=True) is False  # its base says so
     assert attribute_of("newlosses.focal.Other", "needs_negatives", default=False) is True
     assert attribute_of("newlosses.focal.Plain", "needs_negatives", default=True) is True
     assert attribute_of("newlosses.focal.Plain", "pairwise", default=True) is False
+    assert attribute_of("newlosses.focal.Plain", "training_keys", default=()) == ("a", "b")
     with pytest.raises(LookupError):
         attribute_of("newlosses.nowhere.Focal", "needs_negatives")
 

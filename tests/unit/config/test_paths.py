@@ -3,7 +3,8 @@
 import pytest
 from omegaconf import OmegaConf
 
-from ranker.config.paths import make_absolute
+from ranker.config.paths import _parameters, _with_target, make_absolute
+from ranker.config.roots import CONF
 
 PLAIN = {
     "checkpoint": "run",
@@ -13,7 +14,7 @@ PLAIN = {
     "candidates": "c.run",
     "cache_dir": ".cache",
     "data": {
-        "_target_": "ranker.data.sources.ir_datasets.IrDatasets",
+        "_target_": "ranker.data.sources.files.Files",
         "path": "coll",
         "negatives": "n.trec",
         "teacher": "t.trec",
@@ -39,7 +40,7 @@ def test_pc2_17_each_path_key_is_absolute_and_nothing_else_changes(tmp_path, mon
         "candidates": f"{tmp_path}/c.run",
         "cache_dir": f"{tmp_path}/.cache",
         "data": {
-            "_target_": "ranker.data.sources.ir_datasets.IrDatasets",
+            "_target_": "ranker.data.sources.files.Files",
             "path": f"{tmp_path}/coll",
             "negatives": f"{tmp_path}/n.trec",
             "teacher": f"{tmp_path}/t.trec",
@@ -53,16 +54,20 @@ def test_pc2_17_each_path_key_is_absolute_and_nothing_else_changes(tmp_path, mon
 def test_words_that_may_be_paths_are_where_there_is_such_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = {
-        "encoder": {"name": "org/model", "package": None}, "baseline": "bm25", "index": {},
+        "encoder": {"name": "org/model", "package": None},
+        "baseline": "bm25",
+        "index": {},
         "data": {"candidates": {"beir/scifact/test": "bm25"}, "train_candidates": "docpairs"},
-    }  # fmt: skip
+    }
     assert absolute(words) == words
     for name in ("org/model", "bm25", "docpairs"):
         (tmp_path / name).mkdir(parents=True)
     assert absolute(words) == {
-        "encoder": {"name": f"{tmp_path}/org/model", "package": None}, "baseline": "bm25", "index": {},
+        "encoder": {"name": f"{tmp_path}/org/model", "package": None},
+        "baseline": "bm25",
+        "index": {},
         "data": {"candidates": {"beir/scifact/test": f"{tmp_path}/bm25"}, "train_candidates": f"{tmp_path}/docpairs"},
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize(
@@ -90,13 +95,35 @@ def test_what_does_not_depend_on_the_folder_stays(tmp_path, monkeypatch, content
 def test_a_probing_task_s_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     head = {"task": "fact", "options": {"path": "labels"}}
+    sem = {"_target_": "ranker.probing.tasks.sem.SemanticSimilarity", "dim": 3}
+    auto = {"_target_": "ranker.multitask.options.AutoLayers"}
     got = absolute(
-        {"probe": {"sem": {"vectors": "glove.txt", "dim": 3}}, "model": {"heads": [head], "auto": {"report": "probed"}}}
+        {
+            "probe": {"sem": {**sem, "vectors": "glove.txt"}},
+            "model": {"heads": [head], "auto": {**auto, "report": "probed"}},
+        }
     )
     assert got == {
-        "probe": {"sem": {"vectors": f"{tmp_path}/glove.txt", "dim": 3}},
+        "probe": {"sem": {**sem, "vectors": f"{tmp_path}/glove.txt"}},
         "model": {
             "heads": [{"task": "fact", "options": {"path": f"{tmp_path}/labels"}}],
-            "auto": {"report": f"{tmp_path}/probed"},
+            "auto": {**auto, "report": f"{tmp_path}/probed"},
         },
+    }
+
+
+def test_parameters_annotated_as_paths_are_those_that_were_listed():
+    """A new source or task needs no entry in a list: the annotation of its parameter says that it is a path."""
+    paths = set()
+    for group in ("data", "probe", "model"):
+        for file in (CONF / group).glob("[!_]*.yaml"):
+            for _, target in _with_target(OmegaConf.load(file)):
+                paths |= {f"{group}/{file.stem}.{name}" for name, part in _parameters(target).items() if part.is_path}
+    assert paths == {
+        "data/files.path",
+        "probe/fact.path",
+        "probe/gap.path",
+        "probe/jsonl.path",
+        "probe/sem.vectors",
+        "model/multitask.report",
     }

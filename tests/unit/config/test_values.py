@@ -1,4 +1,4 @@
-"""Every key of every root and group, with values that no one should set: accepted as legal, or one ConfigError in words; nothing else."""
+"""Unusual values for every key of every root and group: each is accepted, or refused by one readable ConfigError."""
 
 import math
 import random
@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ranker.cli import entry
+from ranker.cli.complaints import in_one_line
 from ranker.config.check import check
 from ranker.config.values import RANGES, WORDS, Range
 from ranker.errors import ConfigError
@@ -46,14 +47,17 @@ VALUES = [
 # a choice of each group, so that each class's keys are tried once
 COMPOSED = {
     "train": [
-        ["encoder=tiny"], ["model=dpr", "loss=bce", "optim=sgd", "schedule=cosine", "callbacks=early_stopping"],
+        ["encoder=tiny"],
+        ["model=dpr", "loss=bce", "optim=sgd", "schedule=cosine", "callbacks=early_stopping"],
         ["model=colbert", "loss=lambda_loss", "schedule=constant", "data=msmarco_passage", "logger=wandb"],
-        ["model=multitask", "loss=hinge", "data=files", "data.path=."], ["loss=margin_mse"], ["loss=listnet"],
+        ["model=multitask", "loss=hinge", "data=files", "data.path=."],
+        ["loss=margin_mse"],
+        ["loss=listnet"],
     ],
     "evaluate": [["checkpoint=."], ["run=.", "qrels=."]],
     "search": [["model=bm25", "data=ir_datasets", "index=ivf_pq"], ["checkpoint=.", "index=hnsw"]],
     "probe": [["encoder=tiny"], ["encoder=tiny", "probe=[gap,jsonl,ner_rules,fact_synth]"]],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -77,13 +81,13 @@ def leaves(node, path=""):
 
 
 def put(cfg, keys: list[str], value) -> list[str]:
-    """Set keys; returns what OmegaConf says of those that it refuses, as entry.py says it."""
+    """Set keys; returns what OmegaConf says of those that it refuses, as complaints.py words it."""
     refused = []
     for key in keys:
         try:
             OmegaConf.update(cfg, key, value, merge=False)
         except (OmegaConfBaseException, AssertionError) as error:
-            refused.append(entry.in_one_line(error))
+            refused.append(in_one_line(error))
     return refused
 
 
@@ -95,7 +99,7 @@ def faults(cfg) -> list[str]:
         return str(error).split("\n")
     except OmegaConfBaseException as error:  # an interpolation without a value, which `user_errors` says so
         assert "${" in str(OmegaConf.to_container(cfg))
-        return [entry.in_one_line(error)]
+        return [in_one_line(error)]
     return []
 
 
@@ -132,24 +136,81 @@ def test_one_key_with_any_value_is_legal_or_refused_in_words(composed):
         ("train", "optim.lr", math.nan, "optim.lr: expected at least 0, got nan"),
         ("train", "optim.lr", math.inf, "optim.lr: expected at least 0, got inf"),
         ("train", "seed", 2**32, "seed: expected at least 0 and at most 4294967295, got 4294967296"),
-        ("train", "batch.queries", 10**30, "batch.queries: expected at most 2147483647, got 1000000000000000000000000000000"),
+        (
+            "train",
+            "batch.queries",
+            10**30,
+            "batch.queries: expected at most 2147483647, got 1000000000000000000000000000000",
+        ),
         ("train", "loss", None, "loss: expected the name of a file in conf/loss/, got null"),
-        ("train", "trainer.max_epochs", 0, "trainer.max_epochs: expected at least 1, got 0, which trains nothing; evaluate.py measures a model as it is"),
-        ("train", "trainer.limit_train_batches", 0, "trainer.limit_train_batches: expected a number of steps from 1 or a share of an epoch above 0 and up to 1.0, got 0"),
-        ("train", "trainer.max_time", "00:00:00:00", "trainer.max_time: expected days:hours:minutes:seconds above 0, as 00:12:00:00, or {hours: 12}; got '00:00:00:00'"),
-        ("train", "trainer.devices", [0, 0], "trainer.devices: expected a number above 0 (or -1 for all), a list of indices or auto; got [0, 0]"),
-        ("train", "trainer.profiler", "fast", "trainer.profiler: expected one of simple, advanced, pytorch or null; got 'fast'"),
-        ("train", "trainer.limit_val_batches", 0, "trainer.limit_val_batches: not supported, since an evaluation needs every query exactly once; leave it unset"),
+        (
+            "train",
+            "trainer.max_epochs",
+            0,
+            (
+                "trainer.max_epochs: expected at least 1, got 0, which trains nothing; evaluate.py "
+                "measures a model as it is"
+            ),
+        ),
+        (
+            "train",
+            "trainer.limit_train_batches",
+            0,
+            (
+                "trainer.limit_train_batches: expected a number of steps from 1 or a share of an epoch "
+                "above 0 and up to 1.0, got 0"
+            ),
+        ),
+        (
+            "train",
+            "trainer.max_time",
+            "00:00:00:00",
+            (
+                "trainer.max_time: expected days:hours:minutes:seconds above 0, as 00:12:00:00, or "
+                "{hours: 12}; got '00:00:00:00'"
+            ),
+        ),
+        (
+            "train",
+            "trainer.devices",
+            [0, 0],
+            "trainer.devices: expected a number above 0 (or -1 for all), a list of indices or auto; got [0, 0]",
+        ),
+        (
+            "train",
+            "trainer.profiler",
+            "fast",
+            "trainer.profiler: expected one of simple, advanced, pytorch or null; got 'fast'",
+        ),
+        (
+            "train",
+            "trainer.limit_val_batches",
+            0,
+            (
+                "trainer.limit_val_batches: not supported, since an evaluation needs every query exactly "
+                "once; leave it unset"
+            ),
+        ),
         ("train", "name", 7, "name: expected text, got 7; put it in quotes"),
-        ("train", "cache_dir", "/dev/null/x", "cache_dir: expected a folder, got '/dev/null/x', where '/dev/null' is a file; set another cache_dir"),
+        (
+            "train",
+            "cache_dir",
+            "/dev/null/x",
+            "cache_dir: expected a folder, got '/dev/null/x', where '/dev/null' is a file; set another cache_dir",
+        ),
         ("train", "model.pooling", "median", "model.pooling: expected one of cls, mean, max; got 'median'"),
         ("probe", "layers", [], "layers: expected at least one entry, got none; leave it out or name some"),
         ("probe", "seeds", [1, 1], "seeds: expected each entry once, got [1, 1]"),
-        ("probe", "portions", [0.5, 0.2], "portions: expected rising shares above 0 that end in 1.0, got [0.5, 0.2]; set portions=[0.1,0.5,1.0]"),
+        (
+            "probe",
+            "portions",
+            [0.5, 0.2],
+            "portions: expected rising shares above 0 that end in 1.0, got [0.5, 0.2]; set portions=[0.1,0.5,1.0]",
+        ),
         ("probe", "probe.bm25.bins", 1, "probe.bm25.bins: expected at least 2, got 1"),
         ("probe", "weights", "worst", "weights: expected one of best, last; got 'worst'"),
     ],
-)  # fmt: skip
+)
 def test_a_value_is_refused_in_these_words(composed, root, key, value, message):
     cfg = composed[root, 0].copy()
     OmegaConf.update(cfg, key, value, merge=False)
@@ -159,13 +220,26 @@ def test_a_value_is_refused_in_these_words(composed, root, key, value, message):
 @pytest.mark.parametrize(
     ("root", "key", "value"),
     [
-        ("train", "seed", 2**32 - 1), ("train", "optim.lr", 1e30), ("train", "optim.lr", 0), ("train", "batch.workers", 0),
-        ("train", "trainer.devices", "0,1"), ("train", "trainer.devices", [0]), ("train", "trainer.max_time", "01:02:03:04"),
-        ("train", "trainer.max_time", {"hours": 0.5}), ("train", "trainer.val_check_interval", 0.5), ("train", "trainer.gradient_clip_val", 0),
-        ("train", "trainer.limit_train_batches", 0.1), ("train", "model.dropout", 0.99), ("train", "name", "007"), ("train", "val_depth", None),
-        ("probe", "layers", None), ("probe", "layers", [0]), ("probe", "seeds", [2**32 - 1]), ("probe", "controls", []),
+        ("train", "seed", 2**32 - 1),
+        ("train", "optim.lr", 1e30),
+        ("train", "optim.lr", 0),
+        ("train", "batch.workers", 0),
+        ("train", "trainer.devices", "0,1"),
+        ("train", "trainer.devices", [0]),
+        ("train", "trainer.max_time", "01:02:03:04"),
+        ("train", "trainer.max_time", {"hours": 0.5}),
+        ("train", "trainer.val_check_interval", 0.5),
+        ("train", "trainer.gradient_clip_val", 0),
+        ("train", "trainer.limit_train_batches", 0.1),
+        ("train", "model.dropout", 0.99),
+        ("train", "name", "007"),
+        ("train", "val_depth", None),
+        ("probe", "layers", None),
+        ("probe", "layers", [0]),
+        ("probe", "seeds", [2**32 - 1]),
+        ("probe", "controls", []),
     ],
-)  # fmt: skip
+)
 def test_a_value_at_the_end_of_its_range_is_legal(composed, root, key, value):
     cfg = composed[root, 0].copy()
     OmegaConf.update(cfg, key, value, merge=False)
@@ -174,9 +248,15 @@ def test_a_value_at_the_end_of_its_range_is_legal(composed, root, key, value):
 
 @pytest.mark.parametrize(
     ("values", "key"),
-    [({"max_epochs": 0}, "max_epochs"), ({"max_epochs": -1, "max_steps": 0}, "max_steps"), ({"limit_train_batches": 0}, "limit_train_batches"),
-     ({"limit_train_batches": 0.0}, "limit_train_batches"), ({"max_time": "00:00:00:00"}, "max_time"), ({"max_epochs": None}, "max_epochs")],
-)  # fmt: skip
+    [
+        ({"max_epochs": 0}, "max_epochs"),
+        ({"max_epochs": -1, "max_steps": 0}, "max_steps"),
+        ({"limit_train_batches": 0}, "limit_train_batches"),
+        ({"limit_train_batches": 0.0}, "limit_train_batches"),
+        ({"max_time": "00:00:00:00"}, "max_time"),
+        ({"max_epochs": None}, "max_epochs"),
+    ],
+)
 def test_pc2_05_a_training_of_no_step_is_refused_and_0_is_not_unset(composed, values, key):
     cfg = composed["train", 0].copy()
     for name, value in values.items():

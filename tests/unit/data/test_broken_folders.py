@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ranker.assembly.objects import load_splits
+from ranker.assembly.data import load_splits
 from ranker.data.sources.files import Files
 from ranker.errors import ConfigError, DataError
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from ranker.assembly.objects import load_source
+from ranker.assembly.data import load_source
 from ranker.config.check import check
 from ranker.data.batching import Collator
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
@@ -21,7 +21,7 @@ from ranker.errors import ConfigError
 from ranker.evaluation.report import first_stage_run, write_evaluation
 from ranker.retrieval.bm25 import BM25, first_stage, with_candidates
 from ranker.retrieval.mining import Mining
-from ranker.retrieval.searchers import add_positives, bm25_engines, mine_set, search_set
+from ranker.retrieval.pipeline import add_positives, bm25_engines, mine_set, search_set
 
 TEXTS = {
     "a1": "Zoos should close because animals suffer in cages",

@@ -11,13 +11,13 @@ import pytrec_eval
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from ranker.data.collection import Candidates, Collection, MemoryDocs, Splits
+from ranker.assembly.evaluation import write_set
+from ranker.data.collection import Candidates, Collection, MemoryDocs
 from ranker.data.ranking import rank_docs
 from ranker.data.trec import read_run, write_qrels
 from ranker.errors import ConfigError, DataError
 from ranker.evaluation.metrics import evaluate, parse_measures
 from ranker.evaluation.report import compare, first_stage_run, print_table, write_evaluation
-from ranker.run import _writer
 
 MEASURES = ["AP", "AP@5", "RR", "RR@3", "nDCG@10", "nDCG", "P@5", "R@10", "Rprec", "Success@1", "Judged@5"]
 
@@ -92,11 +92,10 @@ def test_pc19_scores_are_written_with_all_digits(tmp_path):
 
 def test_a_baseline_beside_unjudged_queries_compares_nothing(tmp_path):
     run = {"q1": {"a": 2.0, "b": 1.0}}
-    splits = Splits(None, None, {"mine": Collection("mine", MemoryDocs([]), {"q1": "words"}, {})})
-    write = _writer(
-        tmp_path, splits, OmegaConf.create({"name": "mine", "measures": ["AP"]}), 10, {"q1": {"a": 1.0, "b": 2.0}}
-    )
-    assert write("mine", run) == {}
+    collection = Collection("mine", MemoryDocs([]), {"q1": "words"}, {})
+    cfg = OmegaConf.create({"name": "mine", "measures": ["AP"]})
+    written = write_set(tmp_path, "mine", run, collection, cfg, 10, {"q1": {"a": 1.0, "b": 2.0}})
+    assert written["measures"] == {}
     assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == [
         "metrics.json",
         "per_query.jsonl",

@@ -22,10 +22,10 @@ def _groups(rng: random.Random, grades: list[float]) -> list[tuple[list[float], 
 
 @pytest.fixture
 def same_as_loop() -> Callable[..., None]:
-    """Return `check(loss, group_value, grades)`: the loss is the mean of `group_value(scores, labels)` over groups, in float64."""
+    """Return `check(loss, group_value, grades)`: the loss is the mean of `group_value(scores, labels)`."""
 
     def check(loss: Loss, group_value: GroupValue, grades: tuple[float, ...] = (0.0, 0.0, 1.0, 2.0, 3.0)) -> None:
-        for seed in range(10):
+        for seed in range(10):  # in float64
             groups = _groups(random.Random(seed), list(grades))
             expected = sum(group_value(scores, labels) for scores, labels in groups) / len(groups)
             shape = (len(groups), max(len(scores) for scores, _ in groups) + 1)
@@ -35,7 +35,7 @@ def same_as_loop() -> Callable[..., None]:
             )
             doc_mask = torch.zeros(shape, dtype=torch.bool)
             for row, (group_scores, group_labels) in enumerate(groups):
-                # Real docs stand at the end of the row: nothing may rely on padding being behind them.
+                # Real docs are at the end of the row: a loss may not rely on padding being behind them.
                 cells = slice(shape[1] - len(group_scores), None)
                 scores[row, cells] = torch.tensor(group_scores, dtype=torch.float64)
                 labels[row, cells] = torch.tensor(group_labels, dtype=torch.float64)

@@ -12,7 +12,7 @@ from transformers import (
     RobertaConfig,
 )
 
-from ranker.assembly.objects import build_scorer
+from ranker.assembly.scorer import build_scorer
 from ranker.data.batching import Collator
 from ranker.data.token_store import build_token_store
 from ranker.encoders.encoder import Encoder

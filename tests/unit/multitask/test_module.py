@@ -15,10 +15,10 @@ from omegaconf import OmegaConf
 from torch.utils.data import DataLoader
 from transformers import AlbertConfig, AlbertModel
 
-from ranker.assembly.objects import training_module
+from ranker.assembly.scorer import training_module
 from ranker.cli import entry
 from ranker.commands.replay import replay
-from ranker.config.check import constructor_keys
+from ranker.config.targets import constructor_keys
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.tiny import tiny_tokenizer
@@ -29,6 +29,7 @@ from ranker.multitask.multitask import Multitask
 from ranker.multitask.options import TaskWeighting
 from ranker.multitask.steps import HeadBatch, TaskBatch, TaskStep
 from ranker.training.nonfinite import read_dump
+from ranker.training.rerank_module import NonFiniteOptions, Optimization
 from ranker.types import TokenBatch
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,7 +63,7 @@ def step(index: int, label: float = 0.5) -> TaskStep:
     return TaskStep(0, index, (batch,), 1, 3, rows=(2, 1, 0))
 
 
-def module_of(cfg, fused: bool = False, **options):
+def module_of(cfg, fused: bool = False, nonfinite: NonFiniteOptions | None = None):
     torch.manual_seed(0)
     scorer = instantiate(
         constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder))
@@ -71,12 +72,14 @@ def module_of(cfg, fused: bool = False, **options):
         scorer,
         [],
         loss=instantiate(cfg.loss),
-        optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-3, fused=fused),
-        schedule=lambda step, total: 1.0,
-        total_steps=9,
-        max_norm=cfg.trainer.gradient_clip_val,
-        seed=7,
-        **options,
+        optimization=Optimization(
+            lambda groups: torch.optim.AdamW(groups, lr=1e-3, fused=fused),
+            lambda step, total: 1.0,
+            total_steps=9,
+            max_norm=cfg.trainer.gradient_clip_val,
+            seed=7,
+        ),
+        nonfinite=nonfinite,
     )
 
 
@@ -98,7 +101,7 @@ def train(module, *steps: TaskStep, logger=False) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("fused", [False, True])  # True: as on a GPU, where the host judges a step during the next one
 def test_a_skipped_step_leaves_no_trace(mode, fused):
     cfg = composed(mode)
-    skipping = module_of(cfg, fused, nonfinite="skip")
+    skipping = module_of(cfg, fused, nonfinite=NonFiniteOptions("skip"))
     got = train(skipping, step(0), step(1, math.inf), step(2))
     expected = train(module_of(cfg, fused), step(0), step(2))
     assert skipping.skipped_steps == 1
@@ -112,7 +115,7 @@ def test_a_skipped_step_leaves_no_trace(mode, fused):
 def test_the_weights_before_a_step_are_written_down_and_it_is_repeated(tmp_path, fused):
     cfg = composed("gradnorm")
     OmegaConf.save(cfg, tmp_path / "config.yaml", resolve=True)
-    module = module_of(cfg, fused, dumps=tmp_path / "nonfinite")
+    module = module_of(cfg, fused, nonfinite=NonFiniteOptions(folder=tmp_path / "nonfinite"))
     with pytest.raises(NonFinite) as raised:
         train(module, step(0), step(1, math.inf), step(2))
     _, weights, about = read_dump(tmp_path / "nonfinite" / "step-1")
@@ -160,7 +163,7 @@ def test_gradnorm_is_refused_for_an_encoder_whose_layers_have_no_parameters_of_t
     )
     encoder = Encoder(AlbertModel(config, add_pooling_layer=False), tiny_tokenizer(), Execution(ragged=False))
     scorer = Multitask(encoder, heads=[{"task": "bm25", "layer": 1}])
-    options = {"loss": None, "optimizer": None, "schedule": None, "total_steps": 9, "max_norm": 1.0, "seed": 7}
+    options = {"loss": None, "optimization": Optimization(total_steps=9, seed=7)}
     said = "model.weighting.mode: expected trained parameters in the last layer that all tasks share for gradnorm, got none by .* in AlbertModel;"
     with pytest.raises(ConfigError, match=said):
         MultitaskModule(scorer, [], weighting=TaskWeighting(mode="gradnorm"), **options)

@@ -10,7 +10,8 @@ import torch
 from tokenizers.normalizers import BertNormalizer
 
 from ranker.errors import CheckpointError, DataError
-from ranker.retrieval.encode import Device, Encoded, claim, describe, encode_docs, encode_queries, scorer_hash
+from ranker.retrieval.encode import Device, describe, encode_docs, encode_queries, scorer_hash
+from ranker.retrieval.vector_store import VectorStore, claim
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ def files(folder):
 def test_pc62_every_id_has_the_vectors_of_its_own_text_once(encode, scorers, small, kind):
     scorer = scorers(kind)
     folder, done, collator = encode(scorer, "vectors")
-    encoded = Encoded(folder)
+    encoded = VectorStore(folder)
     assert done == [60]
     assert [doc_id.decode() for doc_id in encoded.doc_ids] == [doc.doc_id for doc in small.docs]
     for row in range(0, 60, 7):
@@ -80,7 +81,7 @@ def test_an_interrupted_encoding_resumes_and_gives_the_same_bytes(encode, scorer
     (broken / ".7.shard-00001.partial").mkdir()  # killed while it wrote this one
     (broken / ".7.shard-00001.partial" / "vectors.bin").write_bytes(b"half")
     with pytest.raises(DataError, match="expected 3 shards, shard-00001, shard-00002 missing; encode again"):
-        Encoded(broken)
+        VectorStore(broken)
     _, done, _ = encode(scorers(kind), "broken")
     assert done == [35]
     assert files(broken) == expected
@@ -88,7 +89,7 @@ def test_an_interrupted_encoding_resumes_and_gives_the_same_bytes(encode, scorer
 
 
 def test_half_precision_takes_half_the_room_and_rounds(encode, scorers):
-    whole, half = (Encoded(encode(scorers(), dtype, dtype=dtype)[0]) for dtype in ("float32", "float16"))
+    whole, half = (VectorStore(encode(scorers(), dtype, dtype=dtype)[0]) for dtype in ("float32", "float16"))
     assert half.num_bytes * 2 == whole.num_bytes
     np.testing.assert_allclose(np.concatenate(list(half.chunks())), np.concatenate(list(whole.chunks())), atol=1e-3)
 
@@ -157,10 +158,10 @@ def test_a_damaged_shard_is_named(encode, scorers):
         DataError,
         match=r"shard-00001/vectors.bin: expected 3200 bytes, got 3201; the file is damaged; delete .*shard-00001, it is built anew",
     ):
-        Encoded(folder)
+        VectorStore(folder)
     (folder / "encoded.json").write_text("{")
     with pytest.raises(DataError, match=r"expected a folder of vectors with a readable encoded.json"):
-        Encoded(folder)
+        VectorStore(folder)
 
 
 def test_the_description_says_what_is_there(encode, scorers):

@@ -213,7 +213,7 @@ def test_more_vectors_than_a_gpu_fetches_come_from_the_cpu(vectors, gpus, caplog
     assert index.search(points.values[:1], 2048)[1].shape == (1, 2048) and "searched on the CPU" not in caplog.text
     for _ in range(2):
         assert sorted(index.search(points.values[:1], 2100)[1][0]) == list(range(2100))
-    assert caplog.text.count("a GPU fetches 2048 vectors at most, 2100 are asked for: searched on the CPU") == 1
+    assert caplog.text.count("a GPU fetches at most 2048 vectors, the search needs 2100: on the CPU") == 1
 
 
 @pytest.mark.parametrize(("make", "unfit"), [
@@ -221,7 +221,7 @@ def test_more_vectors_than_a_gpu_fetches_come_from_the_cpu(vectors, gpus, caplog
     (lambda **more: IVFFlat(lists=20, probes=18, **more), r"more than 16 index.probes \(18\)"),
 ])  # fmt: skip
 def test_what_does_not_fit_a_gpu_stays_on_the_cpu_or_is_refused(vectors, gpus, monkeypatch, caplog, make, unfit):
-    monkeypatch.setattr("ranker.retrieval.index.GPU_MOST", 16)
+    monkeypatch.setattr("ranker.retrieval.index.GPU_MAX", 16)
     caplog.set_level("INFO")
     points = vectors(300, dim=6)
     assert VectorIndex.over(points, make()).search(points.values[:1], 3)[1][0, 0] == 0 and not gpus.moved

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ranker.assembly.objects import mined_set
+from ranker.assembly.data import mined_set
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.errors import ConfigError
 from ranker.retrieval.mining import Mining, mine

@@ -9,16 +9,15 @@ import torch
 
 from ranker.data.collection import Collection, Doc, MemoryDocs
 from ranker.errors import DataError
-from ranker.retrieval import search
-from ranker.retrieval import searchers as engines
+from ranker.retrieval import pipeline, search
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device
 from ranker.retrieval.indexes.flat import Flat
 from ranker.retrieval.indexes.hnsw import HNSW
 from ranker.retrieval.indexes.ivf_flat import IVFFlat
 from ranker.retrieval.indexes.ivf_pq import IVFPQ
+from ranker.retrieval.pipeline import EncodeOptions
 from ranker.retrieval.search import LateOptions, latencies
-from ranker.retrieval.searchers import EncodeOptions
 
 pytest.importorskip("faiss")
 QUERIES = [f"q{i}" for i in range(12)]
@@ -31,7 +30,7 @@ def engine_of(small, data_of, tmp_path):
     def make(scorer, kind=None, collection=None, late=None, **options):
         collection = collection or small
         data, where = data_of(scorer, collection), Device(max_tokens=500)
-        folders = engines.encode_sets(
+        folders = pipeline.encode_sets(
             scorer,
             data,
             {"small": collection},
@@ -39,7 +38,7 @@ def engine_of(small, data_of, tmp_path):
             where,
             "32-true",
         )
-        made = engines.vector_engines(
+        made = pipeline.vector_engines(
             scorer, data, {"small": collection}, folders, kind or Flat(), where, late or LateOptions()
         )
         return made["small"]
@@ -49,9 +48,9 @@ def engine_of(small, data_of, tmp_path):
 
 def brute_force(engine, scorer, small, depth):
     """Every query with every doc by the scorer itself, in double precision where it has one vector; sorted by score, then by id, descending."""
-    everything = engine.encoded.take(np.arange(len(small.docs)))
+    everything = engine.store.take(np.arange(len(small.docs)))
     queries = search.encode_queries(scorer, engine.collator, engine.collator.queries.rows(QUERIES), Device())
-    ids = engine.encoded.doc_ids
+    ids = engine.store.doc_ids
     if everything.counts is None:
         scores = queries.values.numpy().astype(np.float64) @ everything.values.numpy().astype(np.float64).T
         scores = (scores / scorer.fixed_temperature).astype(np.float32)
@@ -148,7 +147,7 @@ def test_more_docs_than_there_are(engine_of, scorers):
 
 def test_the_first_vector_of_all_makes_its_doc_a_candidate(engine_of, scorers):
     engine = engine_of(scorers("colbert"))
-    second = int(engine.encoded.ends[0])  # the first vector of the second doc
+    second = int(engine.store.ends[0])  # the first vector of the second doc
     places = np.array([[0, second, -1]])
     assert engine._promising(np.array([[0.9, 0.5, 0.0]], dtype=np.float32), places, 2).tolist() == [0, 1]
     assert engine._promising(np.array([[0.9, 0.5, 0.0]], dtype=np.float32), places, 1).tolist() == [0]
@@ -158,7 +157,7 @@ def test_no_queries_and_a_query_without_text(engine_of, scorers, small, caplog):
     engine = engine_of(scorers())
     assert len(engine.search([], 10)) == 0
     empty = replace(small, queries={**small.queries, "blank": " "}, qrels={**small.qrels, "blank": {"d1": 1}})
-    run, report = engines.search_set(engine_of(scorers(), collection=empty), empty, 10, 3)
+    run, report = pipeline.search_set(engine_of(scorers(), collection=empty), empty, 10, 3)
     assert len(run) == report["queries"] == 13 and len(run["blank"]) == 10
     assert np.isfinite(list(run["blank"].values())).all()
     assert "1 queries have no text, the first is 'blank'" in caplog.text
@@ -166,9 +165,9 @@ def test_no_queries_and_a_query_without_text(engine_of, scorers, small, caplog):
 
 def test_all_queries_of_a_set_without_judgements_are_searched(engine_of, scorers, small, monkeypatch):
     monkeypatch.setattr(search, "ENCODED", 5)  # several blocks
-    judged, _ = engines.search_set(engine_of(scorers()), small, 10, 0)
+    judged, _ = pipeline.search_set(engine_of(scorers()), small, 10, 0)
     unjudged = replace(small, qrels={})
-    run, report = engines.search_set(engine_of(scorers(), collection=unjudged), unjudged, 10, 0)
+    run, report = pipeline.search_set(engine_of(scorers(), collection=unjudged), unjudged, 10, 0)
     assert report["queries"] == len(run) == len(small.queries)
     assert {query_id: run[query_id] for query_id in judged} == judged
 
@@ -221,7 +220,7 @@ def test_small_blocks_change_nothing(engine_of, scorers, monkeypatch):
 
 
 def test_bm25_through_the_same_door(small):
-    engine = engines.bm25_engines({"small": small}, partial(BM25, stemmer=None, stopwords=None))["small"]
+    engine = pipeline.bm25_engines({"small": small}, partial(BM25, stemmer=None, stopwords=None))["small"]
     found = engine.search(QUERIES, 10)
     direct = BM25(small.docs, stemmer=None, stopwords=None).search(small.queries, 10)
     assert found.to_run() == direct.to_run()
@@ -232,7 +231,7 @@ def test_bm25_through_the_same_door(small):
 
 def test_figures_of_a_search(engine_of, scorers, small):
     engine = engine_of(scorers())
-    _, report = engines.search_set(engine, small, 10, 4)
+    _, report = pipeline.search_set(engine, small, 10, 4)
     assert (
         report["index_bytes"] == report["vector_bytes"] == 60 * 32 * 4
         and report["docs"] == 60
@@ -240,7 +239,7 @@ def test_figures_of_a_search(engine_of, scorers, small):
     )
     assert 0 < report["latency_ms"]["p50"] <= report["latency_ms"]["p95"]
     assert len(latencies(engine, QUERIES, 10, 5)) == 5
-    assert "12 queries over 60 docs" in engines.in_words(report)
+    assert "12 queries over 60 docs" in pipeline.in_words(report)
 
 
 def test_positives_are_added_after_the_candidates(small):
@@ -254,15 +253,15 @@ def test_positives_are_added_after_the_candidates(small):
         {"q0": {"d0": 1}, "q1": {"d1": 1, "d2": 0, "gone": 1}, "q2": {"d2": 1}},
         Candidates.from_run(candidates),
     )
-    made = engines.add_positives(collection, 1).candidates
+    made = pipeline.add_positives(collection, 1).candidates
     assert {query_id: made[query_id] for query_id in made} == {"q0": ["d5", "d0"], "q1": ["d7", "d1"], "q2": ["d2"]}
 
 
 @pytest.mark.parametrize("kind", ["dpr", "colbert"])
 def test_scores_that_are_not_finite_end_a_search(engine_of, scorers, kind):
     engine = engine_of(scorers(kind))
-    encoded = engine.encoded.take
-    engine.encoded.take = lambda rows: replace(encoded(rows), values=encoded(rows).values * 3e38 * 3e38)
+    encoded = engine.store.take
+    engine.store.take = lambda rows: replace(encoded(rows), values=encoded(rows).values * 3e38 * 3e38)
     with pytest.raises(
         DataError,
         match=r"search: expected finite scores, got \d+ of 10 that are not, the first -?(inf|nan) for query 'q1'",

@@ -20,6 +20,7 @@ from ranker.types import Contrast, RankBatch, TokenBatch, TrainStep
 class Scalar(torch.nn.Module):
     """A query is w * a, a doc w * b; texts are token rows of one number each."""
 
+    vectors = "one"
     dim = 2
 
     def __init__(self, table: torch.Tensor) -> None:

@@ -22,7 +22,7 @@ from ranker.multitask.multitask import Multitask
 from ranker.multitask.options import TaskWeighting
 from ranker.multitask.steps import HeadBatch, TaskBatch, TaskStep
 from ranker.training.contrastive_module import ContrastiveModule
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.schedules import cosine, linear
 from ranker.types import Contrast, RankBatch, TokenBatch, TrainStep
 
@@ -224,12 +224,15 @@ def trained(
     """The same steps by the module under Lightning."""
     recorded = Recorded()
     scorer = kind.scorer()
-    options = {"total_steps": 3, "weight_decay": DECAY, **options}
+    optimization = Optimization(
+        lambda groups: torch.optim.AdamW(groups, lr=LR),
+        schedule,
+        **{"total_steps": 3, "weight_decay": DECAY, **options},
+    )
     base = getattr(kind.module, "func", kind.module)
     module = recording(base, recorded)(
-        scorer, [], loss=kind.loss(), optimizer=lambda groups: torch.optim.AdamW(groups, lr=LR), schedule=schedule,
-        **getattr(kind.module, "keywords", {}), **options,
-    ).double()  # fmt: skip
+        scorer, [], loss=kind.loss(), optimization=optimization, **getattr(kind.module, "keywords", {})
+    ).double()
     trainer = pl.Trainer(
         accelerator="cpu",
         precision="64-true",

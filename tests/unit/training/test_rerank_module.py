@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ranker.data.batching import StepPlan
 from ranker.data.dataset import StepLoader
 from ranker.training.progress import ProgressBar
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.throughput import Throughput
 from ranker.types import RankBatch, TrainStep
 
@@ -70,11 +70,13 @@ def test_pc47_pc49_a_step_s_gradient_is_the_mean_over_what_it_has(groups, querie
         Weight(),
         [],
         loss=lambda scores, labels, mask: scores.mean(),
-        optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
-        schedule=lambda step, total: 1.0,
-        total_steps=2,
-        max_norm=None,
-        weight_decay=0.0,
+        optimization=Optimization(
+            lambda params: torch.optim.SGD(params, lr=1.0),
+            lambda step, total: 1.0,
+            total_steps=2,
+            max_norm=None,
+            weight_decay=0.0,
+        ),
     )
     gradients = Gradients()
     pl.Trainer(
@@ -120,11 +122,13 @@ def test_a_step_waits_for_nothing_but_what_judges_it():
         Weight(),
         [],
         loss=lambda scores, labels, mask: scores.mean(),
-        optimizer=lambda params: torch.optim.SGD(params, lr=1.0),
-        schedule=lambda step, total: 1.0,
-        total_steps=8,
-        max_norm=None,
-        weight_decay=0.0,
+        optimization=Optimization(
+            lambda params: torch.optim.SGD(params, lr=1.0),
+            lambda step, total: 1.0,
+            total_steps=8,
+            max_norm=None,
+            weight_decay=0.0,
+        ),
     )
     counted = Counted(bar)
     pl.Trainer(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import get_cosine_schedule_with_warmup, get_linear_schedule_with_warmup
 
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.schedules import constant, cosine, linear, warmup_steps
 
 
@@ -82,10 +82,9 @@ def test_biases_and_norms_are_not_decayed():
     module = RerankModule(
         scorer,
         ["nDCG@10"],
-        optimizer=lambda groups: torch.optim.AdamW(groups, lr=1.0),
-        schedule=lambda step, total: 1.0,
-        total_steps=5,
-        weight_decay=0.25,
+        optimization=Optimization(
+            lambda groups: torch.optim.AdamW(groups, lr=1.0), lambda step, total: 1.0, total_steps=5, weight_decay=0.25
+        ),
     )
     (optimizer,), _ = module.configure_optimizers()
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}

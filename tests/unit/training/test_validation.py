@@ -1,4 +1,4 @@
-"""A validation by hand: how many candidates are scored, which grade is relevant, which devices score what."""
+"""A validation and a test by hand: how many candidates are scored, which grade is relevant, which devices score what."""
 
 from pathlib import Path
 
@@ -8,11 +8,14 @@ import torch
 from hydra import compose, initialize_config_dir
 from torch import nn
 
-from ranker.assembly.objects import build_data, build_scorer, load_splits
+from ranker.assembly.data import build_data, load_splits
+from ranker.assembly.scorer import build_scorer
 from ranker.cli import entry
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TextLimits
 from ranker.encoders.tiny import tiny_tokenizer
+from ranker.errors import DataError, RankerError
+from ranker.evaluation.scoring import Devices, score_collection
 from ranker.interactions.grid import to_grid
 from ranker.training.rerank_module import RerankModule
 from ranker.types import RankBatch
@@ -73,9 +76,8 @@ def graded():
     return make
 
 
-def measured(collection, tmp_path, test=None):
-    """The measures of a validation, or of a test whose run is handed to `test`."""
-    data = RankData(
+def data_of(collection, tmp_path):
+    return RankData(
         Splits(None, collection, {"graded": collection}),
         tiny_tokenizer(),
         "pairs",
@@ -84,26 +86,41 @@ def measured(collection, tmp_path, test=None):
         TextLimits(8, 8),
         cache_dir=tmp_path,
     )
-    module = RerankModule(ByLength(), ["RR"], on_evaluated=test)
-    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
-    (measures,) = (trainer.test if test else trainer.validate)(module, datamodule=data, verbose=False)
-    return measures
 
 
 @pytest.mark.parametrize(("relevance", "name", "expected"), [(1, "RR", 1.0), (2, "RR(rel=2)", (1 / 2 + 1 / 3) / 2)])
 def test_the_collection_s_relevance_is_the_grade_from_which_a_doc_counts(graded, tmp_path, relevance, name, expected):
-    measures = measured(graded(relevance), tmp_path)
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    data = data_of(graded(relevance), tmp_path)
+    (measures,) = trainer.validate(RerankModule(ByLength(), ["RR"]), datamodule=data, verbose=False)
     # under the measure's whole name, and under the one that `monitor` asks for
     assert measures == {f"val/{name}": pytest.approx(expected), "val/RR": pytest.approx(expected)}
 
 
-def test_a_test_hands_over_each_query_s_scores(graded, tmp_path):
-    runs = {}
-
-    def keep(name, run):
-        runs[name] = run
-        return {"seen": 1.0}
-
-    assert measured(graded(1), tmp_path, keep) == {"test/graded/seen": 1.0}
+def test_a_collection_s_run_has_the_scores_of_each_query(graded, tmp_path, capsys):
+    collection, scorer = graded(1), nn.Sequential(ByLength(), nn.Dropout(0.5)).train()
+    scorer[0].eval()
+    batches = data_of(collection, tmp_path).score_batches(collection)
+    run = score_collection(scorer, batches, Devices(torch.device("cpu")), progress="test graded")
     # a pair has a query of 2 tokens, 3 special ones, and 2 tokens for each word of the doc
-    assert runs == {"graded": {query: {f"d{i}": -(5.0 + 2 * i) for i in range(1, 5)} for query in ("q1", "q2")}}
+    assert run == {query: {f"d{i}": -(5.0 + 2 * i) for i in range(1, 5)} for query in ("q1", "q2")}
+    assert [part.training for part in (scorer, scorer[0], scorer[1])] == [True, False, True]
+    assert "test graded" in capsys.readouterr().out
+
+
+def test_an_error_on_the_first_process_reaches_all_and_has_a_text_once(monkeypatch):
+    sent = []
+
+    def broadcast(values, src):
+        sent.extend(values if not sent else [])
+        values[:] = sent
+
+    def fail():
+        raise DataError("a broken file")
+
+    monkeypatch.setattr(torch.distributed, "broadcast_object_list", broadcast)
+    with pytest.raises(DataError, match="a broken file"):
+        Devices(torch.device("cpu"), rank=0, world_size=2).on_first(fail)
+    with pytest.raises(RankerError) as raised:
+        Devices(torch.device("cpu"), rank=1, world_size=2).on_first(fail)
+    assert str(raised.value) == ""

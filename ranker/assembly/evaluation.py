@@ -1,0 +1,175 @@
+"""Score and measure sets with a trained scorer: the test after a training, and the evaluation of a checkpoint."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from ranker.assembly.data import batch_options, chosen_sets, load_source, print_notice, text_limits
+from ranker.assembly.rehearsal import rehearse_trainer
+from ranker.assembly.run import open_run
+from ranker.assembly.trainer import build_fabric
+from ranker.checkpoint import load_scorer, read_description
+from ranker.data.collection import Collection, Splits
+from ranker.data.datamodule import RankData
+from ranker.data.query_docs import allowed_run, warn_of_query_docs, with_allowed
+from ranker.data.splits import check_candidates
+from ranker.data.trec import read_candidates, read_run
+from ranker.errors import ConfigError
+from ranker.evaluation import pictures
+from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
+from ranker.evaluation.scoring import Devices, score_collection
+from ranker.retrieval.bm25 import FirstStage, with_candidates
+from ranker.retrieval.pipeline import add_positives
+from ranker.types import Run, is_bi_encoder
+
+log = logging.getLogger(__name__)
+
+
+def evaluate_sets(
+    cfg: DictConfig,
+    folder: Path,
+    scorer: Any,
+    data: RankData,
+    devices: Devices,
+    depth: int,
+    baseline: Run | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Score the test sets on all devices; write and measure a run for each; a collective.
+
+    Args:
+        cfg: The configuration.
+        folder: The run folder; `evaluation/SET/` gets the files of each set.
+        scorer: The scorer.
+        data: Its `splits.tests` are evaluated.
+        devices: The devices of the run.
+        depth: Depth of the first stage that a run is compared with.
+        baseline: A run to compare with in place of the first stage.
+
+    Returns:
+        Set name -> content of its `metrics.json`, on the first process; empty on the others.
+
+    Raises:
+        RankerError: Scores are not finite, or a file can't be written.
+    """
+    results: dict[str, dict[str, Any]] = {}
+    for name, collection in data.splits.tests.items():
+        run = score_collection(
+            scorer,
+            data.score_batches(collection, devices.rank, devices.world_size),
+            devices,
+            data.batch.workers,
+            progress=f"test {name}" if cfg.trainer.enable_progress_bar else None,
+            inference_mode=cfg.trainer.inference_mode,
+        )
+        written = devices.on_first(partial(write_set, folder, name, run or {}, collection, cfg, depth, baseline))
+        if written is not None:
+            results[name] = written
+    return results
+
+
+def write_set(
+    folder: Path,
+    name: str,
+    run: Run,
+    collection: Collection,
+    cfg: DictConfig,
+    first_stage_depth: int,
+    baseline: Run | None = None,
+) -> dict[str, Any]:
+    """Write a set's run with its measures and a comparison with the baseline or the first stage.
+
+    Args:
+        folder: The run folder.
+        name: The set's name.
+        run: query_id -> doc_id -> score.
+        collection: The set.
+        cfg: Has `measures` and `name`, the run's tag.
+        first_stage_depth: Depth of the first stage that the run is compared with.
+        baseline: A run to compare with in place of the first stage.
+
+    Returns:
+        The content of `metrics.json`.
+    """
+    compared = baseline and allowed_run(collection, baseline)
+    compared = compared or first_stage_run(collection, first_stage_depth)
+    written = write_evaluation(
+        folder / "evaluation" / name,
+        run,
+        collection.qrels,
+        list(cfg.measures),
+        collection.relevance,
+        compared,
+        cfg.name,
+    )
+    means = written["measures"]
+    if compared and means:  # there are none if no query is judged
+        measure = next(iter(means))
+        pictures.write_comparison(folder, name, measure, run, compared, collection.qrels, collection.relevance)
+    return written
+
+
+def print_sets(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print the table of each evaluated set."""
+    for name, metrics in results.items():
+        print_table(name, metrics)
+
+
+def evaluate_checkpoint(cfg: DictConfig) -> None:
+    """Re-rank a collection's candidates with a checkpoint, and measure the runs.
+
+    Raises:
+        ConfigError: The checkpoint's training data is not known and `data` is not set.
+    """
+    trained = OmegaConf.create(read_description(Path(cfg.checkpoint)))
+    if cfg.data is None and "data" not in trained:
+        raise ConfigError(f"data: expected data=..., since {cfg.checkpoint} does not say what it was trained on")
+    rehearse_trainer(cfg)  # the evaluation uses Fabric, but all trainer.* options are checked and set as for a training
+    baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
+    scorer = load_scorer(Path(cfg.checkpoint), cfg.weights)
+    depth = cfg.depth or trained.get("depth", 100)
+    splits = _sets_to_rerank(cfg, cfg.data if cfg.data is not None else trained.data, depth)
+    folder = open_run(cfg)
+    data = RankData(
+        splits,
+        scorer.encoder.tokenizer,
+        scorer.reads,
+        scorer.encoder.max_tokens,
+        batch_options(cfg),
+        text_limits(scorer, trained),
+        depth=None if cfg.add_positives else depth,
+        cache_dir=cfg.cache_dir,
+        layouts=scorer.layouts() if is_bi_encoder(scorer) else None,
+    )
+    fabric = build_fabric(cfg, folder)
+    precision: Any = fabric.strategy.precision
+    converted = precision.convert_module(scorer)
+    results = evaluate_sets(cfg, folder, converted, data, Devices.of_fabric(fabric), depth, baseline)
+    if fabric.global_rank == 0:
+        print_sets(results)
+        log.info("evaluation: %s", folder / "evaluation")
+
+
+def _sets_to_rerank(cfg: DictConfig, source: Any, depth: int) -> Splits:
+    """The collections of the chosen split as test sets, with the candidates to re-rank."""
+    loaded = load_source(source)
+    print_notice(loaded)
+    chosen = chosen_sets(loaded, cfg.split)
+    if cfg.candidates is not None:
+        given = read_candidates(Path(cfg.candidates))
+        chosen = {name: with_allowed(collection, given) for name, collection in chosen.items()}
+        for collection in chosen.values():
+            check_candidates(collection, cfg.candidates)
+    splits = with_candidates(Splits(None, None, chosen), depth, Path(cfg.cache_dir), FirstStage.of(source))
+    for part in splits.tests.values():
+        warn_of_query_docs(part, part.candidates)
+    if cfg.add_positives:  # the name says so: measures of such a set tell nothing about the first stage
+        tests = {f"{name}+positives": add_positives(part, depth) for name, part in splits.tests.items()}
+        splits = replace(splits, tests=tests)
+    return splits

@@ -1,0 +1,121 @@
+"""Open a run folder at the beginning of a command, and restore the process's state at its end; imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from ranker.errors import RankerError
+from ranker.files import write_sums
+from ranker.processes import PARENT, announce_dead_children, is_first_process, is_lost_peer
+from ranker.training.run_writer import environment, log_to, write_json, write_text
+
+# Lightning's warnings about things that this program does on purpose; silenced
+SILENCED = (
+    "Experiment logs directory",  # the run folder holds more than the log
+    ".*LeafSpec.*is deprecated",
+    ".*does not have many workers.*",
+    ".*Checkpoint directory .* exists and is not empty",
+    ".*Your `IterableDataset`",
+)
+
+
+def open_run(cfg: DictConfig) -> Path:
+    """Write the run folder's configuration, environment and log; processes other than the first only get its name."""
+    folder = Path(HydraConfig.get().runtime.output_dir).resolve()
+    _quiet_libraries()
+    if is_first_process():
+        write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+        write_sums(folder, ["config.yaml"])
+        write_json(folder / "environment.json", environment(cfg.get("seed", 0)))
+        log_to(folder / "train.log")
+        announce_dead_children()
+    else:
+        logging.getLogger().setLevel(logging.WARNING)
+    return folder
+
+
+def _quiet_libraries() -> None:
+    """Lower the log levels of the libraries that are loaded; a command that needs none of them loads none here."""
+    if "transformers" in sys.modules:
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        # they have handlers; the root logger's handlers would print each line again
+        logging.getLogger(name).propagate = False
+        logging.getLogger(name).setLevel(logging.WARNING)
+        logging.getLogger(f"{name}.utilities.rank_zero").addFilter(_is_no_tip)
+    for message in SILENCED:
+        warnings.filterwarnings("ignore", message=message)
+
+
+def _is_no_tip(record: logging.LogRecord) -> bool:
+    """Drops Lightning's tips; one of them recommends static_graph, which breaks training with micro-batches."""
+    text = record.getMessage()
+    return not any(word in text for word in ("litlogger", "static_graph", "💡", "Checkpoint directory"))
+
+
+def cfg_values(cfg: DictConfig) -> dict[str, Any]:
+    """The configuration as plain values."""
+    values: Any = OmegaConf.to_container(cfg, resolve=True)
+    return values
+
+
+@contextlib.contextmanager
+def one_run() -> Iterator[None]:
+    """Restore at the end what a run changes (command line, log files, processes, variables); the next job starts clean.
+
+    Raises:
+        RankerError: Another process of the run has died.
+    """
+    argv, variables, handlers = sys.argv, dict(os.environ), list(logging.getLogger().handlers)
+    failed = True
+    try:
+        yield
+        failed = False
+    except RuntimeError as error:
+        if not is_lost_peer(error):
+            raise
+        raise RankerError(
+            "another process of this run has ended, so this one can't go on (its own error, if it had one, stands "
+            f"above; here: {str(error).splitlines()[0]}); go on from the last checkpoint with "
+            "checkpoint=RUN_FOLDER resume=true"
+        ) from error
+    finally:
+        _finish_wandb(failed)
+        sys.argv = argv
+        for handler in set(logging.getLogger().handlers) - set(handlers):
+            logging.getLogger().removeHandler(handler)
+            handler.close()
+        _leave_process_group()
+        for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", PARENT):
+            if name not in variables:
+                os.environ.pop(name, None)
+
+
+def _finish_wandb(failed: bool) -> None:
+    """Close this process's wandb run, if there is one, so that the next job of a sweep gets a new one."""
+    wandb = sys.modules.get("wandb")
+    if wandb is not None and wandb.run is not None:
+        wandb.run.finish(exit_code=1 if failed else 0)
+
+
+def _leave_process_group() -> None:
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        # gloo's threads release their last tensors under a lock and may need the interpreter for that. If the group
+        # were destroyed at once, this thread would hold the interpreter and wait for the lock: a deadlock.
+        time.sleep(0.1)
+        distributed.destroy_process_group()

@@ -1,0 +1,107 @@
+"""Build the scorer, the module that trains it, and its optimizer from the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from ranker.checkpoint import load_scorer
+from ranker.config.targets import constructor_keys
+from ranker.encoders.execution import Execution
+from ranker.errors import ConfigError
+from ranker.multitask.module import MultitaskModule
+from ranker.training.contrastive_module import ContrastiveModule
+from ranker.training.rerank_module import RerankModule
+from ranker.types import Scorer
+
+
+def build_scorer(cfg: DictConfig) -> Scorer:
+    """A new scorer; or the checkpoint's scorer, of which `model` only sets how it is trained.
+
+    Raises:
+        ConfigError: The checkpoint holds another model than `model` names, or `model` can't be trained.
+    """
+    if cfg.checkpoint is not None and not cfg.resume:
+        scorer = load_scorer(Path(cfg.checkpoint), "best", Execution.of(cfg.get("encoder") or {}))
+        name, configured = type(scorer).__name__, cfg.model._target_.rpartition(".")[2]
+        if configured != name:
+            raise ConfigError(
+                f"model: expected model={name.lower()}, which {cfg.checkpoint} holds, got {configured.lower()}"
+            )
+        # from_pretrained returns it in evaluation mode, and Lightning does not change modes: dropout would be off
+        return scorer.train()
+    if cfg.model.get("_partial_"):
+        raise ConfigError(
+            f"model: expected one that can be trained, got {cfg.model._target_}; "
+            "python search.py model=... searches with it"
+        )
+    return instantiate(
+        constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder))
+    )
+
+
+def in_batch_negatives(cfg: DictConfig) -> bool:
+    """Whether the docs of a step's other queries are negatives of each query.
+
+    Raises:
+        ConfigError: They are, but the labels are a teacher's scores, which exist only for a query's own docs; or a step
+            has a single doc. Or `model.symmetric` is set without them.
+    """
+    wanted = cfg.model.get("in_batch_negatives", False)
+    taught = cfg.data.get("teacher") is not None
+    if wanted and taught:
+        raise ConfigError(
+            "model.in_batch_negatives: expected false or null with data.teacher, "
+            "which has no scores for other queries' docs"
+        )
+    if wanted is False or (wanted is None and taught):
+        if cfg.model.get("symmetric", False):
+            raise ConfigError(
+                "model.symmetric: expected false without in-batch negatives; set model.in_batch_negatives=true"
+            )
+        return False
+    if cfg.batch.queries * cfg.batch.docs == 1:
+        raise ConfigError(
+            "batch.queries: expected several queries or docs in a step with in-batch negatives, got one of each"
+        )
+    return True
+
+
+def training_module(cfg: DictConfig) -> Callable[..., RerankModule]:
+    """The class that trains: on each query's own docs, on a whole step's score matrix, or on several tasks.
+
+    Call it with the arguments of `RerankModule`.
+    """
+    if "heads" in cfg.model:
+        return partial(MultitaskModule, weighting=instantiate(cfg.model.weighting))
+    return partial(ContrastiveModule, symmetric=cfg.model.symmetric) if in_batch_negatives(cfg) else RerankModule
+
+
+def build_optimizer(cfg: DictConfig) -> Any:
+    """A function from parameter groups to the optimizer; on a GPU the optimizer is fused unless `optim.fused` is set."""
+    on_gpu = torch.cuda.is_available() and OmegaConf.select(cfg, "optim.fused", default=False) is None
+    return instantiate(cfg.optim, **({"fused": True} if on_gpu else {}))
+
+
+def epoch_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
+    """Optimizer steps of an epoch under `trainer.limit_train_batches`."""
+    limit = cfg.trainer.limit_train_batches
+    if limit is None:
+        return steps_per_epoch
+    return min(steps_per_epoch, limit) if isinstance(limit, int) else int(steps_per_epoch * limit)
+
+
+def total_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
+    """Optimizer steps of the whole training: `max_steps` or the steps of `max_epochs`, whichever is smaller."""
+    ends = []
+    if cfg.trainer.max_epochs is not None and cfg.trainer.max_epochs >= 0:
+        ends.append(cfg.trainer.max_epochs * epoch_steps(cfg, steps_per_epoch))
+    if cfg.trainer.max_steps >= 0:
+        ends.append(cfg.trainer.max_steps)
+    return min(ends)

@@ -1,0 +1,155 @@
+"""Build Lightning's Trainer and Fabric from the configuration, and prepare the processes that they start."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from lightning.fabric import Fabric
+from lightning.fabric.plugins.environments import SLURMEnvironment
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
+
+from ranker.assembly.run import cfg_values
+from ranker.config.writing import inside
+from ranker.errors import ConfigError
+from ranker.processes import announce_parent, is_first_process
+from ranker.training import dashboards, loggers
+from ranker.training.checkpoint_files import WholeFiles
+from ranker.training.progress import ProgressBar
+
+
+def build_trainer(
+    cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None = None
+) -> pl.Trainer:
+    """Lightning's Trainer.
+
+    Args:
+        cfg: The configuration.
+        folder: The run folder, to which loggers and callbacks write.
+        callbacks: Callbacks beside those of the configuration.
+        logger: The `logger` node; None logs nothing.
+    """
+    options = trainer_options(cfg)
+    if options["enable_progress_bar"]:
+        callbacks = [*callbacks, ProgressBar(leave=True, refresh_rate=10 if torch.cuda.is_available() else 1)]
+    callbacks = [*callbacks, *(instantiate(inside(folder, node)) for node in (cfg.get("callbacks") or {}).values())]
+    opened: list[Any] = []
+    if logger is not None and not logger.get("none"):
+        opened = [loggers.csv(folder)]
+        if "_target_" in logger:
+            opened.append(instantiate(logger)(folder, Path(cfg.checkpoint) if cfg.get("resume") else None))
+    if opened and is_first_process():
+        dashboards.start(opened, cfg_values(cfg), OmegaConf.to_yaml(cfg, resolve=True))
+    _prepare_children(folder)
+    # SLURM's requeue would start the training from the beginning in a new folder; docs/resume.md has a job that resumes
+    plugins: list[Any] = [WholeFiles(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])]
+    with refused_by_lightning("trainer"):
+        return pl.Trainer(
+            **options, callbacks=callbacks, logger=opened or False, default_root_dir=folder, plugins=plugins
+        )
+
+
+def trainer_options(cfg: DictConfig) -> dict[str, Any]:
+    """The Trainer's arguments."""
+    options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
+    # the module cuts a step into micro-batches and clips gradients itself, so Lightning must not do it again
+    for key in ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"):
+        options.pop(key)
+    options["precision"] = _precision(options["precision"])
+    options["strategy"] = _strategy(options)
+    return options
+
+
+def build_fabric(cfg: DictConfig, folder: Path) -> Fabric:
+    """Devices and precision for evaluation and search; starts the other processes of the run."""
+    _prepare_children(folder)
+    with refused_by_lightning("trainer"):
+        fabric = Fabric(**fabric_options(cfg))
+    fabric.launch()
+    return fabric
+
+
+def fabric_options(cfg: DictConfig) -> dict[str, Any]:
+    """Fabric's arguments."""
+    options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
+    return {
+        **{key: options[key] for key in ("accelerator", "devices", "num_nodes")},
+        "precision": _precision(options["precision"]),
+        "strategy": "auto" if options["strategy"] == "auto" else "ddp",
+    }
+
+
+@contextlib.contextmanager
+def refused_by_lightning(key: str) -> Iterator[None]:
+    """Turn the error of a Lightning constructor into one line that names a configuration key.
+
+    Raises:
+        ConfigError: In place of Lightning's error.
+    """
+    try:
+        yield
+    except (MisconfigurationException, ValueError, TypeError, AssertionError, RuntimeError) as error:
+        got = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(f"{key}: expected values that Lightning takes, got a refusal: {got}") from error
+
+
+def several_devices(options: Mapping[str, Any]) -> bool:
+    """Whether Lightning's arguments select more than one device."""
+    devices = options["devices"]
+    all_gpus = devices in ("auto", -1, "-1") and options["accelerator"] != "cpu" and torch.cuda.device_count() > 1
+    counted = (isinstance(devices, int) and devices > 1) or (
+        isinstance(devices, str) and ("," in devices or (devices.isdigit() and int(devices) > 1))
+    )
+    return (
+        options["num_nodes"] > 1
+        or all_gpus
+        or counted
+        or (isinstance(devices, (list, ListConfig)) and len(devices) > 1)
+    )
+
+
+def _precision(configured: Any) -> Any:
+    """The configured precision; null is bf16-mixed on a GPU that computes in bfloat16, else 32-true."""
+    bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
+    return configured if configured is not None else "bf16-mixed" if bf16 else "32-true"
+
+
+def _strategy(options: Mapping[str, Any]) -> Strategy | str:
+    """DDP with the options that the training step needs; Lightning's choice for one device."""
+    if not several_devices(options):
+        return "auto"
+    return DDPStrategy(
+        find_unused_parameters=options["strategy"] == "ddp_find_unused_parameters_true",
+        broadcast_buffers=False,  # no buffer changes in training; this saves a collective a step
+        gradient_as_bucket_view=True,
+        timeout=timedelta(minutes=30),
+    )
+
+
+def _prepare_children(folder: Path) -> None:
+    """Make Lightning start its other processes with the composed configuration instead of this command line.
+
+    The command line may be a multirun, which each child would start again, and `now` would give the children other
+    folders.
+    """
+    if HydraConfig.initialized() and is_first_process():
+        composed: Any = HydraConfig.instance().cfg
+        with read_write(composed.hydra):
+            # Lightning passes this folder on; in a multirun it would be one that nobody uses
+            composed.hydra.run.dir = str(folder)
+        announce_parent()
+        overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+        command = str(HydraConfig.get().job.config_name)
+        # a script runs one command; `ranker` takes the command's name as its first argument
+        name = [] if Path(sys.argv[0]).name == f"{command}.py" else [command]
+        sys.argv = [sys.argv[0], *name, "--config-path", str(folder), "--config-name", "config", *overrides]

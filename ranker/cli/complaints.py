@@ -1,0 +1,195 @@
+"""Errors of Hydra, OmegaConf and the operating system, reworded in one line: where, expected, got, fix."""
+
+from __future__ import annotations
+
+import errno
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+
+from ranker.config import roots
+from ranker.config.roots import CONF
+from ranker.errors import RankerError, did_you_mean, shorten
+
+HYDRA, RANKER = Path(hydra.__file__).parent, Path(__file__).resolve().parents[1]
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+UNUSABLE_PATH = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+)
+TYPE_WORDS = {"Integer": "an integer", "Float": "a number", "Boolean": "true or false"}
+
+
+def cause_of(error: BaseException) -> RankerError | None:
+    """The error of this program that Hydra or OmegaConf has wrapped, possibly several times; None if there is none."""
+    inner: BaseException | None = error
+    while inner is not None and not isinstance(inner, RankerError):
+        inner = inner.__cause__ or inner.__context__
+    return inner
+
+
+def is_hydras(error: BaseException) -> bool:
+    """Whether Hydra raised an error while it read the command line and the files, not the job that it ran."""
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    programs = [HYDRA if HYDRA in file.parents else RANKER for file in files if {HYDRA, RANKER} & set(file.parents)]
+    return bool(programs) and programs[-1] == HYDRA and not any(RANKER / "commands" in file.parents for file in files)
+
+
+def path_in_one_line(error: OSError, making_folders: bool) -> str | None:
+    """Reword an error about a file, folder or disk.
+
+    Args:
+        error: The error.
+        making_folders: Whether Hydra raised it when it created the run folder: then any error with a file name counts.
+
+    Returns:
+        The message; None for an error that is about something else.
+    """
+    if error.errno in FULL_DISK:
+        return (
+            f"{error.filename or 'disk'}: expected room to write to, got {error.strerror!r}; "
+            "make room, and go on with checkpoint=RUN_FOLDER resume=true where the run has a checkpoints/last.ckpt"
+        )
+    if (error.errno in UNUSABLE_PATH or making_folders) and error.filename is not None:
+        name = str(error.filename)
+        shown = name if len(name) < 200 else f"{name[:200]}..."
+        return (
+            f"{shown}: expected a file or folder that this user can use, got {error.strerror!r}; "
+            "check it, or set hydra.run.dir or cache_dir"
+        )
+    return None
+
+
+def in_one_line(error: BaseException) -> str:
+    """Reword an error of Hydra or OmegaConf as: where, expected, got, fix."""
+    text = str(error)
+    for part in (error.__cause__, error.__context__):
+        text += f"\n{part}" if part is not None and str(part) not in text else ""
+    messages = (reword(text) for reword in REWORDINGS)
+    return shorten(" ".join(next((message for message in messages if message), _first_paragraph(text)).split()))
+
+
+def _missing_choice(text: str) -> str | None:
+    match = re.search(
+        r"Could not find '([^']+)/([^'/]*)'(?:\s+Available options in '[^']+':\s+(.*?)(?:\n\n|\nConfig search|$))?",
+        text,
+        re.S,
+    )
+    if match is None:
+        return None
+    group, got, options = match.groups()
+    known = re.findall(r"\S+", options or "") or sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    known = [name for name in known if not name.startswith("_")]
+    if not known:
+        return f"{group}: no such file conf/{group}/{got}.yaml"
+    return f"{group}: expected one of {', '.join(known)}; got {got!r}"
+
+
+def _deleted_key(text: str) -> str | None:
+    match = re.search(r"Could not delete from config\. '?([\w.]+)'?", text)
+    return match and f"{match.group(1)}: expected a key that can be left out, got ~{match.group(1)}"
+
+
+def _group_without_name(text: str) -> str | None:
+    if "Config group override must be" not in text:
+        return None
+    given = [
+        re.fullmatch(r"\+?([\w/]+)(?:@[\w.]+)?=(null|[\d.eE+-]+|true|false|)", argument) for argument in sys.argv[1:]
+    ]
+    groups = [match.groups() for match in given if match and (CONF / match.group(1)).is_dir()]
+    return "; ".join(
+        f"{group}: expected the name of a file in conf/{group}/, got {got}"
+        for group, got in groups or [("a group", "null")]
+    )
+
+
+def _unknown_interpolation(text: str) -> str | None:
+    match = re.search(r"Interpolation key '([^']+)' not found", text)
+    if match is None:
+        return None
+    key = _full_key(text) or "interpolation"
+    return f"{key}: expected a key that exists in ${{{match.group(1)}}}, got no such key"
+
+
+def _wrong_class(text: str) -> str | None:
+    match = re.search(r"Invalid type assigned: (\w+) is not a subclass of (\w+).*?full_key: (\S+)", text, re.S)
+    if match is None:
+        return None
+    got, expected, key = match.groups()
+    return f"{key}: expected {expected}, got {'null' if got == 'NoneType' else got}"
+
+
+def _null(text: str) -> str | None:
+    match = re.search(r"field '[^']*' is not Optional\s+full_key: (\S+)", text)
+    return match and f"{match.group(1)}: expected a value, got null"
+
+
+def _unknown_key(text: str) -> str | None:
+    struct = re.search(r"Key '[^']+' is not in struct\s+full_key: (\S+)", text)
+    if struct:
+        return f"{struct.group(1)}: unknown key{_nearest_key(struct.group(1))}"
+    match = re.search(
+        r"(?:Could not override|Key|Could not append to config\. An item is already at|Error merging override) "
+        r"'?\+?([\w./@-]+)'?",
+        text,
+    )
+    if match is None or "not in" not in text:
+        return None
+    name = _full_key(text) or match.group(1)
+    return f"{name}: unknown key{_nearest_key(name)}"
+
+
+def _wrong_type(text: str) -> str | None:
+    match = re.search(r"Value '([^']*)'(?: of type '[^']*')? could not be converted to (\w+)", text)
+    if match is None:
+        return None
+    got, expected = match.groups()
+    return f"{_full_key(text) or '?'}: expected {TYPE_WORDS.get(expected, expected)}, got {got!r}"
+
+
+def _missing_quotes(text: str) -> str | None:
+    if "mismatched input '='" not in text and "extraneous input" not in text:
+        return None
+    return (
+        f"{_first_paragraph(text)}; quote a value that holds '=' or ',' for Hydra as well as for the shell: "
+        "'key=\"a=b.ckpt\"' or key=a\\=b.ckpt"
+    )
+
+
+# Each returns a message, or None if the text is of another kind. The first that returns a message decides.
+REWORDINGS: tuple[Callable[[str], str | None], ...] = (
+    _missing_choice,
+    _deleted_key,
+    _group_without_name,
+    _unknown_interpolation,
+    _wrong_class,
+    _null,
+    _unknown_key,
+    _wrong_type,
+    _missing_quotes,
+)
+
+
+def _full_key(text: str) -> str | None:
+    match = re.search(r"full_key: (\S+)", text)
+    return match.group(1) if match else None
+
+
+def _first_paragraph(text: str) -> str:
+    return " ".join(text.strip().split("\n\n")[0].split())
+
+
+def _nearest_key(name: str) -> str:
+    known = [key for root in roots.ROOTS.values() for key in roots.known_keys(root)]
+    hint = did_you_mean(name, known)
+    return hint if "did you mean" in hint else "; see --help for the keys"

@@ -1,0 +1,56 @@
+"""`ranker evaluate`: measure a run file, or re-rank with a checkpoint and measure that.
+
+Measuring a run file needs no torch. The part that does is imported only for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from ranker.assembly.run import one_run, open_run
+from ranker.data.trec import read_qrels, read_run
+from ranker.evaluation.report import print_table, write_evaluation
+
+log = logging.getLogger(__name__)
+
+
+@one_run()
+def evaluate(cfg: DictConfig) -> None:
+    """Measure a run file, or re-rank a collection's candidates with a checkpoint and measure that."""
+    if cfg.run is not None:
+        _evaluate_file(cfg)
+        return
+    from ranker.assembly.evaluation import evaluate_checkpoint
+
+    evaluate_checkpoint(cfg)
+
+
+def _evaluate_file(cfg: DictConfig) -> None:
+    run, qrels = read_run(Path(cfg.run)), read_qrels(Path(cfg.qrels))
+    baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
+    folder = open_run(cfg)
+    name = run_name(Path(cfg.run))
+    written = write_evaluation(
+        folder / "evaluation" / name, run, qrels, list(cfg.measures), cfg.relevance, baseline, tag=name
+    )
+    if baseline and written["measures"]:  # there are none if no query is judged
+        from ranker.evaluation import pictures
+
+        pictures.write_comparison(folder, name, next(iter(written["measures"])), run, baseline, qrels, cfg.relevance)
+    print_table(name, written)
+    log.info("evaluation: %s", folder / "evaluation" / name)
+
+
+def run_name(path: Path) -> str:
+    """A run file's name without its endings, used as tag and folder name.
+
+    Blanks become `_`. Leading dots are dropped, because they would hide the folder.
+
+    >>> run_name(Path("my run.trec.gz")), run_name(Path(".run")), run_name(Path(".hidden.run"))
+    ('my_run', 'run', 'hidden')
+    """
+    name = path.name.lstrip(".").removesuffix(".gz").removesuffix(".run").removesuffix(".trec")
+    return "_".join(name.split()) or "run"

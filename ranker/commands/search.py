@@ -1,0 +1,159 @@
+"""`ranker search`: search whole collections with a bi-encoder or BM25, measure the runs, and mine hard negatives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+
+from ranker.assembly.data import batch_options, chosen_sets, load_source, mined_set, print_notice, text_limits
+from ranker.assembly.rehearsal import rehearse_fabric
+from ranker.assembly.run import one_run, open_run
+from ranker.assembly.trainer import build_fabric
+from ranker.checkpoint import load_scorer, read_description
+from ranker.data.collection import Collection, Splits
+from ranker.data.datamodule import RankData
+from ranker.data.query_docs import allowed_run
+from ranker.data.trec import read_run, write_run
+from ranker.errors import ConfigError
+from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
+from ranker.retrieval.bm25 import FirstStage, with_candidates
+from ranker.retrieval.encode import Device
+from ranker.retrieval.mining import Mining
+from ranker.retrieval.pipeline import (
+    EncodeOptions,
+    bm25_engines,
+    encode_sets,
+    in_words,
+    mine_set,
+    search_set,
+    vector_engines,
+)
+from ranker.retrieval.search import LateOptions, VectorEngine
+from ranker.training.run_writer import write_json
+from ranker.types import Run, is_bi_encoder
+
+log = logging.getLogger(__name__)
+
+
+@one_run()
+def search(cfg: DictConfig) -> None:
+    """Search whole collections with a bi-encoder or with BM25, measure the runs, and mine hard negatives.
+
+    Raises:
+        ConfigError: An option or a combination of options is wrong.
+    """
+    trained = _check_model(cfg)
+    baseline = read_run(Path(cfg.baseline)) if cfg.baseline not in (None, "bm25") else None
+    teacher = read_run(Path(cfg.mining.teacher), single=True) if cfg.mining.teacher else None
+    mining = Mining(**{key: value for key, value in cfg.mining.items() if key != "teacher"}, seed=cfg.seed)
+    if cfg.model is None:
+        rehearse_fabric(cfg)
+        instantiate(cfg.index)  # discarded: an error in its options shows before the docs are encoded
+    source = cfg.data if cfg.data is not None else trained.data
+    loaded = load_source(source)
+    sets = chosen_sets(loaded, cfg.split) if cfg.split is not None else {}
+    mined = mined_set(loaded, cfg.mine)
+    if cfg.baseline == "bm25" and cfg.model is None:
+        sets = with_candidates(Splits(None, None, sets), cfg.depth, Path(cfg.cache_dir), FirstStage.of(source)).tests
+    folder = open_run(cfg)
+    print_notice(loaded)
+    everything = {**{f"{name} (mined)": part for name, part in mined.items()}, **sets}
+    if cfg.model is not None:
+        engines: dict[str, Any] | None = bm25_engines(everything, instantiate(cfg.model))
+    else:
+        engines = _vector_engines(cfg, trained, everything, folder)
+    if engines is None:  # a process other than the first; its part of the encoding is done
+        return
+    report = {
+        name: _search(cfg, folder, engines[name], name, collection, baseline) for name, collection in sets.items()
+    }
+    for name, collection in mined.items():
+        run = mine_set(engines[f"{name} (mined)"], collection, mining, teacher)
+        write_run(folder / "negatives.trec", run, cfg.name)
+        report["mined"] = {"queries": len(run), "negatives": sum(map(len, run.values()))}
+        log.info("mined negatives: data.negatives=%s", folder / "negatives.trec")
+    write_json(folder / "search.json", report)
+    log.info("search: %s", folder)
+
+
+def _check_model(cfg: DictConfig) -> DictConfig:
+    """Check what is to search; returns the description of the checkpoint, empty for BM25."""
+    if (cfg.model is None) == (cfg.checkpoint is None):
+        raise ConfigError(
+            "search.py: expected either checkpoint=RUN_FOLDER or model=bm25, got "
+            + ("both" if cfg.model else "neither")
+        )
+    if cfg.model is not None and not cfg.model.get("_partial_"):
+        raise ConfigError(
+            f"model: expected bm25, or checkpoint=RUN_FOLDER of a trained model; got {cfg.model._target_}"
+        )
+    trained = OmegaConf.create(read_description(Path(cfg.checkpoint)) if cfg.checkpoint is not None else {})
+    if cfg.data is None and "data" not in trained:
+        raise ConfigError("data: expected data=..., since nothing says what the model was trained on")
+    return trained
+
+
+def _search(
+    cfg: DictConfig, folder: Path, engine: Any, name: str, collection: Collection, baseline: Run | None
+) -> dict[str, Any]:
+    """Search one set, write and measure its run; returns times and counts."""
+    compared = baseline and allowed_run(collection, baseline)
+    compared = compared or (first_stage_run(collection, cfg.depth) if cfg.baseline else None)
+    run, figures = search_set(engine, collection, cfg.depth, cfg.latency_queries)
+    written = write_evaluation(
+        folder / "evaluation" / name,
+        run,
+        collection.qrels,
+        list(cfg.measures),
+        collection.relevance,
+        compared,
+        cfg.name,
+    )
+    print_table(name, written)
+    log.info("%s: %s", name, in_words(figures))
+    return figures
+
+
+def _vector_engines(
+    cfg: DictConfig, trained: DictConfig, sets: Mapping[str, Collection], folder: Path
+) -> dict[str, VectorEngine] | None:
+    """Encode on all devices the docs that are not encoded yet, then open an index over them.
+
+    Returns:
+        Set name -> engine on the first process, None on the others.
+    """
+    scorer = load_scorer(Path(cfg.checkpoint), cfg.weights)
+    if not is_bi_encoder(scorer):
+        raise ConfigError(
+            f"checkpoint: expected a bi-encoder (dpr, colbert), got {type(scorer).__name__}; "
+            "evaluate.py re-ranks with it"
+        )
+    limits = text_limits(scorer, trained)
+    limits = replace(limits, query=cfg.max_query_tokens or limits.query, doc=cfg.max_doc_tokens or limits.doc)
+    data = RankData(
+        Splits(None, None, dict(sets)),
+        scorer.encoder.tokenizer,
+        scorer.reads,
+        scorer.encoder.max_tokens,
+        batch_options(cfg),
+        limits,
+        cache_dir=cfg.cache_dir,
+        layouts=scorer.layouts(),
+    )
+    fabric = build_fabric(cfg, folder)
+    scorer = scorer.to(fabric.device)
+    budget = data.batch.eval_max_tokens or data.batch.max_tokens
+    device = Device(fabric.device, fabric.autocast, fabric.global_rank, fabric.world_size, budget)
+    vectors = None if cfg.encode.folder is None else Path(cfg.encode.folder)
+    options = EncodeOptions(Path(cfg.cache_dir), vectors, cfg.encode.dtype, cfg.encode.shard_docs)
+    encoded = encode_sets(scorer, data, sets, options, device, str(fabric.strategy.precision.precision))
+    fabric.barrier()
+    if fabric.global_rank > 0:
+        return None
+    return vector_engines(scorer, data, sets, encoded, instantiate(cfg.index), device, LateOptions(**cfg.late))

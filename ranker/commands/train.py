@@ -1,0 +1,120 @@
+"""`ranker train`: train a reranker, test its best state, and leave a run folder."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from ranker.assembly.data import build_data, load_splits
+from ranker.assembly.evaluation import evaluate_sets, print_sets
+from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_training
+from ranker.assembly.run import cfg_values, one_run, open_run
+from ranker.assembly.scorer import build_optimizer, build_scorer, total_steps, training_module
+from ranker.assembly.trainer import build_trainer
+from ranker.checkpoint import load_checkpoint, save_model
+from ranker.config.stored import resumed_runs
+from ranker.data.collection import Splits
+from ranker.data.pair_cuts import warn_of_other_cuts
+from ranker.evaluation import pictures
+from ranker.evaluation.scoring import Devices
+from ranker.training import dashboards
+from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_from
+from ranker.training.checkpointing import SaveBest, SaveLast
+from ranker.training.rerank_module import NonFiniteOptions, Optimization
+from ranker.training.run_writer import write_json
+from ranker.training.throughput import Throughput
+
+log = logging.getLogger(__name__)
+
+
+@one_run()
+def train(cfg: DictConfig) -> float | None:
+    """Train a reranker, test its best state, and leave a run folder.
+
+    Returns:
+        The best value of `monitor`, or None.
+    """
+    started = time.perf_counter()
+    folder = open_run(cfg)
+    rehearse_training(cfg)
+    pl.seed_everything(cfg.seed, verbose=False)
+    splits = load_splits(cfg)
+    scorer = build_scorer(cfg)
+    data = build_data(cfg, splits, scorer)
+    steps_per_epoch = len(data.train_steps().plan)
+    check_length(cfg, splits, steps_per_epoch)
+    module = training_module(cfg)(
+        scorer,
+        list(cfg.measures),
+        loss=instantiate(cfg.loss),
+        optimization=Optimization(
+            build_optimizer(cfg),
+            instantiate(cfg.schedule),
+            total_steps(cfg, steps_per_epoch),
+            cfg.optim.weight_decay,
+            cfg.trainer.gradient_clip_val,
+            cfg.seed,
+        ),
+        nonfinite=NonFiniteOptions(cfg.nonfinite, folder / "nonfinite"),
+    )
+    start = to_resume_from(Path(cfg.checkpoint)) if cfg.resume else None
+    throughput = Throughput()
+    best = SaveBest(folder / "checkpoints", cfg.monitor, start.parent if start is not None else None)
+    last = SaveLast(folder / "checkpoints" / LAST, cfg.save_every_steps, start)
+    keeps_best = [best] if cfg.monitor is not None and splits.val is not None else []
+    trainer = build_trainer(cfg, folder, [throughput, *keeps_best, last], cfg.get("logger"))
+    with refused_in_fit():
+        trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
+    if best.best_model_path:
+        load_checkpoint(module, Path(best.best_model_path))
+    if trainer.is_global_zero:
+        save_model(folder / "model", scorer, cfg)  # before the test, so that an error in the test does not lose it
+        if scorer.reads == "pairs":
+            warn_of_other_cuts(data.train_steps())
+    pruned = any(getattr(callback, "pruned", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    tested: dict[str, dict[str, Any]] = {}
+    if not pruned:  # a training that a sweep gave up is not tested
+        with last.ends_at_sigterm(trainer):
+            tested = evaluate_sets(cfg, folder, scorer, data, Devices.of_trainer(trainer), cfg.depth)
+    objective = float(best.best_model_score) if best.best_model_score is not None else None
+    if trainer.is_global_zero:
+        dashboards.log_tests(trainer, {name: metrics["measures"] for name, metrics in tested.items()})
+        result = {
+            "objective": objective,
+            "monitor": cfg.monitor,
+            "best_step": _step_of(best),
+            "steps": trainer.global_step,
+            "skipped_steps": module.skipped_steps,
+            "measures": {name: metrics["measures"] for name, metrics in tested.items()},
+            **throughput.report(),
+            "seconds": time.perf_counter() - started,
+            "pruned": pruned,
+        }
+        _report(cfg, folder, result, trainer, splits)
+        print_sets(tested)
+        log.info(
+            "run folder: %s (model/ loads in transformers and sentence-transformers; evaluation/ holds the runs)",
+            folder,
+        )
+    return objective
+
+
+def _report(cfg: DictConfig, folder: Path, result: dict[str, Any], trainer: pl.Trainer, splits: Splits) -> None:
+    """Write `result.json` and the curves, and show the results on the dashboards."""
+    write_json(folder / "result.json", result)
+    pictures.write_curves(resumed_runs(folder), cfg.monitor, f"{cfg.name}, {folder.name}")
+    queries = {name: splits.tests[name].queries for name in result["measures"]}
+    dashboards.report(trainer.loggers, folder, queries, cfg_values(cfg), result["objective"])
+
+
+def _step_of(best: SaveBest) -> int | None:
+    """The optimizer step of the best checkpoint; None without one."""
+    if not best.best_model_path or not Path(best.best_model_path).is_file():
+        return None
+    return int(read_checkpoint(Path(best.best_model_path), mmap=True)["global_step"])

@@ -1,0 +1,206 @@
+"""Score a collection's candidates on all devices and gather the scores on the first one as a run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from ranker.data.dataset import ScoreBatch, ScoreBatches
+from ranker.data.ranking import require_finite
+from ranker.errors import DataError, RankerError
+from ranker.types import Run
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Devices:
+    """This process's device and its position among the processes of the run (one process per device).
+
+    Args:
+        device: The device of this process.
+        rank: The number of this process; 0 is the first one.
+        world_size: Number of processes.
+        autocast: Makes the context of a forward pass, which sets its precision.
+    """
+
+    device: torch.device
+    rank: int = 0
+    world_size: int = 1
+    autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+
+    @classmethod
+    def of_trainer(cls, trainer: Any) -> Devices:
+        """The devices of a Lightning Trainer that has started its processes."""
+        context = trainer.precision_plugin.forward_context
+        return cls(trainer.strategy.root_device, trainer.global_rank, trainer.world_size, context)
+
+    @classmethod
+    def of_fabric(cls, fabric: Any) -> Devices:
+        """The devices of a launched Lightning Fabric."""
+        return cls(fabric.device, fabric.global_rank, fabric.world_size, fabric.autocast)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that writes and prints."""
+        return self.rank == 0
+
+    def broadcast(self, value: Any) -> Any:
+        """Return the first process's value on every process; a collective."""
+        if self.world_size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def on_first(self, compute: Callable[[], Result]) -> Result | None:
+        """Compute on the first process and return the result there, None elsewhere; a collective.
+
+        Raises:
+            RankerError: `compute` raised one. Every process raises; only the first one's error has a text, so that it
+                is printed once.
+        """
+        result, error = None, None
+        if self.is_first:
+            try:
+                result = compute()
+            except RankerError as caught:
+                error = caught
+        if self.broadcast(error is not None):
+            raise error or RankerError("")
+        return result
+
+
+class ScoreCollector:
+    """The scores of this device, batch by batch, until they are gathered."""
+
+    def __init__(self) -> None:
+        self._scored: list[tuple[Tensor, Tensor]] = []  # slots and scores of each batch
+
+    def add(self, batch: ScoreBatch, scores: Tensor) -> None:
+        """Keep a batch's scores [batch, docs] on the device; nothing here waits for the GPU."""
+        # padding gets slot -1, as stand-ins have; selecting the real scores here would synchronise at each batch
+        slots = torch.full(scores.shape, -1, dtype=batch.slots.dtype, device=scores.device)
+        slots = slots.masked_scatter(batch.batch.doc_mask, batch.slots)
+        self._scored.append((slots.flatten(), scores.flatten().float()))
+
+    def clear(self) -> None:
+        """Forget all scores."""
+        self._scored.clear()
+
+    def run(self, batches: ScoreBatches, devices: Devices) -> Run | None:
+        """Gather the scores of all devices; return the run on the first one, None elsewhere; a collective.
+
+        Only slots and scores are sent, no ids.
+
+        Raises:
+            DataError: A candidate has no score, or a score is not finite within float32.
+        """
+        slots, scores = self._gather(devices)
+        return devices.on_first(lambda: _to_run(batches, slots, scores))
+
+    def _gather(self, devices: Devices) -> tuple[np.ndarray, np.ndarray]:
+        """The slots, int64 [docs], and scores, float32 [docs], of all devices."""
+        no_slots = torch.zeros(0, dtype=torch.int64, device=devices.device)
+        scored = self._scored or [(no_slots, torch.zeros(0, device=devices.device))]
+        slots, scores = (torch.cat(parts) for parts in zip(*scored, strict=True))
+        slots, scores = slots[slots >= 0], scores[slots >= 0]
+        self.clear()
+        if devices.world_size > 1:
+            counts = [torch.zeros(1, dtype=torch.int64, device=devices.device) for _ in range(devices.world_size)]
+            dist.all_gather(counts, torch.tensor([len(slots)], device=devices.device))
+            largest = max(int(count) for count in counts)
+            slots, scores = (
+                _all_gather(nn.functional.pad(part, (0, largest - len(part))), counts) for part in (slots, scores)
+            )
+        return slots.cpu().numpy(), scores.cpu().numpy()
+
+
+def score_collection(
+    scorer: nn.Module,
+    batches: ScoreBatches,
+    devices: Devices,
+    workers: int = 0,
+    progress: str | None = None,
+    inference_mode: bool = True,
+) -> Run | None:
+    """Score a collection's candidates on all devices; a collective.
+
+    The scorer moves to the device, computes in evaluation mode, and gets its modes back afterwards.
+
+    Args:
+        scorer: Scores [batch, docs].
+        batches: This device's share of the candidates.
+        devices: The devices of the run.
+        workers: Worker processes that collate ahead; 0 collates in this process.
+        progress: Title of a progress bar on the first process; None shows none.
+        inference_mode: Whether to compute under `torch.inference_mode`; else under `torch.no_grad`.
+
+    Returns:
+        query_id -> doc_id -> score on the first process, None on the others.
+
+    Raises:
+        DataError: A candidate has no score, or a score is not finite within float32.
+    """
+    collector = ScoreCollector()
+    loader: Any = DataLoader(batches, batch_size=None, num_workers=workers, pin_memory=devices.device.type == "cuda")
+    scorer.to(devices.device)
+    without_gradients = torch.inference_mode if inference_mode else torch.no_grad
+    with _evaluation_mode(scorer), without_gradients():
+        for batch in _shown(loader, len(batches), progress if devices.is_first else None):
+            moved = batch.to(devices.device)
+            with devices.autocast():
+                scores = scorer(moved.batch)
+            collector.add(moved, scores)
+    return collector.run(batches, devices)
+
+
+def _shown(loader: Any, total: int, title: str | None) -> Any:
+    """The loader, with a progress bar if it has a title."""
+    if title is None:
+        return loader
+    from rich.progress import track
+
+    return track(loader, title, total)
+
+
+@contextlib.contextmanager
+def _evaluation_mode(module: nn.Module) -> Iterator[None]:
+    """Evaluation mode for all parts of a module; afterwards each part has its own mode again."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
+
+
+def _all_gather(padded: Tensor, counts: list[Tensor]) -> Tensor:
+    """The devices' values one after another; `padded` [largest count] holds this device's, `counts` says how many."""
+    parts = [torch.zeros_like(padded) for _ in counts]
+    dist.all_gather(parts, padded.contiguous())
+    return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
+
+
+def _to_run(batches: ScoreBatches, slots: np.ndarray, scores: np.ndarray) -> Run:
+    if len(slots) != batches.num_slots:
+        raise DataError(
+            f"evaluation: expected {batches.num_slots} scores, got {len(slots)}; "
+            "limit_val_batches and limit_test_batches must be off"
+        )
+    # scores are float32 (except float64 scores of tests), so the written values equal the measured ones
+    values = np.full(batches.num_slots, np.nan, dtype=np.float32)
+    values[slots] = scores
+    run = batches.run(values)
+    require_finite(run)
+    return run

@@ -1,0 +1,257 @@
+"""The parts of a sentence-transformers folder: modules.json, the transformer, dense layers, configuration files.
+
+They are read and written without that library.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import normalizers
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import Execution
+from ranker.encoders.fit import check_config, check_tokens
+from ranker.encoders.loading import without_pooler
+from ranker.encoders.model_folder import check_model_folder, read_json, read_object
+from ranker.errors import CheckpointError
+from ranker.files import leads_out
+
+# names of activations in `model.activation` and in a Dense module's configuration
+ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
+MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+
+
+def has_modules(folder: Path) -> bool:
+    """Whether a folder has sentence-transformers' layout."""
+    return (folder / MODULES).is_file()
+
+
+def is_multi_vector(folder: Path) -> bool:
+    """Whether a folder's configuration says that texts have several vectors."""
+    return read_object(folder / SETTINGS).get("model_type") == "MultiVectorEncoder" or is_stanford(folder)
+
+
+def is_stanford(folder: Path) -> bool:
+    """Whether config.json names the architecture of Stanford ColBERT."""
+    return "HF_ColBERT" in (read_object(folder / "config.json").get("architectures") or [])
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file and, if needed, its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Module:
+    """One entry of modules.json.
+
+    Args:
+        name: The class without its package, such as `Pooling`.
+        folder: The folder of its configuration and weights.
+    """
+
+    name: str
+    folder: Path
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The content of its config.json."""
+        return read_object(self.folder / "config.json")
+
+
+def read_modules(folder: Path) -> dict[str, list[Module]]:
+    """Read modules.json: `{"query": [...], "document": [...]}`, two equal lists if queries and docs share all modules.
+
+    Raises:
+        CheckpointError: modules.json is missing or starts with something that is neither a Transformer nor a Router.
+    """
+    if not has_modules(folder):
+        raise CheckpointError(
+            f"{folder}: expected modules.json of sentence-transformers' layout, got a folder without it"
+        )
+    try:
+        return _sides(folder, read_json(folder / MODULES))
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder}: expected modules.json to list modules with path and type, got {error!r}"
+        ) from error
+
+
+def _sides(folder: Path, entries: Any) -> dict[str, list[Module]]:
+    chain = [Module(entry["type"].rpartition(".")[2], _inside(folder, entry["path"])) for entry in entries]
+    first, rest = chain[0], chain[1:]
+    if first.name == "Transformer":
+        return {"query": chain, "document": chain}
+    if first.name not in ("Router", "Asym"):
+        raise CheckpointError(f"{folder}: expected a Transformer or a Router as first module, got {first.name}")
+    router = read_object(first.folder / "router_config.json")
+    if sorted(router.get("structure", {})) != ["document", "query"]:
+        raise CheckpointError(
+            f"{folder}: expected a router with the routes query and document, got {sorted(router.get('structure', {}))}"
+        )
+    return {
+        route: [Module(router["types"][name].rpartition(".")[2], _inside(first.folder, name)) for name in names] + rest
+        for route, names in router["structure"].items()
+    }
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Return the folder of a module from its path in modules.json, which must not lead out of the model's folder."""
+    if leads_out(name):
+        raise CheckpointError(f"{folder}: expected the paths of its modules to stay inside it, got {name!r}")
+    return folder / name
+
+
+def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str, Any]]:
+    """Read a transformer without its pooler.
+
+    Returns:
+        The encoder, and the content of sentence_bert_config.json.
+
+    Raises:
+        CheckpointError: A weight is missing, or the folder is one that `check_model_folder` refuses.
+    """
+    check_model_folder(folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    check_config(config, str(folder))
+    model, info = AutoModel.from_pretrained(
+        folder,
+        config=config,
+        output_loading_info=True,
+        dtype=torch.float32,
+        trust_remote_code=False,
+        **without_pooler(config),
+    )
+    if info["missing_keys"]:
+        raise CheckpointError(
+            f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing"
+        )
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    settings = read_object(folder / "sentence_bert_config.json")
+    if settings.get("do_lower_case"):
+        _lower_case(tokenizer)
+    encoder = Encoder(model, tokenizer, execution)
+    check_tokens(encoder)
+    return encoder, settings
+
+
+def _lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Make the tokenizer lower-case its texts, unless it does so already."""
+    backend: Any = tokenizer.backend_tokenizer
+    normalizer = backend.normalizer
+    if normalizer is None or normalizer.normalize_str("A") != "a":
+        rest = [normalizer] if normalizer is not None else []
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
+
+
+def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mapping[str, Any]) -> None:
+    """Write a transformer, its tokenizer and sentence_bert_config.json.
+
+    Args:
+        folder: Made if missing.
+        encoder: The encoder.
+        max_tokens: Longest text, special tokens included.
+        extra: More keys of sentence_bert_config.json.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    encoder.model.save_pretrained(folder)
+    tokenizer = copy.deepcopy(encoder.tokenizer)
+    tokenizer.model_max_length = max_tokens
+    tokenizer.save_pretrained(folder)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
+
+
+def read_dense(module: Module) -> tuple[nn.Linear, str]:
+    """Read a Dense module: its linear layer, and the name of its activation in `ACTIVATIONS`.
+
+    Raises:
+        CheckpointError: A residual, an unknown activation, or no weights.
+    """
+    config = module.config
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
+    if activation not in ACTIVATIONS or config.get("use_residual"):
+        raise CheckpointError(
+            f"{module.folder}: expected a Dense with activation Identity or Tanh and no residual, got {config}"
+        )
+    state = read_weights(module.folder)
+    return linear_of(state["linear.weight"], state.get("linear.bias")), activation
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read the weights of a folder by name.
+
+    Raises:
+        CheckpointError: There is no file of weights.
+    """
+    if (folder / "model.safetensors").is_file():
+        return load_file(folder / "model.safetensors")
+    if (folder / "pytorch_model.bin").is_file():
+        state: dict[str, Tensor] = torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
+        return state
+    raise CheckpointError(f"{folder}: expected model.safetensors or pytorch_model.bin, got neither")
+
+
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """Return a linear layer with these weights [outputs, inputs] and biases [outputs]."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+        if bias is not None:
+            linear.bias.copy_(bias)
+    return linear
+
+
+def write_dense(folder: Path, linear: nn.Linear, activation: str, extra: dict[str, Any] | None = None) -> None:
+    """Write a Dense module.
+
+    Args:
+        folder: Its folder.
+        linear: The layer.
+        activation: A name in `ACTIVATIONS`.
+        extra: More keys of its config.json.
+    """
+    config = {
+        "in_features": linear.in_features,
+        "out_features": linear.out_features,
+        "bias": linear.bias is not None,
+        "activation_function": ACTIVATIONS[activation],
+        **(extra or {}),
+    }
+    write_json(folder / "config.json", config)
+    save_file(
+        {f"linear.{name}": value.detach().contiguous().cpu() for name, value in linear.named_parameters()},
+        folder / "model.safetensors",
+    )
+
+
+def write_modules(
+    folder: Path, modules: list[tuple[str, str]], prompts: dict[str, str], model_type: str, similarity: str
+) -> None:
+    """Write modules.json and config_sentence_transformers.json.
+
+    Args:
+        folder: The model's folder.
+        modules: Path and dotted class of each module.
+        prompts: Prompt by task: `query` and `document`.
+        model_type: `SentenceTransformer` or `MultiVectorEncoder`.
+        similarity: `cosine`, `dot` or `maxsim`.
+    """
+    write_json(
+        folder / MODULES,
+        [{"idx": i, "name": str(i), "path": path, "type": name} for i, (path, name) in enumerate(modules)],
+    )
+    write_json(
+        folder / SETTINGS,
+        {"model_type": model_type, "prompts": prompts, "default_prompt_name": None, "similarity_fn_name": similarity},
+    )

@@ -1,0 +1,42 @@
+"""A model with a vector per token, as its folders hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from ranker.encoders.encoder import Encoder
+
+
+@dataclass
+class MultiVectorModel:
+    """A bi-encoder with a vector per token.
+
+    Args:
+        encoder: The encoder of queries and docs.
+        projection: Linear layer from states to vectors, if any.
+        similarity: `cosine` or `dot`, of two token vectors.
+        query_prompt: Text before each query.
+        doc_prompt: Text before each doc.
+        query_length: Tokens to which shorter queries are extended with `[MASK]`; 0: no expansion.
+        attend_to_expansion: Whether other tokens attend to the expansion.
+        cut_queries: Whether longer queries are cut to `query_length`.
+        skiplist: Words of docs that have no vectors.
+        lengths: `query_length`, `document_length` and `max_seq_length`, as far as the folder gives them; for reading.
+        add_markers: Whether the prompts become special tokens of the tokenizer; for reading.
+    """
+
+    encoder: Encoder
+    projection: nn.Linear | None
+    similarity: str
+    query_prompt: str
+    doc_prompt: str
+    query_length: int
+    attend_to_expansion: bool
+    cut_queries: bool
+    skiplist: list[str]
+    lengths: Mapping[str, Any] = field(default_factory=dict)
+    add_markers: bool = False

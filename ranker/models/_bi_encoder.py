@@ -1,0 +1,53 @@
+"""What DPR and ColBERT share: similarities, the projection's start, limits of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from ranker.data.batching import Template
+from ranker.encoders.encoder import Encoder
+from ranker.errors import ConfigError
+
+SIMILARITIES = ("cosine", "dot")
+
+
+def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
+    """Check a value that yaml sets.
+
+    Raises:
+        ConfigError: It is none of the choices.
+    """
+    if value not in choices:
+        raise ConfigError(f"{key}: expected one of {', '.join(choices)}; got {value!r}")
+
+
+def new_projection(encoder: Encoder, size: int, bias: bool) -> nn.Linear:
+    """Return a linear layer from states to vectors of `size`.
+
+    Its weights start orthogonal: they keep angles as far as possible, so that training starts from the encoder's own
+    similarities.
+    """
+    linear = nn.Linear(encoder.dim, size, bias=bias)
+    nn.init.orthogonal_(linear.weight)
+    if bias:
+        nn.init.zeros_(linear.bias)
+    return linear
+
+
+def text_limit(encoder: Encoder, lengths: Mapping[str, Any], key: str, template: Template) -> int:
+    """Return the longest text of queries or docs in tokens, special tokens not counted.
+
+    Args:
+        encoder: Its positions are the upper bound.
+        lengths: `query_length`, `document_length` and `max_seq_length` of a folder, as far as it gives them. Without
+            them the tokenizer's maximum counts.
+        key: `query_length` or `document_length`.
+        template: The layout; its own maximum comes first.
+    """
+    longest = (
+        template.max_tokens or lengths.get(key) or lengths.get("max_seq_length") or encoder.tokenizer.model_max_length
+    )
+    return max(1, min(int(longest), encoder.max_tokens) - template.num_added)

@@ -1,0 +1,65 @@
+"""Row layouts with prompts, tokenized as sentence-transformers does: prompt and text are one string."""
+
+from __future__ import annotations
+
+import logging
+from itertools import takewhile
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from ranker.data.batching import Template
+
+log = logging.getLogger(__name__)
+
+# Texts that show whether the tokenizer merges the end of a prompt with the start of a text.
+SEAMS = ("", "apple river", "a", "The", "7", "é", "水", "(x)", "'s", "-", ":", "//", "##a", " a", "  a", "\na", "\ta")
+
+
+def with_prompt(tokenizer: PreTrainedTokenizerFast, single: Template, prompt: str) -> Template:
+    """Return the layout of texts with a prompt.
+
+    Some tokenizers cut a text after a prompt exactly as they cut it alone (WordPiece after a blank). Then the prompt's
+    tokens become special tokens of the layout, and token stores hold texts only. Others merge across the seam:
+    byte-level BPE and SentencePiece join the blank to the next word. Then the part of the prompt after its last special
+    token becomes the layout's prefix, and token stores hold prefix and text.
+
+    Args:
+        tokenizer: The encoder's tokenizer.
+        single: The layout of a text without a prompt.
+        prompt: The prompt; may be empty.
+    """
+    if not prompt:
+        return single
+
+    def ids(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
+
+    joined = [ids(prompt + text) for text in SEAMS]
+    if joined == [ids(prompt) + ids(text) for text in SEAMS] and _splits_at_end(tokenizer, prompt):
+        return single.with_prompt(ids(prompt))
+    specials = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    end = max((prompt.rfind(token) + len(token) for token in specials if token in prompt), default=0)
+    special, prefix = prompt[:end], prompt[end:]
+    if joined != [ids(special) + ids(prefix + text) for text in SEAMS]:
+        log.warning(
+            "prompt %r: the tokenizer cuts texts after it differently than alone; scores may differ from those of "
+            "sentence-transformers",
+            prompt,
+        )
+    columns = zip(*(ids(prefix + text) for text in SEAMS), strict=False)  # up to the shortest
+    num_shared = sum(1 for _ in takewhile(lambda column: len(set(column)) == 1, columns))
+    return single.with_prompt(ids(special), prefix, num_shared)
+
+
+def _splits_at_end(tokenizer: PreTrainedTokenizerFast, prompt: str) -> bool:
+    """Whether pre-tokenization always splits after the prompt, so that no vocabulary can merge across the seam."""
+    backend: Any = tokenizer.backend_tokenizer
+
+    def pieces(text: str) -> list[str]:
+        normal = backend.normalizer.normalize_str(text) if backend.normalizer is not None else text
+        return [piece for piece, _ in backend.pre_tokenizer.pre_tokenize_str(normal)]
+
+    return backend.pre_tokenizer is not None and all(
+        pieces(prompt + text) == pieces(prompt) + pieces(text) for text in SEAMS
+    )
