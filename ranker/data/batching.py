@@ -361,10 +361,10 @@ class Collator:
                 (self.queries, query_rows[group_of_doc], query_lengths[group_of_doc]),
                 (self.docs, flat_docs, doc_lengths),
             ]
-            texts["pairs"] = replace(self.pair.lay_out(sides), names=doc_names)
+            texts["pairs"] = replace(self.pair.lay_out(sides), row_ids=doc_names)
         else:
-            texts["queries"] = replace(self.query_batch(query_rows), names=query_names)
-            texts["docs"] = replace(self.doc_batch(flat_docs), names=doc_names)
+            texts["queries"] = replace(self.query_batch(query_rows), row_ids=query_names)
+            texts["docs"] = replace(self.doc_batch(flat_docs), row_ids=doc_names)
         return RankBatch(
             labels=torch.from_numpy(np.where(mask, labels, 0.0).astype(np.float32)),
             doc_mask=torch.from_numpy(mask),

@@ -181,7 +181,7 @@ class TaskSteps(Dataset[TaskStep]):
         """Token batches of some rows with their names, one a layout, and the order in which they hold the rows."""
         kinds = self._kinds[rows]
         blocks = [
-            replace(self.sequences.take(rows[kinds == kind]), names=torch.from_numpy(names[kinds == kind]))
+            replace(self.sequences.take(rows[kinds == kind]), row_ids=torch.from_numpy(names[kinds == kind]))
             for kind in np.unique(kinds)
         ]
         return blocks, np.argsort(kinds, kind="stable")
@@ -214,13 +214,13 @@ def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
         batches[0].cu_seqlens[:1],
         *(batch.cu_seqlens[1:] + int(start) for batch, start in zip(batches, ends, strict=False)),
     ]
-    names = [batch.names for batch in batches if batch.names is not None]
+    row_ids = [batch.row_ids for batch in batches if batch.row_ids is not None]
     return TokenBatch(
         torch.cat([batch.tokens for batch in batches]),
         torch.cat([batch.segments for batch in batches]),
         torch.cat(seqlens),
         max(batch.max_length for batch in batches),
-        names=torch.cat(names) if len(names) == len(batches) else None,
+        row_ids=torch.cat(row_ids) if len(row_ids) == len(batches) else None,
     )
 
 

@@ -294,7 +294,7 @@ def test_a_large_pass_has_the_same_bits_each_time(path, pooling):
 def random_batch(*lengths: int) -> TokenBatch:
     tokens = torch.randint(5, 1000, (sum(lengths),))
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
-    return TokenBatch(tokens, tokens % 2, ends, max(lengths), names=torch.randperm(len(lengths))).to("cuda")
+    return TokenBatch(tokens, tokens % 2, ends, max(lengths), row_ids=torch.randperm(len(lengths))).to("cuda")
 
 
 def weighted_sum(states: torch.Tensor) -> torch.Tensor:
