@@ -162,7 +162,8 @@ def test_pc40_segments_reach_bert_and_do_not_break_roberta():
 )
 def test_padding_rows(multiples, ends, attended):
     batch = batch_of(range(5, 8), range(70))
-    batch.attended, batch.num_attended, batch.row_ids = torch.tensor([2, 70], dtype=torch.int32), 72, torch.tensor([8, 3])
+    batch.attended, batch.num_attended = torch.tensor([2, 70], dtype=torch.int32), 72
+    batch.row_ids = torch.tensor([8, 3])
     filled = pad_to_tiles(batch, *multiples)
     assert filled.cu_seqlens.tolist() == [0, *ends] and filled.cu_seqlens.dtype == torch.int32
     assert filled.num_tokens == filled.segments.shape[0] == ends[-1] and filled.tokens[:73].equal(batch.tokens)
