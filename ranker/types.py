@@ -55,7 +55,7 @@ class TokenBatch(Movable):
         attended: Number of tokens of each row that serve as keys, int32 [rows]: always the first ones. The other tokens
             attend to them, and no token attends to the others (ColBERT's query expansion). None: all tokens.
         num_attended: The sum of `attended`, a Python int.
-        names: Id of each row within the whole optimizer step, int64 [rows]. Dropout masks depend on these ids, and so
+        row_ids: Id of each row within the whole optimizer step, int64 [rows]. Dropout masks depend on these ids, and so
             not on how the step is cut into micro-batches. None: 0, 1, 2, ... in this batch.
     """
 
@@ -65,7 +65,7 @@ class TokenBatch(Movable):
     max_length: int
     attended: Tensor | None = None
     num_attended: int = 0
-    names: Tensor | None = None
+    row_ids: Tensor | None = None
 
     @property
     def num_rows(self) -> int:

@@ -181,10 +181,10 @@ class Collator:
                 (self.queries, query_rows[group_of_doc], query_lengths[group_of_doc]),
                 (self.docs, flat_docs, doc_lengths),
             ]
-            batches["pairs"] = replace(self.pair.lay_out(texts), names=doc_ids)
+            batches["pairs"] = replace(self.pair.lay_out(texts), row_ids=doc_ids)
         else:
-            batches["queries"] = replace(self.query_batch(query_rows), names=query_ids)
-            batches["docs"] = replace(self.doc_batch(flat_docs), names=doc_ids)
+            batches["queries"] = replace(self.query_batch(query_rows), row_ids=query_ids)
+            batches["docs"] = replace(self.doc_batch(flat_docs), row_ids=doc_ids)
         return RankBatch(
             labels=torch.from_numpy(np.where(mask, labels, 0.0).astype(np.float32)),
             doc_mask=torch.from_numpy(mask),

@@ -90,7 +90,7 @@ class Graphs:
             self._weights = addresses
             self._forget()
         pool = next((i for i, lease in enumerate(self._busy) if _free(lease)), len(self._busy))
-        key = (pool, batch.num_tokens, batch.num_rows, batch.names is None, kind)
+        key = (pool, batch.num_tokens, batch.num_rows, batch.row_ids is None, kind)
         captured = self._captured.get(key) or self._capture(key, body, batch, model, trained)
         if captured is None:
             return None
@@ -219,7 +219,7 @@ class _Pass:
             tokens=batch.tokens.clone(),
             segments=batch.segments.clone(),
             cu_seqlens=batch.cu_seqlens.clone(),
-            names=None if batch.names is None else batch.names.clone(),
+            row_ids=None if batch.row_ids is None else batch.row_ids.clone(),
         )
         self.seed = torch.zeros((), dtype=torch.int64, device=batch.tokens.device)
 
@@ -242,8 +242,8 @@ class _Pass:
             (self.batch.segments, batch.segments),
             (self.batch.cu_seqlens, batch.cu_seqlens),
         ]
-        if self.batch.names is not None and batch.names is not None:
-            pairs.append((self.batch.names, batch.names))
+        if self.batch.row_ids is not None and batch.row_ids is not None:
+            pairs.append((self.batch.row_ids, batch.row_ids))
         for buffer, values in pairs:
             buffer.copy_(values)
 

@@ -67,7 +67,7 @@ def check_model_folder(folder: str | Path) -> None:
             )
     if (folder / ADAPTER).exists():
         raise CheckpointError(
-            f"{folder}: expected a whole model, got an adapter ({ADAPTER}) of one that lies elsewhere; merge the two"
+            f"{folder}: expected a whole model, got an adapter ({ADAPTER}) without its base model; merge the two"
         )
     for index in folder.glob("*.index.json"):
         names = read_object(index).get("weight_map")

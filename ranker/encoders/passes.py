@@ -1,4 +1,4 @@
-"""What a forward pass is asked for and what it returns, whichever path computes it."""
+"""Request and result of a forward pass, the same for every path."""
 
 from __future__ import annotations
 

@@ -116,5 +116,5 @@ def pad_to_tiles(batch: TokenBatch, multiple: int = TILE, row_multiple: int = 1)
         -(-batch.max_length // TILE) * TILE,
         None if batch.attended is None else torch.cat([batch.attended, row_offsets.diff()]),
         batch.num_attended + num_padding if batch.attended is not None else 0,
-        None if batch.names is None else functional.pad(batch.names, (0, num_rows), value=-1),
+        None if batch.row_ids is None else functional.pad(batch.row_ids, (0, num_rows), value=-1),
     )

@@ -199,6 +199,6 @@ def _hashes(model: Any, layout: RaggedLayout, seed: int | Tensor | None) -> Tens
     """
     if not dropout_rate(model):
         return None
-    row_ids = layout.row_indices if layout.batch.names is None else layout.batch.names[layout.row_indices]
+    row_ids = layout.row_indices if layout.batch.row_ids is None else layout.batch.row_ids[layout.row_indices]
     sites = 1 + 2 * model.config.num_hidden_layers
     return dropout_hashes(seed if isinstance(seed, Tensor) else _seed(seed), row_ids, layout.position_ids, sites)

@@ -120,7 +120,9 @@ def _classifier(model: Classifier) -> PreTrainedModel | None:
 
 
 def read(folder: Path, execution: Execution) -> Classifier:
-    """Read a folder that `write` wrote, or a sequence classification model, with 1 or 2 labels.
+    """Read a folder that `write` wrote, or a sequence classification model with 1 or 2 labels.
+
+    The family must have a `Classifier` in `ranker.encoders.families`.
 
     Raises:
         CheckpointError: The folder has no trained head, or one of another size; a weight is missing, or one is there
@@ -137,8 +139,10 @@ def read(folder: Path, execution: Execution) -> Classifier:
             "its head would be random: train it first with encoder.name=..."
         )
     if family_of(config).classifier is None:
-        known = ", ".join(sorted(name for name, family in families().items() if family.classifier))
-        raise CheckpointError(f"{folder}: expected a classifier of one of {known}, got {config.model_type!r}")
+        supported = sorted(name for name, family in families().items() if family.classifier)
+        raise CheckpointError(
+            f"{folder}: expected a classifier of one of {', '.join(supported)}, got {config.model_type!r}"
+        )
     if config.num_labels not in (1, 2):
         raise CheckpointError(
             f"{folder}: expected a head of 1 or 2 labels, got {config.num_labels}; "
@@ -185,4 +189,6 @@ def _layers_of(model: Any) -> tuple[nn.Linear, nn.Linear]:
     """Return the dense layer before tanh and the output layer, see `ranker.encoders.family.Classifier`."""
     classifier = family_of(model.config).classifier
     assert classifier is not None
-    return model.get_submodule(classifier.dense), model.get_submodule(classifier.output)
+    dense: Any = model.get_submodule(classifier.dense)
+    output: Any = model.get_submodule(classifier.output)
+    return dense, output

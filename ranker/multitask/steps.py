@@ -214,7 +214,7 @@ class TaskSteps(Dataset[TaskStep]):
         """
         layouts = self._layouts[rows]
         blocks = [
-            replace(self.sequences.take(rows[layouts == layout]), names=torch.from_numpy(row_ids[layouts == layout]))
+            replace(self.sequences.take(rows[layouts == layout]), row_ids=torch.from_numpy(row_ids[layouts == layout]))
             for layout in np.unique(layouts)
         ]
         return blocks, np.argsort(layouts, kind="stable")
@@ -254,13 +254,13 @@ def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
         batches[0].cu_seqlens[:1],
         *(batch.cu_seqlens[1:] + int(start) for batch, start in zip(batches, ends, strict=False)),
     ]
-    names = [batch.names for batch in batches if batch.names is not None]
+    row_ids = [batch.row_ids for batch in batches if batch.row_ids is not None]
     return TokenBatch(
         torch.cat([batch.tokens for batch in batches]),
         torch.cat([batch.segments for batch in batches]),
         torch.cat(cu_seqlens),
         max(batch.max_length for batch in batches),
-        names=torch.cat(names) if len(names) == len(batches) else None,
+        row_ids=torch.cat(row_ids) if len(row_ids) == len(batches) else None,
     )
 
 

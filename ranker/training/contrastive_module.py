@@ -69,7 +69,7 @@ class ContrastiveModule(RerankModule):
         world = self.trainer.world_size
         text_rows = [_rows_in_step(batch, step.contrast) for batch in step.micro_batches]
         queries, docs = self._encode_step(step, text_rows)
-        vector_rows = [(queries.vector_indices(part[0]), docs.vector_indices(part[1])) for part in text_rows]
+        vector_rows = [(queries.vector_indices(rows[0]), docs.vector_indices(rows[1])) for rows in text_rows]
         mine = torch.cat([rows[0] for rows in text_rows]).sort().values if text_rows else step.contrast.owners[:0]
         total, on_scores, on_loss = self._loss_of_step(queries, docs, mine, step)
         on_queries, on_docs, on_scoring = self._through_scores(queries, docs, mine, on_scores)

@@ -45,9 +45,10 @@ def names_of(data: RankData, index: int, world: int = 1) -> dict[int, list[int]]
             for batch in (micro_batch.pairs, micro_batch.queries, micro_batch.docs):
                 if batch is not None:
                     rows = batch.tokens.split(batch.cu_seqlens.diff().tolist())
-                    found += [(int(name), row.tolist()) for name, row in zip(batch.names, rows, strict=True)]
-                    filled = pad_to_tiles(batch)
-                    assert filled.names.shape == filled.cu_seqlens[1:].shape and filled.names[:-1].equal(batch.names)
+                    found += [(int(row_id), row.tolist()) for row_id, row in zip(batch.row_ids, rows, strict=True)]
+                    padded = pad_to_tiles(batch)
+                    assert padded.row_ids.shape == padded.cu_seqlens[1:].shape
+                    assert padded.row_ids[:-1].equal(batch.row_ids)
     assert len(dict(found)) == len(found), "no two rows of a step share an id"
     return dict(found)
 

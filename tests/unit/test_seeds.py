@@ -144,7 +144,7 @@ def test_the_configuration_s_seed_reaches_order_and_draws(small_files, tmp_path)
 def batch() -> RankBatch:
     tokens = torch.arange(5, 25)
     pairs = TokenBatch(
-        tokens, torch.zeros_like(tokens), torch.tensor([0, 10, 20], dtype=torch.int32), 10, names=torch.tensor([0, 1])
+        tokens, torch.zeros_like(tokens), torch.tensor([0, 10, 20], dtype=torch.int32), 10, row_ids=torch.tensor([0, 1])
     )
     return RankBatch(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), torch.tensor([0]), 1.0, pairs=pairs)
 

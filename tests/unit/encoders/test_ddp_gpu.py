@@ -52,7 +52,7 @@ def batch_of(step: int, micro: int, rank: int) -> TokenBatch:
     lengths = [80 + (i + step) % 5 for i in range(rows)]
     tokens = torch.randint(5, 1500, (sum(lengths),), generator=generator)
     ends = torch.tensor([0, *lengths]).cumsum(0).int()
-    return TokenBatch(tokens, tokens % 2, ends, max(lengths), names=torch.arange(rows) + 40 * rank + 20 * micro).to(
+    return TokenBatch(tokens, tokens % 2, ends, max(lengths), row_ids=torch.arange(rows) + 40 * rank + 20 * micro).to(
         "cuda"
     )
 

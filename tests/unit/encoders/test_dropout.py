@@ -98,7 +98,7 @@ def batch_of(rows: list[list[int]], row_ids: list[int] | None) -> TokenBatch:
         torch.zeros_like(tokens),
         ends,
         max(map(len, rows)),
-        names=None if row_ids is None else torch.tensor(row_ids),
+        row_ids=None if row_ids is None else torch.tensor(row_ids),
     )
 
 

@@ -100,7 +100,7 @@ def test_pooled_states_and_gradients_are_those_of_all_states_with_dropout(family
     else:
         encoder.eval()
     batch = batch_of(*ROWS)
-    batch.names = torch.tensor([4, 0, 9])
+    batch.row_ids = torch.tensor([4, 0, 9])
     encoder.dropout_seed = 11
     results = []
     for vectors in (encoder.pooled(batch, pooling), pool(encoder(batch), batch, pooling)):
@@ -162,12 +162,13 @@ def test_pc40_segments_reach_bert_and_do_not_break_roberta():
 )
 def test_padding_rows(multiples, ends, attended):
     batch = batch_of(range(5, 8), range(70))
-    batch.attended, batch.num_attended, batch.names = torch.tensor([2, 70], dtype=torch.int32), 72, torch.tensor([8, 3])
+    batch.attended, batch.num_attended = torch.tensor([2, 70], dtype=torch.int32), 72
+    batch.row_ids = torch.tensor([8, 3])
     filled = pad_to_tiles(batch, *multiples)
     assert filled.cu_seqlens.tolist() == [0, *ends] and filled.cu_seqlens.dtype == torch.int32
     assert filled.num_tokens == filled.segments.shape[0] == ends[-1] and filled.tokens[:73].equal(batch.tokens)
     assert filled.attended.tolist() == attended and filled.num_attended == sum(attended)
-    assert filled.names.tolist() == [8, 3] + [-1] * (len(ends) - 2)
+    assert filled.row_ids.tolist() == [8, 3] + [-1] * (len(ends) - 2)
     assert filled.max_length == 128
 
 

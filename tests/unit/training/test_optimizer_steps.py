@@ -45,7 +45,7 @@ def batch_of(parts: list[Tensor], names: list[int]) -> TokenBatch:
     lengths = torch.tensor([0, *map(len, parts)])
     tokens = torch.cat(parts)
     return TokenBatch(
-        tokens, torch.zeros_like(tokens), lengths.cumsum(0).int(), int(lengths.max()), names=torch.tensor(names)
+        tokens, torch.zeros_like(tokens), lengths.cumsum(0).int(), int(lengths.max()), row_ids=torch.tensor(names)
     )
 
 
