@@ -7,6 +7,7 @@ import pytest
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, T5Config
 
 from ranker.encoders import families as package
+from ranker.encoders import family
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.family import families, family_of, first_position, max_positions
 from ranker.encoders.loading import load_encoder, without_pooler
@@ -75,7 +76,7 @@ def test_facts_are_those_of_the_model(model_type, monkeypatch):
         whole = AutoModelForSequenceClassification.from_config(config)
         assert whole.get_submodule(classifier.dense).out_features == config.hidden_size
         assert whole.get_submodule(classifier.output).out_features == config.num_labels
-    monkeypatch.setattr(package, "families", dict)  # no facts: the offset is read from the model
+    monkeypatch.setattr(family, "families", dict)  # no facts: the offset is read from the model
     assert first_position(config, model) == stated
 
 
