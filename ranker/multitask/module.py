@@ -59,7 +59,7 @@ class MultitaskModule(RerankModule):
         self.rows_seen: Tensor
         self.rows_before: Tensor
         # Losses and gradient norms of a step, until it is known whether its gradients are finite
-        self._pending: tuple[Tensor, Tensor | None] | None = None
+        self._step_results: tuple[Tensor, Tensor | None] | None = None
         self._shared_layer = _last_shared_layer(scorer)
         if weighting.mode == "gradnorm" and not any(
             self._shared_layer.search(name) for name, p in self.named_parameters() if p.requires_grad
@@ -105,15 +105,15 @@ class MultitaskModule(RerankModule):
             gradients.assign(coefficients, self.weighting.surgery, seed)
         else:
             gradients.assign(torch.ones(1, device=self.device), "none")
-        self._pending = losses, gradients.norms(self._shared_layer) if self.weighting.mode == "gradnorm" else None
+        self._step_results = losses, gradients.norms(self._shared_layer) if self.weighting.mode == "gradnorm" else None
         return (
             total.double() if self.trainer.is_global_zero else torch.zeros((), dtype=torch.float64, device=self.device)
         )
 
     def learn(self, step: TrainStep, finite: Tensor) -> None:
         """Count the step's rows and update learned weights if `finite`, bool [], without a host synchronisation."""
-        assert isinstance(step, TaskStep) and self._pending is not None
-        (losses, norms), self._pending = self._pending, None
+        assert isinstance(step, TaskStep) and self._step_results is not None
+        (losses, norms), self._step_results = self._step_results, None
         self.rows_seen += torch.stack([finite * count for count in step.rows])
         for task, name in enumerate(self.tasks):
             self.log(f"rows/{name}", self.rows_seen[task].float())
