@@ -147,7 +147,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
         cache_dir=cfg.cache_dir,
         layouts=scorer.layouts() if scorer.reads == "texts" else None,
     )
-    fabric = build_fabric(cfg, folder)
+    fabric = build_fabric(cfg, folder, "evaluate")
     scorer = fabric.strategy.precision.convert_module(scorer)
     results = evaluate_sets(cfg, folder, scorer, data, Devices.of_fabric(fabric), depth, baseline)
     if fabric.global_rank == 0:

@@ -146,7 +146,7 @@ def _vector_engines(
         cache_dir=cfg.cache_dir,
         layouts=scorer.layouts(),
     )
-    fabric = build_fabric(cfg, folder)
+    fabric = build_fabric(cfg, folder, "search")
     scorer = scorer.to(fabric.device)
     budget = data.batch.eval_max_tokens or data.batch.max_tokens
     device = Device(fabric.device, fabric.autocast, fabric.global_rank, fabric.world_size, budget)

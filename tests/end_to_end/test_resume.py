@@ -221,7 +221,7 @@ def test_the_rate_of_a_longer_schedule_is_its_own(forks, choices, tmp_path):
     assert done.code == 0, done.out
     # after 4 of 8 steps; the schedule of 4 had come to its end
     assert (
-        "the learning rate of step 5 is 0.0015, where the checkpoint has 0: the schedule or the number of steps is another"
+        "the learning rate of step 5 is 0.0015, where the checkpoint has 0: the schedule or the number of steps differs"
         in done.out
     )
     for name, folder in (
