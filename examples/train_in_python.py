@@ -19,7 +19,7 @@ from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.schedules import linear
 
 FRUITS = """apple apricot banana blackberry blueberry cherry coconut fig grape grapefruit guava kiwi
-lemon lime mango melon nectarine orange papaya peach pear pineapple plum raspberry""".split()
+lemon lime mango melon nectarine orange papaya peach pear pineapple plum raspberry""".split()  # noqa: SIM905
 HINTS = {"red": "the colour of blood", "green": "the colour of grass"}
 DOCS = MemoryDocs(
     Doc(f"{fruit}{n}", f"{n} {fruit} in {'a red' if n % 2 else 'a green'} bowl") for fruit in FRUITS for n in range(8)
@@ -27,7 +27,7 @@ DOCS = MemoryDocs(
 
 
 def part(name: str, fruits: list[str]) -> Collection:
-    """Queries name a fruit and hint at a colour, which BM25 can't know; bowls of that colour with the fruit are relevant."""
+    """Queries name a fruit and hint at a colour, which BM25 can't know; bowls of both are relevant."""
     queries = {f"{fruit}-{colour}": f"{fruit} in {HINTS[colour]}" for fruit in fruits for colour in HINTS}
     qrels = {
         query_id: {f"{query_id.split('-')[0]}{n}": 1 for n in range(8) if (n % 2 == 1) == query_id.endswith("red")}
