@@ -1,4 +1,4 @@
-"""Peak memory of ColBERT's training and re-ranking as batch.queries grows; MaxSim never holds all similarities of a step.
+"""Peak memory of ColBERT's training and re-ranking as batch.queries grows; MaxSim never holds a step's similarities.
 
 python benchmarks/maxsim_memory.py [--queries 64 256 1024] [--docs 8] [--tokens 64] [--max-tokens 4096]
 Each row is a process of its own: one optimizer step (or the scoring of so many queries' candidates) with generated
@@ -109,7 +109,8 @@ def main() -> None:
         print("RESULT " + json.dumps(measure(args.one[0], int(args.one[1]), args.docs, args.tokens, args.max_tokens)))
         return
     print(
-        f"{args.docs} docs of {args.tokens + 3} tokens a query, queries of {QUERY_TOKENS}, batch.max_tokens={args.max_tokens}"
+        f"{args.docs} docs of {args.tokens + 3} tokens a query, queries of {QUERY_TOKENS}, "
+        f"batch.max_tokens={args.max_tokens}"
     )
     print("| what | batch.queries | added MiB | whole step, MiB | s |\n| --- | --- | --- | --- | --- |")
     for mode in args.modes:

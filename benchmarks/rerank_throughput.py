@@ -1,9 +1,9 @@
-"""Re-ranking throughput of the product's evaluation loop and of sentence-transformers' CrossEncoder.predict, on the same pairs.
+"""Re-ranking throughput of `score_collection` and of sentence-transformers' CrossEncoder.predict, on the same pairs.
 
     python benchmarks/rerank_throughput.py --size base
 
-A random BERT, bf16, lengths as in train_throughput.py. The product is timed in `score_collection`, from its fifth batch
-on, to the last score; the peer gets tokens of the same texts, bf16 weights, its best batch size and cuDNN's attention off.
+A random BERT, bf16, lengths as in train_throughput.py. The product is timed from its fifth batch to the last score. The
+peer gets tokens of the same texts, bf16 weights, its best batch size and cuDNN's attention off.
 """
 
 from __future__ import annotations
@@ -117,9 +117,8 @@ def main() -> None:
     best = {name: max(rates) for name, rates in found.items()}
     print(f"\n{args.size} on {torch.cuda.get_device_name() if gpu else 'CPU'}, torch {torch.__version__}")
     for name, rates in found.items():
-        print(
-            f"| {name} | {' / '.join(str(round(rate)) for rate in rates)} pairs/s | {best['product'] / best[name]:.1f} |"
-        )
+        shown = " / ".join(str(round(rate)) for rate in rates)
+        print(f"| {name} | {shown} pairs/s | {best['product'] / best[name]:.1f} |")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import batch_options, chosen_sets, load_source, print_notice, text_limits
 from ranker.assembly.rehearsal import rehearse_trainer
-from ranker.assembly.run import open_run
+from ranker.assembly.run import open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description
 from ranker.data.collection import Collection, Splits
@@ -127,6 +127,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
     Raises:
         ConfigError: The checkpoint's training data is not known and `data` is not set.
     """
+    quiet_libraries()
     trained = OmegaConf.create(read_description(Path(cfg.checkpoint)))
     if cfg.data is None and "data" not in trained:
         raise ConfigError(f"data: expected data=..., since {cfg.checkpoint} does not say what it was trained on")
