@@ -135,7 +135,7 @@ def test_comparison_by_hand(tmp_path):
 
 
 def test_p_values_of_a_comparison_by_hand():
-    """Five equal wins: 2 of 32 sign patterns. The other measure does not change, so Holm doubles the smaller p-value."""
+    """Five equal wins: 2 of 32 sign patterns. The other measure is unchanged, so Holm doubles the smaller p-value."""
     qrels = {f"q{i}": {"a": 1} for i in range(5)}
     better = evaluate({q: {"a": 2.0, "b": 1.0} for q in qrels}, qrels, ["RR", "R@5"])
     worse = evaluate({q: {"a": 1.0, "b": 2.0} for q in qrels}, qrels, ["RR", "R@5"])
