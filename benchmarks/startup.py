@@ -22,7 +22,7 @@ MEASURES = ["nDCG@10", "RR@10", "AP@100", "R@100"]
 # prints the processor time at the first optimizer step, and ends
 FIRST_STEP = """
 import os, resource, sys
-import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 sys.path.insert(0, {root!r})
 from ranker.cli.main import run
 
@@ -31,7 +31,7 @@ def stop(optimizer, args, kwargs):
     print(sum(time.ru_utime + time.ru_stime for time in times), flush=True)
     os._exit(0)
 
-torch.optim.optimizer.register_optimizer_step_pre_hook(stop)
+register_optimizer_step_pre_hook(stop)
 run("train")
 """
 

@@ -19,11 +19,8 @@ from ranker.retrieval.bm25 import with_candidates
 from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.schedules import linear
 
-FRUITS = [
-    "apple", "apricot", "banana", "blackberry", "blueberry", "cherry", "coconut", "fig",
-    "grape", "grapefruit", "guava", "kiwi", "lemon", "lime", "mango", "melon",
-    "nectarine", "orange", "papaya", "peach", "pear", "pineapple", "plum", "raspberry",
-]  # fmt: skip
+FRUITS = """apple apricot banana blackberry blueberry cherry coconut fig grape grapefruit guava kiwi
+lemon lime mango melon nectarine orange papaya peach pear pineapple plum raspberry""".split()  # noqa: SIM905
 HINTS = {"red": "the colour of blood", "green": "the colour of grass"}
 DOCS = MemoryDocs(
     Doc(f"{fruit}{n}", f"{n} {fruit} in {'a red' if n % 2 else 'a green'} bowl") for fruit in FRUITS for n in range(8)
@@ -52,27 +49,11 @@ def main() -> dict:
     )
     scorer = MonoBERT(load_encoder("model", package="cognition", dropout=0.0, attention_dropout=0.0))
     batch = BatchOptions(queries=8, docs=4, max_tokens=4096)
-    data = RankData(
-        splits,
-        ScorerInputs.of(scorer),
-        batch,
-        TextLimits(16, 32),
-        cache_dir=folder,
-    )
-    module = RerankModule(
-        scorer,
-        ["nDCG@10"],
-        LCE(),
-        Optimization(partial(torch.optim.AdamW, lr=5e-4), partial(linear, warmup=0.1), total_steps=60),
-    )
-    trainer = pl.Trainer(
-        max_steps=60,
-        accelerator="cpu",
-        enable_model_summary=False,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-    )
+    data = RankData(splits, ScorerInputs.of(scorer), batch, TextLimits(16, 32), cache_dir=folder)
+    optimization = Optimization(partial(torch.optim.AdamW, lr=5e-4), partial(linear, warmup=0.1), total_steps=60)
+    module = RerankModule(scorer, ["nDCG@10"], LCE(), optimization)
+    quiet = {"enable_model_summary": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = pl.Trainer(max_steps=60, accelerator="cpu", logger=False, **quiet)
     trainer.fit(module, datamodule=data)
     test = splits.tests["fruit"]
     run = score_collection(scorer, data.score_batches(test), Devices(torch.device("cpu")))

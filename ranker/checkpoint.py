@@ -1,4 +1,4 @@
-"""Weights and configuration in one folder: written for other programs, read back for evaluation and further training."""
+"""Model folders: weights and configuration, written for other programs and read for evaluation and further training."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ranker.files import verify_folder, write_folder
 from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.training.checkpoint_files import read_checkpoint
 
-# what a model folder says of its own: how the texts were cut and what the scorer is
+# the keys of the training's configuration that a model folder keeps in ranker.yaml
 DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
 
 
 def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
-    """Write a scorer's Hugging Face folder and `ranker.yaml`, whole or not at all.
+    """Write a scorer's Hugging Face folder and `ranker.yaml`; the folder appears whole or not at all.
 
     Args:
-        folder: The folder; must not exist, or be empty.
+        folder: The folder; it must not exist or must be empty.
         scorer: The scorer.
         cfg: Configuration of its training.
 
     Raises:
-        CheckpointError: The folder holds something.
+        CheckpointError: The folder is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(
@@ -58,7 +58,11 @@ def _write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """What is known of a run folder, a model folder or a plain Hugging Face folder (then nothing)."""
+    """The `DESCRIBED` keys of a run folder or model folder; empty for a folder of another program.
+
+    Raises:
+        CheckpointError: The folder is none of these.
+    """
     for described in (path / "config.yaml", path / "ranker.yaml"):
         if described.is_file():
             content: Any = OmegaConf.to_container(load_stored(described))
@@ -66,23 +70,24 @@ def read_description(path: Path) -> dict[str, Any]:
     if (path / "config.json").is_file() or (path / "modules.json").is_file():
         return {}
     raise CheckpointError(
-        f"checkpoint: expected a run folder or a model folder, got {str(path)!r}, which has no config.yaml, ranker.yaml, config.json or modules.json"
+        f"checkpoint: expected a run folder or a model folder, got {str(path)!r}, "
+        "which has no config.yaml, ranker.yaml, config.json or modules.json"
     )
 
 
 def load_scorer(path: Path, weights: str = "best", execution: Execution | None = None) -> Scorer:
-    """Load a scorer from a run folder, a `model/` folder, or a folder of another program.
+    """Load a scorer from a run folder, its `model/` folder, or a folder of another program.
 
-    Others are a Hugging Face sequence classification model, a sentence-transformers model of one or several vectors, a
-    Stanford ColBERT.
+    Folders of other programs: a Hugging Face sequence classification model, a sentence-transformers model with one or
+    several vectors a text, a Stanford ColBERT.
 
     Args:
         path: The folder.
-        weights: Of a run folder, `best` (`model/`, or `checkpoints/best.ckpt` of an unfinished run) or `last`.
-        execution: How its encoders compute; None: as the folder says.
+        weights: For a run folder, `best` (`model/`, or `checkpoints/best.ckpt` of an unfinished run) or `last`.
+        execution: How the encoders compute; None takes the folder's setting.
 
     Raises:
-        CheckpointError: There are no trained weights.
+        CheckpointError: The folder has no trained weights, or they do not fit the configuration.
     """
     description = read_description(path)
     in_run = (path / "config.yaml").is_file()
@@ -112,7 +117,7 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
 
 
 def _load(folder: Path, target: str, execution: Execution) -> Scorer:
-    """The scorer of a class in a folder; whatever a library finds wrong with the folder is one line."""
+    """Load the folder with the scorer class `target`; a library's error about the folder becomes one line."""
     module, _, name = target.rpartition(".")
     scorer: Any = getattr(importlib.import_module(module), name) if is_trusted(target, "model") else None
     if not hasattr(scorer, "load"):
@@ -121,10 +126,10 @@ def _load(folder: Path, target: str, execution: Execution) -> Scorer:
         return scorer.load(folder, execution)
     except RankerError:
         raise
-    except Exception as error:  # the libraries raise what they like over a folder that another program wrote
-        said = " ".join(str(error).split()) or "no reason"
+    except Exception as error:  # the libraries raise errors of any type over a broken folder
+        reason = " ".join(str(error).split()) or "no reason"
         raise CheckpointError(
-            f"{folder}: expected a model folder that loads, got {type(error).__name__}: {said}"
+            f"{folder}: expected a model folder that loads, got {type(error).__name__}: {reason}"
         ) from error
 
 
@@ -141,7 +146,11 @@ def _target_of(folder: Path) -> str:
 
 
 def load_checkpoint(module: nn.Module, path: Path) -> None:
-    """Load a training checkpoint's weights into the module that wrote it."""
+    """Load a training checkpoint's weights into a module like the one that wrote it.
+
+    Raises:
+        CheckpointError: The file is missing or damaged, or its weights do not fit.
+    """
     _load_state(module, path, prefix="")
 
 
@@ -156,13 +165,13 @@ def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
         raise CheckpointError(
             f"{path}: expected a training checkpoint with weights, got one without {error}"
         ) from error
-    own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     expected = module.state_dict()
-    for key in sorted(set(own) | set(expected)):
-        if key not in own or key not in expected or own[key].shape != expected[key].shape:
-            got = tuple(own[key].shape) if key in own else "no such weight"
+    for key in sorted(set(weights) | set(expected)):
+        if key not in weights or key not in expected or weights[key].shape != expected[key].shape:
+            got = tuple(weights[key].shape) if key in weights else "no such weight"
             want = tuple(expected[key].shape) if key in expected else "no such weight"
             raise CheckpointError(
                 f"{path}: weight {key}: expected {want}, got {got}; the configuration differs from the checkpoint's"
             )
-    module.load_state_dict(own)
+    module.load_state_dict(weights)

@@ -1,4 +1,7 @@
-"""A run folder belongs to one run: it is new or empty when the run begins, and only what the run wrote itself is ever removed from it."""
+"""Keep a run folder to one run.
+
+The folder must be new or empty when the run begins. Only files that the run wrote are ever removed from it.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +12,34 @@ from pathlib import Path
 
 from ranker.errors import ConfigError
 
-# what every run writes before there is any result
+# the files that every run writes before its first result
 WRITTEN = ("config.yaml", "checksums.json", "environment.json", "train.log")
-SHOWN = 3  # entries of a folder that an error names
+SHOWN = 3  # an error names this many entries of a folder
 
-_new: set[Path] = set()  # folders that were not there before this process
+_new: set[Path] = set()  # folders that did not exist before this process
 
 
 def note(folder: Path) -> None:
-    """Remember whether a folder is there already; to be called before Hydra makes it."""
+    """Remember whether a folder exists; call it before Hydra makes the folder."""
     if not folder.exists():
         _new.add(folder.absolute())
 
 
 def is_new(folder: Path) -> bool:
-    """Whether a folder was not there before this process."""
+    """Whether a folder did not exist before this process."""
     return folder.absolute() in _new
 
 
 def check_unused(key: str, folder: Path, expected: Collection[str] = ()) -> None:
-    """Refuse a folder that holds anything, so that nothing in it can be overwritten.
+    """Refuse a folder that is not empty, so that nothing in it can be overwritten.
 
     Args:
-        key: The setting that names the folder.
-        folder: The folder; one that does not exist is fine.
-        expected: Names of entries that may be there.
+        key: The configuration key that names the folder.
+        folder: The folder; it need not exist.
+        expected: Names of entries that it may hold.
 
     Raises:
-        ConfigError: The folder holds something else, or is a file.
+        ConfigError: The folder holds another entry, or is a file.
     """
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{key}: expected a new or an empty folder, got the file {folder}; name another")
@@ -46,12 +49,13 @@ def check_unused(key: str, folder: Path, expected: Collection[str] = ()) -> None
     if names:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
         raise ConfigError(
-            f"{key}: expected a new or an empty folder, got {folder}, which holds {', '.join(names[:SHOWN])}{more}; name another"
+            f"{key}: expected a new or an empty folder, got {folder}, "
+            f"which holds {', '.join(names[:SHOWN])}{more}; name another"
         )
 
 
 def _log_files(folder: Path) -> set[str]:
-    """Names of the log files in a folder that this process has open: Hydra's own logging writes one there."""
+    """Names of the log files in a folder that this process has open; Hydra's logging may write one there."""
     files = [
         Path(handler.baseFilename)
         for handler in logging.getLogger().handlers
@@ -61,7 +65,10 @@ def _log_files(folder: Path) -> set[str]:
 
 
 def discard(folder: Path) -> None:
-    """Remove what a run without results wrote, and the folder if it is the run's; a folder that holds anything else is kept whole."""
+    """Remove the files of a run without results, and the folder if the run made it.
+
+    A folder that holds anything else stays as it is.
+    """
     if not folder.is_dir() or {path.name for path in folder.iterdir()} - set(WRITTEN):
         return
     for name in WRITTEN:

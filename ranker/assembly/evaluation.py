@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import batch_options, chosen_sets, load_source, print_notice, text_limits
 from ranker.assembly.rehearsal import rehearse_trainer
-from ranker.assembly.run import open_run
+from ranker.assembly.run import open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description
 from ranker.data.collate import ScorerInputs
@@ -128,6 +128,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
     Raises:
         ConfigError: The checkpoint's training data is not known and `data` is not set.
     """
+    quiet_libraries()
     trained = OmegaConf.create(read_description(Path(cfg.checkpoint)))
     if cfg.data is None and "data" not in trained:
         raise ConfigError(f"data: expected data=..., since {cfg.checkpoint} does not say what it was trained on")
@@ -145,7 +146,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
         depth=None if cfg.add_positives else depth,
         cache_dir=cfg.cache_dir,
     )
-    fabric = build_fabric(cfg, folder)
+    fabric = build_fabric(cfg, folder, "evaluate")
     precision: Any = fabric.strategy.precision
     converted = precision.convert_module(scorer)
     results = evaluate_sets(cfg, folder, converted, data, Devices.of_fabric(fabric), depth, baseline)

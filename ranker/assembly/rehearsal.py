@@ -1,4 +1,4 @@
-"""What needs no data is built once before the data is loaded, so that a refusal costs no work; and the length of a training is checked."""
+"""Find wrong options early: build what needs no data before the data is loaded, and check the length of a training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def rehearse_trainer(cfg: DictConfig) -> None:
-    """Build Lightning's Trainer with the run's options and callbacks, and drop it.
+    """Build Lightning's Trainer with the run's options and callbacks, and discard it.
 
     Raises:
         ConfigError: A device, option or callback that Lightning refuses.
@@ -39,7 +39,7 @@ def rehearse_trainer(cfg: DictConfig) -> None:
 
 
 def rehearse_fabric(cfg: DictConfig) -> None:
-    """Choose devices and precision for work that is no training.
+    """Build Fabric with the devices and precision of an evaluation or search, and discard it.
 
     Raises:
         ConfigError: Lightning refuses them.
@@ -49,7 +49,7 @@ def rehearse_fabric(cfg: DictConfig) -> None:
 
 
 def rehearse_training(cfg: DictConfig) -> None:
-    """Build the Trainer, the optimizer over one weight and the loss, and ask the schedule for a factor.
+    """Build the Trainer, the optimizer for one weight and the loss, and call the schedule once; discard all of them.
 
     Raises:
         ConfigError: A value that one of them refuses.
@@ -85,15 +85,15 @@ def _refused(group: str) -> Iterator[None]:
 
 
 def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
-    """Refuse a training without any step, and validations that never take place.
+    """Refuse a training without a step, and a validation interval that is longer than an epoch.
 
     Args:
         cfg: The configuration.
         splits: The data.
-        steps_per_epoch: Optimizer steps of a whole epoch, `trainer.limit_train_batches` left aside.
+        steps_per_epoch: Optimizer steps of a whole epoch, without `trainer.limit_train_batches`.
 
     Raises:
-        ConfigError: The training would end without effect, or Lightning would refuse it.
+        ConfigError: The training would have no step, or Lightning would refuse it.
     """
     steps = epoch_steps(cfg, steps_per_epoch)
     if steps == 0:
@@ -109,8 +109,8 @@ def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
         and splits.val is not None
     ):
         raise ConfigError(
-            f"trainer.val_check_interval: expected at most {steps}, the steps of an epoch, got {interval}; lower it, or set "
-            "trainer.check_val_every_n_epoch=null to count steps over epochs"
+            f"trainer.val_check_interval: expected at most {steps}, the steps of an epoch, got {interval}; "
+            "lower it, or set trainer.check_val_every_n_epoch=null to count steps over epochs"
         )
     if splits.val is None:
         _check_without_validation(cfg)
@@ -121,21 +121,22 @@ def _check_without_validation(cfg: DictConfig) -> None:
         monitor: Any = node.get("monitor") if isinstance(node, DictConfig) else None
         if str(monitor).startswith("val/"):
             raise ConfigError(
-                f"callbacks.{name}.monitor: expected a validation set for {monitor}, got data without one; leave the callback out, or name "
-                "validation data"
+                f"callbacks.{name}.monitor: expected a validation set for {monitor}, got data without one; "
+                "leave the callback out, or name validation data"
             )
     if cfg.monitor is not None:
         log.warning(
-            "monitor: the data has no validation set, so that no state is the best one: the last one is tested and exported"
+            "monitor: the data has no validation set, so there is no best checkpoint; "
+            "the last state is tested and exported"
         )
 
 
 @contextmanager
 def refused_in_fit() -> Iterator[None]:
-    """What Lightning and its callbacks refuse only once a training runs, as one line.
+    """Turn errors that Lightning and its callbacks raise only during a fit into one line.
 
     Raises:
-        ConfigError: Instead of Lightning's own error.
+        ConfigError: In place of Lightning's error.
     """
     try:
         yield

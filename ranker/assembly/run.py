@@ -33,7 +33,7 @@ SILENCED = (
 def open_run(cfg: DictConfig) -> Path:
     """Write the run folder's configuration, environment and log; processes other than the first only get its name."""
     folder = Path(HydraConfig.get().runtime.output_dir).resolve()
-    _quiet_libraries()
+    quiet_libraries()
     if is_first_process():
         write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
         write_sums(folder, ["config.yaml"])
@@ -45,7 +45,7 @@ def open_run(cfg: DictConfig) -> Path:
     return folder
 
 
-def _quiet_libraries() -> None:
+def quiet_libraries() -> None:
     """Lower the log levels of the libraries that are loaded; a command that needs none of them loads none here."""
     if "transformers" in sys.modules:
         from transformers.utils import logging as transformers_logging

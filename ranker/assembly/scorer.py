@@ -84,7 +84,7 @@ def training_module(cfg: DictConfig) -> Callable[..., RerankModule]:
 
 
 def build_optimizer(cfg: DictConfig) -> Any:
-    """A function from parameter groups to the optimizer; on a GPU the optimizer is fused unless `optim.fused` is set."""
+    """A function from parameter groups to the optimizer; on a GPU it is fused unless `optim.fused` is set."""
     on_gpu = torch.cuda.is_available() and OmegaConf.select(cfg, "optim.fused", default=False) is None
     return instantiate(cfg.optim, **({"fused": True} if on_gpu else {}))
 

@@ -50,7 +50,7 @@ def build_trainer(
             opened.append(instantiate(logger)(folder, Path(cfg.checkpoint) if cfg.get("resume") else None))
     if opened and is_first_process():
         dashboards.start(opened, cfg_values(cfg), OmegaConf.to_yaml(cfg, resolve=True))
-    _prepare_children(folder)
+    _prepare_children(folder, "train")
     # SLURM's requeue would start the training from the beginning in a new folder; docs/resume.md has a job that resumes
     plugins: list[Any] = [WholeFiles(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])]
     with refused_by_lightning("trainer"):
@@ -70,9 +70,15 @@ def trainer_options(cfg: DictConfig) -> dict[str, Any]:
     return options
 
 
-def build_fabric(cfg: DictConfig, folder: Path) -> Fabric:
-    """Devices and precision for evaluation and search; starts the other processes of the run."""
-    _prepare_children(folder)
+def build_fabric(cfg: DictConfig, folder: Path, command: str) -> Fabric:
+    """Devices and precision for evaluation and search; starts the other processes of the run.
+
+    Args:
+        cfg: The configuration.
+        folder: The run folder.
+        command: The command that this process runs; the other processes run it, too.
+    """
+    _prepare_children(folder, command)
     with refused_by_lightning("trainer"):
         fabric = Fabric(**fabric_options(cfg))
     fabric.launch()
@@ -136,7 +142,7 @@ def _strategy(options: Mapping[str, Any]) -> Strategy | str:
     )
 
 
-def _prepare_children(folder: Path) -> None:
+def _prepare_children(folder: Path, command: str) -> None:
     """Make Lightning start its other processes with the composed configuration instead of this command line.
 
     The command line may be a multirun, which each child would start again, and `now` would give the children other
@@ -149,9 +155,6 @@ def _prepare_children(folder: Path) -> None:
             composed.hydra.run.dir = str(folder)
         announce_parent()
         overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
-        job = HydraConfig.get().job
-        # a sweep starts a job with the config.yaml of its folder, and names the command
-        command = str(job.name if job.config_name == "config" else job.config_name)
         # a script runs one command; `ranker` takes the command's name as its first argument
         name = [] if Path(sys.argv[0]).name == f"{command}.py" else [command]
         sys.argv = [sys.argv[0], *name, "--config-path", str(folder), "--config-name", "config", *overrides]

@@ -146,7 +146,6 @@ def run_apart(command: str, folder: Path, config: str) -> float | None:
         *("--config-path", str(folder.resolve()), "--config-name", "config", "--config-dir", str(CONF)),
         *(
             f"hydra.run.dir='{folder.resolve()}'",
-            f"hydra.job.name={command}",
             "hydra/job_logging=ranker",
             "hydra/hydra_logging=none",
             "hydra.output_subdir=null",

@@ -98,11 +98,11 @@ def run_probe(
         cfg: The configuration as plain values.
         splits: Collections to take the pairs from.
         tasks: Probing tasks.
-        subject: What is probed.
-        logger: Lightning's WandbLogger, or another logger, which gets nothing.
+        subject: The encoder or ranker to probe.
+        logger: Lightning's WandbLogger gets the results; other loggers get nothing.
 
     Raises:
-        RankerError: An option, a file or a label is at fault.
+        RankerError: An option, a file or a label is wrong.
     """
     started = time.perf_counter()
     options = StudyOptions(**{key: cfg[key] for key in STUDIED})
@@ -142,8 +142,10 @@ def run_probe(
     results.write(folder)
     seconds = time.perf_counter() - started
     notes = [
-        f"{len(sample.pairs)} shared pairs of {_data_name(cfg['data'])}, split {cfg['split']}; parts by {options.group_by}",
-        f"seeds {list(options.seeds)}, controls with the first {options.control_seeds}; validation {options.validation}",
+        f"{len(sample.pairs)} shared pairs of {_data_name(cfg['data'])}, split {cfg['split']}; "
+        f"parts by {options.group_by}",
+        f"seeds {list(options.seeds)}, controls with the first {options.control_seeds}; "
+        f"validation {options.validation}",
         f"training: {', '.join(f'{key}={value}' for key, value in cfg['training'].items())}; states in {cache.dtype}",
         f"{seconds:.0f} s on {device}",
     ]
@@ -187,17 +189,16 @@ def _second(compare: str | None, weights: str) -> tuple[Subject | None, Results 
 def check_earlier(
     earlier: Results, records: Mapping[str, TaskRecord], seeds: Sequence[int], layers: Sequence[int]
 ) -> None:
-    """Refuse an earlier run whose codes can't be set beside those of this one, before any is made.
+    """Refuse an earlier run whose codes can't be compared with those of this run, before this run is computed.
 
     Args:
-        earlier: Its results; the first subject counts.
+        earlier: Results of the earlier run; its first subject is compared.
         records: The tasks of this run.
-        seeds: Its seeds.
-        layers: The layers that it probes.
+        seeds: The seeds of this run.
+        layers: The layers of this run.
 
     Raises:
-        ConfigError: The earlier run has none of the tasks, or other data, seeds or layers, or its codes were made in
-            another way.
+        ConfigError: The earlier run has none of the tasks, or other data, seeds, layers or coding options.
     """
     model = earlier.models[0]
     shared = [task for task in records if earlier.of(model, task)]
@@ -207,33 +208,39 @@ def check_earlier(
         )
     for task in shared:
         ours, theirs = records[task].description, earlier.tasks[task].description
-        coded, as_coded = (own.get("coding", {}) for own in (ours, theirs))
-        other = next((name for name in coded if coded[name] != as_coded.get(name)), None)
+        our_coding, their_coding = (description.get("coding", {}) for description in (ours, theirs))
+        other = next((name for name in our_coding if our_coding[name] != their_coding.get(name)), None)
         if other is not None:
             raise ConfigError(
-                f"compare: {task}: expected an earlier run with {other}={coded[other]}, got {as_coded.get(other, 'one that does not say')}; "
-                "set it as it was there, or probe again"
+                f"compare: {task}: expected an earlier run with {other}={our_coding[other]}, "
+                f"got {their_coding.get(other, 'one that does not say')}; set it as it was there, or probe again"
             )
         if ours["data_hash"] != theirs["data_hash"]:
             raise ConfigError(
-                f"compare: {task}: expected an earlier run on the same pairs, spans and labels (data hash {ours['data_hash']}), got "
-                f"{theirs['data_hash']}; set data, split, max_pairs, docs_per_query, depth, seed and parts as they were there, or probe both "
+                f"compare: {task}: expected an earlier run on the same pairs, spans and labels "
+                f"(data hash {ours['data_hash']}), got {theirs['data_hash']}; set data, split, max_pairs, "
+                "docs_per_query, depth, seed and parts as they were there, or probe both "
                 "in one run with compare=FOLDER of the ranker"
             )
         probed = earlier.by_layer(model, task)
-        known = sorted({result.seed for own in probed.values() for result in own})
+        known = sorted({result.seed for results in probed.values() for result in results})
         if known != sorted(seeds):
             raise ConfigError(
                 f"compare: {task}: expected an earlier run with seeds={sorted(seeds)}, got {known}; set the same seeds"
             )
         if not probed.keys() & set(layers):
             raise ConfigError(
-                f"compare: {task}: expected an earlier run of one of the layers {list(layers)}, got {list(probed)}; set layers"
+                f"compare: {task}: expected an earlier run of one of the layers {list(layers)}, "
+                f"got {list(probed)}; set layers"
             )
 
 
 def with_earlier(results: Results, earlier: Results) -> tuple[Results, list[str]]:
-    """Add the first subject of an earlier run as the second one of this; tasks that it lacks are left out, and named."""
+    """Add the first subject of an earlier run as the second subject of this run.
+
+    Returns:
+        The results of the tasks that both runs have, and a warning for each other task.
+    """
     model = earlier.models[0]
     name = f"{model} (earlier run)" if model in results.models else model
     shared = [task for task in results.tasks if earlier.of(model, task)]
@@ -245,7 +252,9 @@ def with_earlier(results: Results, earlier: Results) -> tuple[Results, list[str]
 
 
 def seen_in_training(path: Path, data: Any, splits: Splits, queries: Mapping[str, set[str]]) -> list[str]:
-    """Say which probing queries a ranker was trained on, by their texts, as far as its folder tells and its data can be loaded.
+    """Warnings about probing queries that a ranker was trained on, compared by their texts.
+
+    If the ranker's folder does not name its training data, or the data can't be loaded, a warning says so.
 
     Args:
         path: The ranker's folder.
@@ -261,28 +270,29 @@ def seen_in_training(path: Path, data: Any, splits: Splits, queries: Mapping[str
             if _source(trained) in DOWNLOADING:
                 raise DataError(f"{_source(trained)} may download it")
             splits = load_source(trained)
-        except Exception as error:  # whatever it is, it costs a warning and not the run
+        except Exception as error:  # any error here becomes a warning and does not end the run
             reason = (str(error) or repr(error)).splitlines()[0]
             return [
                 f"{path.name}: its training data was not looked at ({reason}), so it may have seen the probing queries"
             ]
     known = set(splits.train.queries.values()) if splits.train is not None else set()
-    found = []
+    warnings = []
     for task, texts in queries.items():
         seen = len(texts & known)
         if seen:
-            found.append(
-                f"{path.name} was trained on {seen} of the {len(texts)} queries of {task}: read that task's numbers with care"
+            warnings.append(
+                f"{path.name} was trained on {seen} of the {len(texts)} queries of {task}: "
+                "read that task's numbers with care"
             )
-    return found
+    return warnings
 
 
 def _objective(results: Results) -> dict[str, Any]:
     best = {
         model: {
-            task: {"layer": own.best, "compression": own.compression}
+            task: {"layer": summary.best, "compression": summary.compression}
             for task in results.tasks
-            for own in [summarise(results, model, task)]
+            for summary in [summarise(results, model, task)]
         }
         for model in results.models
     }

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import batch_options, chosen_sets, load_source, mined_set, print_notice, text_limits
 from ranker.assembly.rehearsal import rehearse_fabric
-from ranker.assembly.run import one_run, open_run
+from ranker.assembly.run import one_run, open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description
 from ranker.data.collate import ScorerInputs
@@ -50,6 +50,7 @@ def search(cfg: DictConfig) -> None:
     Raises:
         ConfigError: An option or a combination of options is wrong.
     """
+    quiet_libraries()
     trained = _check_model(cfg)
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline not in (None, "bm25") else None
     teacher = read_run(Path(cfg.mining.teacher), single=True) if cfg.mining.teacher else None
@@ -145,7 +146,7 @@ def _vector_engines(
         limits,
         cache_dir=cfg.cache_dir,
     )
-    fabric = build_fabric(cfg, folder)
+    fabric = build_fabric(cfg, folder, "search")
     scorer = scorer.to(fabric.device)
     budget = data.batch.eval_max_tokens or data.batch.max_tokens
     device = Device(fabric.device, fabric.autocast, fabric.global_rank, fabric.world_size, budget)

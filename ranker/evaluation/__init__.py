@@ -1,1 +1,1 @@
-"""Measures, significance, reports and pictures of runs."""
+"""Scoring of collections on all devices; measures, significance, reports and pictures of runs."""

@@ -22,28 +22,28 @@ from ranker.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from ranker.types import Qrels, Run
 
-# Only what is exact: gdeval rounds to 5 digits, msmarco breaks ties its own way. cwl_eval serves RBP, BPM, ... where it
-# is installed.
+# Only exact evaluators: gdeval rounds to 5 digits, msmarco breaks ties by another rule. cwl_eval computes RBP, BPM, ...
+# if it is installed.
 _EXACT = FallbackProvider(
     [ir_measures.pytrec_eval, ir_measures.judged, ir_measures.compat, ir_measures.accuracy, ir_measures.cwl_eval]
 )
 _QUERIES_AT_ONCE = 500
-_UNJUDGED = "<no doc>"  # no id: ids hold no blanks
+_UNJUDGED = "<no doc>"  # can't be a doc id, which has no blanks
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a run is worth.
+    """The measures of a run.
 
     Args:
         means: Measure name -> mean over all judged queries (for counts such as NumRel: the sum).
         per_query: query_id -> measure name -> value, for every judged query.
         num_queries: Number of judged queries.
-        warnings: What a reader of the means should know, one sentence each.
-        num_without_results: Judged queries that the run lacks; they count 0.
-        num_without_relevant: Judged queries without a doc of at least the relevance threshold; binary measures are 0
+        warnings: Facts that qualify the means, one sentence each.
+        num_without_results: Judged queries that are not in the run; they count 0.
+        num_without_relevant: Judged queries without a doc at or above the relevance threshold; binary measures are 0
             for them.
-        num_ignored: Queries of the run that nobody judged.
+        num_ignored: Queries of the run without judgements.
     """
 
     means: dict[str, float]
@@ -56,13 +56,13 @@ class Evaluation:
 
 
 def evaluate(run: Run, qrels: Qrels, measures: Sequence[str | Measure], relevance: int = 1) -> Evaluation:
-    """Measure a run: ties are ordered as trec_eval does for every measure, and a judged query without results counts 0.
+    """Measure a run. Every measure orders ties as trec_eval does, and a judged query without results counts 0.
 
     Args:
         run: query_id -> doc_id -> score, higher is better.
-        qrels: query_id -> doc_id -> relevance; a query without judgements is none.
-        measures: ir-measures names, as `nDCG@10`.
-        relevance: Smallest grade that binary measures count as relevant, where the name does not say it.
+        qrels: query_id -> doc_id -> relevance; a query without judgements is ignored.
+        measures: ir-measures names, such as `nDCG@10`.
+        relevance: Smallest grade that binary measures count as relevant, unless the measure's name sets one.
 
     Raises:
         ConfigError: A measure that is unknown or cannot be computed exactly.
@@ -71,46 +71,46 @@ def evaluate(run: Run, qrels: Qrels, measures: Sequence[str | Measure], relevanc
     >>> evaluate({"q1": {"d10": 0.5, "d9": 0.5}}, {"q1": {"d9": 1}, "q2": {"d9": 1}}, ["RR@10", "AP"]).means
     {'RR@10': 0.5, 'AP': 0.5}
     """
-    asked = with_relevance(parse_measures(measures), relevance)
+    parsed = with_relevance(parse_measures(measures), relevance)
     judged = {query_id: _checked_grades(query_id, docs) for query_id, docs in qrels.items() if docs}
     if not judged:
         raise DataError("qrels: expected at least one judged query, got none; check the qrels and the split")
     per_query: dict[str, dict[str, float]] = {query_id: {} for query_id in judged}
     query_ids = list(judged)
-    for start in range(0, len(query_ids), _QUERIES_AT_ONCE):  # so that the ranked copies are never all in memory
+    for start in range(0, len(query_ids), _QUERIES_AT_ONCE):  # only one chunk's ranked copies are in memory
         chunk = {query_id: judged[query_id] for query_id in query_ids[start : start + _QUERIES_AT_ONCE]}
         ranked = {query_id: _strictly_ranked(query_id, run[query_id]) for query_id in chunk if run.get(query_id)}
-        for measure, values in _measure(asked, chunk, ranked):
+        for measure, values in _measure(parsed, chunk, ranked):
             for query_id in chunk:
                 per_query[query_id][str(measure)] = values.get(query_id, float(measure.DEFAULT))
     ignored = [query_id for query_id in run if query_id not in judged]
     for query_id in ignored:
         _check_scores(query_id, run[query_id])
     missing = [query_id for query_id in judged if not run.get(query_id)]
-    barren = [query_id for query_id, docs in judged.items() if max(docs.values()) < relevance]
+    without_relevant = [query_id for query_id, docs in judged.items() if max(docs.values()) < relevance]
     return Evaluation(
         means={
             str(measure): _aggregate(measure, [values[str(measure)] for values in per_query.values()])
-            for measure in asked
+            for measure in parsed
         },
         per_query=per_query,
         num_queries=len(judged),
-        warnings=[*_overlap_warnings(run, judged, missing), *_query_warnings(barren, ignored, relevance)],
+        warnings=[*_overlap_warnings(run, judged, missing), *_query_warnings(without_relevant, ignored, relevance)],
         num_without_results=len(missing),
-        num_without_relevant=len(barren),
+        num_without_relevant=len(without_relevant),
         num_ignored=len(ignored),
     )
 
 
 # names
-# ------------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 def parse_measures(names: Sequence[str | Measure]) -> list[Measure]:
-    """Parse ir-measures names; the same measure twice is one.
+    """Parse ir-measures names; a repeated measure is returned once.
 
     Raises:
-        ConfigError: Wrong names, each on a line of its own with what was probably meant.
+        ConfigError: Wrong names, one a line, each with the name that was probably meant.
 
     >>> parse_measures(["AP", "MRR@10", "AP(rel=2)", "MAP"])
     [AP, RR@10, AP(rel=2)]
@@ -129,7 +129,7 @@ def parse_measures(names: Sequence[str | Measure]) -> list[Measure]:
 
 
 def with_relevance(measures: Sequence[Measure], relevance: int) -> list[Measure]:
-    """Give binary measures the relevance threshold, unless they carry one; nDCG and other graded measures stay as they are.
+    """Set the relevance threshold of binary measures that have none; nDCG and other graded measures do not change.
 
     >>> with_relevance(parse_measures(["AP", "RR@10", "P(rel=3)@5", "nDCG@10"]), 2)
     [AP(rel=2), RR(rel=2)@10, P(rel=3)@5, nDCG@10]
@@ -164,7 +164,8 @@ def _parse(name: str | Measure) -> Measure:
             raise ConfigError(f"measures: expected whole gains up to {MAX_GRADE}, got {name!r}")
     if measure.NAME not in _FROM_QRELS and not _EXACT.supports(_computed(measure, set())):
         raise ConfigError(
-            f"measures: expected a measure that can be computed exactly here, got {name!r}; no installed evaluator does, use another"
+            f"measures: expected a measure that can be computed exactly here, got {name!r}; "
+            "no installed evaluator does, use another"
         )
     return measure
 
@@ -185,31 +186,31 @@ def _hint(name: str, error: Exception) -> str:
 
 
 # values
-# -----------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
-_FROM_QRELS = ("NumRel", "NumQ")  # need no results; ir-measures would leave out the queries that the run lacks
+_FROM_QRELS = ("NumRel", "NumQ")  # need no results; ir-measures would leave out queries that are not in the run
 
 
-def _measure(asked: Sequence[Measure], judged: Qrels, ranked: Run) -> Iterator[tuple[Measure, dict[str, float]]]:
+def _measure(measures: Sequence[Measure], judged: Qrels, ranked: Run) -> Iterator[tuple[Measure, dict[str, float]]]:
     """Yield each measure with the values of the queries that have results; `ranked` holds strictly ordered scores."""
     grades = {relevance for docs in judged.values() for relevance in docs.values()}
-    computed = {measure: _computed(measure, grades) for measure in asked if measure.NAME not in _FROM_QRELS}
-    # ir-measures 0.4.3 lets nDCG and NumRet ride in any group of trec_eval options, also one with other gains or judged
-    # docs only
+    computed = {measure: _computed(measure, grades) for measure in measures if measure.NAME not in _FROM_QRELS}
+    # ir-measures 0.4.3 computes nDCG and NumRet together with any group of trec_eval options, even if that group has
+    # other gains or is restricted to judged docs; so each combination is computed by itself
     groups: dict[tuple[str, bool], list[Measure]] = {}
     for measure in dict.fromkeys(computed.values()):
         groups.setdefault((repr(measure.params.get("gains")), measure.params.get("judged_only", False)), []).append(
             measure
         )
-    # trec_eval reads beyond its tables where all grades of a query are negative: one more doc of grade 0 changes no
-    # value
+    # trec_eval reads beyond its tables if all grades of a query are negative; a further doc of grade 0 prevents that
+    # and changes no value
     safe = {q: docs if max(docs.values()) >= 0 else {**docs, _UNJUDGED: 0} for q, docs in judged.items()}
     values: dict[Measure, dict[str, float]] = {measure: {} for measure in computed.values()}
     for group in groups.values() if ranked else ():
         for metric in _EXACT.iter_calc(group, safe, ranked):
             if metric.query_id in ranked:
                 values[metric.measure][metric.query_id] = float(metric.value)
-    for measure in asked:
+    for measure in measures:
         if measure.NAME in _FROM_QRELS:
             yield measure, {query_id: _from_qrels(measure, docs) for query_id, docs in judged.items()}
         else:
@@ -220,7 +221,7 @@ def _measure(asked: Sequence[Measure], judged: Qrels, ranked: Run) -> Iterator[t
 
 
 def _computed(measure: Measure, grades: set[int]) -> Measure:
-    """The measure that trec_eval's code answers exactly and that `measure` follows from."""
+    """A measure that trec_eval computes exactly and from which `measure` follows."""
     params: dict[str, Any] = dict(measure.params)
     if measure.NAME == "RR":
         params.pop("cutoff", None)
@@ -261,14 +262,15 @@ def _aggregate(measure: Measure, values: Sequence[float]) -> float:
 
 
 # input
-# ------------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 def _checked_grades(query_id: str, docs: Mapping[str, int]) -> dict[str, int]:
     for doc_id, relevance in docs.items():
         if int(relevance) != relevance or abs(relevance) > MAX_GRADE:
             raise DataError(
-                f"qrels: expected whole grades up to {MAX_GRADE}, got {relevance!r} for query {query_id!r} and doc {doc_id!r}"
+                f"qrels: expected whole grades up to {MAX_GRADE}, got {relevance!r} "
+                f"for query {query_id!r} and doc {doc_id!r}"
             )
     return {doc_id: int(relevance) for doc_id, relevance in docs.items()}
 
@@ -278,13 +280,17 @@ def _check_scores(query_id: str, docs: Mapping[str, float]) -> np.ndarray:
     if not np.isfinite(scores).all():
         doc_id, score = next((doc_id, score) for doc_id, score in docs.items() if not np.isfinite(score))
         raise DataError(
-            f"run: expected a finite score for query {query_id!r} and doc {doc_id!r}, got {float(score)}; check the model's scores"
+            f"run: expected a finite score for query {query_id!r} and doc {doc_id!r}, got {float(score)}; "
+            "check the model's scores"
         )
     return scores
 
 
 def _strictly_ranked(query_id: str, docs: Mapping[str, float]) -> dict[str, float]:
-    """Scores that every evaluator orders in one way: the docs' own if they differ even in float32, else n..1 in trec_eval's order."""
+    """Scores that every evaluator orders in the same way.
+
+    These are the given scores if they differ even in float32, else n..1 in trec_eval's order.
+    """
     scores = _check_scores(query_id, docs)
     if is_strict(scores):
         return dict(zip(docs, scores.tolist(), strict=True))
@@ -293,12 +299,12 @@ def _strictly_ranked(query_id: str, docs: Mapping[str, float]) -> dict[str, floa
 
 
 # warnings
-# ---------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 def _overlap_warnings(run: Run, judged: Qrels, missing: Sequence[str]) -> Iterator[str]:
-    found = [query_id for query_id in judged if run.get(query_id)]
-    if not found:
+    measured = [query_id for query_id in judged if run.get(query_id)]
+    if not measured:
         other = next((query_id for query_id, docs in run.items() if docs), None)
         has = "the run is empty" if other is None else f"the run has ids like {other!r}"
         yield f"0 of {len(judged)} judged queries found in the run: judged are ids like {next(iter(judged))!r}, {has}"
@@ -310,17 +316,18 @@ def _overlap_warnings(run: Run, judged: Qrels, missing: Sequence[str]) -> Iterat
             else f"{len(missing)} judged queries have no results and count"
         )
         yield f"{queries} 0, as {missing[0]!r}"
-    if all(judged[query_id].keys().isdisjoint(run[query_id]) for query_id in found):
-        judged_doc, run_doc = next(iter(judged[found[0]])), next(iter(run[found[0]]))
-        yield (f"none of the judged documents of any query occurs in the run: for query {found[0]!r} "
+    if all(judged[query_id].keys().isdisjoint(run[query_id]) for query_id in measured):
+        judged_doc, run_doc = next(iter(judged[measured[0]])), next(iter(run[measured[0]]))
+        yield (f"none of the judged documents of any query occurs in the run: for query {measured[0]!r} "
                f"{judged_doc!r} is judged, the run has {run_doc!r}; compare the ids")  # fmt: skip
 
 
-def _query_warnings(barren: Sequence[str], ignored: Sequence[str], relevance: int) -> Iterator[str]:
-    if barren:
-        queries = "1 query has" if len(barren) == 1 else f"{len(barren)} queries have"
+def _query_warnings(without_relevant: Sequence[str], ignored: Sequence[str], relevance: int) -> Iterator[str]:
+    if without_relevant:
+        queries = "1 query has" if len(without_relevant) == 1 else f"{len(without_relevant)} queries have"
         grade = "" if relevance == 1 else f" (grade {relevance} or higher)"
-        yield f"{queries} no relevant document{grade} and can only score 0 in binary measures, as {barren[0]!r}"
+        example = without_relevant[0]
+        yield f"{queries} no relevant document{grade} and can only score 0 in binary measures, as {example!r}"
     if ignored:
         queries = (
             "1 query of the run is not judged and was"

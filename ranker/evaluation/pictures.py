@@ -1,7 +1,6 @@
-"""Pictures of a run, PNG in its folder's `pictures/`: learning curves, gains per query, ranks of relevant docs before and after.
+"""Pictures of a run, PNG files in `pictures/`: learning curves, gains per query, rank changes of relevant docs.
 
-What is drawn comes from functions of its own, so that tests see the numbers. matplotlib is imported when something is
-drawn.
+Functions without matplotlib compute the numbers, so that tests can check them. matplotlib is imported only for drawing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 Curves = dict[str, list[tuple[int, float]]]
 
-# Okabe and Ito's colours, which colour-blind readers tell apart
+# Okabe and Ito's colours, which colour-blind readers can distinguish
 BLUE, ORANGE, GREEN, GREY = "#0072b2", "#d55e00", "#009e73", "#999999"
 OTHERS = ("#56b4e9", "#e69f00", "#cc79a7", "#f0e442", "#000000")
 STYLE: dict[Any, Any] = {
@@ -51,7 +50,11 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
 def new_figure(
     width: float, height: float, rows: int = 1, columns: int = 1, share_x: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure in the house's style, sizes in inches; no window system is asked for."""
+    """An empty figure in this program's style, sizes in inches; it needs no window system.
+
+    Returns:
+        The figure and its axes, row by row.
+    """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -70,14 +73,14 @@ def read_curves(*folders: Path) -> Curves:
     """Logged values by name from `metrics.csv`, [(optimizer steps done, value)].
 
     Args:
-        folders: The run's folder; of a run that was resumed, the folders of the earlier runs before it, oldest first.
+        folders: The run folder; for a resumed run, the earlier runs' folders before it, oldest first.
     """
     curves: Curves = {}
     for part in folders:
-        own = _read_metrics(part / "metrics.csv")
-        first = min((values[0][0] for values in own.values()), default=0)
-        for name in {*curves, *own}:
-            curves[name] = [point for point in curves.get(name, []) if point[0] < first] + own.get(name, [])
+        logged = _read_metrics(part / "metrics.csv")
+        first = min((values[0][0] for values in logged.values()), default=0)
+        for name in {*curves, *logged}:
+            curves[name] = [point for point in curves.get(name, []) if point[0] < first] + logged.get(name, [])
     return {name: values for name, values in curves.items() if values}
 
 
@@ -89,7 +92,7 @@ def _read_metrics(path: Path) -> Curves:
         for row in csv.DictReader(lines):
             for name, text in row.items():
                 if text and not name.startswith(("step", "epoch", "test/")):
-                    # steps count from 0, and a validation has the step that it comes after
+                    # steps count from 0; a validation has the number of the step before it
                     curves.setdefault(name, []).append((int(row["step"]) + 1, float(text)))
     return curves
 
@@ -107,14 +110,14 @@ def running_mean(values: Sequence[float], window: int) -> list[float]:
 
 
 def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | None:
-    """Training loss above, validation measures below, both over optimizer steps; None where nothing was logged."""
+    """Training loss above, validation measures below, both over optimizer steps; None if nothing was logged."""
     measured = {name: points for name, points in curves.items() if name.startswith("val/")}
     loss = [(step, value) for step, value in curves.get("train/loss", []) if math.isfinite(value)]
-    panels = [name for name, there in (("loss", loss), ("val", measured)) if there]
+    panels = [name for name, points in (("loss", loss), ("val", measured)) if points]
     if not panels:
         return None
-    figure, found = new_figure(5.0, 1.2 + 1.9 * len(panels), rows=len(panels), share_x=True)
-    axes = dict(zip(panels, found, strict=True))
+    figure, grid = new_figure(5.0, 1.2 + 1.9 * len(panels), rows=len(panels), share_x=True)
+    axes = dict(zip(panels, grid, strict=True))
     if loss:
         steps, values = zip(*loss, strict=True)
         window = max(1, len(values) // 20)
@@ -138,8 +141,8 @@ def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | Non
     if measured:
         axes["val"].set_ylabel("validation")
         axes["val"].legend(fontsize=8, loc="best")
-    found[-1].set_xlabel("optimizer steps")
-    found[0].set_title(title, fontsize=10)
+    grid[-1].set_xlabel("optimizer steps")
+    grid[0].set_title(title, fontsize=10)
     return figure
 
 
@@ -150,28 +153,28 @@ def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | Non
 def gains(per_query: Sequence[Mapping[str, Any]], measure: str) -> list[tuple[str, float]]:
     """(query_id, value minus the baseline's), best first; queries of equal gain by id.
 
-    >>> rows = [{"query_id": q, "measures": {"RR": a}, "baseline": {"RR": b}} for q, a, b in [("q1", 0.5, 1.0), ("q2", 1.0, 0.25)]]
-    >>> gains(rows, "RR")
+    >>> values = [("q1", 0.5, 1.0), ("q2", 1.0, 0.25)]
+    >>> gains([{"query_id": q, "measures": {"RR": a}, "baseline": {"RR": b}} for q, a, b in values], "RR")
     [('q2', 0.75), ('q1', -0.5)]
     """
-    found = [
+    pairs = [
         (str(row["query_id"]), row["measures"][measure] - row["baseline"][measure])
         for row in per_query
         if "baseline" in row
     ]
-    return sorted(found, key=lambda pair: (-pair[1], pair[0]))
+    return sorted(pairs, key=lambda pair: (-pair[1], pair[0]))
 
 
-def draw_gains(found: Sequence[tuple[str, float]], measure: str, title: str) -> Figure:
-    """A bar a query, best gain to the left; up in blue, down in orange."""
-    values = np.array([gain for _, gain in found])
+def draw_gains(query_gains: Sequence[tuple[str, float]], measure: str, title: str) -> Figure:
+    """A bar for each query, the best gain on the left; gains in blue, losses in orange."""
+    values = np.array([gain for _, gain in query_gains])
     figure, (axes,) = new_figure(5.0, 2.8)
-    places = np.arange(1, len(values) + 1)
+    positions = np.arange(1, len(values) + 1)
     if len(values) <= 60:
-        axes.bar(places, values, color=np.where(values > 0, BLUE, ORANGE).tolist(), linewidth=0)
-    else:  # the same without a thousand rectangles
+        axes.bar(positions, values, color=np.where(values > 0, BLUE, ORANGE).tolist(), linewidth=0)
+    else:  # the same picture with two polygons in place of a rectangle for each query
         for colour, half in ((BLUE, np.maximum(values, 0)), (ORANGE, np.minimum(values, 0))):
-            axes.fill_between(places, half, step="mid", color=colour, linewidth=0)
+            axes.fill_between(positions, half, step="mid", color=colour, linewidth=0)
     wins, losses = int((values > 0).sum()), int((values < 0).sum())
     axes.axhline(0, color="black", linewidth=0.6)
     mean = float(values.mean()) if len(values) else 0.0
@@ -184,40 +187,43 @@ def draw_gains(found: Sequence[tuple[str, float]], measure: str, title: str) -> 
 
 
 def rank_changes(run: Run, baseline: Run, qrels: Qrels, relevance: int = 1) -> Counter[tuple[int, int]]:
-    """How many relevant docs had which rank in the baseline and have which in the run; docs that are not in both are left out.
+    """Numbers of relevant docs by (rank in the baseline, rank in the run); docs that are not in both are left out.
 
     >>> rank_changes({"q": {"a": 3.0, "b": 2.0}}, {"q": {"a": 0.1, "b": 0.2}}, {"q": {"a": 1, "b": 0, "c": 2}})
     Counter({(2, 1): 1})
     """
     changes: Counter[tuple[int, int]] = Counter()
     for query_id, judged in qrels.items():
-        wanted = [doc_id for doc_id, grade in judged.items() if grade >= relevance]
-        if not wanted or query_id not in run or query_id not in baseline:
+        relevant = [doc_id for doc_id, grade in judged.items() if grade >= relevance]
+        if not relevant or query_id not in run or query_id not in baseline:
             continue
         before, after = (
             {doc_id: rank for rank, doc_id in enumerate(rank_docs(ranked[query_id]), 1)} for ranked in (baseline, run)
         )
-        changes.update((before[doc_id], after[doc_id]) for doc_id in wanted if doc_id in before and doc_id in after)
+        changes.update((before[doc_id], after[doc_id]) for doc_id in relevant if doc_id in before and doc_id in after)
     return changes
 
 
 def draw_rank_changes(changes: Mapping[tuple[int, int], int], title: str) -> Figure:
-    """Rank before to the right, rank after upwards, 1 at the top: a relevant doc above the diagonal has moved up."""
+    """Ranks in the baseline on the x axis, ranks in the run on the y axis with rank 1 at the top.
+
+    A relevant doc above the diagonal has moved up.
+    """
     figure, (axes,) = new_figure(4.2, 4.0)
     deepest = max((rank for pair in changes for rank in pair), default=1)
-    most = max(changes.values(), default=1)
+    largest = max(changes.values(), default=1)
     axes.plot([1, deepest], [1, deepest], color="black", linewidth=0.6)
-    kinds = (
+    directions = (
         ("moved up", BLUE, lambda b, a: a < b),
         ("moved down", ORANGE, lambda b, a: a > b),
         ("stayed", GREY, lambda b, a: a == b),
     )
-    for name, colour, belongs in kinds:
-        own = {pair: count for pair, count in changes.items() if belongs(*pair)}
-        befores, afters = ([pair[side] for pair in own] for side in (0, 1))
-        areas = [12 + 300 * count / most for count in own.values()]
+    for name, colour, belongs in directions:
+        part = {pair: count for pair, count in changes.items() if belongs(*pair)}
+        befores, afters = ([pair[side] for pair in part] for side in (0, 1))
+        areas = [12 + 300 * count / largest for count in part.values()]
         axes.scatter(
-            befores, afters, s=areas, color=colour, alpha=0.55, linewidths=0, label=f"{name}: {sum(own.values())}"
+            befores, afters, s=areas, color=colour, alpha=0.55, linewidths=0, label=f"{name}: {sum(part.values())}"
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -241,7 +247,11 @@ def draw_rank_changes(changes: Mapping[tuple[int, int], int], title: str) -> Fig
 
 
 def write_curves(folders: Sequence[Path], monitor: str | None, title: str) -> Path | None:
-    """Draw the learning curves of `read_curves` to the last folder's `pictures/learning_curves.png`; None where nothing was logged."""
+    """Draw the learning curves of `read_curves` into the last folder's `pictures/learning_curves.png`.
+
+    Returns:
+        The file; None if nothing was logged.
+    """
     figure = draw_curves(read_curves(*folders), monitor, title)
     return None if figure is None else save(figure, folders[-1], "learning_curves")
 
@@ -249,11 +259,11 @@ def write_curves(folders: Sequence[Path], monitor: str | None, title: str) -> Pa
 def write_comparison(
     folder: Path, name: str, measure: str, run: Run, baseline: Run, qrels: Qrels, relevance: int = 1
 ) -> list[Path]:
-    """Draw a set's `pictures/SET_gains.png` and `SET_ranks.png`, after `evaluation/SET/` has been written."""
+    """Draw a set's `pictures/SET_gains.png` and `SET_ranks.png`; `evaluation/SET/` must have been written before."""
     lines = (folder / "evaluation" / name / "per_query.jsonl").read_text(encoding="utf-8").splitlines()
-    found = gains([json.loads(line) for line in lines], measure)
+    query_gains = gains([json.loads(line) for line in lines], measure)
     changes = rank_changes(run, baseline, qrels, relevance)
     return [
-        save(draw_gains(found, measure, name), folder, f"{name}_gains"),
+        save(draw_gains(query_gains, measure, name), folder, f"{name}_gains"),
         save(draw_rank_changes(changes, f"{name}: relevant docs"), folder, f"{name}_ranks"),
     ]

@@ -1,4 +1,4 @@
-"""What an evaluation leaves in its folder, and the table on screen: every number comes from the run that is written."""
+"""The files of an evaluation and its table on the screen; every number is computed from the run that is written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ _UNJUDGED = Evaluation({}, {}, 0, ["no query is judged: the run is written, noth
 
 
 def first_stage_run(collection: Collection, depth: int) -> Run | None:
-    """What a re-ranking is compared with: the first stage's docs of the judged queries; None where its scores order nothing."""
+    """The first stage's run of the judged queries, as a baseline of a re-ranking.
+
+    Returns:
+        query_id -> doc_id -> score; None if there are no candidates, or all scores of each query are equal.
+    """
     candidates = collection.candidates
     if candidates is None or not any(
         len(np.unique(candidates.scores_of(query_id)[:depth])) > 1 for query_id in candidates
@@ -41,20 +45,20 @@ def write_evaluation(
     folder: str | Path, run: Run, collection_qrels: Qrels, measures: Sequence[str],
     relevance: int = 1, baseline: Run | None = None, tag: str = "ranker",
 ) -> dict[str, Any]:  # fmt: skip
-    """Measure a run and write `run.trec`, `per_query.jsonl` and `metrics.json`; nothing is written unless all could be computed.
+    """Measure a run and write `run.trec`, `per_query.jsonl` and `metrics.json`.
 
-    Where no query is judged there is nothing to measure: the run is written, and `metrics.json` says so.
+    Everything is computed before the first file is written. If no query is judged, the run is written, nothing is
+    measured, and `metrics.json` says so.
 
-    The written scores are the run's own, except that ties are separated by the least float32 step, so that outside
-    tools with another tie rule find the same order. `metrics.json` comes last: where it lies, the other files are
-    whole.
+    Tied scores are separated by the least float32 step, so that tools with another tie rule find the same order; all
+    other scores are written unchanged. `metrics.json` is written last: if it exists, the other files are complete.
 
     Args:
-        folder: Where to write; made if missing.
+        folder: The folder; made if missing.
         run: query_id -> doc_id -> score.
         collection_qrels: query_id -> doc_id -> relevance.
         measures: ir-measures names.
-        relevance: Smallest grade that counts as relevant in binary measures that do not say it.
+        relevance: Smallest grade that binary measures count as relevant, unless the measure's name sets one.
         baseline: A run to compare with, on the same judged queries.
         tag: Last column of the run.
 
@@ -80,7 +84,7 @@ def write_evaluation(
         metrics["warnings"] += [f"baseline: {warning}" for warning in reference.warnings]
         metrics["comparison"] = compare(evaluation, reference)
     write_run(folder / "run.trec", run, tag)
-    with suppress(OSError):  # an older one would speak of another run until the new one is there
+    with suppress(OSError):  # until the new one is written, an older one would describe another run
         (folder / "metrics.json").unlink()
     with write_whole(folder / "per_query.jsonl") as file:
         for query_id, values in evaluation.per_query.items():
@@ -132,7 +136,7 @@ def print_table(name: str, metrics: Mapping[str, Any], console: Console | None =
     Args:
         name: Set name for the title.
         metrics: What `write_evaluation` returned.
-        console: Where to print; the screen if None.
+        console: The console; None is the screen.
     """
     from rich.console import Console
     from rich.table import Table

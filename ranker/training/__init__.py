@@ -1,1 +1,1 @@
-"""training."""
+"""Training under Lightning: modules, checkpoints, schedules, loggers. Read rerank_module.py first."""

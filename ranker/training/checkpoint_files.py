@@ -1,4 +1,4 @@
-"""Checkpoint files that are whole or not there, and a look at whether they still are."""
+"""Write checkpoint files whole or not at all, and verify them before they are read."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
 
 class WholeFiles(CheckpointIO):
-    """Checkpoints that are there whole or not at all, after a kill and after a power cut; reading one runs no code of its."""
+    """Checkpoint files for Lightning: complete even after a kill or a power cut, and read without running code."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: dict[str, Path] | None = None
     ) -> None:
-        """Write beside the file, then take its place.
+        """Write a file beside the old one, then replace it.
 
         Args:
             checkpoint: What to save.
             path: The file.
-            storage_options: `{"previous": path}`: where the file that is replaced goes.
+            storage_options: `{"previous": path}`: the replaced file gets this name.
 
         Raises:
-            CheckpointError: There is no room, or no right to write; what was there before is still there.
+            CheckpointError: The disk is full or the folder is not writable; the old file is still there.
         """
         path = Path(path)
-        content = io.BytesIO()  # torch, writing into a full disk, hides the disk's error behind one of its own
+        content = io.BytesIO()  # on a full disk torch.save raises its own error in place of the disk's
         torch.save(checkpoint, content)
         try:
             with write_whole(path, binary=True) as file:
@@ -48,8 +48,8 @@ class WholeFiles(CheckpointIO):
         except DataError as error:
             reason = getattr(error.__cause__, "strerror", None)
             raise CheckpointError(
-                f"{path}: expected to write a checkpoint, got {reason!r}; the one before is kept; make room, then go on with "
-                f"python train.py checkpoint={path.parent.parent} resume=true"
+                f"{path}: expected to write a checkpoint, got {reason!r}; the one before is kept; "
+                f"make room, then go on with python train.py checkpoint={path.parent.parent} resume=true"
             ) from error
 
     def load_checkpoint(
@@ -58,10 +58,10 @@ class WholeFiles(CheckpointIO):
         map_location: Any = "cpu",
         weights_only: bool | None = True,
     ) -> dict[str, Any]:
-        """Read tensors and plain values, whatever Lightning asks for.
+        """Read tensors and plain values; `weights_only` is ignored, since nothing else is ever read.
 
         Raises:
-            CheckpointError: The file is not a checkpoint, is damaged, or holds anything else.
+            CheckpointError: The file is no checkpoint, is damaged, or holds other objects.
         """
         return read_checkpoint(Path(path), map_location or "cpu")
 
@@ -71,15 +71,15 @@ class WholeFiles(CheckpointIO):
 
 
 def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -> dict[str, Any]:
-    """Read a checkpoint whose parts equal their checksums: tensors and plain values.
+    """Verify the checksums of a checkpoint and read it: tensors and plain values.
 
     Args:
         path: The file.
         map_location: Device of the tensors.
-        mmap: Whether tensors stay in the file until they are used.
+        mmap: Whether tensors are mapped from the file in place of being read.
 
     Raises:
-        CheckpointError: It is missing, damaged, no checkpoint, or holds anything else.
+        CheckpointError: The file is missing, damaged, no checkpoint, or holds other objects.
     """
     damage = fault(path)
     if damage is not None:
@@ -97,7 +97,10 @@ def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file a second name (where that can't be, a copy); files are replaced, never written into, so both stay what they are."""
+    """Give a file a second name by a hard link, or by a copy if the file system has no links.
+
+    Checkpoint files are replaced and never modified, so a later checkpoint does not change either of them.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = beside(target)
     partial.unlink(missing_ok=True)
@@ -109,12 +112,15 @@ def link(source: Path, target: Path) -> None:
 
 
 def fault(path: Path) -> str | None:
-    """What is wrong with a checkpoint file, None if it is whole: a zip archive whose checksums torch itself does not compare."""
+    """The fault of a checkpoint file; None if it is complete.
+
+    A checkpoint is a zip archive, whose checksums torch does not verify.
+    """
     return zip_fault(path)
 
 
 def to_resume_from(folder: Path) -> Path:
-    """The last whole checkpoint of a run: `last.ckpt`, or the one before where that is broken.
+    """The last complete checkpoint of a run: `last.ckpt`, or `previous.ckpt` if that one is damaged.
 
     Args:
         folder: The run folder.
@@ -125,14 +131,15 @@ def to_resume_from(folder: Path) -> Path:
     faults: list[str] = []
     for name in (LAST, PREVIOUS):
         path = folder / "checkpoints" / name
-        found = fault(path)
-        if found is None:
+        damage = fault(path)
+        if damage is None:
             if faults:
                 rank_zero_only(log.warning)("%s; going on from %s", faults[0], path)
             return path
-        faults.append(f"{path}: expected a whole checkpoint, got {found}")
+        faults.append(f"{path}: expected a whole checkpoint, got {damage}")
     if not (folder / "checkpoints" / LAST).exists():
         raise CheckpointError(
-            f"checkpoint: expected {folder / 'checkpoints' / LAST}, which a training writes as it goes, got no such file"
+            f"checkpoint: expected {folder / 'checkpoints' / LAST}, "
+            "which a training writes as it goes, got no such file"
         )
     raise CheckpointError("; ".join(faults))

@@ -1,4 +1,4 @@
-"""When checkpoints are written: the best by `SaveBest`, the last by `SaveLast`."""
+"""When checkpoints are written: the best one by `SaveBest`, the last one by `SaveLast`."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ class SaveLast(Checkpoint):
             trainer.save_checkpoint(self.path, storage_options={"previous": self.path.with_name(PREVIOUS)})
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Link the checkpoint from which the training resumes, so that a kill before the first new one loses nothing."""
+        """Link the checkpoint from which the training resumes, in case of a kill before the first new one."""
         if self.resumed is not None:
             rank_zero_only(link)(self.resumed, self.path)
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Replace Lightning's SIGTERM handler, which starts a collective at whatever point of a step the signal comes."""
+        """Replace Lightning's SIGTERM handler, which would start a collective in the middle of a step."""
         _on_sigterm(lambda *_: setattr(module, "stop_asked", True))
         # Lightning no longer gets the signal; its broadcast of it would make the host wait for the GPU at each step
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]

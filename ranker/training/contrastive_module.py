@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 # Numbers of (padded) query and doc vectors that are compared at a time: BLOCK_QUERIES x BLOCK_DOCS similarities, 16 MiB
 BLOCK_QUERIES, BLOCK_DOCS = 1024, 4096
-# A pairwise loss holds [queries, docs, docs] values: it gets as many queries at a time as fit into this number of values,
-# 64 MiB in float32
+# A pairwise loss holds [queries, docs, docs] values. It gets as many queries at a time as fit into this number of
+# values, 64 MiB in float32.
 BLOCK_PAIRS = 2**24
 
 
@@ -73,8 +73,8 @@ class ContrastiveModule(RerankModule):
         mine = torch.cat([rows[0] for rows in text_rows]).sort().values if text_rows else step.contrast.owners[:0]
         total, on_scores, on_loss = self._loss_of_step(queries, docs, mine, step)
         on_queries, on_docs, on_scoring = self._through_scores(queries, docs, mine, on_scores)
-        # The loss's parameters have their full gradient on each device; the scorer's parameters have this device's share
-        # only. DDP averages both, so only the second ones are multiplied by the number of devices.
+        # The loss's parameters have their full gradient on each device; the scorer's parameters have only this device's
+        # share. DDP averages both, so only the second ones are multiplied by the number of devices.
         gradients = [*zip(self._loss_parameters(), on_loss, strict=True), *((p, g * world) for p, g in on_scoring)]
         direct = sum(((p * g).sum() for p, g in gradients), start=torch.zeros((), device=self.device))
         if not step.micro_batches:  # every device must take part in the reduction
@@ -102,7 +102,7 @@ class ContrastiveModule(RerankModule):
     def _encode_step(self, step: TrainStep, text_rows: list[tuple[Tensor, Tensor]]) -> tuple[TextVectors, TextVectors]:
         """The vectors of the step's queries and docs, in the step's order, on every device.
 
-        Each device fills in the vectors of its texts and leaves zeros for the others; a sum over devices completes them.
+        Each device fills in the vectors of its texts and leaves zeros elsewhere; a sum over devices completes them.
         """
         scorer: Any = self.scorer
         query_counts = doc_counts = None
@@ -123,8 +123,8 @@ class ContrastiveModule(RerankModule):
                 of_queries, of_docs = self._encode(batch)
                 queries.values[queries.vector_indices(query_rows)] = of_queries.values
                 docs.values[docs.vector_indices(doc_rows)] = of_docs.values
-        # autocast caches converted weights. Those of this pass have no graph, so with them the second pass would give the
-        # weights no gradient.
+        # autocast caches converted weights. Those of this pass have no graph, so with them the second pass would give
+        # the weights no gradient.
         torch.clear_autocast_cache()
         _sum_over_devices(queries.values)
         _sum_over_devices(docs.values)
@@ -161,7 +161,8 @@ class ContrastiveModule(RerankModule):
         assert self.loss is not None
         if scores.shape[1] == 1:
             log.warning(
-                "in-batch negatives: a step with one doc has none and teaches nothing; raise batch.queries or batch.docs"
+                "in-batch negatives: a step with one doc has none and teaches nothing; "
+                "raise batch.queries or batch.docs"
             )
         groups, parameters = torch.arange(len(scores), device=scores.device), self._loss_parameters()
         loss, on_scores, on_loss = (

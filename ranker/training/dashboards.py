@@ -21,14 +21,19 @@ from ranker.network import unreachable
 
 log = logging.getLogger(__name__)
 
-COUNT = 25  # queries at either end of a table
+COUNT = 25  # best and worst queries in a table
 
 
 def start(loggers: Iterable[Any], config: Mapping[str, Any], text: str) -> None:
-    """Open the dashboards and give them the resolved configuration, as values and as text.
+    """Open the dashboards and log the resolved configuration.
+
+    Args:
+        loggers: Lightning's loggers.
+        config: The configuration as plain values.
+        text: The configuration as YAML.
 
     Raises:
-        RankerError: wandb can't be reached, or does not accept the key.
+        RankerError: wandb can't be reached or refuses to start.
     """
     for logger in loggers:
         if isinstance(logger, WandbLogger):
@@ -45,9 +50,9 @@ def start(loggers: Iterable[Any], config: Mapping[str, Any], text: str) -> None:
             try:
                 logger.log_hyperparams(dict(config))
             except errors.Error as error:
-                said = " ".join(str(error).split())
+                reason = " ".join(str(error).split())
                 raise RankerError(
-                    f"logger: expected wandb to start, got {said!r}; logger.mode=offline needs no server"
+                    f"logger: expected wandb to start, got {reason!r}; logger.mode=offline needs no server"
                 ) from error
         elif isinstance(logger, TensorBoardLogger):
             logger.experiment.add_text("config", f"```yaml\n{text}\n```")
@@ -60,7 +65,7 @@ def report(
     config: Mapping[str, Any],
     objective: float | None,
 ) -> None:
-    """Show what a run folder holds at the end of a training.
+    """Log queries, runs, pictures and the objective at the end of a training.
 
     Args:
         loggers: Lightning's loggers.
@@ -78,7 +83,7 @@ def report(
 
 
 def show_pictures(loggers: Iterable[Any], folder: Path) -> None:
-    """Show the PNGs in the folder's `pictures/`."""
+    """Log the PNG files in the folder's `pictures/`."""
     for path in sorted((folder / "pictures").glob("*.png")):
         for logger in loggers:
             if isinstance(logger, WandbLogger):
@@ -145,14 +150,17 @@ def _cell(value: Any) -> str:
 
 
 def per_query_table(folder: Path, queries: Mapping[str, str], count: int = COUNT) -> tuple[list[str], list[list[Any]]]:
-    """Columns and rows of the queries that gained and lost most against the baseline, by the first measure; best first.
+    """A table of the queries with the largest gains and losses against the baseline, by the first measure; best first.
 
-    Without a baseline the values themselves decide. Queries between the two ends are left out.
+    Without a baseline, the measure's values take the place of gains. Queries between the two ends are left out.
 
     Args:
         folder: `evaluation/SET/` of a run folder.
         queries: query_id -> text.
-        count: Queries at either end.
+        count: Number of queries at each end.
+
+    Returns:
+        The columns' names and the rows.
     """
     lines = (folder / "per_query.jsonl").read_text(encoding="utf-8").splitlines()
     rows: Sequence[Any] = [json.loads(line) for line in lines]

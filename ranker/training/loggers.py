@@ -1,4 +1,4 @@
-"""Loggers, each made for one run folder; what they show beyond curves is in `dashboards.py`."""
+"""Loggers of a run folder; `dashboards.py` gives them everything beyond curves."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ranker.errors import DataError
 from ranker.training.run_writer import write_json, write_text
 
 ID_FILE, ENTRIES_FILE = "wandb.json", "wandb.jsonl"
-SWEEP_FILE = "multirun.yaml"  # lies in a sweep's folder, above its jobs' folders
-CONNECT_SECONDS = 20.0  # how long online runs wait for the server before the first step
-FINISH_SECONDS = 300.0  # ... and for what is not uploaded at the end; the files stay
+SWEEP_FILE = "multirun.yaml"  # in a sweep's folder, which holds the folders of its jobs
+CONNECT_SECONDS = 20.0  # an online run waits this long for the server before its first step
+FINISH_SECONDS = 300.0  # and this long for uploads at its end; the files stay
 
 
 def csv(folder: Path) -> Logger:
@@ -27,7 +27,7 @@ def csv(folder: Path) -> Logger:
 
 
 def tensorboard(folder: Path, earlier: Path | None = None) -> Logger:  # noqa: ARG001 - a run's event files stay in its folder
-    """TensorBoard event files in `tensorboard/`; a run that goes on has its own, `--logdir` of the folder above shows both."""
+    """TensorBoard event files in `tensorboard/`; a resumed run writes new ones; `--logdir` of the parent shows both."""
     return TensorBoardLogger(folder, name="tensorboard", version="", default_hp_metric=False)
 
 
@@ -39,10 +39,10 @@ def wandb(
 
     Args:
         folder: The run folder.
-        earlier: The run folder that this run goes on from; its wandb run goes on too.
+        earlier: The run folder from which this run resumes; its wandb run is continued.
         project: Project name.
         mode: `offline`, `online` or `disabled`.
-        group: Group name, for runs that belong together; None: a sweep's jobs are one group.
+        group: Group name; None groups the jobs of a sweep.
         tags: Tags.
     """
     if group is None and (folder.parent / SWEEP_FILE).is_file():
@@ -51,16 +51,17 @@ def wandb(
 
 
 class Wandb(WandbLogger):
-    """Lightning's logger, so that a resumed training goes on as the same wandb run, from `wandb.json` (its id) and `wandb.jsonl` (its curves).
+    """Lightning's wandb logger; a resumed training continues the same wandb run.
 
-    Every entry carries `trainer/global_step`, the x axis of all curves; wandb's own counter only goes up, so that no
-    value is dropped (PC-89). wandb's file lacks the last seconds of a run that is killed, so a resumed one first logs
-    what the earlier one has logged and the server does not have: offline, all of it. It repeats the steps after its
-    checkpoint, bit by bit; those values are not logged twice.
+    `wandb.json` holds the run's id and `wandb.jsonl` its curves. Each entry has `trainer/global_step`, the x axis of
+    all curves. wandb's step counter only increases, so no value is dropped (PC-89). wandb's file lacks the last seconds
+    of a killed run. A resumed run therefore first logs the earlier run's entries that the server does not have; offline
+    that is all of them. A resumed training repeats the steps after its checkpoint bit by bit; their values are not
+    logged again.
 
     Args:
         folder: The run folder.
-        earlier: The run folder that this run goes on from.
+        earlier: The run folder from which this run resumes.
         project: Project name.
         mode: `offline`, `online` or `disabled`.
         group: Group name.
@@ -92,25 +93,25 @@ class Wandb(WandbLogger):
                 disable_code=True,
             ),
         )
-        self._wandb_init.pop("anonymous", None)  # wandb warns of it, even where it is None
+        self._wandb_init.pop("anonymous", None)  # wandb warns of this argument even if it is None
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
-        """Open the run with its configuration and earlier entries; from now on a training that goes on knows it, however this one ends."""
+        """Open the run with its configuration and the earlier entries, and write its id for a later resume."""
         write_json(self._folder / ID_FILE, {"id": self._run_id})
         write_text(self._folder / ENTRIES_FILE, "".join(f"{json.dumps(entry)}\n" for entry in self._before))
         super().log_hyperparams(params)
-        there = self.experiment.step  # 0 offline; what the server has ends here
+        known = self.experiment.step  # the number of entries on the server; 0 offline
         for entry in self._before:
-            if entry["_step"] >= there:
+            if entry["_step"] >= known:
                 self.experiment.log(
                     {name: value for name, value in entry.items() if name != "_step"}, step=entry["_step"], commit=True
                 )
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log an entry, without what the run that this one goes on from has logged of its step."""
-        if step is None:  # tables and pictures, which a training logs at its end
+        """Log an entry, without values that the earlier run has logged at the same step."""
+        if step is None:  # tables and pictures at the end of a training
             self.experiment.log(dict(metrics))
             return
         entry = {name: value for name, value in metrics.items() if (step, name) not in self._logged}
@@ -122,7 +123,7 @@ class Wandb(WandbLogger):
 
 
 def _read(folder: Path) -> tuple[str, list[dict[str, Any]]]:
-    """The id of the run in a folder and what it logged; the last line may be cut where it was killed."""
+    """The id and the entries of the wandb run in a folder; a last line that a kill cut off is ignored."""
     path, entries = folder / ID_FILE, folder / ENTRIES_FILE
     if not path.is_file():
         return secrets.token_hex(4), []
@@ -134,5 +135,6 @@ def _read(folder: Path) -> tuple[str, list[dict[str, Any]]]:
         return str(json.loads(path.read_text(encoding="utf-8"))["id"]), logged
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{folder}: expected a readable {ID_FILE} and {ENTRIES_FILE}, got {error}; delete both: the training goes on as a new wandb run"
+            f"{folder}: expected a readable {ID_FILE} and {ENTRIES_FILE}, got {error}; "
+            "delete both: the training goes on as a new wandb run"
         ) from error

@@ -1,4 +1,7 @@
-"""Store a training step whose loss or gradient is not finite, so that it can be repeated: safetensors and JSON, no code."""
+"""Store a training step whose loss or gradient is not finite, so that it can be repeated.
+
+The files are safetensors and JSON and hold no code.
+"""
 
 from __future__ import annotations
 

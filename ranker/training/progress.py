@@ -1,4 +1,4 @@
-"""The progress bar, which no training waits for."""
+"""A progress bar that does not make the host wait for the GPU."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from lightning.pytorch.callbacks import RichProgressBar
 
 
 class ProgressBar(RichProgressBar):
-    """Lightning's, with what the module has in `shown`, a dict of plain numbers.
+    """Lightning's progress bar, with the numbers in the module's dictionary `shown`.
 
-    What is logged with `prog_bar=True` Lightning reads from the device after each step, whether a bar is shown or not:
-    the host then waits for the whole step, and the GPU for the next one's launches. Loss and gradient norm come to the
-    host anyway, one step late.
+    Lightning reads values logged with `prog_bar=True` from the device after each step, whether a bar is shown or not.
+    The host then waits for the whole step, and the GPU for the launches of the next one. Loss and gradient norm reach
+    the host anyway, one step late.
     """
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
-        """What stands at the end of the bar."""
+        """The values at the end of the bar."""
         shown: dict[str, Any] = getattr(pl_module, "shown", {})
         return {**super().get_metrics(trainer, pl_module), **shown}

@@ -1,4 +1,4 @@
-"""Give up a trial of an Optuna sweep that is hopeless at a validation."""
+"""Stop a trial of an Optuna sweep whose validation is worse than the other trials'."""
 
 from __future__ import annotations
 
@@ -13,21 +13,20 @@ log = logging.getLogger(__name__)
 
 
 class Prune(pl.Callback):
-    """Report each validation to the study, and stop a trial that is worse than most others were at the same validation.
+    """Report each validation to the study, and stop a trial that is worse than most others at the same validation.
 
-    The sweeper adds it to its jobs. Trials are compared validation by validation: the n-th of one with the n-th of the
-    others, whatever the number of steps between them. The last validation prunes nothing, since nothing is left to
-    save.
+    The sweeper adds this callback to its jobs. The n-th validation of a trial is compared with the n-th of the others,
+    regardless of the steps between validations. The last validation never prunes, because nothing would be saved.
 
     Args:
-        storage: Where the study is kept, a URL of SQLAlchemy.
-        study: The study's name there.
+        storage: SQLAlchemy URL of the study.
+        study: Name of the study.
         trial: The trial's number.
         monitor: The logged measure.
-        keep: Percent of the trials that are kept: 50 prunes what is worse than the others' median at this validation,
-            25 also what is worse than the best quarter of them.
-        startup_trials: So many trials must have finished before any is pruned.
-        warmup: So many validations go by before a trial can be pruned.
+        keep: Percentage of trials that are kept: 50 prunes trials below the others' median at this validation, 25 also
+            trials below their best quarter.
+        startup_trials: Number of trials that must finish before any is pruned.
+        warmup: Number of validations of a trial before it can be pruned.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class Prune(pl.Callback):
         self._trial: Any = None
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Find the trial; one that is over, as in a job's repetition, is left alone."""
+        """Find the trial; a trial that is over (a repeated job) gets no reports."""
         if not trainer.is_global_zero:
             return
         import optuna
@@ -69,23 +68,23 @@ class Prune(pl.Callback):
             log.info("trial %d of study %s is over: nothing is reported to it", self.number, self.study)
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Report, and stop on all devices where the first says so."""
+        """Report the measure; the first process decides whether all processes stop."""
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         self.validations += 1
-        hopeless = False
+        prune = False
         if self._trial is not None:
             self._trial.report(float(trainer.callback_metrics[self.monitor]), self.validations)
-            hopeless = trainer.global_step < trainer.estimated_stepping_batches and self._trial.should_prune()
-        self.pruned = bool(trainer.strategy.broadcast(hopeless))
+            prune = trainer.global_step < trainer.estimated_stepping_batches and self._trial.should_prune()
+        self.pruned = bool(trainer.strategy.broadcast(prune))
         if self.pruned:
             log.info("pruned: at validation %d most trials were better", self.validations)
             trainer.should_stop = True
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of validations, for a training that goes on."""
+        """The number of validations, for a resumed training."""
         return {"validations": self.validations}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting."""
+        """Restore the number of validations."""
         self.validations = state_dict["validations"]

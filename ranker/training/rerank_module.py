@@ -1,4 +1,4 @@
-"""Train and validate a reranker under Lightning; the optimisation is the same for any number of devices and any memory."""
+"""Train and validate a reranker under Lightning; the result does not depend on the number of devices or on memory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NonFiniteOptions:
 
     Args:
         action: `stop` ends the training; `skip` changes no weight and no optimizer state, and the step counts.
-        folder: Such steps are written into this folder, and `python -m ranker replay` can repeat them; None writes none.
+        folder: Folder for such steps, which `python -m ranker replay` can repeat; None writes none.
     """
 
     action: str = "stop"
@@ -100,7 +100,7 @@ class RerankModule(pl.LightningModule):
         self._collector = ScoreCollector()
 
     # training
-    # ---------------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> Any:
         """The configured optimizer with decay groups, and a schedule over optimizer steps."""
@@ -147,7 +147,7 @@ class RerankModule(pl.LightningModule):
             self.log("train/skipped_steps", self._on_device(self.skipped_steps))
 
     def _on_device(self, value: float) -> Tensor:
-        """The number as a tensor on the device. Lightning would copy a plain number there, and the host would wait for the copy."""
+        """The number as a tensor on the device; Lightning's copy of a plain number would make the host wait."""
         return torch.full((), value, dtype=torch.float32, device=self.device)
 
     def on_train_start(self) -> None:
@@ -257,7 +257,11 @@ class RerankModule(pl.LightningModule):
         return nn.utils.clip_grad_norm_(parameters, max_norm if max_norm is not None and max_norm > 0 else torch.inf)
 
     def _check_pending(self) -> bool:
-        """Check the pending step, if there is one, and report it if it was not finite; returns whether it was finite."""
+        """Check the pending step, if there is one, and report it if it was not finite.
+
+        Returns:
+            Whether it was finite.
+        """
         pending, self._pending = self._pending, None
         if pending is None:
             return True
@@ -297,7 +301,7 @@ class RerankModule(pl.LightningModule):
             log.warning("%s; skipped", text)
 
     # validation
-    # ------------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------------
 
     def validation_step(self, batch: ScoreBatch, batch_idx: int) -> None:
         """Score a batch of candidates."""

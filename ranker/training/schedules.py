@@ -1,8 +1,8 @@
-"""Learning rates as a factor of the base rate, by optimizer step (never by micro-batch, device or epoch).
+"""Learning rate schedules: a factor of the base rate by optimizer step (not by micro-batch, device or epoch).
 
-Every step has a rate above 0: the warm-up's first step has 1 / warm-up steps, and a decay reaches its end after the
-last step. After the warm-up the factors are those of transformers' schedules of the same name; its warm-up begins at 0,
-which wastes the first step.
+Every step has a rate above 0. The first warm-up step has the factor 1 / warm-up steps, and a decay reaches its end
+after the last step. After the warm-up, the factors equal those of transformers' schedules of the same name.
+Transformers' warm-up begins at 0, which wastes the first step.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 
 
 def warmup_steps(warmup: float, total: int) -> int:
-    """Steps of warm-up: a share of all steps below 1, a count from 1 on.
+    """Number of warm-up steps: values below 1 are a share of all steps, others a count.
 
     >>> warmup_steps(0.1, 314), warmup_steps(40, 314)
     (31, 40)

@@ -1,4 +1,4 @@
-"""Throughput of a training: pairs, tokens and floating-point operations per second, padding, waiting for data, peak memory."""
+"""Throughput of a training: pairs, tokens and FLOPs per second, padding, waiting for data, peak memory."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from torch import Tensor
 from ranker.encoders.encoder import Encoder, Work
 from ranker.types import TrainStep
 
-WARM_UP = 3  # first steps, which compile and fill caches; they are reported apart where more follow
-IN_BAR = ("pairs_per_second", "mfu", "data_wait_share")  # of the figures; all of them are logged
-YARDSTICK = 8192  # a square bf16 matrix product of this size gives a card's rate
+WARM_UP = 3  # the first steps compile and fill caches; they are reported separately if more steps follow
+IN_BAR = ("pairs_per_second", "mfu", "data_wait_share")  # shown in the progress bar; all figures are logged
+YARDSTICK = 8192  # rows and columns of the bf16 matrix product that measures a card's rate
 
 
 def matmul_flops(config: Any, tokens: int, squares: float, last_layer_tokens: int | None = None) -> float:
     """Floating-point operations of a transformer encoder's matrix products, forward only.
 
-    2 l (4 d^2 + 2 d f) a token for the weights (queries, keys, values, output and both feed-forward products), and 4 l
-    d n^2 a row of n tokens for attention, with l layers, d states, f feed-forward states. Training takes three times as
-    many: two products of the backward pass for each of the forward pass. Embeddings, norms, heads and padding count
-    nothing. Where only rows' first tokens leave the last layer, as for a score that reads those, its weights count for
-    them alone, and its attention, of h heads over whole states, 4 h d a token.
+    Weights (queries, keys, values, output and both feed-forward products) take 2 l (4 d^2 + 2 d f) operations a token,
+    attention 4 l d n^2 a row of n tokens, with l layers, d states and f feed-forward states. Training takes three times
+    as many: the backward pass has two products for each one of the forward pass. Embeddings, norms, heads and padding
+    are not counted. If the last layer computes only the first token of each row, its weights count for those tokens
+    only, and its attention, of h heads over whole states, takes 4 h d a token.
 
     Args:
         config: A transformers configuration.
         tokens: Number of real tokens.
         squares: Sum over rows of the squared number of tokens.
-        last_layer_tokens: Number of tokens that go through the last layer's weights; None: all.
+        last_layer_tokens: Number of tokens that the last layer computes; None: all.
 
     >>> from transformers import BertConfig
     >>> config = BertConfig(hidden_size=4, num_hidden_layers=1, intermediate_size=8, num_attention_heads=2)
@@ -52,21 +52,21 @@ def matmul_flops(config: Any, tokens: int, squares: float, last_layer_tokens: in
 
 @dataclass
 class Counts:
-    """What was done in how much time; pairs and tokens are those of all devices."""
+    """Work and time; pairs and tokens are those of all devices."""
 
     pairs: int = 0
     tokens: int = 0
     computed_tokens: int = 0
     last_layer_tokens: int = 0
-    seconds: float = 1e-9  # in training steps, between them, and waiting for them
-    wait_seconds: float = 0.0  # in the loader alone
+    seconds: float = 1e-9  # training steps, the time between them, and waiting for data
+    wait_seconds: float = 0.0  # waiting for data
     squares: Tensor | float = 0.0
 
 
 class Throughput(pl.Callback):
-    """Measure epochs of training, validation left out; tokens are this device's times the number of devices.
+    """Measure training epochs without validation; tokens are this device's times the number of devices.
 
-    The first steps compile and fill caches: where more follow, they are counted apart, as `start_seconds`.
+    The first steps compile and fill caches. If more steps follow, they are counted separately, as `start_seconds`.
     """
 
     def __init__(self) -> None:
@@ -76,11 +76,11 @@ class Throughput(pl.Callback):
         self._config: Any = None
         self._encoders: list[Encoder] = []
         self._device = torch.device("cpu")
-        self._since: float | None = None  # time up to here is counted, or left out
-        self._waited = 0.0  # the loader's count up to here
+        self._since: float | None = None  # the time before this moment is counted or left out; None between epochs
+        self._waited = 0.0  # the loader's waiting time at that moment
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Measure the card."""
+        """Measure the card's rate."""
         self._config = getattr(getattr(getattr(module, "scorer", None), "encoder", None), "config", None)
         self._encoders = [part for part in module.modules() if isinstance(part, Encoder)]
         for encoder in self._encoders:
@@ -91,7 +91,7 @@ class Throughput(pl.Callback):
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Leave the time between epochs out; the loader's start is part of this one."""
+        """Leave out the time between epochs; the loader's start belongs to the epoch."""
         self._since = time.perf_counter()
 
     def on_train_batch_end(
@@ -110,7 +110,7 @@ class Throughput(pl.Callback):
             for texts in (micro.pairs, micro.queries, micro.docs):
                 if texts is not None:
                     counts.tokens += trainer.world_size * texts.num_tokens
-                    # stays on the device: reading it here would make the host wait
+                    # stays on the device; the host would wait for a read
                     counts.squares = (
                         counts.squares + trainer.world_size * texts.cu_seqlens.diff().double().square().sum()
                     )
@@ -118,13 +118,13 @@ class Throughput(pl.Callback):
             counts.computed_tokens += trainer.world_size * encoder.work.computed_tokens
             counts.last_layer_tokens += trainer.world_size * encoder.work.last_layer_tokens
             encoder.work = Work()
-        look = batch_idx % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
-        if self.steps == WARM_UP or look:
+        is_logged = batch_idx % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
+        if self.steps == WARM_UP or is_logged:
             self._wait_for_device()
         self._count_time(trainer)
         if self.steps == WARM_UP:
             self.start, self.counts = counts, Counts()
-        if look:
+        if is_logged:
             shown: Any = getattr(module, "shown", {})
             for name, value in self.report().items():
                 if name not in ("train_seconds", "start_seconds"):
@@ -144,25 +144,28 @@ class Throughput(pl.Callback):
             torch.cuda.synchronize(self._device)
 
     def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Leave validation out; what the device still works on belongs to the steps."""
+        """Leave out the validation; the device's pending work belongs to the steps."""
         if self._since is not None:
             self._wait_for_device()
             self._count_time(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Go on counting."""
+        """Count again."""
         if self._since is not None:
             self._since = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Count what the device still has to do."""
+        """Count the device's pending work."""
         if self._since is not None:
             self._wait_for_device()
             self._count_time(trainer)
         self._since = None
 
     def report(self) -> dict[str, float]:
-        """The figures for `result.json`; `mfu` is the share of the card's own rate in a large bf16 matrix product, on CUDA only."""
+        """The figures for `result.json`.
+
+        `mfu`, on CUDA only, is the share of the card's measured rate in a large bf16 matrix product.
+        """
         counts = self.counts if self.counts.pairs else self.start
         figures = {
             "pairs_per_second": counts.pairs / counts.seconds,
@@ -181,7 +184,7 @@ class Throughput(pl.Callback):
 
 
 def measure_matmul(device: torch.device, repeats: int = 10) -> float:
-    """FLOP/s of a square bf16 matrix product of `YARDSTICK`, the median of some."""
+    """FLOP/s of a square bf16 matrix product of size `YARDSTICK`, the median of `repeats`."""
     left, right = (torch.randn(YARDSTICK, YARDSTICK, device=device, dtype=torch.bfloat16) for _ in range(2))
     events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 4)]
     for event in events:
@@ -193,7 +196,7 @@ def measure_matmul(device: torch.device, repeats: int = 10) -> float:
 
 
 def peak_memory_bytes() -> int:
-    """Peak memory of the GPU where there is one, else of this process."""
+    """Peak memory of the GPU if there is one, else of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -122,7 +122,7 @@ def test_measuring_a_run_file_imports_no_library_of_models_or_pictures(tmp_path)
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0 and "0.5000" in done.stdout, done.stderr
     imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
-    assert {"ir_measures", "ranker.commands.evaluate"} <= imported
+    assert {"ir_measures", "ranker.evaluation.report"} <= imported
     assert not {"torch", "lightning", "transformers", "scipy", "matplotlib", "pandas", "asyncio"} & imported
 
 

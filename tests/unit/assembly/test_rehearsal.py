@@ -1,4 +1,4 @@
-"""A training without effect, or with validations that never come, is refused before its first step; and what Lightning refuses, before the data."""
+"""Refused early: trainings without a step, validations that never run, and options that Lightning refuses."""
 
 import pytest
 from omegaconf import OmegaConf

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from ranker.cli import entry
@@ -145,3 +146,18 @@ def test_commands_of_a_file_are_taken_where_the_command_line_repeats_them(tmp_pa
     assert OmegaConf.select(composed(*ours, "hydra.launcher.setup=[module load cuda]"), "hydra.launcher.setup") == [
         "module load cuda"
     ]
+
+
+@pytest.mark.parametrize("added", [[], ["hydra.mode=RUN"]])
+def test_the_composition_that_is_kept_equals_a_fresh_one(added):
+    entry.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        program = GlobalHydra.instance().hydra
+        overrides = ["run=a.trec", "qrels=q.txt", "hydra.job.name=x", "hydra.run.dir=outputs/x"]
+        assert program.get_mode("evaluate", overrides) is None
+        kept, fresh = (program.compose_config("evaluate", [*overrides, *added], RunMode.RUN) for _ in range(2))
+        assert kept is not fresh and OmegaConf.to_yaml(kept) == OmegaConf.to_yaml(fresh)
+        # other overrides, or a sweep, are composed anew
+        assert program.get_mode("evaluate", overrides) is None
+        assert program.compose_config("evaluate", ["run=b.trec"], RunMode.RUN).run == "b.trec"
+        assert program.get_mode("evaluate", ["relevance=1,2", "hydra.mode=MULTIRUN"]) == RunMode.MULTIRUN

@@ -1,4 +1,4 @@
-"""Measures: trec_eval's values for the known traps, names, thresholds, warnings, and what the libraries beneath get wrong."""
+"""Measures: trec_eval's values for the known traps, names, thresholds, warnings, and faults of the libraries."""
 
 import math
 
@@ -32,7 +32,7 @@ def close(values: dict[str, float]) -> object:
 
 
 # values
-# -----------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("run", ["q1 d10 0.5 / q1 d9 0.5", "q1 d9 0.5 / q1 d10 0.5"])
@@ -169,7 +169,7 @@ def test_rr_with_cutoff_at_the_edge(rank, cutoff, expected):
 
 
 def test_negative_grades_are_not_relevant_and_gain_nothing():
-    """As trec_eval: a retrieved doc of grade -1 takes a place in the ranking, no more (b is second: 1/2 and 1/log2 3)."""
+    """As trec_eval: a retrieved doc of grade -1 only takes a rank (b is second: 1/2 and 1/log2 3)."""
     got = means(
         "q1 a 3 / q1 b 2 / q1 c 1", "q1 a -1 / q1 b 2 / q1 c -2", ["AP", "nDCG@10", "RR@10", "P@2", "R@2", "NumRel"]
     )
@@ -186,7 +186,7 @@ def test_only_negative_grades_do_not_crash_the_evaluator():
 
 
 def test_counts_are_sums_and_judged_only_measures_do_not_disturb_them():
-    """ir-measures 0.4.3 by itself answers NumRet with the number of judged docs when P(judged_only=True) is asked too."""
+    """ir-measures 0.4.3 alone returns the number of judged docs as NumRet if P(judged_only=True) is computed, too."""
     got = means(
         "q1 a 3 / q1 x 2 / q1 b 1 / q2 y 1",
         "q1 a 1 / q1 b 1 / q2 c 1",
@@ -214,7 +214,7 @@ def test_numpy_scores_and_grades_are_taken():
 
 
 # warnings and faults
-# ----------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_pc22_ids_that_only_look_alike():
@@ -235,7 +235,8 @@ def test_pc23_no_overlap_of_docs_shows_an_id_of_each_side():
     evaluation = evaluate(run, qrels_of("q1 urn:doc:0123456789-abcdefghij 1"), ["AP", "RR", "nDCG@10"])
     assert evaluation.means == {"AP": 0.0, "RR": 0.0, "nDCG@10": 0.0}
     assert evaluation.warnings == [
-        "none of the judged documents of any query occurs in the run: for query 'q1' 'urn:doc:0123456789-abcdefghij' is judged, "
+        "none of the judged documents of any query occurs in the run: "
+        "for query 'q1' 'urn:doc:0123456789-abcdefghij' is judged, "
         "the run has 'urn:doc:0123456789-a'; compare the ids",
         "2 queries of the run are not judged and were ignored, as 'q9'",
     ]
@@ -275,7 +276,7 @@ def test_exponential_gain_of_large_grades_is_refused():
 
 
 # names
-# ------------------------------------------------------------------------------------------------------------------------------
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_names_are_canonical_and_repeats_are_one():

@@ -1,4 +1,4 @@
-"""What an evaluation leaves: numbers that anyone can compute again from the run, a comparison that holds by hand, whole files or none."""
+"""Files of an evaluation: numbers that follow from the run, a comparison computed by hand, complete files or none."""
 
 import io
 import json
@@ -24,7 +24,7 @@ MEASURES = ["AP", "AP@5", "RR", "RR@3", "nDCG@10", "nDCG", "P@5", "R@10", "Rprec
 
 @pytest.fixture
 def tied():
-    """60 queries with many ties (scores on a grid, as bf16 gives them), scores that only float64 tells apart, and graded judgements."""
+    """60 queries with many ties (a grid as in bf16), scores that differ only in float64, and graded judgements."""
     generator = np.random.default_rng(11)
     docs = [f"d{i}" for i in range(40)]
     run = {
@@ -135,7 +135,7 @@ def test_comparison_by_hand(tmp_path):
 
 
 def test_p_values_of_a_comparison_by_hand():
-    """Five wins of equal size: 2 of 32 sign patterns; the other measure does not change, so Holm doubles the smaller p-value."""
+    """Five equal wins: 2 of 32 sign patterns. The other measure is unchanged, so Holm doubles the smaller p-value."""
     qrels = {f"q{i}": {"a": 1} for i in range(5)}
     better = evaluate({q: {"a": 2.0, "b": 1.0} for q in qrels}, qrels, ["RR", "R@5"])
     worse = evaluate({q: {"a": 1.0, "b": 2.0} for q in qrels}, qrels, ["RR", "R@5"])
@@ -269,7 +269,7 @@ def test_table_without_baseline():
     ("baseline", "outcome"), [({"d1": 2.0, "d2": 1.0}, [0, 0, 1]), ({"d1": 1.0, "d2": 2.0}, [1, 0, 0])]
 )
 def test_pc2_21_no_difference_and_one_query_show_nothing(tmp_path, baseline, outcome):
-    """Without a difference both signs give the same sum, 0; with one query both signs are as extreme: p is 1 either way, never 0 or NaN."""
+    """p is 1, not 0 or NaN: both signs of no difference sum to 0, and both signs of one query are equally extreme."""
     run, qrels = {"q1": {"d1": 2.0, "d2": 1.0}}, {"q1": {"d1": 1, "d2": 0}}
     written = write_evaluation(tmp_path, run, qrels, ["RR@10", "AP@100"], baseline={"q1": baseline})
     for entry in written["comparison"].values():

@@ -56,7 +56,7 @@ def tokens(numbers):
 
 
 def step_of(groups: int, size: int, docs: int = 1) -> TrainStep:
-    """Groups of some docs each, the first one relevant, cut into micro-batches of `size`; docs are numbered through the step."""
+    """Groups of docs, the first one relevant, cut into micro-batches of `size`; docs are numbered over the step."""
     batches = []
     for start in range(0, groups, size):
         places = torch.arange(start, min(start + size, groups))

@@ -1,4 +1,4 @@
-"""Three optimizer steps of each training module against a plain PyTorch loop: losses, gradient norms, learning rates, weights."""
+"""Three optimizer steps of each training module against a plain PyTorch loop: losses, norms, rates, weights."""
 
 import copy
 import math
@@ -193,7 +193,7 @@ KINDS = {"rerank": Rerank(), "in-batch": InBatch(), "multitask": Tasks()}
 
 
 def plain_loop(kind, max_norm: float) -> tuple[list[float], list[float], dict[str, Tensor]]:
-    """Three steps of AdamW in two decay groups, the gradient clipped by its L2 norm: losses, norms before clipping, weights."""
+    """Three steps of AdamW with two decay groups and clipping by the L2 norm: losses, unclipped norms, weights."""
     scorer = kind.scorer()
     weights = dict(scorer.named_parameters())
     groups = [

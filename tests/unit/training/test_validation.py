@@ -1,4 +1,4 @@
-"""A validation and a test by hand: how many candidates are scored, which grade is relevant, which devices score what."""
+"""A validation and a test by hand: the number of scored candidates, the relevant grade, errors of other processes."""
 
 from pathlib import Path
 
