@@ -17,11 +17,12 @@ from ranker.config.check import constructor_keys
 from ranker.data.collection import Splits
 from ranker.errors import ConfigError, DataError
 from ranker.probing.examples import ProbeTask
+from ranker.probing.options import StudyOptions
 from ranker.probing.pairs import sample_pairs
 from ranker.probing.report import log_to_wandb, write_report
 from ranker.probing.results import Results, TaskRecord
 from ranker.probing.state_cache import StateCache
-from ranker.probing.study import Study, StudyOptions
+from ranker.probing.study import Study
 from ranker.probing.subject import Subject
 from ranker.probing.summary import summarise
 from ranker.probing.training import TrainingOptions
@@ -47,6 +48,7 @@ STUDIED = (
     "skip_unavailable",
     "seed",
     "workers",
+    "reuse",
 )
 
 DOWNLOADING = (
@@ -100,7 +102,7 @@ def run_probe(
         cfg["test_fraction"],
     )
     subjects = [subject] if other is None else [subject, other]
-    study = Study(subjects, tasks, sample, options, training, cache, cache_dir, device, cfg["reuse"])
+    study = Study(subjects, tasks, sample, options, training, cache, cache_dir, device)
     if earlier is not None:
         check_earlier(earlier, study.prepare(), options.seeds, study.layers_of(subject))
     results = study.run()

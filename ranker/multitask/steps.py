@@ -102,7 +102,7 @@ class TaskSteps(Dataset[TaskStep]):
     ) -> None:  # fmt: skip
         self.plan, self.sampler, self.collator, self.rank, self.world = plan, sampler, collator, rank, world
         self.sequences, self.tasks = sequences, tasks
-        self._lengths, self._kinds = np.diff(sequences.starts), sequences.kinds
+        self._lengths, self._kinds = np.diff(sequences.starts), sequences.row_types
 
     def __getitem__(self, key: tuple[int, int]) -> TaskStep:
         epoch, index = key
