@@ -41,11 +41,11 @@ from ranker.encoders.tiny import tiny_config, tiny_tokenizer  # noqa: E402
 from ranker.probing.batches import Inputs, SpanStates, make_batches, read_spans  # noqa: E402
 from ranker.probing.code_length import portion_ends  # noqa: E402
 from ranker.probing.examples import Span  # noqa: E402
-from ranker.probing.online_code import Column, Job, OnlineCoder  # noqa: E402
+from ranker.probing.online_code import Job, LabelSet, OnlineCoder  # noqa: E402
 from ranker.probing.probes import EdgeProbe  # noqa: E402
 from ranker.probing.sequences import Sequences  # noqa: E402
 from ranker.probing.state_cache import StateCache  # noqa: E402
-from ranker.probing.states import TensorStates  # noqa: E402
+from ranker.probing.state_readers import TensorStates  # noqa: E402
 from ranker.probing.subject import Subject  # noqa: E402
 from ranker.probing.training import Stack, TrainingOptions, fit  # noqa: E402
 
@@ -233,15 +233,15 @@ def task_times(
     parts = np.split(np.arange(arguments.pairs), [train, train + val])
     rng = np.random.default_rng(0)
     layers = {layer: layer for layer in range(subject.num_states)}
-    columns = [Column("generated", "none", rng.integers(0, CLASSES, arguments.pairs))]
-    job = Job(inputs, "benchmark", layers, columns, CLASSES, *parts, [0])
+    label_sets = [LabelSet("generated", "none", rng.integers(0, CLASSES, arguments.pairs))]
+    job = Job(inputs, "benchmark", layers, label_sets, CLASSES, *parts, [0])
     start = time.perf_counter()
     OnlineCoder(options).code(job)
     cached = time.perf_counter() - start
     trained = [*portion_ends(train)[:-1], train]
     steps = arguments.rounds * sum(-(-pairs // options.batch_pairs) for pairs in trained)
     visits = arguments.rounds * (sum(trained) + len(trained) * val) + train
-    forward = encoder_times(subject, sequences, sequences.places[:, 0], device, arguments.repeats)
+    forward = encoder_times(subject, sequences, sequences.pair_rows[:, 0], device, arguments.repeats)
     step = report[f"step of all layers, batch {options.batch_pairs}, ms"]["every token projected, separate"] / 1000  # type: ignore[index]
     again = sum(forward) * visits + step * steps
     pass_into_cache = float(report["encoder pass into the cache, s"])  # type: ignore[arg-type]

@@ -23,11 +23,12 @@ from ranker.config.targets import constructor_keys
 from ranker.data.collection import Splits
 from ranker.errors import ConfigError, DataError
 from ranker.probing.examples import ProbeTask
+from ranker.probing.options import StudyOptions
 from ranker.probing.pairs import sample_pairs
 from ranker.probing.report import log_to_wandb, write_report
 from ranker.probing.results import Results, TaskRecord
 from ranker.probing.state_cache import StateCache
-from ranker.probing.study import Study, StudyOptions
+from ranker.probing.study import Study
 from ranker.probing.subject import Subject
 from ranker.probing.summary import summarise
 from ranker.probing.training import TrainingOptions
@@ -54,6 +55,7 @@ STUDIED = (
     "skip_unavailable",
     "seed",
     "workers",
+    "reuse",
 )
 
 # sources that may download their data; they are not loaded only to check which queries a ranker was trained on
@@ -128,7 +130,7 @@ def run_probe(
         cfg["test_fraction"],
     )
     subjects = [subject] if other is None else [subject, other]
-    study = Study(subjects, tasks, sample, options, training, cache, cache_dir, device, cfg["reuse"])
+    study = Study(subjects, tasks, sample, options, training, cache, cache_dir, device)
     if earlier is not None:
         check_earlier(earlier, study.prepare(), options.seeds, study.layers_of(subject))
     results = study.run()

@@ -196,7 +196,7 @@ def _rows_of(
     parts = SLOTS if pooling == "span" else 1
     for example in examples:
         pair = pair_of[example.query, example.doc]
-        row = int(sequences.places[pair, 1])
+        row = int(sequences.pair_rows[pair, 1])
         start, end = sequences.starts[row : row + 2].tolist()
         for target in example.targets:
             token_spans = [sequences.tokens_of(pair, span) for span in target.spans]

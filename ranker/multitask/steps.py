@@ -111,7 +111,7 @@ class TaskSteps(Dataset[TaskStep]):
     ) -> None:
         self.plan, self.sampler, self.collator, self.rank, self.world = plan, sampler, collator, rank, world
         self.sequences, self.tasks = sequences, tasks
-        self._lengths, self._layouts = np.diff(sequences.starts), sequences.kinds
+        self._lengths, self._layouts = np.diff(sequences.starts), sequences.row_types
 
     def __getitem__(self, key: tuple[int, int]) -> TaskStep:
         epoch, index = key

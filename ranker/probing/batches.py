@@ -1,4 +1,4 @@
-"""What probes read, batch by batch: the targets of each seed's pairs, and the states of their spans."""
+"""Batches for a stack of probes: the targets of each seed's pairs, and the states of the targets' spans."""
 
 from __future__ import annotations
 
@@ -9,10 +9,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ranker.probing.states import States
+from ranker.probing.state_readers import States
 
-GATHER_BYTES = 256 << 20  # states gathered at a time when nothing is trained
-CHUNK_TOKENS = 2048  # states read at a time on a CPU, so that they stay in its cache while they are worked on
+GATHER_BYTES = 256 << 20  # most bytes of states gathered at a time during evaluation
+CHUNK_TOKENS = 2048  # states read at a time on a CPU, so that they stay in its cache while they are used
+
+
+def targets_of_pairs(pair_starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """Indices of the targets of some pairs, pair by pair.
+
+    Args:
+        pair_starts: Pair i has the targets from `pair_starts[i]` to `pair_starts[i + 1]`, int64 [all pairs + 1].
+        pairs: Indices of the pairs, int64 [pairs].
+
+    Returns:
+        int64 [targets]
+
+    >>> targets_of_pairs(np.array([0, 2, 3, 6]), np.array([2, 0])).tolist()
+    [3, 4, 5, 0, 1]
+    """
+    counts = pair_starts[pairs + 1] - pair_starts[pairs]
+    offsets = np.repeat(pair_starts[pairs] - np.cumsum(counts) + counts, counts)
+    return offsets + np.arange(int(counts.sum()))
 
 
 @dataclass(frozen=True)
@@ -20,10 +38,10 @@ class Inputs:
     """What probes read of each target.
 
     Args:
-        states: Vectors of tokens.
-        spans: First and one past last token of each span, int64 [targets, slots, 2].
-        pair_starts: Targets of pair i are those from `pair_starts[i]` to `pair_starts[i + 1]`, int64 [pairs + 1].
-        device: Where to compute.
+        states: Token states.
+        spans: First token of each span and one past its last, int64 [targets, slots, 2].
+        pair_starts: Pair i has the targets from `pair_starts[i]` to `pair_starts[i + 1]`, int64 [pairs + 1].
+        device: Device to compute on.
     """
 
     states: States
@@ -33,46 +51,50 @@ class Inputs:
 
     def targets_of(self, pairs: np.ndarray) -> np.ndarray:
         """The targets of some pairs, pair by pair, int64 [targets]."""
-        counts = self.pair_starts[pairs + 1] - self.pair_starts[pairs]
-        first = np.repeat(self.pair_starts[pairs] - np.cumsum(counts) + counts, counts)
-        return first + np.arange(int(counts.sum()))
+        return targets_of_pairs(self.pair_starts, pairs)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Targets for each seed of a stack, those with the longest spans first.
+    """Targets for each seed of a stack, sorted by the length of their spans, longest first.
 
     Args:
-        targets: int64 [seeds, targets].
-        real: False where a seed has fewer targets than another, bool [seeds, targets].
-        places: The same targets on the host, where spans are looked up.
+        targets: Indices of the targets, int64 [seeds, targets].
+        real: False at padding, where a seed has fewer targets than another, bool [seeds, targets].
+        host_targets: `targets` as an array in host memory, for looking up spans, int64 [seeds, targets].
     """
 
     targets: Tensor
     real: Tensor
-    places: np.ndarray
+    host_targets: np.ndarray
 
 
 def make_batches(inputs: Inputs, pairs: np.ndarray, size: int) -> Iterator[Batch]:
-    """Cut each seed's pairs [seeds, pairs] into batches of `size`, in the order given."""
-    totals = (inputs.spans[:, :, 1] - inputs.spans[:, :, 0]).sum(axis=1)
+    """Split each seed's pairs into batches, in the given order.
+
+    Args:
+        inputs: Spans and pairs.
+        pairs: Indices of pairs, int64 [seeds, pairs].
+        size: Pairs per batch; the last batch may have fewer.
+    """
+    span_tokens = (inputs.spans[:, :, 1] - inputs.spans[:, :, 0]).sum(axis=1)
     for first in range(0, pairs.shape[1], size):
-        rows = [inputs.targets_of(own[first : first + size]) for own in pairs]
-        rows = [row[np.argsort(-totals[row], kind="stable")] for row in rows]
-        most = max(map(len, rows))
-        targets = np.stack([np.pad(row, (0, most - len(row)), mode="edge") for row in rows])
-        real = np.arange(most) < np.array([len(row) for row in rows])[:, None]
+        rows = [inputs.targets_of(seed_pairs[first : first + size]) for seed_pairs in pairs]
+        rows = [row[np.argsort(-span_tokens[row], kind="stable")] for row in rows]
+        width = max(map(len, rows))
+        targets = np.stack([np.pad(row, (0, width - len(row)), mode="edge") for row in rows])
+        real = np.arange(width) < np.array([len(row) for row in rows])[:, None]
         yield Batch(torch.from_numpy(targets).to(inputs.device), torch.from_numpy(real).to(inputs.device), targets)
 
 
 @dataclass(frozen=True)
 class SpanStates:
-    """The spans of a slot for some consecutive targets of a batch; their states are copied when they are asked for.
+    """The spans in one slot of some consecutive targets of a batch. `read` copies their states.
 
     Args:
-        source: Where the states are.
-        layers: Positions on its layer axis.
-        tokens: Positions on its token axis, int64 [seeds, targets, tokens]; padding repeats a span's first token.
+        source: The token states.
+        layers: Indices on the layer axis of `source`.
+        tokens: Indices on its token axis, int64 [seeds, targets, tokens]; padding repeats a span's first token.
         mask: True at real tokens, bool [seeds, targets, tokens].
     """
 
@@ -87,25 +109,33 @@ class SpanStates:
 
 
 def read_spans(inputs: Inputs, layers: Sequence[int], batch: Batch) -> list[list[SpanStates]]:
-    """Each slot's spans of a batch; on a CPU a few targets at a time, which saves padding, too, since the longest stand first."""
-    read: list[list[SpanStates]] = []
+    """The spans of a batch by slot, each slot in chunks of targets.
+
+    A GPU gets one chunk per slot. A CPU gets chunks of few targets, which fit its cache; they also need less padding,
+    because the targets are sorted by length.
+    """
+    slots: list[list[SpanStates]] = []
     for slot in range(inputs.spans.shape[1]):
-        bounds = inputs.spans[batch.places, slot]  # [seeds, targets, 2]
+        bounds = inputs.spans[batch.host_targets, slot]  # [seeds, targets, 2]
         start, length = bounds[..., :1], bounds[..., 1:] - bounds[..., :1]
-        at_once = max(1, CHUNK_TOKENS // int(length.max())) if inputs.device.type == "cpu" else length.shape[1]
+        width = length.shape[1]
+        chunk_targets = max(1, CHUNK_TOKENS // int(length.max())) if inputs.device.type == "cpu" else width
         chunks = []
-        for first in range(0, length.shape[1], at_once):
-            own_start, own_length = start[:, first : first + at_once], length[:, first : first + at_once]
-            within = np.arange(int(own_length.max()))
-            mask = within < own_length
-            tokens = torch.from_numpy(own_start + within * mask).to(inputs.device)
+        for first in range(0, width, chunk_targets):
+            chunk_start, chunk_length = (
+                start[:, first : first + chunk_targets],
+                length[:, first : first + chunk_targets],
+            )
+            within = np.arange(int(chunk_length.max()))
+            mask = within < chunk_length
+            tokens = torch.from_numpy(chunk_start + within * mask).to(inputs.device)
             chunks.append(SpanStates(inputs.states, layers, tokens, torch.from_numpy(mask).to(inputs.device)))
-        read.append(chunks)
-    return read
+        slots.append(chunks)
+    return slots
 
 
-def pairs_at_once(inputs: Inputs, layers: int) -> int:
-    """How many pairs to read at a time when nothing is trained, so that memory stays bounded."""
+def evaluation_pairs(inputs: Inputs, layers: int) -> int:
+    """Pairs per batch during evaluation: at most 512, and few enough that their states take at most `GATHER_BYTES`."""
     longest = int((inputs.spans[:, :, 1] - inputs.spans[:, :, 0]).sum(axis=1).max(initial=1))
-    targets_a_pair = max(1, int(np.diff(inputs.pair_starts).max(initial=1)))
-    return max(1, min(512, GATHER_BYTES // (4 * layers * inputs.states.dim * longest * targets_a_pair)))
+    targets_per_pair = max(1, int(np.diff(inputs.pair_starts).max(initial=1)))
+    return max(1, min(512, GATHER_BYTES // (4 * layers * inputs.states.dim * longest * targets_per_pair)))

@@ -1,4 +1,4 @@
-"""From numbers to classes: k bins with exactly k - 1 inner edges, fitted on the training part alone."""
+"""Turn numbers into classes: k bins with exactly k - 1 inner edges, fitted on the training part only."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ METHODS = ("mean2std", "minmax", "quantile")
 
 @dataclass(frozen=True)
 class Bins:
-    """Inner edges; a value on an edge belongs to the bin above it.
+    """Bins with their inner edges. A value on an edge belongs to the bin above it.
 
     Args:
-        method: How the edges were found.
-        edges: Rising, float64 [k - 1].
+        method: Method that set the edges, one of `METHODS`.
+        edges: Inner edges in rising order, float64 [k - 1].
         mean: Mean of the training values.
-        std: Their standard deviation (of the population).
+        std: Population standard deviation of the training values.
     """
 
     method: str
@@ -30,7 +30,7 @@ class Bins:
 
     @property
     def num_bins(self) -> int:
-        """Number of classes k; all of them can occur."""
+        """Number of classes k; each class can occur."""
         return len(self.edges) + 1
 
     def __call__(self, values: np.ndarray) -> np.ndarray:
@@ -38,16 +38,16 @@ class Bins:
         return np.searchsorted(self.edges, values, side="right").astype(np.int64)
 
     def record(self) -> dict[str, Any]:
-        """What to keep beside the data."""
+        """The bins as JSON values, for the record of the data."""
         return {"method": self.method, "edges": self.edges.tolist(), "mean": self.mean, "std": self.std}
 
 
 def fit_bins(values: np.ndarray, num_bins: int = 10, method: str = "mean2std") -> Bins:
-    """Find the edges.
+    """Fit the edges to the training values.
 
-    `mean2std` cuts the range of two standard deviations about the mean into equal bins and clips what is outside;
-    `minmax` the whole range (outliers squeeze the bins); `quantile` gives bins of about equal size, fewer than asked
-    where many values are equal.
+    `mean2std` splits the range from mean - 2 std to mean + 2 std into equal bins; values outside belong to the first
+    or last bin. `minmax` splits the whole range into equal bins, so outliers make the other bins coarse. `quantile`
+    gives bins with about equally many values; it gives fewer than `num_bins` bins if many values are equal.
 
     Args:
         values: Training values, float64 [targets].
@@ -75,7 +75,7 @@ def fit_bins(values: np.ndarray, num_bins: int = 10, method: str = "mean2std") -
         edges = np.quantile(values, inner)
     edges = np.unique(edges)
     if method == "quantile":
-        edges = edges[edges > np.min(values)]  # nothing would be below
+        edges = edges[edges > np.min(values)]  # the bin below such an edge would be empty
     if std == 0:
         edges = edges[:0]
     return Bins(method, edges, mean, std)

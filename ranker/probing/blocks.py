@@ -1,4 +1,4 @@
-"""Finished blocks of the online code on disk, so that a killed run goes on where it stopped and ends with the same numbers."""
+"""Store finished blocks of the online code on disk, so that a killed run resumes and ends with the same numbers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from ranker.errors import DataError
 
 log = logging.getLogger(__name__)
 
-KEY = "key of the block"
+KEY = "key of the block"  # name of the array that repeats the row's key
 
 
 class BlockStore:
-    """Arrays by key in one SQLite file: a block is there whole or not at all, also after a kill.
+    """Arrays by key in one SQLite file. A block is stored completely or not at all, even if the process is killed.
 
     Args:
-        path: The file; made if missing. None keeps nothing.
+        path: The file; created if missing. None stores nothing.
+
+    Raises:
+        DataError: The file is not an SQLite database.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -39,7 +42,11 @@ class BlockStore:
                 self._connection.commit()
 
     def get(self, key: str) -> dict[str, np.ndarray] | None:
-        """The arrays of a key, or None."""
+        """The arrays of a key, or None if the store has none or they are damaged.
+
+        Raises:
+            DataError: The database is damaged.
+        """
         if self._connection is None:
             return None
         with self._readable():
@@ -48,15 +55,15 @@ class BlockStore:
             return None
         try:
             with zipfile.ZipFile(io.BytesIO(row[0])) as archive:
-                damaged = archive.testzip()  # NumPy takes parts without comparing their checksums
+                damaged = archive.testzip()  # NumPy does not compare the checksum of each part
             if damaged is not None:
                 raise ValueError(f"a damaged part {damaged}")
-            with np.load(io.BytesIO(row[0]), allow_pickle=False) as arrays:
-                found = dict(arrays)
-            if str(found.pop(KEY, key)) != key:  # a damaged index of the database gives another row's
+            with np.load(io.BytesIO(row[0]), allow_pickle=False) as stored:
+                arrays = dict(stored)
+            if str(arrays.pop(KEY, key)) != key:  # a damaged index of the database returns another row
                 raise ValueError("those of another block")
-            return found
-        except Exception as error:  # zipfile raises many classes for damaged headers
+            return arrays
+        except Exception as error:  # zipfile raises many exception classes for damaged headers
             log.warning("%s: expected whole arrays of block %s, got %s; it is computed anew", self.path, key, error)
             return None
 
@@ -66,11 +73,16 @@ class BlockStore:
             yield
         except sqlite3.DatabaseError as error:
             raise DataError(
-                f"{self.path}: expected a database of finished blocks, got {error}; delete it, its blocks are computed anew"
+                f"{self.path}: expected a database of finished blocks, got {error}; delete it, its blocks are computed "
+                "anew"
             ) from error
 
     def put(self, blocks: Sequence[tuple[str, Mapping[str, np.ndarray]]]) -> None:
-        """Keep several blocks, all or none."""
+        """Store several blocks in one transaction.
+
+        Raises:
+            DataError: The database is damaged.
+        """
         if self._connection is None:
             return
         rows = []

@@ -1,7 +1,7 @@
 """Minimum description length by online (prequential) coding (Voita and Titov, EMNLP 2020, arXiv:2003.12298), in bits.
 
-The labels are sent in blocks. The first block costs log2 k bits a target. Before each later block a fresh probe is
-trained on all that was sent so far, and the block costs -log2 p(label) a target under it.
+The labels are sent in blocks. The first block costs log2 k bits per target. Before each later block, a new probe is
+trained on all labels sent so far; a target of the block then costs -log2 p(label) bits under that probe.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ UNITS = ("bits", "legacy_mixed")
 
 
 def portion_ends(num_pairs: int, fractions: Sequence[float] = FRACTIONS) -> list[int]:
-    """Where the blocks end, in pairs; empty and repeated ends are dropped, so that block 1 holds at least one pair.
+    """Ends of the blocks, in pairs. Empty blocks are dropped, so block 1 holds at least one pair.
 
     Args:
-        num_pairs: Training pairs, each with at least one target.
-        fractions: Shares of the training pairs, rising, the last one 1.
+        num_pairs: Number of training pairs, each with at least one target.
+        fractions: Ends as shares of the training pairs, in rising order; the last one is 1.
 
     Raises:
-        ConfigError: The fractions do not rise to 1.
+        ConfigError: The fractions are not above 0, do not rise, or do not end in 1.
 
     >>> portion_ends(40_000)
     [40, 80, 160, 320, 640, 1280, 2500, 5000, 10000, 20000, 40000]
@@ -37,7 +37,8 @@ def portion_ends(num_pairs: int, fractions: Sequence[float] = FRACTIONS) -> list
     rises = all(0 < low < high for low, high in pairwise(fractions))
     if not fractions or fractions[-1] != 1 or fractions[0] <= 0 or not rises:
         raise ConfigError(
-            f"portions: expected rising shares above 0 that end in 1.0, got {list(fractions)}; set portions=[0.1,0.5,1.0]"
+            f"portions: expected rising shares above 0 that end in 1.0, got {list(fractions)}; "
+            "set portions=[0.1,0.5,1.0]"
         )
     # 0.001 * 3000 is 3 - 4e-16 in floating point
     ends = [int(fraction * num_pairs + 1e-9) for fraction in fractions]
@@ -46,13 +47,13 @@ def portion_ends(num_pairs: int, fractions: Sequence[float] = FRACTIONS) -> list
 
 @dataclass(frozen=True)
 class CodeLength:
-    """What the labels cost.
+    """Length of the code of all labels.
 
     Args:
         classes: Number of classes k.
-        first: Targets in block 1.
-        targets: All targets n.
-        later_bits: Bits of all blocks but the first.
+        first: Number of targets in block 1.
+        targets: Number of all targets n.
+        later_bits: Bits of all blocks except block 1.
     """
 
     classes: int
@@ -67,7 +68,7 @@ class CodeLength:
 
     @property
     def uniform_bits(self) -> float:
-        """What a uniform code of all targets takes."""
+        """Bits of a uniform code of all targets, n log2 k."""
         return self.targets * math.log2(self.classes)
 
     @property
@@ -77,11 +78,14 @@ class CodeLength:
 
     @property
     def legacy_mixed(self) -> float:
-        """The published number: block 1 in bits and the rest in nats, added up."""
+        """The published number: block 1 in bits plus all later blocks in nats."""
         return self.first_bits + self.later_bits * math.log(2)
 
     def compression(self, units: str = "bits") -> float:
-        """Uniform code over this code; above 1 iff the probe beats the uniform code.
+        """Length of the uniform code over the length of this code; above 1 iff this code is shorter.
+
+        Args:
+            units: Unit of this code's length: `bits` or `legacy_mixed`.
 
         >>> round(CodeLength(classes=2, first=1, targets=8, later_bits=5.0).compression(), 4)
         1.3333
@@ -91,11 +95,11 @@ class CodeLength:
 
 
 def online_code(label_probabilities: np.ndarray, block_ends: Sequence[int], classes: int) -> CodeLength:
-    """Add up a code from the probability that the probe gave each target's label.
+    """Length of the code, from the probability that the probe gave to each target's label.
 
     Args:
-        label_probabilities: [targets]; those of the first block are not looked at.
-        block_ends: Where each block ends, in targets; the last is their number.
+        label_probabilities: [targets]; the values of the first block are ignored.
+        block_ends: End of each block, in targets; the last end is the number of targets.
         classes: Number of classes.
 
     >>> online_code(np.array([0.5, 0.5, 0.5, 1, 0.5, 1, 0.5, 0.5]), [1, 2, 4, 8], classes=2).bits
@@ -106,18 +110,15 @@ def online_code(label_probabilities: np.ndarray, block_ends: Sequence[int], clas
     return CodeLength(classes, first, last, float(bits.sum()))
 
 
-def bits_from_mixed(mixed: float, first_bits: float) -> float:
-    """Turn a published length (block 1 in bits, the rest in nats) into bits."""
-    return first_bits + (mixed - first_bits) / math.log(2)
-
-
 def counting_code(labels: np.ndarray, block_ends: Sequence[int], classes: int) -> np.ndarray:
-    """Bits of each target under the label prior: what a probe without input learns, add-one counts of what was sent before its block.
+    """Bits of each target under the label prior, which is what a probe without input learns.
+
+    The probability of a class is its count among the labels sent before the block, with add-one smoothing.
 
     Args:
-        labels: Class of each target in the order they are sent, int64 [targets].
-        block_ends: Where each block ends, in targets.
-        classes: Number of classes.
+        labels: Class of each target in sending order, int64 [targets].
+        block_ends: End of each block, in targets.
+        classes: Number of classes k.
 
     Returns:
         float64 [targets]; log2 k in block 1.
@@ -133,12 +134,12 @@ def counting_code(labels: np.ndarray, block_ends: Sequence[int], classes: int) -
 
 
 def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Share of targets whose class was told."""
+    """Share of targets whose predicted class is the label; NaN without targets."""
     return float(np.mean(predicted == labels)) if len(labels) else math.nan
 
 
 def macro_f1(predicted: np.ndarray, labels: np.ndarray) -> float:
-    """Mean F1 over the classes that occur in the prediction or in the truth.
+    """Mean F1 over the classes that occur among the predictions or the labels; NaN without targets.
 
     >>> round(macro_f1(np.array([0, 0, 1]), np.array([0, 1, 1])), 4)
     0.6667

@@ -1,4 +1,4 @@
-"""Controls: what a probe finds where there is nothing to find, so that a number can be read."""
+"""Control experiments: the compression that a probe reaches without the information in question, as a baseline."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ranker.errors import ConfigError
 from ranker.probing.examples import ProbeExample, Target
 from ranker.probing.words import content_stems, first_content_word
 
-MAIN = "none"
+MAIN = "none"  # value of the column `control` for the task itself
 CONTROLS = ("label_prior", "random_embeddings", "random_encoder", "control_task", "shuffled", "surface")
 
 
 def check_controls(names: Sequence[str]) -> None:
-    """Refuse unknown names.
+    """Check the names of controls.
 
     Raises:
-        ConfigError: A control that there is not.
+        ConfigError: A name is not in `CONTROLS`.
     """
     for name in names:
         if name not in CONTROLS:
@@ -28,9 +28,10 @@ def check_controls(names: Sequence[str]) -> None:
 
 
 def type_of(example: ProbeExample, target: Target) -> str:
-    """What the control task's label hangs on (Hewitt and Liang, EMNLP 2019, arXiv:1909.03368).
+    """The word type that decides the control task's label (Hewitt and Liang, EMNLP 2019, arXiv:1909.03368).
 
-    The lower-case text of the first span; of a whole query, its first content word.
+    It is the lower-case text of the first span. If the first span is a whole query, it is the query's first content
+    word.
     """
     first = target.spans[0]
     text = example.text_of(first).lower()
@@ -38,65 +39,82 @@ def type_of(example: ProbeExample, target: Target) -> str:
 
 
 def control_labels(types: Sequence[str], labels: np.ndarray, train: np.ndarray, classes: int, seed: int) -> np.ndarray:
-    """A label for each type by seeded hash, drawn from the histogram of the training labels; a probe can only learn it by heart.
+    """Labels of the control task: each word type gets a random label by seeded hash. A probe can only memorise them.
+
+    The labels are drawn from the histogram of the training labels.
 
     Args:
-        types: Type of each target.
-        labels: True classes, int64 [targets].
+        types: Word type of each target.
+        labels: Class of each target in the task, int64 [targets].
         train: True at training targets, bool [targets].
         classes: Number of classes.
         seed: Seed of the hash.
 
-    >>> made = control_labels(["a", "b", "a"], np.array([0, 1, 1]), np.array([True, True, True]), 2, seed=0)
-    >>> bool(made[0] == made[2])
+    Returns:
+        int64 [targets]
+
+    >>> labels = control_labels(["a", "b", "a"], np.array([0, 1, 1]), np.array([True, True, True]), 2, seed=0)
+    >>> bool(labels[0] == labels[2])
     True
     """
     edges = np.cumsum(np.bincount(labels[train], minlength=classes)) / max(1, train.sum())
-    places = np.array(
-        [int.from_bytes(hashlib.blake2b(f"{seed}:{kind}".encode(), digest_size=8).digest()) / 2**64 for kind in types]
+    uniform = np.array(
+        [int.from_bytes(hashlib.blake2b(f"{seed}:{word}".encode(), digest_size=8).digest()) / 2**64 for word in types]
     )
-    return np.minimum(np.searchsorted(edges, places, side="right"), classes - 1).astype(np.int64)
+    return np.minimum(np.searchsorted(edges, uniform, side="right"), classes - 1).astype(np.int64)
 
 
 def shuffled_labels(labels: np.ndarray, parts: np.ndarray, seed: int) -> np.ndarray:
-    """The labels of each part in a random order: what compresses now is the label prior alone, anything more is a leak.
+    """Shuffle the labels within each part. Compression above that of the label prior would then be a leak.
 
     Args:
         labels: int64 [targets].
-        parts: Part of each target [targets].
+        parts: Part of each target, str [targets].
         seed: Seed of the order.
+
+    Returns:
+        int64 [targets]
     """
-    made = labels.copy()
+    shuffled = labels.copy()
     rng = np.random.default_rng([seed, 1])
     for part in np.unique(parts):
-        own = np.flatnonzero(parts == part)
-        made[own] = labels[rng.permutation(own)]
-    return made
-
-
-SURFACE = ("query words", "doc words", "shared words", "share of the query's words", "term frequency")
+        members = np.flatnonzero(parts == part)
+        shuffled[members] = labels[rng.permutation(members)]
+    return shuffled
 
 
 def surface_features(query: str, doc: str) -> list[float]:
-    """Lengths, overlap and term frequency: what can be told without any encoder.
+    """Features that need no encoder, computed on content stems.
+
+    Returns:
+        Number of query words, of doc words, and of words in both; share of the query's distinct words that occur in
+        the doc; term frequency (mean over the query's words of their count in the doc over the doc's length).
 
     >>> surface_features("red birds", "A red bird, a red fox")
     [2.0, 4.0, 2.0, 1.0, 0.375]
     """
-    asked, told = content_stems(query), content_stems(doc)
-    counts = Counter(told)
-    shared = {word for word in asked if counts[word]}
-    frequency = sum(counts[word] for word in asked) / len(told) / len(asked) if asked and told else 0.0
+    query_words, doc_words = content_stems(query), content_stems(doc)
+    counts = Counter(doc_words)
+    shared = {word for word in query_words if counts[word]}
+    total = sum(counts[word] for word in query_words)
     return [
-        float(len(asked)),
-        float(len(told)),
+        float(len(query_words)),
+        float(len(doc_words)),
         float(len(shared)),
-        len(shared) / len(set(asked)) if asked else 0.0,
-        frequency,
+        len(shared) / len(set(query_words)) if query_words else 0.0,
+        total / len(doc_words) / len(query_words) if query_words and doc_words else 0.0,
     ]
 
 
 def standardised(features: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """Features of mean 0 and standard deviation 1 over the training rows, float32 [rows, features]."""
+    """Shift and scale each feature to mean 0 and standard deviation 1 over the training rows.
+
+    Args:
+        features: [rows, features]
+        train: True at training rows, bool [rows].
+
+    Returns:
+        float32 [rows, features]
+    """
     mean, std = features[train].mean(axis=0), features[train].std(axis=0)
     return ((features - mean) / np.where(std > 0, std, 1.0)).astype(np.float32)

@@ -1,4 +1,8 @@
-"""Probing data: texts, the spans whose states a probe reads, and what it has to tell about them."""
+"""Data model of probing: a query and a doc, spans of them whose states a probe reads, and the label of the spans.
+
+A *target* is one labelled item, one or two spans with their label, as in edge probing (Tenney et al., ICLR 2019). A
+*label* is its class.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,11 @@ PARTS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Span:
-    """Characters `start` to `end` (not included) of the query or the doc, so that any tokenizer can be probed.
+    """A range of characters of the query or the doc. Characters, not tokens, so that any tokenizer can be probed.
 
     Args:
         side: `query` or `doc`.
-        start: First character; None, with `end`, for the whole side as far as truncation leaves it.
+        start: First character. If `start` and `end` are None, the span is the whole side after truncation.
         end: One past the last character.
     """
 
@@ -36,12 +40,12 @@ class Span:
 
 @dataclass(frozen=True)
 class Target:
-    """One thing to tell: about one span or about two.
+    """One labelled item: one or two spans with their label.
 
     Args:
         spans: One or two spans.
-        label: The class, or None where `value` is binned later.
-        value: The raw number of a task whose labels are bins.
+        label: The class, or None if the label is the bin of `value`.
+        value: The number to be binned, in a task whose labels are bins.
     """
 
     spans: tuple[Span, ...]
@@ -54,12 +58,12 @@ class ProbeExample:
     """A query and a doc with all their targets.
 
     Args:
-        query_id: Its queries decide the split, and errors are clustered by it.
-        doc_id: The doc.
-        query: The query's text; empty where the task has none, then the doc is encoded by itself.
-        doc: The doc's text, as the ranker reads it.
-        targets: At least one; examples without targets are not made.
-        part: `train`, `val` or `test` where the source says it, else None.
+        query_id: Id of the query. Pairs are split by it, and standard errors are clustered by it.
+        doc_id: Id of the doc.
+        query: Text of the query. If empty (a task without queries), the doc is encoded alone.
+        doc: Text of the doc, as the ranker reads it.
+        targets: At least one target; pairs without targets have no example.
+        part: `train`, `val` or `test` if the source assigns it, else None.
     """
 
     query_id: str
@@ -77,16 +81,16 @@ class ProbeExample:
 
 @dataclass(frozen=True)
 class PairSample:
-    """What a task makes its examples of.
+    """The query-doc pairs from which tasks make their examples.
 
     Args:
         collection: Queries, docs, judgements and candidates.
-        pairs: The (query_id, doc_id) pairs that all tasks share which bring none of their own.
-        max_pairs: At most so many pairs from a task that draws its own.
-        docs_per_query: At most so many docs of a query.
-        depth: Candidates of a query to draw from.
+        pairs: (query_id, doc_id) pairs, shared by all tasks that do not draw their own.
+        max_pairs: Maximum number of pairs of a task that draws its own.
+        docs_per_query: Maximum number of docs per query.
+        depth: Number of top candidates of a query to draw docs from.
         seed: Seed of every draw.
-        parts: query_id -> `train`, `val` or `test`, for tasks whose examples differ by part; a query split, always.
+        parts: query_id -> `train`, `val` or `test`, for tasks whose examples differ by part. Always a split by query.
     """
 
     collection: Collection
@@ -104,9 +108,9 @@ class PairSample:
 
 
 class TaskUnavailable(DataError):
-    """A task whose labels can't be made here: a package or a file is missing.
+    """The labels of a task cannot be made here, because a package or a file is missing.
 
-    `probe=all` goes on without it and says so.
+    `probe=all` skips the task with a warning.
     """
 
 
@@ -114,11 +118,11 @@ class ProbeTask(Protocol):
     """A probing task: one file in `tasks/`, one yaml in `conf/probe/`.
 
     Attributes:
-        name: The task's row in reports; a variant with other labels has a name of its own.
-        labeller: Who made the labels: id, version and every setting that changes a label; part of the data's hash.
-        classes: The label set; None takes the labels that occur, sorted. Empty for numbers, which are binned.
-        whole_text: Whether its spans are whole texts, one target a pair.
-        ranks: Whether class 1 against class 0 orders the docs of a query, so that ranking measures make sense.
+        name: Name in reports. A variant with other labels has another name.
+        labeller: Id and version of the labelling code, and every setting that changes a label; part of the data hash.
+        classes: The label set. None: the labels that occur, sorted. Empty: the targets have values, which are binned.
+        whole_text: Whether each target reads the whole query and the whole doc, with one target per pair.
+        ranks: Whether log-odds of class 1 against class 0 rank the docs of a query, so that ranking measures apply.
     """
 
     name: str
@@ -135,7 +139,13 @@ class ProbeTask(Protocol):
 def whole_text_example(
     ids_and_texts: tuple[str, str, str, str], label: str | None = None, value: float | None = None
 ) -> ProbeExample:
-    """An example whose one target reads the whole query and the whole doc."""
+    """An example with one target, which reads the whole query and the whole doc.
+
+    Args:
+        ids_and_texts: query_id, doc_id, query, doc.
+        label: Label of the target, or None.
+        value: Value of the target, or None.
+    """
     query_id, doc_id, query, doc = ids_and_texts
     return ProbeExample(query_id, doc_id, query, doc, (Target((Span("query"), Span("doc")), label, value),))
 
@@ -150,7 +160,7 @@ def file_fingerprint(path: Path) -> str:
 
 
 # files
-# ------------------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------------------
 
 
 def to_record(example: ProbeExample, source: str) -> dict[str, Any]:
@@ -175,7 +185,7 @@ def from_record(record: Any, where: str) -> ProbeExample:
     """Read an edge-probing record with character spans.
 
     Raises:
-        DataError: Something is missing, or a span is not inside its text.
+        DataError: A field is missing, or a span is outside its text.
     """
     try:
         info, texts = record["info"], record["input"]
@@ -210,10 +220,14 @@ def _target(entry: dict[str, Any]) -> Target:
 
 
 def check_example(example: ProbeExample, where: str) -> None:
-    """Refuse spans that do not fit their text.
+    """Check the spans and the part of an example.
+
+    Args:
+        example: The example.
+        where: File and line, for the error.
 
     Raises:
-        DataError: A side other than query and doc, or characters outside the text.
+        DataError: A side is neither query nor doc, a span is outside its text, or the part is unknown.
     """
     for span in (span for target in example.targets for span in target.spans):
         text = example.query if span.side == "query" else example.doc
@@ -226,7 +240,8 @@ def check_example(example: ProbeExample, where: str) -> None:
             type(span.start) is int and type(span.end) is int and 0 <= span.start < span.end <= len(text)
         ):
             raise DataError(
-                f"{where}: expected a span inside the {span.side}'s {len(text)} characters, got {shown(span.start)} to {shown(span.end)}; mend the span"
+                f"{where}: expected a span inside the {span.side}'s {len(text)} characters, "
+                f"got {shown(span.start)} to {shown(span.end)}; mend the span"
             )
     if example.part not in (None, *PARTS):
         raise DataError(
@@ -235,14 +250,20 @@ def check_example(example: ProbeExample, where: str) -> None:
 
 
 def write_examples(path: Path, examples: Iterable[ProbeExample], source: str) -> None:
-    """Write one record a line."""
+    """Write one edge-probing record per line.
+
+    Args:
+        path: The file.
+        examples: The examples.
+        source: Labeller, stored in each record.
+    """
     with path.open("w", encoding="utf-8") as file:
         for example in examples:
             file.write(json.dumps(to_record(example, source), ensure_ascii=False) + "\n")
 
 
 def read_examples(path: Path) -> Iterator[ProbeExample]:
-    """Read what `write_examples` wrote, or records from elsewhere with character spans.
+    """Read edge-probing records with character spans, one per line, as `write_examples` writes them.
 
     Raises:
         DataError: A line is not such a record; the message names file and line.
@@ -255,7 +276,7 @@ def parse_line(line: str, where: str) -> Any:
     """Parse one line of JSON.
 
     Raises:
-        DataError: It is none.
+        DataError: The line is not JSON, or contains a lone surrogate.
     """
     record = parse_json(line, where)
     if "\\u" in line:

@@ -1,9 +1,10 @@
-"""The jobs of a subject: its tasks and their controls, those together that read the same states at the same time."""
+"""The jobs of a subject: its tasks and their controls. Tasks that read the same spans are coded in one job."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -11,107 +12,129 @@ import torch
 from ranker.probing.batches import Inputs
 from ranker.probing.controls import MAIN, control_labels, shuffled_labels, standardised, surface_features
 from ranker.probing.label_store import ProbeData
-from ranker.probing.online_code import Column, Job
-from ranker.probing.states import States, TensorStates
+from ranker.probing.online_code import Job, LabelSet
+from ranker.probing.options import StudyOptions
+from ranker.probing.state_readers import States, TensorStates
 
-KeyedStates = tuple[States, str]  # vectors, and a hash of how they were made
+KeyedStates = tuple[States, str]  # token states, and a hash of everything that decides them
+
+
+@dataclass(frozen=True)
+class TaskGroup:
+    """Tasks with the same pairs, parts, spans and number of classes.
+
+    Args:
+        tasks: Data of each task.
+        spans: Tokens of the spans, int64 [targets, slots, 2].
+    """
+
+    tasks: list[ProbeData]
+    spans: np.ndarray
+
+    def job(
+        self,
+        inputs: Inputs,
+        states_key: str,
+        layers: dict[int, int],
+        label_sets: Sequence[LabelSet],
+        seeds: Sequence[int],
+    ) -> Job:
+        """A job on the pairs of this group; for the arguments see `Job`."""
+        data = self.tasks[0]
+        return Job(
+            inputs=inputs,
+            states_key=states_key,
+            layers=layers,
+            label_sets=label_sets,
+            classes=len(data.classes),
+            train=data.pairs_in("train"),
+            val=data.pairs_in("val"),
+            test=data.pairs_in("test"),
+            seeds=seeds,
+        )
 
 
 def make_jobs(
-    data: Sequence[ProbeData], spans: Sequence[np.ndarray], states: Mapping[str, KeyedStates], layers: Sequence[int], controls: Sequence[str],
-    seeds: Sequence[int], control_seeds: int, label_seed: int, device: torch.device,
-) -> list[Job]:  # fmt: skip
-    """Make the jobs of one subject and set of pairs.
+    data: Sequence[ProbeData],
+    spans: Sequence[np.ndarray],
+    states: Mapping[str, KeyedStates],
+    layers: Sequence[int],
+    options: StudyOptions,
+    device: torch.device,
+) -> list[Job]:
+    """Make the jobs of one subject on one set of pairs.
 
     Args:
-        data: Its tasks.
+        data: Data of each task.
         spans: Tokens of each task's spans, int64 [targets, slots, 2].
-        states: `none` -> the subject's states; and those of the controls that have states of their own.
+        states: The subject's states under `none`, and the states of each control that has its own.
         layers: Layers to probe, in the order of the states' layer axis.
-        controls: Names of controls.
-        seeds: Seeds.
-        control_seeds: Controls are run with so many of them.
-        label_seed: Seed of control labels.
-        device: Where to compute.
+        options: Controls and seeds.
+        device: Device to compute on.
     """
-    places = {layer: place for place, layer in enumerate(layers)}
-    # a test for leaks, not a curve: two layers are enough
-    two = {layer: places[layer] for layer in sorted({layers[len(layers) // 2], layers[-1]})}
-    some, rest = list(seeds[:control_seeds]), list(seeds[control_seeds:])
+    layer_index = {layer: i for i, layer in enumerate(layers)}
+    # shuffled labels test for leaks, so two layers are enough
+    two_layers = {layer: layer_index[layer] for layer in sorted({layers[len(layers) // 2], layers[-1]})}
+    control_seeds, other_seeds = options.seeds[: options.control_seeds], options.seeds[options.control_seeds :]
     jobs: list[Job] = []
-    for group, own_spans in _like(data, spans):
-        first = group[0]
+    for group in _group(data, spans):
 
-        def job(
-            name: str, its_layers: dict[int, int], kinds: Sequence[str], its_seeds: list[int],
-            group: list[ProbeData] = group, own_spans: np.ndarray = own_spans, first: ProbeData = first,
-        ) -> Job:  # fmt: skip
-            inputs = Inputs(states[name][0], own_spans, first.pair_starts, device)
-            columns = [column_of(each, kind, label_seed) for kind in kinds for each in group]
-            return Job(
-                inputs,
-                states[name][1],
-                its_layers,
-                columns,
-                len(first.classes),
-                first.pairs_in("train"),
-                first.pairs_in("val"),
-                first.pairs_in("test"),
-                its_seeds,
-            )
+        def add(
+            source: str, layers: dict[int, int], controls: Sequence[str], seeds: Sequence[int], group: TaskGroup = group
+        ) -> None:
+            inputs = Inputs(states[source][0], group.spans, group.tasks[0].pair_starts, device)
+            label_sets = [labels_of(task, control, options.seed) for control in controls for task in group.tasks]
+            jobs.append(group.job(inputs, states[source][1], layers, label_sets, list(seeds)))
 
-        # the control task reads the same batches as the task, so its states are gathered once
-        jobs.append(job(MAIN, places, [MAIN, *(["control_task"] if "control_task" in controls else [])], some))
-        jobs.append(job(MAIN, places, [MAIN], rest))
-        if "shuffled" in controls:
-            jobs.append(job(MAIN, two, ["shuffled"], some))
-        for name, its_layers in (("random_encoder", places), ("random_embeddings", {0: 0})):
-            if name in controls:
-                jobs.append(job(name, its_layers, [name], some))
-        if "surface" in controls and first.task.whole_text and first.slots == 2:
-            jobs.append(_surface_job(group, some, device))
+        # the control task reads the same batches as the task, so their states are gathered only once
+        with_control = [MAIN, *(["control_task"] if "control_task" in options.controls else [])]
+        add(MAIN, layer_index, with_control, control_seeds)
+        add(MAIN, layer_index, [MAIN], other_seeds)
+        if "shuffled" in options.controls:
+            add(MAIN, two_layers, ["shuffled"], control_seeds)
+        for name, control_layers in (("random_encoder", layer_index), ("random_embeddings", {0: 0})):
+            if name in options.controls:
+                add(name, control_layers, [name], control_seeds)
+        if "surface" in options.controls and group.tasks[0].task.whole_text and group.tasks[0].slots == 2:
+            jobs.append(_surface_job(group, list(control_seeds), device))
     return [job for job in jobs if job.seeds]
 
 
-def column_of(data: ProbeData, control: str, seed: int) -> Column:
-    """The labels of a task under a control."""
+def labels_of(data: ProbeData, control: str, seed: int) -> LabelSet:
+    """The labels of a task under a control.
+
+    Args:
+        data: The task's data.
+        control: Name of the control, or `none`.
+        seed: Seed of control labels.
+    """
     labels = data.labels
     if control == "control_task":
         labels = control_labels(data.types, labels, data.target_parts == "train", len(data.classes), seed)
     elif control == "shuffled":
         labels = shuffled_labels(labels, data.target_parts, seed)
-    return Column(data.task.name, control, labels)
+    return LabelSet(data.task.name, control, labels)
 
 
-def _like(data: Sequence[ProbeData], spans: Sequence[np.ndarray]) -> list[tuple[list[ProbeData], np.ndarray]]:
-    """Tasks with the same pairs, parts, spans and number of classes."""
-    groups: dict[str, tuple[list[ProbeData], np.ndarray]] = {}
-    for own, own_spans in zip(data, spans, strict=True):
-        digest = hashlib.blake2b(repr((len(own.classes), own.part.tolist(), own_spans.shape)).encode(), digest_size=16)
-        for array in (own.pair_starts, own_spans):
+def _group(data: Sequence[ProbeData], spans: Sequence[np.ndarray]) -> list[TaskGroup]:
+    groups: dict[str, TaskGroup] = {}
+    for task, task_spans in zip(data, spans, strict=True):
+        shape = (len(task.classes), task.part.tolist(), task_spans.shape)
+        digest = hashlib.blake2b(repr(shape).encode(), digest_size=16)
+        for array in (task.pair_starts, task_spans):
             digest.update(np.ascontiguousarray(array).tobytes())
-        groups.setdefault(digest.hexdigest(), ([], own_spans))[0].append(own)
+        groups.setdefault(digest.hexdigest(), TaskGroup([], task_spans)).tasks.append(task)
     return list(groups.values())
 
 
-def _surface_job(group: list[ProbeData], seeds: list[int], device: torch.device) -> Job:
-    """Features of the texts instead of states: a probe of one span of one token."""
-    data = group[0]
+def _surface_job(group: TaskGroup, seeds: list[int], device: torch.device) -> Job:
+    """A job on features of the texts instead of states; each pair has one span of one token, the features."""
+    data = group.tasks[0]
     features = np.array([surface_features(example.query, example.doc) for example in data.examples])
-    rows = standardised(features, data.part == "train")
-    places = np.arange(len(rows))
-    spans = np.stack([places, places + 1], axis=1)[:, None]
-    inputs = Inputs(TensorStates(torch.from_numpy(rows)[None].to(device)), spans, data.pair_starts, device)
-    key = f"surface@1 {hashlib.blake2b(rows.tobytes(), digest_size=10).hexdigest()}"
-    columns = [Column(own.task.name, "surface", own.labels) for own in group]
-    return Job(
-        inputs,
-        key,
-        {0: 0},
-        columns,
-        len(data.classes),
-        data.pairs_in("train"),
-        data.pairs_in("val"),
-        data.pairs_in("test"),
-        seeds,
-    )
+    vectors = standardised(features, data.part == "train")
+    starts = np.arange(len(vectors))
+    spans = np.stack([starts, starts + 1], axis=1)[:, None]
+    inputs = Inputs(TensorStates(torch.from_numpy(vectors)[None].to(device)), spans, data.pair_starts, device)
+    key = f"surface@1 {hashlib.blake2b(vectors.tobytes(), digest_size=10).hexdigest()}"
+    label_sets = [LabelSet(task.task.name, "surface", task.labels) for task in group.tasks]
+    return group.job(inputs, key, {0: 0}, label_sets, seeds)

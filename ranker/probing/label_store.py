@@ -1,4 +1,4 @@
-"""From tasks to arrays: labelled examples, made once and kept; parts, classes and bins; the targets that truncation leaves."""
+"""Labels of tasks: examples stored on disk after the first run, and their targets as arrays (`ProbeData`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from filelock import FileLock
 from ranker.data.collection import Collection
 from ranker.errors import DataError
 from ranker.files import REBUILD, verify_folder, write_folder
+from ranker.probing.batches import targets_of_pairs
 from ranker.probing.binning import Bins, fit_bins
 from ranker.probing.controls import type_of
 from ranker.probing.examples import PARTS, PairSample, ProbeExample, ProbeTask, read_examples, to_record, write_examples
@@ -36,11 +37,16 @@ def collection_fingerprint(collection: Collection) -> str:
 
 
 def labelled_examples(task: ProbeTask, sample: PairSample, cache_dir: Path) -> list[ProbeExample]:
-    """A task's examples, from `cache_dir` where they were made before with the same labeller on the same pairs.
+    """A task's examples: read from `cache_dir` if the same labeller made them before on the same pairs, else made.
+
+    Args:
+        task: The task.
+        sample: Pairs and collection.
+        cache_dir: Folder of all caches.
 
     Raises:
-        TaskUnavailable: The labels can't be made here.
-        DataError: The task finds no example, or the kept ones are damaged.
+        TaskUnavailable: The labels cannot be made here.
+        DataError: The task makes no example, or the stored ones are damaged.
     """
     candidates = sample.collection.candidates
     key = [
@@ -57,11 +63,8 @@ def labelled_examples(task: ProbeTask, sample: PairSample, cache_dir: Path) -> l
         [] if candidates is None else [candidates[query_id][: sample.depth] for query_id in sample.parts],
         *([sample.collection.relevance] if task.ranks else []),
     ]
-    folder = (
-        cache_dir
-        / "probe_labels"
-        / f"{task.name}-{hashlib.blake2b(json.dumps(key).encode(), digest_size=10).hexdigest()}"
-    )
+    digest = hashlib.blake2b(json.dumps(key).encode(), digest_size=10).hexdigest()
+    folder = cache_dir / "probe_labels" / f"{task.name}-{digest}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.exists():
@@ -72,7 +75,8 @@ def labelled_examples(task: ProbeTask, sample: PairSample, cache_dir: Path) -> l
     examples = list(read_examples(folder / "examples.jsonl"))
     if not examples:
         raise DataError(
-            f"probe.{task.name}: expected at least one example, got none among {len(sample.pairs)} pairs; take more pairs"
+            f"probe.{task.name}: expected at least one example, got none among {len(sample.pairs)} pairs; "
+            "take more pairs"
         )
     return examples
 
@@ -86,11 +90,11 @@ class ProbeData:
         examples: The pairs that have a target.
         classes: Names of the classes.
         part: Part of each pair, str [pairs].
-        pair_starts: Targets of pair i are those from `pair_starts[i]` to `pair_starts[i + 1]`, int64 [pairs + 1].
+        pair_starts: Pair i has the targets from `pair_starts[i]` to `pair_starts[i + 1]`, int64 [pairs + 1].
         labels: Class of each target, int64 [targets].
-        types: What the control task's labels hang on, [targets].
-        bins: Edges, where the labels are bins.
-        num_cut: Targets left out because truncation cut a span.
+        types: Word type of each target, which decides the control task's label, [targets].
+        bins: The bins, if the labels are bins.
+        num_cut: Number of targets left out because truncation cut a span.
         fingerprint: Hash of labeller, texts, spans, labels and parts.
     """
 
@@ -107,16 +111,16 @@ class ProbeData:
 
     @property
     def slots(self) -> int:
-        """Spans of a target."""
+        """Number of spans of a target, 1 or 2."""
         return len(self.examples[0].targets[0].spans)
 
     def pairs_in(self, part: str) -> np.ndarray:
-        """Numbers of the pairs in a part, int64."""
+        """Indices of the pairs in a part, int64."""
         return np.flatnonzero(self.part == part)
 
     def targets_of(self, pairs: np.ndarray) -> np.ndarray:
         """The targets of some pairs, pair by pair, int64 [targets]."""
-        return np.concatenate([np.arange(self.pair_starts[pair], self.pair_starts[pair + 1]) for pair in pairs])
+        return targets_of_pairs(self.pair_starts, pairs)
 
     @property
     def target_parts(self) -> np.ndarray:
@@ -129,7 +133,7 @@ class ProbeData:
         return np.repeat(np.array([example.query_id for example in self.examples]), np.diff(self.pair_starts))
 
     def record(self) -> dict[str, Any]:
-        """What to keep beside the results."""
+        """Description of the data as JSON values, stored with the results."""
         by_part = {
             part: np.bincount(self.labels[self.target_parts == part], minlength=len(self.classes)).tolist()
             for part in PARTS
@@ -157,102 +161,106 @@ def build_data(
     spans: Sequence[Sequence[Sequence[Any]]],
     max_classes: int = 1000,
 ) -> ProbeData:
-    """Keep the targets that every subject sees whole, and make classes of their labels.
+    """Keep the targets that no subject's truncation cuts, and turn their labels or values into class indices.
 
     Args:
         task: The task.
         examples: Its examples.
-        parts: The part of each.
-        spans: Per subject, example and target the tokens of its spans, or None where a span is cut.
-        max_classes: More classes than this are a mistake.
+        parts: Part of each example.
+        spans: For each subject, example and target the tokens of the spans, or None if truncation cut one.
+        max_classes: Maximum number of classes.
 
     Raises:
-        DataError: A part is empty, or there is only one class.
+        DataError: A part is empty, targets differ in their number of spans, a label is unknown, or there is only one
+            class or more than `max_classes`.
     """
-    kept_examples, kept_parts, values, names, types, counts = [], [], [], [], [], [0]
-    num_cut = 0
-    for place, (example, part) in enumerate(zip(examples, parts, strict=True)):
-        kept = [target for i, target in enumerate(example.targets) if all(own[place][i] is not None for own in spans)]
-        num_cut += len(example.targets) - len(kept)
-        if not kept:
-            continue
-        kept_examples.append(
-            ProbeExample(example.query_id, example.doc_id, example.query, example.doc, tuple(kept), example.part)
-        )
-        kept_parts.append(part)
-        counts.append(len(kept))
-        for target in kept:
-            values.append(target.value)
-            names.append(target.label)
-            types.append(type_of(example, target))
-    if {len(target.spans) for example in kept_examples for target in example.targets} not in ({1}, {2}):
-        raise DataError(
-            f"probe.{task.name}: expected targets of one span, or of two, got both or none; make two tasks of them"
-        )
-    part_of = np.array(kept_parts)
-    train = np.repeat(part_of == "train", counts[1:])
-    for part in PARTS:
-        if not np.any(part_of == part):
-            raise DataError(
-                f"probe.{task.name}: expected pairs in {part}, got none of {len(kept_examples)}; raise max_pairs"
-            )
-    bins: Bins | None = None
-    if all(value is not None for value in values):
-        numbers = np.array(values, dtype=np.float64)
-        bins = fit_bins(numbers[train], getattr(task, "bins", 10), getattr(task, "binning", "mean2std"))
-        labels, classes = bins(numbers), tuple(str(i) for i in range(bins.num_bins))
-    else:
-        classes = task.classes or tuple(sorted({str(name) for name in names}))
-        place_of = {name: i for i, name in enumerate(classes)}
-        unknown = sorted({str(name) for name in names} - set(classes))
-        if unknown:
-            raise DataError(
-                f"probe.{task.name}: expected one of the labels {', '.join(classes)}, got {unknown[0]!r}; mend the labels"
-            )
-        labels = np.array([place_of[str(name)] for name in names], dtype=np.int64)
+    uncut: list[ProbeExample] = []
+    uncut_parts: list[str] = []
+    for i, (example, part) in enumerate(zip(examples, parts, strict=True)):
+        targets = [target for j, target in enumerate(example.targets) if all(own[i][j] is not None for own in spans)]
+        if targets:
+            uncut.append(replace(example, targets=tuple(targets)))
+            uncut_parts.append(part)
+    counts = [len(example.targets) for example in uncut]
+    _check_targets(task, uncut, uncut_parts)
+    part_of = np.array(uncut_parts)
+    labels, classes, bins = _classes(task, uncut, np.repeat(part_of == "train", counts))
     if not 2 <= len(classes) <= max_classes:
         raise DataError(
-            f"probe.{task.name}: expected 2 to {max_classes} classes, got {len(classes)}; is there anything to tell apart?"
+            f"probe.{task.name}: expected 2 to {max_classes} classes, got {len(classes)}; "
+            "is there anything to tell apart?"
         )
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps([FORMAT, task.name, task.labeller, classes, kept_parts], ensure_ascii=True).encode())
-    for example in kept_examples:
+    digest.update(json.dumps([FORMAT, task.name, task.labeller, classes, uncut_parts], ensure_ascii=True).encode())
+    for example in uncut:
         digest.update(json.dumps(to_record(example, ""), ensure_ascii=True).encode())
     digest.update(labels.tobytes())
     return ProbeData(
-        task,
-        kept_examples,
-        classes,
-        part_of,
-        np.cumsum(counts).astype(np.int64),
-        labels,
-        types,
-        bins,
-        num_cut,
-        digest.hexdigest(),
+        task=task,
+        examples=uncut,
+        classes=classes,
+        part=part_of,
+        pair_starts=np.cumsum([0, *counts]).astype(np.int64),
+        labels=labels,
+        types=[type_of(example, target) for example in uncut for target in example.targets],
+        bins=bins,
+        num_cut=sum(len(example.targets) for example in examples) - sum(counts),
+        fingerprint=digest.hexdigest(),
     )
+
+
+def _check_targets(task: ProbeTask, examples: Sequence[ProbeExample], parts: Sequence[str]) -> None:
+    if {len(target.spans) for example in examples for target in example.targets} not in ({1}, {2}):
+        raise DataError(
+            f"probe.{task.name}: expected targets of one span, or of two, got both or none; make two tasks of them"
+        )
+    for part in PARTS:
+        if part not in parts:
+            raise DataError(
+                f"probe.{task.name}: expected pairs in {part}, got none of {len(examples)}; raise max_pairs"
+            )
+
+
+def _classes(
+    task: ProbeTask, examples: Sequence[ProbeExample], train: np.ndarray
+) -> tuple[np.ndarray, tuple[str, ...], Bins | None]:
+    """Class of each target, int64 [targets]; names of the classes; bins, fitted on the training targets, if any."""
+    targets = [target for example in examples for target in example.targets]
+    values = [target.value for target in targets]
+    if all(value is not None for value in values):
+        numbers = np.array(values, dtype=np.float64)
+        bins = fit_bins(numbers[train], getattr(task, "bins", 10), getattr(task, "binning", "mean2std"))
+        return bins(numbers), tuple(str(i) for i in range(bins.num_bins)), bins
+    labels = [str(target.label) for target in targets]
+    classes = task.classes or tuple(sorted(set(labels)))
+    unknown = sorted(set(labels) - set(classes))
+    if unknown:
+        raise DataError(
+            f"probe.{task.name}: expected one of the labels {', '.join(classes)}, got {unknown[0]!r}; mend the labels"
+        )
+    class_index = {name: i for i, name in enumerate(classes)}
+    return np.array([class_index[label] for label in labels], dtype=np.int64), classes, None
 
 
 def span_tokens(
-    examples: Sequence[ProbeExample], sequences: Sequences, place_of: dict[tuple[str, str], int]
+    examples: Sequence[ProbeExample], sequences: Sequences, pair_index: dict[tuple[str, str], int]
 ) -> list[list[Any]]:
-    """Tokens of each example's targets, [slots][2] each, or None where truncation cut one.
+    """Tokens of the spans of each example's targets, [slots][2] per target, or None if truncation cut a span.
 
     Args:
         examples: A task's examples.
-        sequences: What the subject reads.
-        place_of: Number of each (query, doc) text pair in them.
+        sequences: Token sequences that the subject reads.
+        pair_index: Index in `sequences` of each (query, doc) pair of texts.
     """
-    found = []
+    tokens = []
     for example in examples:
-        pair = place_of[example.query, example.doc]
+        pair = pair_index[example.query, example.doc]
         rows = [[sequences.tokens_of(pair, span) for span in target.spans] for target in example.targets]
-        found.append([None if any(span is None for span in row) else row for row in rows])
-    return found
+        tokens.append([None if any(span is None for span in row) else row for row in rows])
+    return tokens
 
 
-def span_array(data: ProbeData, sequences: Sequences, place_of: dict[tuple[str, str], int]) -> np.ndarray:
-    """Tokens of the kept targets' spans, int64 [targets, slots, 2]."""
-    return np.array(
-        [target for row in span_tokens(data.examples, sequences, place_of) for target in row], dtype=np.int64
-    )
+def span_array(data: ProbeData, sequences: Sequences, pair_index: dict[tuple[str, str], int]) -> np.ndarray:
+    """Tokens of the spans of all targets, int64 [targets, slots, 2]; for the arguments see `span_tokens`."""
+    rows = span_tokens(data.examples, sequences, pair_index)
+    return np.array([target for row in rows for target in row], dtype=np.int64)

@@ -1,4 +1,4 @@
-"""From coded jobs to results: ranking measures, the label prior, rows."""
+"""Turn coded jobs into results: ranking measures, the label prior, rows of the table."""
 
 from __future__ import annotations
 
@@ -14,95 +14,110 @@ from ranker.probing.online_code import Outcome, permutation
 from ranker.probing.results import LENIENT, RANKING, Result
 from ranker.probing.subject import Subject
 
-RELABELLED = ("control_task", "shuffled")  # controls whose labels are not relevance
+RELABELLED = ("control_task", "shuffled")  # controls with other labels than relevance
 
 
 def result_of(
     subject: Subject, data: ProbeData, outcome: Outcome, portions: Sequence[float], collection: Collection
 ) -> Result:
-    """The row of a layer, seed and label set."""
-    column = outcome.column
-    measures = (
-        ranking_measures(data, outcome.scores, collection)
-        if data.task.ranks and column.control not in RELABELLED
-        else {}
-    )
+    """The result of one layer, seed and label set.
+
+    Args:
+        subject: The subject.
+        data: The task's data.
+        outcome: Code and test results.
+        portions: Ends of the blocks, as shares of the training pairs.
+        collection: Judgements for the ranking measures.
+    """
+    label_set = outcome.label_set
+    ranks = data.task.ranks and label_set.control not in RELABELLED
     return Result(
-        subject.name,
-        data.task.name,
-        None if column.control == "surface" else outcome.layer,
-        outcome.seed,
-        column.control,
-        outcome.code,
-        float(_prior_bits(data, column.labels, outcome.seed, portions)[0].sum()),
-        outcome.accuracy,
-        outcome.macro_f1,
-        measures,
-        outcome.epochs,
-        outcome.seconds,
-        data.fingerprint,
-        subject.fingerprint,
-        outcome.bits,
-        outcome.block_ends,
-        outcome.block_bits,
+        model=subject.name,
+        task=data.task.name,
+        layer=None if label_set.control == "surface" else outcome.layer,
+        seed=outcome.seed,
+        control=label_set.control,
+        code=outcome.code,
+        prior_bits=float(_prior_bits(data, label_set.labels, outcome.seed, portions)[0].sum()),
+        accuracy=outcome.accuracy,
+        macro_f1=outcome.macro_f1,
+        measures=ranking_measures(data, outcome.scores, collection) if ranks else {},
+        epochs=outcome.epochs,
+        seconds=outcome.seconds,
+        data_hash=data.fingerprint,
+        model_hash=subject.fingerprint,
+        bits=outcome.bits,
+        block_ends=outcome.block_ends,
+        block_bits=outcome.block_bits,
     )
 
 
 def ranking_measures(data: ProbeData, scores: np.ndarray, collection: Collection) -> dict[str, float]:
-    """Measures of the test queries' docs ordered by score; with the collection's threshold, and also with 1 where that is another.
+    """Ranking measures of the test queries' docs, ranked by score.
+
+    `RANKING` uses the collection's relevance threshold. If that is above 1, `LENIENT` is added, with threshold 1.
 
     Args:
-        data: The task.
-        scores: Log-odds of class 1 of each test target.
-        collection: Its judgements.
+        data: The task's data.
+        scores: Log-odds of class 1 against class 0 of each test target.
+        collection: Judgements.
+
+    Returns:
+        measure -> mean over the test queries
     """
     run: dict[str, dict[str, float]] = {}
-    for place, score in zip(data.pairs_in("test"), scores, strict=True):
-        example = data.examples[place]
+    for pair, score in zip(data.pairs_in("test"), scores, strict=True):
+        example = data.examples[pair]
         run.setdefault(example.query_id, {})[example.doc_id] = float(score)
     qrels = {query_id: collection.qrels[query_id] for query_id in run if query_id in collection.qrels}
-    found = dict(zip(RANKING, evaluate(run, qrels, RANKING, collection.relevance).means.values(), strict=True))
+    measures = dict(zip(RANKING, evaluate(run, qrels, RANKING, collection.relevance).means.values(), strict=True))
     if collection.relevance > 1:
-        found |= dict(zip(LENIENT, evaluate(run, qrels, LENIENT, 1).means.values(), strict=True))
-    return found
+        measures |= dict(zip(LENIENT, evaluate(run, qrels, LENIENT, 1).means.values(), strict=True))
+    return measures
 
 
 def prior_result(subject: Subject, data: ProbeData, seed: int, portions: Sequence[float]) -> Result:
-    """The label prior: a probe without input, in closed form."""
+    """The result of the label prior: a probe without input, in closed form.
+
+    Args:
+        subject: The subject.
+        data: The task's data.
+        seed: Seed of the permutation.
+        portions: Ends of the blocks, as shares of the training pairs.
+    """
     bits, block_ends = _prior_bits(data, data.labels, seed, portions)
-    in_order = data.targets_of(data.pairs_in("train")[permutation(seed, len(data.pairs_in("train")))])
-    own = np.empty(len(bits), dtype=np.float32)
-    own[np.argsort(np.argsort(in_order))] = bits
+    train = data.pairs_in("train")
+    targets = data.targets_of(train[permutation(seed, len(train))])
+    bits_by_pair = np.empty(len(bits), dtype=np.float32)
+    bits_by_pair[np.argsort(np.argsort(targets))] = bits
     first, classes = block_ends[0], len(data.classes)
-    code = CodeLength(classes, first, len(bits), float(bits[first:].sum()))
     truth = data.labels[data.target_parts == "test"]
-    told = np.full(len(truth), np.bincount(data.labels[data.target_parts == "train"]).argmax())
-    block_bits = [float(part.sum()) for part in np.split(bits, block_ends[:-1])]
+    predicted = np.full(len(truth), np.bincount(data.labels[data.target_parts == "train"]).argmax())
     return Result(
-        subject.name,
-        data.task.name,
-        None,
-        seed,
-        "label_prior",
-        code,
-        float(bits.sum()),
-        accuracy(told, truth),
-        macro_f1(told, truth),
-        {},
-        0.0,
-        0.0,
-        data.fingerprint,
-        subject.fingerprint,
-        own,
-        block_ends,
-        block_bits,
+        model=subject.name,
+        task=data.task.name,
+        layer=None,
+        seed=seed,
+        control="label_prior",
+        code=CodeLength(classes, first, len(bits), float(bits[first:].sum())),
+        prior_bits=float(bits.sum()),
+        accuracy=accuracy(predicted, truth),
+        macro_f1=macro_f1(predicted, truth),
+        measures={},
+        epochs=0.0,
+        seconds=0.0,
+        data_hash=data.fingerprint,
+        model_hash=subject.fingerprint,
+        bits=bits_by_pair,
+        block_ends=block_ends,
+        block_bits=[float(part.sum()) for part in np.split(bits, block_ends[:-1])],
     )
 
 
 def _prior_bits(
     data: ProbeData, labels: np.ndarray, seed: int, portions: Sequence[float]
 ) -> tuple[np.ndarray, list[int]]:
-    """Bits of each training target under the label prior in the seed's order, and where its blocks end, in targets."""
+    """Bits of each training target under the label prior in the seed's order, and the ends of the blocks in targets."""
     train = data.pairs_in("train")
     order = train[permutation(seed, len(train))]
     sizes = np.cumsum(np.diff(data.pair_starts)[order])

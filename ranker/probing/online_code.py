@@ -1,4 +1,8 @@
-"""The online code of a task for all layers, seeds and label sets: one stack of fresh probes a portion, resumable after each."""
+"""The online code of a task for all layers, seeds and label sets.
+
+A portion is a first part of the training pairs: a stack of new probes is trained on it and codes the next block.
+Finished blocks are stored, so that a killed run resumes after the last one.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ranker.errors import ConfigError
 from ranker.probing.batches import Inputs
@@ -20,15 +25,18 @@ from ranker.probing.code_length import FRACTIONS, CodeLength, accuracy, macro_f1
 from ranker.probing.probes import EdgeProbe
 from ranker.probing.training import Fitted, Stack, TrainingOptions, fit, log_probabilities
 
-VERSION = 4  # raise it when a probe or its training changes: kept blocks are then made anew
-SMALL = 0.05  # share of the training pairs below which few validation pairs do (`TrainingOptions.small_val_pairs`)
+VERSION = 4  # raise it when a probe or its training changes: stored blocks are then computed anew
+SMALL_PORTION = 0.05  # portions below this share of the training pairs use `TrainingOptions.small_val_pairs`
 BATCHINGS = ("auto", "separate", "stacked")
 VALIDATIONS = ("fixed", "within")
 
+Member = tuple[int, int, int]  # indices of a layer, a seed and a label set
+Block = dict[str, np.ndarray]  # stored arrays of one member: bits (or predicted and scores), epochs, seconds
+
 
 @dataclass(frozen=True)
-class Column:
-    """A label set: a task's own labels, or a control's.
+class LabelSet:
+    """The labels of a task, or of a control.
 
     Args:
         task: Name of the task.
@@ -43,24 +51,24 @@ class Column:
 
 @dataclass(frozen=True)
 class Job:
-    """What is coded together: label sets over the same targets, which read the same spans of the same states.
+    """Label sets over the same targets, which are coded together because their probes read the same states.
 
     Args:
         inputs: States, spans and pairs.
-        states_key: Hash of the states and how they were made.
-        layers: Name of each layer to probe -> its position on the states' layer axis.
-        columns: Label sets, all with the same number of classes.
-        classes: That number.
-        train: Training pairs, int64 [pairs].
-        val: Validation pairs.
-        test: Test pairs.
-        seeds: One permutation of the training pairs and one set of initial weights each.
+        states_key: Hash of everything that decides the states.
+        layers: Name of each layer to probe -> its index on the states' layer axis.
+        label_sets: Label sets, all with the same number of classes.
+        classes: Number of classes.
+        train: Indices of the training pairs, int64 [pairs].
+        val: Indices of the validation pairs.
+        test: Indices of the test pairs.
+        seeds: Each seed gives a permutation of the training pairs and a set of initial weights.
     """
 
     inputs: Inputs
     states_key: str
     layers: dict[int, int]
-    columns: Sequence[Column]
+    label_sets: Sequence[LabelSet]
     classes: int
     train: np.ndarray
     val: np.ndarray
@@ -70,28 +78,27 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One layer, seed and label set.
+    """The code and test results of one layer, seed and label set.
 
     Args:
         layer: Name of the layer.
         seed: The seed.
-        column: The label set.
+        label_set: The label set.
         code: The description length.
-        bits: Bits of each training target, float32 [training targets], in the order of the pairs' numbers; log2 k in
-            block 1.
-        block_ends: Where each block ended, in targets of this seed's order.
+        bits: Bits of each training target, float32 [training targets], in the order of the pairs; log2 k in block 1.
+        block_ends: End of each block, in targets of this seed's order.
         block_bits: Bits of each block.
-        predicted: Class told for each test target after training on all pairs.
+        predicted: Predicted class of each test target, after training on all training pairs.
         scores: Log-odds of class 1 against class 0 of each test target.
-        accuracy: Of the test.
-        macro_f1: Of the test.
-        epochs: Passes over the training pairs of the last training.
-        seconds: Time that this member's trainings took, its share of a stack.
+        accuracy: Accuracy on the test part.
+        macro_f1: Macro F1 on the test part.
+        epochs: Passes over the training pairs in the last training.
+        seconds: Duration of this member's trainings, its share of the stack.
     """
 
     layer: int
     seed: int
-    column: Column
+    label_set: LabelSet
     code: CodeLength
     bits: np.ndarray
     block_ends: list[int]
@@ -105,18 +112,79 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Portion:
+    """The first training pairs of each seed, and the block that probes trained on them code.
+
+    Args:
+        number: Number of the portion, from 0.
+        start: The probes are trained on the first `start` pairs.
+        end: The block ends with pair `end`. None: the probes are applied to the test pairs, which are no block.
+    """
+
+    number: int
+    start: int
+    end: int | None
+
+
+@dataclass(frozen=True)
+class ProbeStack:
+    """Layers and seeds of a job that are trained in one module.
+
+    Args:
+        job: The job.
+        probe: Shape of the probes.
+        layers: Names of the layers.
+        seeds: The seeds.
+        order: Training pairs in each seed's order, int64 [seeds, pairs].
+    """
+
+    job: Job
+    probe: EdgeProbe
+    layers: list[int]
+    seeds: list[int]
+    order: np.ndarray
+
+    @property
+    def layer_indices(self) -> list[int]:
+        """Indices of the layers on the states' layer axis."""
+        return [self.job.layers[layer] for layer in self.layers]
+
+    @property
+    def members(self) -> list[Member]:
+        """Indices of layer, seed and label set of each member."""
+        return list(product(range(len(self.layers)), range(len(self.seeds)), range(len(self.job.label_sets))))
+
+    def training_stack(self, label_sets: Sequence[LabelSet], portion: Portion) -> Stack:
+        """The members that `fit` trains, with the seed of each member's dropout."""
+        names = [f"{labels.task}/{labels.control}" for labels in label_sets]
+        keys = [
+            [[_hash(layer, seed, portion.number, name) for name in names] for seed in self.seeds]
+            for layer in self.layers
+        ]
+        labels = torch.from_numpy(np.stack([labels.labels for labels in label_sets]))
+        return Stack(self.layer_indices, self.seeds, keys, labels.to(self.job.inputs.device))
+
+    def coded_pairs(self, portion: Portion) -> np.ndarray:
+        """Pairs of the portion's block, int64 [seeds, pairs], or the test pairs [1, pairs]."""
+        return self.job.test[None] if portion.end is None else self.order[:, portion.start : portion.end]
+
+
+@dataclass(frozen=True)
 class OnlineCoder:
     """Codes jobs.
 
     Args:
         options: How a probe is trained.
-        fractions: Shares of the training pairs at which blocks end.
-        validation: `fixed` looks at the validation pairs; `within` at a tenth of the pairs sent so far, so that the
-            code is self-contained.
+        fractions: Ends of the blocks, as shares of the training pairs.
+        validation: `fixed` uses the validation pairs; `within` uses a tenth of the pairs sent so far, so that the code
+            needs no other pairs.
         batching: `stacked` trains all layers and seeds in one module, `separate` one after another; `auto` stacks on a
             GPU.
-        store: Where finished blocks are kept.
-        progress: Called with the number of members and blocks done.
+        store: Store of finished blocks.
+        progress: Called with the number of members that finished a block since the last call.
+
+    Raises:
+        ConfigError: An unknown `batching` or `validation`, or fractions that do not rise to 1.
     """
 
     options: TrainingOptions
@@ -138,194 +206,169 @@ class OnlineCoder:
         return [outcome for layers, seeds in self.stacks(job) for outcome in self.code_stack(job, layers, seeds)]
 
     def stacks(self, job: Job) -> list[tuple[list[int], list[int]]]:
-        """Layers and seeds that are trained in one module."""
+        """Layers and seeds of each stack."""
         layers, seeds = list(job.layers), list(job.seeds)
         if self.batching == "stacked" or (self.batching == "auto" and job.inputs.device.type == "cuda"):
             return [(layers, seeds)]
         return [([layer], [seed]) for layer in layers for seed in seeds]
 
     def code_stack(self, job: Job, layers: list[int], seeds: list[int]) -> list[Outcome]:
-        """Code some layers and seeds of a job together."""
-        probe = EdgeProbe(
-            job.inputs.states.dim,
-            job.inputs.spans.shape[1],
-            job.classes,
-            self.options.hidden,
-            self.options.dropout,
-            self.options.head,
-        )
-        ends = portion_ends(len(job.train), self.fractions)
+        """Code some layers and seeds of a job in one stack."""
+        dim, slots = job.inputs.states.dim, job.inputs.spans.shape[1]
+        options = self.options
+        probe = EdgeProbe(dim, slots, job.classes, options.hidden, options.dropout, options.head)
         order = np.stack([job.train[permutation(seed, len(job.train))] for seed in seeds])
-        blocks: list[dict[tuple[int, int, int], dict[str, np.ndarray]]] = []
-        # the last training, on all pairs, is for the test and not part of the code
-        for portion, (start, end) in enumerate([*pairwise(ends), (len(job.train), None)]):
-            blocks.append(self._block(job, probe, layers, seeds, order, portion, start, end))
-        return [
-            self._outcome(job, order[s], ends, layer, seed, column, [block[place, s, c] for block in blocks])
-            for place, layer in enumerate(layers)
-            for s, seed in enumerate(seeds)
-            for c, column in enumerate(job.columns)
-        ]
+        stack = ProbeStack(job, probe, layers, seeds, order)
+        ends = portion_ends(len(job.train), self.fractions)
+        # the last training, on all training pairs, is for the test and not part of the code
+        bounds = [*pairwise(ends), (len(job.train), None)]
+        blocks = [self._block(stack, Portion(number, *bound)) for number, bound in enumerate(bounds)]
+        return [self._outcome(stack, member, ends[0], [block[member] for block in blocks]) for member in stack.members]
 
-    def _block(
-        self,
-        job: Job,
-        probe: EdgeProbe,
-        layers: list[int],
-        seeds: list[int],
-        order: np.ndarray,
-        portion: int,
-        start: int,
-        end: int | None,
-    ) -> dict[tuple[int, int, int], dict[str, np.ndarray]]:
-        """Results of one portion for each member: trained on the first `start` pairs, applied to those up to `end` (None: to the test)."""
-        members = [
-            (place, s, c) for place in range(len(layers)) for s in range(len(seeds)) for c in range(len(job.columns))
-        ]
-        keys = {
-            (p, s, c): self._key(job, probe, layers[p], seeds[s], job.columns[c], portion, start, end)
-            for p, s, c in members
-        }
-        found = {member: self.store.get(keys[member]) for member in members}
-        missing = [member for member in members if found[member] is None]
-        self.progress(len(members) - len(missing))
+    def _block(self, stack: ProbeStack, portion: Portion) -> dict[Member, Block]:
+        """One portion's block of each member: read from the store, or computed and stored."""
+        keys = {member: self._key(stack, member, portion) for member in stack.members}
+        blocks = {member: block for member, key in keys.items() if (block := self.store.get(key)) is not None}
+        missing = [member for member in keys if member not in blocks]
+        self.progress(len(blocks))
         if missing:
-            columns = sorted({c for _, _, c in missing})
-            made = self._train_block(job, probe, layers, seeds, columns, order, portion, start, end)
-            self.store.put([(keys[member], arrays) for member, arrays in made.items()])
-            found |= made
+            # only whole label sets are trained: all layers and seeds of those that miss a member
+            computed = self._train_block(stack, portion, sorted({label_set for _, _, label_set in missing}))
+            self.store.put([(keys[member], arrays) for member, arrays in computed.items()])
+            blocks |= computed
             self.progress(len(missing))
-        return {member: arrays for member, arrays in found.items() if arrays is not None}
+        return blocks
 
-    def _train_block(
-        self, job: Job, probe: EdgeProbe, layers: list[int], seeds: list[int], columns: list[int], order: np.ndarray,
-        portion: int, start: int, end: int | None,
-    ) -> dict[tuple[int, int, int], dict[str, np.ndarray]]:  # fmt: skip
+    def _train_block(self, stack: ProbeStack, portion: Portion, label_sets: list[int]) -> dict[Member, Block]:
+        """Train the probes of some label sets on a portion and apply them to its block."""
         began = time.perf_counter()
-        positions = [job.layers[layer] for layer in layers]
-        device = job.inputs.device
-        labels = torch.from_numpy(np.stack([job.columns[c].labels for c in columns])).to(device)
-        names = [f"{job.columns[c].task}/{job.columns[c].control}" for c in columns]
-        member_keys = [[[_number(layer, seed, portion, name) for name in names] for seed in seeds] for layer in layers]
-        stack = Stack(positions, seeds, member_keys, labels)
-        train, val = order[:, :start], job.val[None]
-        most = self.options.small_val_pairs
-        if most is not None and start < SMALL * len(job.train) and most < len(job.val):
-            val = job.val[permutation(0, len(job.val))[:most]][None]
+        inputs = stack.job.inputs
+        training_stack = stack.training_stack([stack.job.label_sets[i] for i in label_sets], portion)
+        train, val = self._training_pairs(stack, portion.start)
+        fitted = fit(stack.probe, inputs, training_stack, train, val, self.options, portion.number)
+        pairs = stack.coded_pairs(portion)
+        values = self._apply(stack, fitted, training_stack.labels, pairs, test=portion.end is None)
+        # seeds code different training pairs, but the same test pairs
+        rows = pairs.repeat(len(stack.seeds) // len(pairs), axis=0)
+        targets = [inputs.targets_of(seed_pairs) for seed_pairs in rows]
+        shape = training_stack.shape
+        seconds = (time.perf_counter() - began) / math.prod(shape)
+        blocks = {}
+        for layer, seed, i in np.ndindex(*shape):
+            block = {name: array[layer, seed, i, targets[seed]] for name, array in values.items()}
+            block |= {"epochs": fitted.epochs[layer, seed, i].numpy(), "seconds": np.array(seconds)}
+            blocks[layer, seed, label_sets[i]] = block
+        return blocks
+
+    def _training_pairs(self, stack: ProbeStack, start: int) -> tuple[np.ndarray, np.ndarray]:
+        """Pairs to train on, int64 [seeds, pairs], and to validate on, int64 [1 or seeds, pairs]."""
+        job = stack.job
+        train = stack.order[:, :start]
         if self.validation == "within":
-            held = start // 10 if start >= 10 else int(start > 1)
-            train, val = train[:, : start - held], train[:, start - held :]
-        fitted = fit(probe, job.inputs, stack, train, val, self.options, portion)
-        # seeds read different pairs of the training set, but the same test pairs
-        read = order[:, start:end] if end is not None else job.test[None]
-        said = self._apply(job, probe, fitted, positions, labels, read, test=end is None)
-        chosen = [job.inputs.targets_of(own) for own in read.repeat(len(seeds) // len(read), axis=0)]
-        seconds = (time.perf_counter() - began) / (len(layers) * len(seeds) * len(columns))
-        made = {}
-        for place, s, v in np.ndindex(len(layers), len(seeds), len(columns)):
-            own = {kind: values[place, s, v, chosen[s]] for kind, values in said.items()}
-            made[place, s, columns[v]] = own | {
-                "epochs": fitted.epochs[place, s, v].numpy(),
-                "seconds": np.array(seconds),
-            }
-        return made
+            held_out = start // 10 if start >= 10 else int(start > 1)
+            return train[:, : start - held_out], train[:, start - held_out :]
+        limit = self.options.small_val_pairs
+        if limit is not None and start < SMALL_PORTION * len(job.train) and limit < len(job.val):
+            return train, job.val[permutation(0, len(job.val))[:limit]][None]
+        return train, job.val[None]
 
     def _apply(
-        self,
-        job: Job,
-        probe: EdgeProbe,
-        fitted: Fitted,
-        positions: list[int],
-        labels: torch.Tensor,
-        read: np.ndarray,
-        test: bool,
+        self, stack: ProbeStack, fitted: Fitted, labels: Tensor, pairs: np.ndarray, test: bool
     ) -> dict[str, np.ndarray]:
-        """What the trained probes say about the targets of the read pairs, each [layers, seeds, columns, all targets]."""
-        layers, seeds, columns = fitted.parameters.shape[:3]
-        kinds = ("predicted", "scores") if test else ("bits",)
-        said = {
-            kind: np.full((layers, seeds, columns, len(job.inputs.spans)), np.nan, dtype=np.float32) for kind in kinds
+        """Apply trained probes to the targets of pairs.
+
+        Args:
+            stack: The stack.
+            fitted: Its trained probes.
+            labels: Labels of the trained label sets, int64 [label sets, targets].
+            pairs: int64 [1 or seeds, pairs].
+            test: Whether to return predictions, not bits.
+
+        Returns:
+            `bits`, or `predicted` and `scores`: float32 [layers, seeds, label sets, all targets], NaN elsewhere.
+        """
+        inputs = stack.job.inputs
+        layers, seeds, label_sets = fitted.parameters.shape[:3]
+        arrays = {
+            name: np.full((layers, seeds, label_sets, len(inputs.spans)), np.nan, dtype=np.float32)
+            for name in (("predicted", "scores") if test else ("bits",))
         }
-        for batch, logs in log_probabilities(probe, fitted.parameters, job.inputs, positions, read):
+        batches = log_probabilities(stack.probe, fitted.parameters, inputs, stack.layer_indices, pairs)
+        for batch, logs in batches:
             targets = batch.targets.expand(seeds, -1)
             if test:
                 values = {"predicted": logs.argmax(dim=-1).float(), "scores": logs[..., 1] - logs[..., 0]}
             else:
                 truth = labels[:, targets].transpose(0, 1).expand(layers, -1, -1, -1)
                 values = {"bits": -logs.gather(-1, truth.unsqueeze(-1)).squeeze(-1) / math.log(2)}
-            places, real = targets.cpu().numpy(), batch.real.expand(seeds, -1).cpu().numpy()
-            for kind, value in values.items():
+            indices, real = targets.cpu().numpy(), batch.real.expand(seeds, -1).cpu().numpy()
+            for name, value in values.items():
                 rows = value.cpu().numpy()
                 for s in range(seeds):
-                    said[kind][:, s][..., places[s, real[s]]] = rows[:, s][..., real[s]]
-        return said
+                    arrays[name][:, s][..., indices[s, real[s]]] = rows[:, s][..., real[s]]
+        return arrays
 
-    def _outcome(
-        self,
-        job: Job,
-        order: np.ndarray,
-        ends: list[int],
-        layer: int,
-        seed: int,
-        column: Column,
-        blocks: list[dict[str, np.ndarray]],
-    ) -> Outcome:
-        coded, last = blocks[:-1], blocks[-1]
+    def _outcome(self, stack: ProbeStack, member: Member, first_pairs: int, blocks: list[Block]) -> Outcome:
+        """The outcome of a member from its blocks; the first block, of `first_pairs` pairs, has the uniform code."""
+        layer, seed, label_set = member
+        job, labels = stack.job, stack.job.label_sets[label_set]
+        *coded, last = blocks
+        order = stack.order[seed]
         targets = job.inputs.targets_of(order)
-        first = int(np.diff(job.inputs.pair_starts)[order[: ends[0]]].sum())
+        first = int(np.diff(job.inputs.pair_starts)[order[:first_pairs]].sum())
         later = np.concatenate([block["bits"] for block in coded]) if coded else np.empty(0, dtype=np.float32)
         code = CodeLength(job.classes, first, len(targets), float(later.sum(dtype=np.float64)))
         bits = np.empty(len(targets), dtype=np.float32)
-        # back from the seed's order to the pairs' numbers, so that seeds and subjects can be paired
-        place_of = np.argsort(np.argsort(targets))
-        bits[place_of] = np.concatenate([np.full(first, np.log2(job.classes), dtype=np.float32), later])
-        block_ends = np.cumsum([first, *(len(block["bits"]) for block in coded)]).tolist()
-        truth = column.labels[job.inputs.targets_of(job.test)]
+        # from the seed's order back to the order of the pairs, so that seeds and subjects can be compared by target
+        bits[np.argsort(np.argsort(targets))] = np.concatenate(
+            [np.full(first, np.log2(job.classes), dtype=np.float32), later]
+        )
+        truth = labels.labels[job.inputs.targets_of(job.test)]
         predicted = last["predicted"].astype(np.int64)
         return Outcome(
-            layer,
-            seed,
-            column,
-            code,
-            bits,
-            block_ends,
-            [code.first_bits, *(float(block["bits"].sum(dtype=np.float64)) for block in coded)],
-            predicted,
-            last["scores"],
-            accuracy(predicted, truth),
-            macro_f1(predicted, truth),
-            float(last["epochs"]),
-            float(sum(block["seconds"] for block in blocks)),
+            layer=stack.layers[layer],
+            seed=stack.seeds[seed],
+            label_set=labels,
+            code=code,
+            bits=bits,
+            block_ends=np.cumsum([first, *(len(block["bits"]) for block in coded)]).tolist(),
+            block_bits=[code.first_bits, *(float(block["bits"].sum(dtype=np.float64)) for block in coded)],
+            predicted=predicted,
+            scores=last["scores"],
+            accuracy=accuracy(predicted, truth),
+            macro_f1=macro_f1(predicted, truth),
+            epochs=float(last["epochs"]),
+            seconds=float(sum(block["seconds"] for block in blocks)),
         )
 
-    def _key(
-        self, job: Job, probe: EdgeProbe, layer: int, seed: int, column: Column, portion: int, start: int, end: int | None
-    ) -> str:  # fmt: skip
-        digest = hashlib.blake2b(digest_size=16)
-        named = [
+    def _key(self, stack: ProbeStack, member: Member, portion: Portion) -> str:
+        """Hash of everything that decides a member's block."""
+        layer, seed, label_set = member
+        job, labels = stack.job, stack.job.label_sets[label_set]
+        settings = [
             VERSION,
             job.states_key,
-            layer,
-            seed,
-            column.task,
-            column.control,
-            repr(probe),
+            stack.layers[layer],
+            stack.seeds[seed],
+            labels.task,
+            labels.control,
+            repr(stack.probe),
             repr(self.options),
             self.validation,
-            portion,
-            start,
-            end,
+            portion.number,
+            portion.start,
+            portion.end,
         ]
-        digest.update(json.dumps(named).encode())
-        for array in (job.inputs.spans, job.inputs.pair_starts, column.labels, job.train, job.val, job.test):
+        digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16)
+        for array in (job.inputs.spans, job.inputs.pair_starts, labels.labels, job.train, job.val, job.test):
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
 
 def permutation(seed: int, num_pairs: int) -> np.ndarray:
-    """The order in which a seed sends the training pairs: one for all layers, subjects and controls."""
+    """Order in which a seed sends the training pairs, the same for all layers, subjects and controls; int64 [pairs]."""
     return np.random.default_rng([seed, num_pairs]).permutation(num_pairs)
 
 
-def _number(*parts: object) -> int:
+def _hash(*parts: object) -> int:
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()) >> 1

@@ -1,4 +1,4 @@
-"""Which pairs are probed, and which part each is in: by query, so that no query is in two parts."""
+"""Sample the pairs to probe, and assign each to train, val or test. By default no query is in two parts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ def sample_pairs(
     val_fraction: float,
     test_fraction: float,
 ) -> PairSample:
-    """Shuffle the queries that have candidates and draw docs uniformly from each one's first `depth`, until there are enough pairs.
+    """Shuffle the queries that have candidates, and draw docs of each until there are enough pairs.
+
+    Docs are drawn uniformly from the query's first `depth` candidates.
 
     Args:
         collection: Queries with candidates.
-        max_pairs: At most so many pairs.
-        docs_per_query: At most so many docs of a query.
-        depth: Candidates of a query to draw from.
+        max_pairs: Maximum number of pairs.
+        docs_per_query: Maximum number of docs per query.
+        depth: Number of top candidates of a query to draw docs from.
         seed: Seed of shuffle and draws.
         val_fraction: Share of the queries for validation.
         test_fraction: Share of the queries for the test.
@@ -38,13 +40,11 @@ def sample_pairs(
         DataError: No query has candidates.
     """
     candidates = collection.candidates
-    queries = (
-        [] if candidates is None else [query_id for query_id in collection.queries if len(candidates.ids(query_id))]
-    )
-    if not queries or candidates is None:
+    if candidates is None or not any(len(candidates.ids(query_id)) for query_id in collection.queries):
         raise DataError(
             f"{collection.name}: expected queries with candidates to probe, got none; take another data or split"
         )
+    queries = [query_id for query_id in collection.queries if len(candidates.ids(query_id))]
     rng = np.random.default_rng(seed)
     pairs: list[tuple[str, str]] = []
     used: list[str] = []
@@ -55,8 +55,8 @@ def sample_pairs(
         used.append(query_id)
         pairs += [(query_id, docs[i]) for i in rng.permutation(len(docs))[:docs_per_query]]
     ids = split_queries(used, val_fraction, test_fraction, seed)
-    named = {"train": "train", "dev": "val", "test": "test"}
-    part_of = {query_id: named[part] for part, members in ids.items() for query_id in members}
+    part_names = {"train": "train", "dev": "val", "test": "test"}
+    part_of = {query_id: part_names[part] for part, members in ids.items() for query_id in members}
     parts = {query_id: part_of[query_id] for query_id in used}
     return PairSample(collection, tuple(pairs[:max_pairs]), max_pairs, docs_per_query, depth, seed, parts)
 
@@ -64,20 +64,21 @@ def sample_pairs(
 def assign_parts(
     examples: Sequence[ProbeExample], sample: PairSample, group_by: str, val_fraction: float, test_fraction: float
 ) -> list[str]:
-    """The part of each example: the source's own, else by query (or doc, or pair) with a seeded hash.
+    """The part of each example: `train`, `val` or `test`.
 
-    A source that names train and test but no validation has it cut from train.
+    If the source assigns train, val and test, these parts are used. If it assigns only train and test, validation
+    examples are taken from train. Otherwise a seeded hash of the query (or doc, or pair) decides.
 
     Args:
         examples: A task's examples.
-        sample: Its parts are kept where `group_by` is `query`, so that tasks on the same pairs have the same split.
+        sample: With `group_by="query"`, its parts are used, so that tasks on the same pairs have the same split.
         group_by: What must not be in two parts: `query`, `doc` or `pair` (the published split).
         val_fraction: Share for validation.
         test_fraction: Share for the test.
 
     Raises:
         ConfigError: An unknown `group_by`.
-        DataError: A part is empty, or a source puts a query into two parts where `group_by` is `query`.
+        DataError: A part is empty, or with `group_by="query"` a source puts a query into two parts.
     """
     if group_by not in GROUPINGS:
         raise ConfigError(f"group_by: expected one of {', '.join(GROUPINGS)}; got {group_by!r}")
@@ -103,20 +104,20 @@ def assign_parts(
     for example, part in zip(examples, parts, strict=True):
         if group_by == "query" and part_of.setdefault(example.query_id, part) != part:
             raise DataError(
-                f"probing pairs: expected each query in one part, got {example.query_id!r} in {part_of[example.query_id]} and {part}, as its "
-                "source says; mend the source, or set group_by=pair"
+                f"probing pairs: expected each query in one part, got {example.query_id!r} in "
+                f"{part_of[example.query_id]} and {part}, as its source says; mend the source, or set group_by=pair"
             )
     missing = {"train", "val", "test"} - set(parts)
     if missing:
         raise DataError(
-            f"probing pairs: expected examples in train, val and test, got none in {', '.join(sorted(missing))} of {len(examples)}; "
-            "raise max_pairs, val_fraction or test_fraction"
+            f"probing pairs: expected examples in train, val and test, got none in {', '.join(sorted(missing))} "
+            f"of {len(examples)}; raise max_pairs, val_fraction or test_fraction"
         )
     return parts
 
 
-def says_parts(examples: Sequence[ProbeExample]) -> bool:
-    """Whether the source says which examples train and which test; `group_by` then decides the validation part alone, if any."""
+def source_assigns_parts(examples: Sequence[ProbeExample]) -> bool:
+    """Whether the source assigns train and test. `group_by` then decides at most the validation part."""
     return {example.part for example in examples} >= {"train", "test"}
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a study: layer x task heat maps, compression lines with control bands, online curves. PNG and SVG."""
+"""Pictures of a study (PNG, SVG): heat maps of task x layer, compression lines with control bands, online curves."""
 
 from __future__ import annotations
 
@@ -30,42 +30,47 @@ MODEL_COLOURS = ("#1f77b4", "#d62728", "#2ca02c")
 
 
 def save(figure: Figure, folder: Path, name: str) -> Path:
-    """Write `pictures/NAME.png` and `.svg`; returns the PNG."""
+    """Write `pictures/NAME.png` and `pictures/NAME.svg` into a folder; returns the path of the PNG."""
     from matplotlib import rc_context
 
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     path = folder / "pictures" / f"{name}.png"
     if figure.get_layout_engine() is None:
         box = "tight"
-    else:  # lay it out once, not for each file: with seven panels that is most of the time
+    else:  # compute the layout once and not for each file; with seven panels that is most of the time
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         box = None
-    with rc_context({"svg.hashsalt": name}):  # the same picture is the same file
+    with rc_context({"svg.hashsalt": name}):  # so that the same picture gives the same file
         figure.savefig(path.with_suffix(".svg"), bbox_inches=box, metadata={"Date": None})
     figure.savefig(path, dpi=150, bbox_inches=box)
     return path
 
 
 def heat_map(
-    values: Mapping[str, Mapping[int, float]], title: str, by_row: bool = False, signed: bool = False,
-    tied: Mapping[str, Mapping[int, bool]] | None = None, boxed: Mapping[str, list[int]] | None = None, label: str = "compression",
-) -> Figure:  # fmt: skip
-    """Tasks down, layers across, each cell with its number.
+    values: Mapping[str, Mapping[int, float]],
+    title: str,
+    by_row: bool = False,
+    signed: bool = False,
+    tied: Mapping[str, Mapping[int, bool]] | None = None,
+    boxed: Mapping[str, list[int]] | None = None,
+    label: str = "compression",
+) -> Figure:
+    """Heat map with a row for each task and a column for each layer; each cell shows its number.
 
     Args:
-        values: task -> layer -> number.
+        values: task -> layer -> number
         title: Title.
-        by_row: Colour each task by its own range, so that its shape is seen; numbers stay absolute.
+        by_row: Scale the colours of each row to its own range, to show its shape; the numbers are not scaled.
         signed: Colours diverge from white at 0.
-        tied: Cells to grey out, whose number could be chance.
-        boxed: Layers to draw a box around, task by task.
-        label: What the colours mean.
+        tied: task -> layer -> whether to grey out the cell, because its number could be chance.
+        boxed: task -> layers whose cells get a red box.
+        label: Label of the colour bar.
     """
     from matplotlib.figure import Figure
 
     tasks = list(values)
-    layers = sorted({layer for own in values.values() for layer in own})
+    layers = sorted({layer for by_layer in values.values() for layer in by_layer})
     grid = np.array([[values[task].get(layer, math.nan) for layer in layers] for task in tasks], dtype=float)
     shown = grid.copy()
     if by_row:
@@ -116,21 +121,19 @@ def _cell(column: int, row: int, **style: object) -> Patch:
 
 
 def compression_lines(results: Results) -> Figure:
-    """A panel a task: compression by layer, mean and range over seeds, and what the controls reach."""
+    """One panel per task: compression by layer, mean and range over seeds, and compression of the controls."""
     axes_of, figure = _panels(list(results.tasks))
     for task, axes in axes_of.items():
         for model, colour in zip(results.models, MODEL_COLOURS, strict=False):
             _line(axes, results, model, task, "none", model, colour, "-")
-            if (
-                "random_encoder" in {result.control for result in results.of(model, task, "random_encoder")}
-                and model == results.models[0]
-            ):
+            if model == results.models[0] and results.of(model, task, "random_encoder"):
                 _line(axes, results, model, task, "random_encoder", *BANDS["random_encoder"], "--")
         for control, (name, colour) in BANDS.items():
-            found = [result.code.compression(results.units) for result in results.of(results.models[0], task, control)]
-            if found and control != "random_encoder":
-                axes.axhline(float(np.mean(found)), color=colour, linestyle=":", label=name)
-                axes.axhspan(min(found), max(found), color=colour, alpha=0.15, linewidth=0)
+            controls = results.of(results.models[0], task, control)
+            if controls and control != "random_encoder":
+                values = [result.code.compression(results.units) for result in controls]
+                axes.axhline(float(np.mean(values)), color=colour, linestyle=":", label=name)
+                axes.axhspan(min(values), max(values), color=colour, alpha=0.15, linewidth=0)
         axes.set_title(task, fontsize=10)
         axes.xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
         axes.set_xlabel("layer")
@@ -143,7 +146,7 @@ def _line(
     axes: Axes, results: Results, model: str, task: str, control: str, name: str, colour: str, style: str
 ) -> None:
     by_layer = results.by_layer(model, task, control)
-    values = {layer: [result.code.compression(results.units) for result in own] for layer, own in by_layer.items()}
+    values = {layer: [result.code.compression(results.units) for result in seeds] for layer, seeds in by_layer.items()}
     layers = list(values)
     axes.plot(
         layers, [np.mean(values[layer]) for layer in layers], style, color=colour, marker="o", markersize=3, label=name
@@ -158,25 +161,23 @@ def _line(
 
 
 def online_curves(results: Results, model: str) -> Figure:
-    """A panel a task: bits a target of each block against the targets known before it, a line a layer."""
+    """One panel per task, one line per layer: bits per target of each block against the targets sent before it."""
     from matplotlib import colormaps
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
     axes_of, figure = _panels(list(results.tasks))
     deepest = max((result.layer or 0 for result in results.all), default=1) or 1
     for task, axes in axes_of.items():
-        for layer, own in results.by_layer(model, task).items():
+        by_layer = results.by_layer(model, task)
+        for layer, seeds in by_layer.items():
             curves = []
-            for result in own:
+            for result in seeds:
                 sizes = np.diff([0, *result.block_ends])
                 curves.append(np.array(result.block_bits) / np.maximum(sizes, 1))
-            known = np.mean(
-                [[result.block_ends[i - 1] if i else 0 for i in range(len(result.block_ends))] for result in own],
-                axis=0,
-            )
-            # nothing is known before block 1, which costs log2 k whatever the layer
+            sent_before = np.mean([[0, *result.block_ends[:-1]] for result in seeds], axis=0)
+            # without block 1, which costs log2 k per target for every layer
             axes.plot(
-                known[1:],
+                sent_before[1:],
                 np.mean(curves, axis=0)[1:],
                 color=colormaps["viridis"](layer / deepest),
                 label=f"layer {layer}",
@@ -191,13 +192,8 @@ def online_curves(results: Results, model: str) -> Figure:
                 color=BANDS["label_prior"][1],
                 label="label prior",
             )
-        axes.axhline(
-            math.log2(results.by_layer(model, task)[0][0].code.classes)
-            if 0 in results.by_layer(model, task)
-            else math.nan,
-            color="black",
-            linewidth=0.5,
-        )
+        uniform = math.log2(by_layer[0][0].code.classes) if 0 in by_layer else math.nan
+        axes.axhline(uniform, color="black", linewidth=0.5)
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.xaxis.set_minor_formatter(NullFormatter())

@@ -1,4 +1,4 @@
-"""The report of a study: Markdown with pictures and tables, and the same for a dashboard."""
+"""The report of a study: `report.md` with pictures and tables, and the same content for Weights & Biases."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ranker.probing import pictures
 from ranker.probing.results import Results
 from ranker.probing.summary import Comparison, TaskSummary, compare, selectivity, summarise
 
-SEVERAL_LAYERS = ("shuffled", "random_encoder")  # controls that are probed at more than one layer
+SEVERAL_LAYERS = ("shuffled", "random_encoder")  # controls that are probed at several layers
 
 
 def write_report(folder: Path, results: Results, warnings: Sequence[str], notes: Sequence[str] = ()) -> dict[str, Path]:
@@ -20,12 +20,12 @@ def write_report(folder: Path, results: Results, warnings: Sequence[str], notes:
 
     Args:
         folder: The run folder.
-        results: All results; with two subjects, the second is compared with the first.
+        results: All results. If there are two subjects, the second is compared with the first.
         warnings: What a reader should know before the numbers.
-        notes: Lines on how the run was made.
+        notes: Lines about the options of the run.
 
     Returns:
-        The PNGs by name.
+        name -> path of the PNG
     """
     models = results.models
     shown = _draw(folder, results)
@@ -59,7 +59,7 @@ def _draw(folder: Path, results: Results) -> dict[str, Path]:
         tied = {task: summarise(results, model, task).tied for task in tasks}
         title = f"{model}: compression, shape of each task (red: best, and tied with it)"
         figures[f"heat_by_row_{number}"] = pictures.heat_map(values, title, by_row=True, boxed=tied)
-        selective = {task: found for task in tasks if (found := selectivity(results, model, task))}
+        selective = {task: by_layer for task in tasks if (by_layer := selectivity(results, model, task))}
         if selective:
             figures[f"selectivity_{number}"] = pictures.heat_map(
                 selective, f"{model}: selectivity", signed=True, label="accuracy above the control task's"
@@ -68,10 +68,13 @@ def _draw(folder: Path, results: Results) -> dict[str, Path]:
     if len(models) > 1:
         compared = {task: compare(results, models[0], models[1], task) for task in tasks}
         figures["difference"] = pictures.heat_map(
-            {task: own.compression for task, own in compared.items()},
+            {task: comparison.compression for task, comparison in compared.items()},
             f"{models[1]} minus {models[0]} (grey: could be chance)",
             signed=True,
-            tied={task: {layer: own.tied(layer) for layer in own.bits} for task, own in compared.items()},
+            tied={
+                task: {layer: comparison.tied(layer) for layer in comparison.bits}
+                for task, comparison in compared.items()
+            },
             label="difference in compression",
         )
     return {name: pictures.save(figure, folder, name) for name, figure in figures.items()}
@@ -99,20 +102,20 @@ def _cell(value: Any) -> str:
 def _data_table(results: Results) -> list[str]:
     rows = []
     for name, record in results.tasks.items():
-        own = record.description
-        counts = own["class_counts"]["train"]
+        data = record.description
+        counts = data["class_counts"]["train"]
         largest = max(counts) / max(1, sum(counts))
         rows.append(
             [
                 name,
-                own["labeller"],
-                "/".join(str(own["pairs"][part]) for part in ("train", "val", "test")),
+                data["labeller"],
+                "/".join(str(data["pairs"][part]) for part in ("train", "val", "test")),
                 sum(counts),
-                len(own["classes"]),
+                len(data["classes"]),
                 f"{largest:.0%}",
                 len(set(record.queries.tolist())),
-                own["cut_targets"],
-                own["data_hash"][:8],
+                data["cut_targets"],
+                data["data_hash"][:8],
             ]
         )
     head = [
@@ -130,7 +133,7 @@ def _data_table(results: Results) -> list[str]:
 
 
 def _summary_table(results: Results, model: str) -> list[str]:
-    found = {task: summarise(results, model, task) for task in results.tasks}
+    summaries = {task: summarise(results, model, task) for task in results.tasks}
     head = [
         "task",
         "best layer",
@@ -146,33 +149,32 @@ def _summary_table(results: Results, model: str) -> list[str]:
         "selectivity",
         "control/task length",
     ]
-    lines = table(head, (_summary_row(task, own) for task, own in found.items()))
-    ranked = {task: own.measures for task, own in found.items() if own.measures}
+    lines = table(head, (_summary_row(task, summary) for task, summary in summaries.items()))
+    ranked = {task: summary.measures for task, summary in summaries.items() if summary.measures}
     if ranked:
-        names = list(dict.fromkeys(name for own in ranked.values() for name in own))
+        names = list(dict.fromkeys(name for measures in ranked.values() for name in measures))
         lines += ["", "Ranking the test queries' docs by the probe at the best layer:", ""]
-        lines += table(
-            ["task", *names], ([task, *(own.get(name, math.nan) for name in names)] for task, own in ranked.items())
-        )
+        rows = ([task, *(measures.get(name, math.nan) for name in names)] for task, measures in ranked.items())
+        lines += table(["task", *names], rows)
     return lines
 
 
-def _summary_row(task: str, own: TaskSummary) -> list[Any]:
-    tied = ", ".join(str(layer) for layer in own.tied if layer != own.best) or "none"
+def _summary_row(task: str, summary: TaskSummary) -> list[Any]:
+    tied = ", ".join(str(layer) for layer in summary.tied if layer != summary.best) or "none"
     return [
         task,
-        own.best,
-        own.compression,
-        own.compression_error,
+        summary.best,
+        summary.compression,
+        summary.compression_error,
         tied,
-        own.detectable,
-        own.gravity,
-        own.expected,
-        f"{own.drop:.0%}",
-        own.accuracy,
-        own.macro_f1,
-        own.selectivity,
-        own.control_ratio,
+        summary.detectable,
+        summary.gravity,
+        summary.expected,
+        f"{summary.drop:.0%}",
+        summary.accuracy,
+        summary.macro_f1,
+        summary.selectivity,
+        summary.control_ratio,
     ]
 
 
@@ -180,23 +182,23 @@ def _comparison_table(results: Results) -> list[str]:
     first, second = results.models[:2]
     rows: list[list[Any]] = []
     for task in results.tasks:
-        own: Comparison = compare(results, first, second, task)
-        for layer, difference in own.bits.items():
+        comparison: Comparison = compare(results, first, second, task)
+        for layer, difference in comparison.bits.items():
             rows.append(
                 [
                     task,
                     layer,
-                    f"{own.compression[layer]:+.3f}",
+                    f"{comparison.compression[layer]:+.3f}",
                     f"{difference.mean:+.4f}",
                     f"{difference.low:+.4f} to {difference.high:+.4f}",
                     f"{difference.detectable:.4f}",
-                    f"{own.p_holm[layer]:.3f}",
-                    "tied" if own.tied(layer) else "",
+                    f"{comparison.p_holm[layer]:.3f}",
+                    "tied" if comparison.tied(layer) else "",
                 ]
             )
     head = ["task", "layer", "compression", "bits/target", "95% over queries", "detectable", "p (Holm)", ""]
     return [
-        "Second minus first; fewer bits are better, so a negative number of bits is a gain.",
+        "Second minus first. Fewer bits are better, so a negative number of bits is a gain.",
         "",
         *table(head, rows),
     ]
@@ -209,7 +211,7 @@ def _control_table(results: Results) -> list[str]:
             best = max(results.compression(model, task).values())
             controls = {name: results.value(model, task, name) for name in pictures.BANDS}
             prior = controls["label_prior"]
-            # counting few labels can cost more than the uniform code, from which every probe starts
+            # the label prior of few labels can be longer than the uniform code, from which every probe starts
             leak = controls["shuffled"] - (prior if math.isnan(prior) else max(1.0, prior))
             rows.append([task, model, best, *controls.values(), f"{leak:+.3f}" if not math.isnan(leak) else ""])
     names = [
@@ -221,26 +223,28 @@ def _control_table(results: Results) -> list[str]:
 def _reading(results: Results) -> list[str]:
     few = [task for task, record in results.tasks.items() if len(set(record.queries.tolist())) < 100]
     lines = [
-        "Compression is the uniform code's length over the code's length: 1 tells nothing more than the number of classes. What has to be "
-        "beaten is the label prior, and for a claim about the encoder the random encoder and the surface features. Shuffled labels above "
-        "the prior (or above 1, where the prior costs more than the uniform code) would be a leak. Errors are clustered by query; "
-        "`detectable` is the least difference that a test at 5% finds in 80% of cases, and layers within it of the best one are called tied.",
+        "Compression is the length of the uniform code over the length of the code: at 1, the probe knows no more than "
+        "the number of classes. A result must beat the label prior; a claim about the encoder must also beat the "
+        "random encoder and the surface features. Shuffled labels above the prior (or above 1, if the prior's code is "
+        "longer than the uniform code) would be a leak. Errors are clustered by query. `detectable` is the least "
+        "difference that a test at 5% finds in 80% of cases; layers that differ from the best one by no more are "
+        "called tied.",
     ]
     if few:
         lines += [
             "",
-            f"Fewer than 100 training queries: {', '.join(few)}. Differences of the size seen between layers may be chance there.",
+            f"Fewer than 100 training queries: {', '.join(few)}. There, differences between layers may be chance.",
         ]
     return lines
 
 
 def log_to_wandb(logger: Any, results: Results, shown: dict[str, Path]) -> None:
-    """Put the pictures and the table into a Weights & Biases run.
+    """Log the pictures, the table and the best layers to a Weights & Biases run, and finish the run.
 
     Args:
         logger: Lightning's WandbLogger.
         results: All results.
-        shown: PNGs by name.
+        shown: name -> path of the PNG
     """
     for name, path in shown.items():
         logger.log_image(key=f"probe/{name}", images=[str(path)])
@@ -251,10 +255,10 @@ def log_to_wandb(logger: Any, results: Results, shown: dict[str, Path]) -> None:
     best: dict[str, float] = {}
     for model in results.models:
         for task in results.tasks:
-            own = summarise(results, model, task)
+            summary = summarise(results, model, task)
             best |= {
-                f"probe/{model}/{task}/best_layer": float(own.best),
-                f"probe/{model}/{task}/compression": own.compression,
+                f"probe/{model}/{task}/best_layer": float(summary.best),
+                f"probe/{model}/{task}/compression": summary.compression,
             }
     logger.log_metrics(best)
     logger.experiment.finish()

@@ -1,4 +1,7 @@
-"""Results: one row for each subject, task, layer, seed and control; written as a table with the code lengths beside it, and read back."""
+"""Results of a study: one row for each subject, task, layer, seed and control, with the bits of each target.
+
+They are written as a table (`probe_results.csv`) and arrays (`codes/`), and read back.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 import math
 import zipfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +22,24 @@ from ranker.probing.code_length import CodeLength
 from ranker.probing.controls import MAIN
 
 RANKING = ("AP", "RR", "nDCG@10", "nDCG@20", "P@10", "P@20")
-LENIENT = ("AP(rel=1)", "RR(rel=1)", "P(rel=1)@10", "P(rel=1)@20")  # of judgements whose threshold is higher
+# threshold 1; computed if the collection's relevance threshold is higher
+LENIENT = ("AP(rel=1)", "RR(rel=1)", "P(rel=1)@10", "P(rel=1)@20")
 COLUMNS = (
     "model",
     "task",
     "layer",
     "seed",
     "control",
-    "n_targets",
-    "k",
-    "t1",
+    "n_targets",  # training targets
+    "k",  # classes
+    "t1",  # targets in block 1
     "mdl_bits",
     "mdl_legacy",
     "compression",
     "units",
     "uniform_bits",
     "prior_bits",
-    "acc",
+    "acc",  # accuracy
     "macro_f1",
     *RANKING,
     *LENIENT,
@@ -48,25 +52,25 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Result:
-    """One subject, task, layer, seed and control.
+    """Result of one subject, task, layer, seed and control.
 
     Args:
         model: Name of the subject.
         task: Name of the task.
         layer: Layer, 0 for the embeddings; None for controls without states.
-        seed: Permutation and initial weights.
-        control: `none` for the task itself.
+        seed: Seed of permutation and initial weights.
+        control: Name of the control; `none` for the task itself.
         code: The description length.
         prior_bits: Description length of the label prior in the same blocks.
-        accuracy: On the test part, after training on all pairs.
-        macro_f1: The same.
-        measures: Ranking measures on the test queries, where the task ranks.
-        epochs: Passes over the training pairs of the last training.
-        seconds: Time of this member's trainings.
-        data_hash: Hash of texts, spans, labels and parts.
+        accuracy: Accuracy on the test part, after training on all training pairs.
+        macro_f1: Macro F1 on the test part, after training on all training pairs.
+        measures: Ranking measures on the test queries, if the task ranks.
+        epochs: Passes over the training pairs in the last training.
+        seconds: Duration of this probe's trainings.
+        data_hash: Hash of labeller, texts, spans, labels and parts.
         model_hash: Hash of the subject.
         bits: Bits of each training target in the order of the pairs, float32 [targets].
-        block_ends: Where each block ends, in targets.
+        block_ends: End of each block, in targets.
         block_bits: Bits of each block.
     """
 
@@ -89,7 +93,7 @@ class Result:
     block_bits: list[float] = field(repr=False, default_factory=list)
 
     def row(self, units: str) -> dict[str, Any]:
-        """The row of the table."""
+        """The row of the table; `units` is the unit of compression."""
         code = self.code
         row = {
             "model": self.model,
@@ -119,7 +123,12 @@ class Result:
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """What is kept of a task beside its rows: description, and the query of each training target."""
+    """Description of a task's data, stored with the results.
+
+    Args:
+        description: See `ProbeData.record`, and `coding`, the options of the code (`StudyOptions.coding`).
+        queries: Query of each training target, str [targets].
+    """
 
     description: dict[str, Any]
     queries: np.ndarray
@@ -130,8 +139,8 @@ class Results:
 
     Args:
         results: The rows.
-        tasks: By name of the task, in order.
-        units: `bits` or `legacy_mixed`, for compression.
+        tasks: Name of each task, in order -> its record.
+        units: Unit of compression, `bits` or `legacy_mixed`.
     """
 
     def __init__(self, results: Iterable[Result], tasks: dict[str, TaskRecord], units: str = "bits") -> None:
@@ -147,7 +156,7 @@ class Results:
         return [result for result in self.all if (result.model, result.task, result.control) == (model, task, control)]
 
     def by_layer(self, model: str, task: str, control: str = MAIN) -> dict[int, list[Result]]:
-        """The results of each layer, one a seed."""
+        """Layer -> results, one per seed; layers in rising order."""
         layers: dict[int, list[Result]] = {}
         for result in self.of(model, task, control):
             if result.layer is not None:
@@ -155,30 +164,29 @@ class Results:
         return dict(sorted(layers.items()))
 
     def compression(self, model: str, task: str, control: str = MAIN) -> dict[int, float]:
-        """Mean compression over seeds, by layer."""
-        found = self.by_layer(model, task, control)
+        """Mean compression over seeds of each layer."""
         return {
-            layer: float(np.mean([result.code.compression(self.units) for result in own]))
-            for layer, own in found.items()
+            layer: float(np.mean([result.code.compression(self.units) for result in seeds]))
+            for layer, seeds in self.by_layer(model, task, control).items()
         }
 
     def value(self, model: str, task: str, control: str) -> float:
-        """Compression of a control, the mean over seeds, at its best layer where it has some; NaN without it."""
+        """Mean compression of a control over seeds, at its best layer if it has layers; NaN without the control."""
         by_layer: dict[int | None, list[float]] = {}
         for result in self.of(model, task, control):
             by_layer.setdefault(result.layer, []).append(result.code.compression(self.units))
-        return max((float(np.mean(own)) for own in by_layer.values()), default=math.nan)
+        return max((float(np.mean(seeds)) for seeds in by_layer.values()), default=math.nan)
 
     def mean_bits(self, model: str, task: str, layer: int) -> np.ndarray:
         """Bits of each training target, the mean over seeds, float64 [targets]."""
         return np.mean([result.bits.astype(np.float64) for result in self.by_layer(model, task)[layer]], axis=0)
 
     def seed_lengths(self, model: str, task: str, layer: int) -> list[float]:
-        """Bits a target of each seed."""
+        """Bits per target of each seed."""
         return [result.code.bits / result.code.targets for result in self.by_layer(model, task)[layer]]
 
     # files
-    # ------------------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------------------
 
     def write(self, folder: Path) -> None:
         """Write `probe_results.csv`, `codes/TASK.npz` and `data/TASK.json`."""
@@ -187,8 +195,8 @@ class Results:
                 json.dump(record.description, file, ensure_ascii=False, indent=2)
             arrays: dict[str, np.ndarray] = {"queries": record.queries}
             notes = []
-            for place, result in enumerate(result for result in self.all if result.task == name):
-                arrays[f"bits{place}"] = result.bits
+            for i, result in enumerate(result for result in self.all if result.task == name):
+                arrays[f"bits{i}"] = result.bits
                 notes.append(
                     [
                         result.model,
@@ -212,10 +220,10 @@ class Results:
 
     @classmethod
     def read(cls, folder: Path) -> Results:
-        """Read what `write` wrote.
+        """Read the files that `write` wrote.
 
         Raises:
-            DataError: The folder is no finished probing run, or its files are damaged.
+            DataError: The folder is not a finished probing run, or its files are damaged.
         """
         path = folder / "probe_results.csv"
         if not path.is_file():
@@ -232,33 +240,34 @@ class Results:
                 description = json.loads((folder / "data" / f"{name}.json").read_text(encoding="utf-8"))
                 with np.load(folder / "codes" / f"{name}.npz", allow_pickle=False) as arrays:
                     tasks[name] = TaskRecord(description, arrays["queries"])
-                    own = [row for row in rows if row["task"] == name]
-                    for place, (row, note) in enumerate(zip(own, json.loads(str(arrays["notes"])), strict=True)):
-                        results.append(_result(row, note, arrays[f"bits{place}"]))
+                    task_rows = [row for row in rows if row["task"] == name]
+                    for i, (row, note) in enumerate(zip(task_rows, json.loads(str(arrays["notes"])), strict=True)):
+                        results.append(_result(row, note, arrays[f"bits{i}"]))
         except (OSError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
             raise DataError(f"{folder}: expected a whole probing run, got one where {error}; run it again") from error
         return cls(results, tasks, rows[0]["units"] if rows else "bits")
 
 
 def _result(row: dict[str, str], note: Sequence[Any], bits: np.ndarray) -> Result:
-    code = CodeLength(int(row["k"]), int(row["t1"]), int(row["n_targets"]), 0.0)
-    code = CodeLength(code.classes, code.first, code.targets, float(row["mdl_bits"]) - code.first_bits)
+    """A result from its row of the table, its note and its array, as `Results.write` stores them."""
+    code = CodeLength(classes=int(row["k"]), first=int(row["t1"]), targets=int(row["n_targets"]), later_bits=0.0)
+    *_, block_ends, block_bits, measures = note
     return Result(
-        row["model"],
-        row["task"],
-        None if row["layer"] == "" else int(row["layer"]),
-        int(row["seed"]),
-        row["control"],
-        code,
-        float(row["prior_bits"]),
-        float(row["acc"]),
-        float(row["macro_f1"]),
-        note[6],
-        float(row["epochs"]),
-        float(row["seconds"]),
-        row["data_hash"],
-        row["model_hash"],
-        bits,
-        note[4],
-        note[5],
+        model=row["model"],
+        task=row["task"],
+        layer=None if row["layer"] == "" else int(row["layer"]),
+        seed=int(row["seed"]),
+        control=row["control"],
+        code=replace(code, later_bits=float(row["mdl_bits"]) - code.first_bits),
+        prior_bits=float(row["prior_bits"]),
+        accuracy=float(row["acc"]),
+        macro_f1=float(row["macro_f1"]),
+        measures=measures,
+        epochs=float(row["epochs"]),
+        seconds=float(row["seconds"]),
+        data_hash=row["data_hash"],
+        model_hash=row["model_hash"],
+        bits=bits,
+        block_ends=block_ends,
+        block_bits=block_bits,
     )

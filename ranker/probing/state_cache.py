@@ -1,8 +1,8 @@
-"""States of all layers, computed once: a memory-mapped file [layers, tokens, dim], resumable chunk by chunk.
+"""Cache of the states of all layers: memory-mapped files [layers, tokens, dim], computed once per subject and texts.
 
-Layer after layer, not token after token: a probe reads one layer, and then its pages are all it touches. A cache is as
-large as its states in full, unless only the tokens of spans are kept (the same numbers come out) or each number is a
-byte (nearly the same).
+The layer axis comes first: a probe reads one layer and touches only that layer's pages. A cache holds the states of
+all tokens in full size, unless it stores only the tokens of spans (with the same results) or one byte per number (with
+nearly the same results).
 """
 
 from __future__ import annotations
@@ -10,13 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import shutil
 import time
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,56 +20,52 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock
-from torch import Tensor
 
 from ranker.errors import ConfigError, DataError
 from ranker.files import checksum, verify
 from ranker.probing.sequences import Sequences
-from ranker.probing.states import SCALES, TensorStates, quantised
+from ranker.probing.state_readers import TensorStates
+from ranker.probing.state_writer import STATES, StateRequest, StateWriter, file_size, file_sizes
 from ranker.probing.subject import Subject
 from ranker.training.run_writer import write_json
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-DTYPES = {
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "int8": torch.float32,
-}  # what is checked, and rounded if it is int8
+DTYPES = ("float16", "float32", "int8")
 TOKENS = ("all", "spans")
-STATES = "states.bin"
-AT_ONCE = 8  # chunks that are in memory at a time on a CPU
-SYNC_SECONDS = 20.0  # work that a kill can undo
+SYNC_SECONDS = 20.0
 
 
 class StateCache:
-    """Where states are kept, and how.
+    """Folder of cached states, and how they are stored.
 
     Args:
         folder: Folder of all caches.
-        dtype: `float16`, `float32`, or `int8` (one scale a token).
-        max_bytes: Refuse to write more than this for one subject and set of pairs.
-        max_tokens: Tokens of a batch, padding counted.
-        tokens: `all`, or `spans`: whoever asks for states should name the tokens of its spans.
-        sync_seconds: How often finished chunks are made safe.
+        dtype: `float16`, `float32`, or `int8` (with a scale for each token).
+        max_bytes: Maximum size of the states of one subject and set of pairs.
+        max_tokens: Maximum tokens of a batch, padding included.
+        tokens: `all`, or `spans`: then callers of `states` pass the mask of the tokens of their spans.
+        sync_seconds: Seconds between syncs; a kill loses at most that much work.
+
+    Raises:
+        ConfigError: An unknown `dtype` or `tokens`.
     """
 
     def __init__(
-        self, folder: Path, dtype: str = "float16", max_bytes: float = 20e9, max_tokens: int = 8192, tokens: str = "all",
+        self,
+        folder: Path,
+        dtype: str = "float16",
+        max_bytes: float = 20e9,
+        max_tokens: int = 8192,
+        tokens: str = "all",
         sync_seconds: float = SYNC_SECONDS,
-    ) -> None:  # fmt: skip
-        for key, value, known in (("dtype", dtype, tuple(DTYPES)), ("tokens", tokens, TOKENS)):
+    ) -> None:
+        for key, value, known in (("dtype", dtype, DTYPES), ("tokens", tokens, TOKENS)):
             if value not in known:
                 raise ConfigError(f"cache.{key}: expected one of {', '.join(known)}; got {value!r}")
-        self.folder, self.dtype, self.max_bytes, self.max_tokens, self.tokens = (
-            folder,
-            dtype,
-            max_bytes,
-            max_tokens,
-            tokens,
-        )
-        self.sync_seconds = sync_seconds
+        self.folder, self.dtype, self.tokens = folder, dtype, tokens
+        self.max_bytes, self.max_tokens, self.sync_seconds = max_bytes, max_tokens, sync_seconds
 
     def states(
         self,
@@ -81,36 +73,36 @@ class StateCache:
         sequences: Sequences,
         layers: Sequence[int],
         device: torch.device,
-        kept: np.ndarray | None = None,
+        token_mask: np.ndarray | None = None,
     ) -> TensorStates:
-        """Open the states of these layers, or compute what is missing: memory-mapped, in the order of `layers`.
+        """Open the cached states of some layers, memory-mapped, in the order of `layers`; missing states are computed.
 
         Args:
-            subject: Whose.
-            sequences: Of what.
-            layers: Which.
-            device: Where to compute.
-            kept: True at the tokens whose states are wanted, bool [tokens]; None: all. The others are left out of the
-                token axis.
+            subject: The encoders.
+            sequences: Token sequences to encode.
+            layers: Layers to store.
+            device: Device to compute on.
+            token_mask: True at the tokens to store, bool [tokens]; None: all. Other tokens are left out of the token
+                axis.
 
         Raises:
-            ConfigError: They would take more than `max_bytes`, or more than the disk has.
-            DataError: The cached files are not those that were written.
+            ConfigError: The states would take more than `max_bytes`, or more than the disk has.
+            DataError: The cached files differ from those that were written, or a state is not finite.
         """
-        identity = self.identity(subject, sequences, layers, kept)
+        request = StateRequest(subject, sequences, layers, token_mask)
+        identity = self.identity(subject, sequences, layers, token_mask)
         digest = hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=10).hexdigest()
         folder = self.folder / f"{subject.encoder.config.model_type}-{digest}"
         folder.mkdir(parents=True, exist_ok=True)
-        shape = (len(layers), sequences.num_tokens if kept is None else int(kept.sum()), subject.encoder.dim)
         with FileLock(f"{folder}.lock"):
             if not (folder / "meta.json").is_file():
-                self._write(folder, identity, shape, subject, sequences, layers, device, kept)
-        return self._open(folder, identity, shape)
+                self._write(folder, identity, request, device)
+        return self._open(folder, identity, request.shape)
 
     def identity(
-        self, subject: Subject, sequences: Sequences, layers: Sequence[int], kept: np.ndarray | None = None
+        self, subject: Subject, sequences: Sequences, layers: Sequence[int], token_mask: np.ndarray | None = None
     ) -> dict[str, Any]:
-        """Everything that the states depend on."""
+        """Everything that decides the states, as JSON values; for the arguments see `states`."""
         identity = {
             "format": FORMAT,
             "subject": subject.fingerprint,
@@ -119,11 +111,9 @@ class StateCache:
             "dtype": self.dtype,
             "mode": "eval",
         }
-        return (
-            identity
-            if kept is None
-            else identity | {"kept": hashlib.blake2b(np.packbits(kept).tobytes(), digest_size=16).hexdigest()}
-        )
+        if token_mask is None:
+            return identity
+        return identity | {"kept": hashlib.blake2b(np.packbits(token_mask).tobytes(), digest_size=16).hexdigest()}
 
     def _open(self, folder: Path, identity: dict[str, Any], shape: tuple[int, int, int]) -> TensorStates:
         try:
@@ -139,8 +129,8 @@ class StateCache:
                 raise DataError(
                     f"{folder}: expected {key} {expected!r}, got {meta.get(key)!r}; delete the folder, it is made anew"
                 )
-        for name, expected in self._sizes(shape).items():
-            size = _size(folder / name)
+        for name, expected in file_sizes(self.dtype, shape).items():
+            size = file_size(folder / name)
             if size != expected:
                 raise DataError(
                     f"{folder / name}: expected {expected} bytes, got {size}; delete the folder, it is made anew"
@@ -148,134 +138,46 @@ class StateCache:
         verify(folder, meta.get("files", {}))  # an earlier version wrote no checksums
         return TensorStates.mapped(folder / STATES, self.dtype, shape)
 
-    def _sizes(self, shape: tuple[int, int, int]) -> dict[str, int]:
-        """Bytes of each file."""
-        sizes = {STATES: int(np.prod(shape)) * np.dtype(self.dtype).itemsize}
-        return sizes | {SCALES: 4 * shape[0] * shape[1]} if self.dtype == "int8" else sizes
+    def _write(self, folder: Path, identity: dict[str, Any], request: StateRequest, device: torch.device) -> None:
+        self._check_room(folder, request)
+        started = time.monotonic()
+        writer = StateWriter(folder, request, self.dtype, self.max_tokens, self.sync_seconds)
+        writer.write(device)
+        meta = {
+            **identity,
+            "shape": list(request.shape),
+            "complete": True,
+            "name": request.subject.name,
+            "seconds": round(time.monotonic() - started, 3),
+            "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "numpy")},
+            "files": {name: checksum(folder / name) for name in file_sizes(self.dtype, request.shape)},
+        }
+        write_json(folder / "meta.json", meta)
+        writer.finish()
 
-    def _write(
-        self, folder: Path, identity: dict[str, Any], shape: tuple[int, int, int], subject: Subject, sequences: Sequences,
-        layers: Sequence[int], device: torch.device, kept: np.ndarray | None,
-    ) -> None:  # fmt: skip
-        sizes = self._sizes(shape)
-        size, there = sum(sizes.values()), sum(_taken(folder / name) for name in sizes)
-        log.info("%s: states of %d sequences x %d tokens in all x %d layers x %d take %.2f GB in %s",
-                 subject.name, sequences.num_rows, shape[1], shape[0], shape[2], size / 1e9, folder)  # fmt: skip
+    def _check_room(self, folder: Path, request: StateRequest) -> None:
+        """Log the size of the states, and check the limit and the disk."""
+        layers, tokens, dim = request.shape
+        sizes = file_sizes(self.dtype, request.shape)
+        size = sum(sizes.values())
+        log.info(
+            "%s: states of %d sequences x %d tokens in all x %d layers x %d take %.2f GB in %s",
+            request.subject.name, request.sequences.num_rows, tokens, layers, dim, size / 1e9, folder,
+        )  # fmt: skip
         if size > self.max_bytes:
             raise ConfigError(
                 f"cache.max_bytes: expected at most {self.max_bytes:.3g} bytes of states, these would take {size:.3g}; "
-                "lower max_pairs or max_doc_tokens, name fewer layers, set cache.dtype=int8 or cache.tokens=spans, or raise cache.max_bytes"
+                "lower max_pairs or max_doc_tokens, name fewer layers, set cache.dtype=int8 or cache.tokens=spans, "
+                "or raise cache.max_bytes"
             )
         free = shutil.disk_usage(folder).free
-        if size - there > free:
+        if size - sum(_disk_usage(folder / name) for name in sizes) > free:
             raise ConfigError(
-                f"cache_dir: expected room for {size:.3g} bytes of states, got {free:.3g} bytes free; set another cache_dir"
+                f"cache_dir: expected room for {size:.3g} bytes of states, got {free:.3g} bytes free; "
+                "set another cache_dir"
             )
-        chunks = sequences.chunks(self.max_tokens)
-        whole = all(_size(folder / name) == expected for name, expected in sizes.items())
-        done = self._progress(folder, chunks) if whole else 0
-        if not done:  # of files that are gone
-            (folder / "progress.json").unlink(missing_ok=True)
-        mode: Any = "r+" if whole else "w+"
-        files = [np.memmap(folder / STATES, dtype=self.dtype, mode=mode, shape=shape)]
-        if self.dtype == "int8":
-            files.append(np.memmap(folder / SCALES, dtype="float32", mode=mode, shape=shape[:2]))
-        # where each row's kept tokens start on the files' axis
-        starts = sequences.starts if kept is None else np.concatenate([[0], np.cumsum(kept)])[sequences.starts]
-        encoders = [subject.frozen.to(device), subject.frozen_docs.to(device), subject.frozen.to(device)]
-        started = synced = time.monotonic()
-
-        def encode(chunk: tuple[int, int]) -> int:
-            first, last = chunk
-            own = slice(starts[first], starts[last])
-            batch = sequences.batch(first, last).to(device)
-            chosen = None
-            if kept is not None:
-                chosen = torch.from_numpy(kept[sequences.starts[first] : sequences.starts[last]].nonzero()[0]).to(
-                    device
-                )
-            for layer, states in enumerate(encoders[sequences.kind(first)].layers(batch)):
-                if layer in layers:
-                    found = _checked(
-                        (states if chosen is None else states[chosen]).to(DTYPES[self.dtype]), subject, layer
-                    )
-                    for file, part in zip(files, quantised(found) if self.dtype == "int8" else (found,), strict=True):
-                        file[list(layers).index(layer), own] = part.cpu().numpy()
-                if layer == max(layers):
-                    break
-            return int(starts[last])
-
-        with _side_by_side(device) as run:
-            for number, tokens in enumerate(run(encode, chunks[done:]), done + 1):
-                if time.monotonic() - synced >= self.sync_seconds:
-                    self._sync(folder, files, chunks, number)
-                    synced = time.monotonic()
-                    log.info("%s: states of %.0f%% of the tokens", subject.name, 100 * tokens / max(shape[1], 1))
-        for file in files:
-            file.flush()
-        np.save(folder / "offsets.npy", starts)
-        seconds = time.monotonic() - started
-        write_json(
-            folder / "meta.json",
-            {**identity, "shape": list(shape), "complete": True, "name": subject.name, "seconds": round(seconds, 3),
-             "versions": {name: version(name) for name in ("torch", "transformers", "tokenizers", "numpy")},
-             "files": {name: checksum(folder / name) for name in sizes}},
-        )  # fmt: skip
-        (folder / "progress.json").unlink(missing_ok=True)
-
-    def _sync(self, folder: Path, files: list[np.memmap], chunks: list[tuple[int, int]], done: int) -> None:
-        for file in files:  # the states first: a note of chunks that a crash lost would be believed
-            file.flush()
-        noted = {"chunks": len(chunks), "max_tokens": self.max_tokens, "done": done, "process": os.getpid()}
-        write_json(folder / "progress.json", {**noted, "crc32": _crc(noted)})
-
-    def _progress(self, folder: Path, chunks: list[tuple[int, int]]) -> int:
-        """Chunks that a killed run finished, cut the same way."""
-        try:
-            noted = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
-            if noted.pop("crc32") != _crc(noted):
-                raise ValueError
-        except (OSError, ValueError, KeyError, AttributeError, TypeError):
-            return 0
-        same = noted.get("chunks") == len(chunks) and noted.get("max_tokens") == self.max_tokens
-        if same and noted["done"]:
-            log.info("%s: going on after %d of %d chunks", folder, noted["done"], len(chunks))
-        return int(noted["done"]) if same else 0
 
 
-def _crc(noted: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(noted, sort_keys=True).encode())
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
-def _taken(path: Path) -> int:
-    """Bytes on the disk: the files have their full size at once, and fill up."""
+def _disk_usage(path: Path) -> int:
+    """Bytes that a file takes on disk. It has its full size from the start but takes only the room that is written."""
     return path.stat().st_blocks * 512 if path.is_file() else 0
-
-
-@contextmanager
-def _side_by_side(device: torch.device) -> Iterator[Callable[..., Iterable[int]]]:
-    """A `map`; on a CPU over chunks side by side, a thread each (or more, past `AT_ONCE`): a third faster than all on one chunk."""
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1:
-        yield map
-        return
-    at_once = min(threads, AT_ONCE)
-    torch.set_num_threads(threads // at_once)
-    pool = ThreadPoolExecutor(at_once)
-    try:
-        yield pool.map
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)
-
-
-def _checked(states: Tensor, subject: Subject, layer: int) -> Tensor:
-    if not torch.isfinite(states).all():
-        raise DataError(
-            f"{subject.name}: expected finite states, got inf or NaN in layer {layer} as {states.dtype}; set cache.dtype=float32"
-        )
-    return states

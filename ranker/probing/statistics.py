@@ -1,4 +1,4 @@
-"""What the code lengths allow to say: query-clustered errors, the least difference that can be seen, ties, Holm, where a task lives."""
+"""Statistics of code lengths: errors clustered by query, least detectable differences, Holm, layer measures."""
 
 from __future__ import annotations
 
@@ -14,17 +14,29 @@ POWER, LEVEL = 0.8, 0.05
 
 
 def cluster_sums(values: np.ndarray, clusters: np.ndarray) -> np.ndarray:
-    """Sum of the values of each cluster, clusters in sorted order, float64 [clusters]."""
-    _, places = np.unique(clusters, return_inverse=True)
-    return np.bincount(places, weights=values.astype(np.float64))
+    """Sum of the values of each cluster.
+
+    Args:
+        values: [targets]
+        clusters: Cluster of each value, [targets].
+
+    Returns:
+        float64 [clusters], in sorted order of the clusters.
+    """
+    _, indices = np.unique(clusters, return_inverse=True)
+    return np.bincount(indices, weights=values.astype(np.float64))
 
 
 def clustered_error(values: np.ndarray, clusters: np.ndarray) -> float:
-    r"""Standard error of a sum over targets that come in clusters (queries), :math:`\sqrt{Q/(Q-1) \sum_q (D_q - \bar D)^2}`.
+    r"""Standard error of a sum over targets that are clustered by query; NaN for fewer than two clusters.
+
+    .. math:: \sqrt{\frac{Q}{Q-1} \sum_q (D_q - \bar D)^2}
+
+    with :math:`D_q` the sum of the values of cluster q, and Q the number of clusters.
 
     Args:
-        values: One number a target [targets].
-        clusters: Its query [targets].
+        values: [targets]
+        clusters: Query of each target, [targets].
 
     >>> clustered_error(np.array([1.0, 2.0, 3.0, 0.0]), np.array(["a", "a", "b", "c"]))  # sums 3, 3, 0
     3.0
@@ -36,13 +48,22 @@ def clustered_error(values: np.ndarray, clusters: np.ndarray) -> float:
 
 
 def detectable_by_queries(values: np.ndarray, clusters: np.ndarray) -> float:
-    """Least true difference of two sums that a test at 5% finds with 80% power, from the clustered error: 2.80 SE."""
+    """Least true difference of two sums that a test at 5% finds with 80% power: 2.80 clustered standard errors.
+
+    2.80 holds for many queries; for few, the quantiles are Student's t.
+
+    Args:
+        values: Difference of each target, [targets].
+        clusters: Query of each target, [targets].
+    """
     queries = len(np.unique(clusters))
     return _quantiles(queries - 1) * clustered_error(values, clusters)
 
 
 def detectable_by_seeds(lengths: Sequence[float]) -> float:
-    """The same from the spread over seeds, 2.80 s sqrt(2 / S) with t quantiles for few seeds; NaN for one seed.
+    """Least true difference of two means over seeds that a test at 5% finds with 80% power; NaN for one seed.
+
+    It is 2.80 s sqrt(2 / S) for S seeds with standard deviation s; for few seeds, the quantiles are Student's t.
 
     >>> round(detectable_by_seeds([10.0, 11.0, 12.0]), 3)
     3.035
@@ -54,7 +75,7 @@ def detectable_by_seeds(lengths: Sequence[float]) -> float:
 
 
 def _quantiles(freedom: int) -> float:
-    """z(0.975) + z(0.8) = 2.80, with Student's t for few observations."""
+    """t(0.975) + t(0.8) of Student's t; with many degrees of freedom z(0.975) + z(0.8) = 2.80."""
     if freedom < 1:
         return float("nan")
     return float(stats.t.ppf(1 - LEVEL / 2, freedom) + stats.t.ppf(POWER, freedom))
@@ -62,14 +83,14 @@ def _quantiles(freedom: int) -> float:
 
 @dataclass(frozen=True)
 class Difference:
-    """A minus B, in bits a target.
+    """Code length of A minus code length of B, in bits per target.
 
     Args:
         mean: Mean over targets.
         low: Lower end of the 95% bootstrap interval over queries.
-        high: Its upper end.
-        detectable: Least difference that could be seen.
-        p_value: Paired randomisation test over queries; Holm's correction is applied where several are compared.
+        high: Upper end of the interval.
+        detectable: Least detectable difference.
+        p_value: Of the paired randomisation test over queries, without correction for several comparisons.
     """
 
     mean: float
@@ -80,7 +101,7 @@ class Difference:
 
     @property
     def tied(self) -> bool:
-        """Whether it is within what could be seen."""
+        """Whether the difference is not above the least detectable one."""
         return not abs(self.mean) > self.detectable
 
 
@@ -92,14 +113,14 @@ def compare_bits(
 ) -> Difference:
     """Compare the code lengths of two runs on the same targets.
 
-    The least detectable difference is the larger of the one over queries and, with several seeds, the one over seeds
-    (of the paired differences, which share permutation and initial weights).
+    The least detectable difference is computed over queries. With several seeds it is also computed over seeds, from
+    paired differences, because both runs share permutation and initial weights of a seed; the larger one is used.
 
     Args:
-        first: Bits of each target, the mean over seeds, [targets].
-        second: The same of the other run.
-        queries: Query of each target [targets].
-        seed_lengths: Bits a target of each seed, for both.
+        first: Bits of each target in run A, the mean over seeds, [targets].
+        second: Bits of each target in run B, the mean over seeds, [targets].
+        queries: Query of each target, [targets].
+        seed_lengths: Bits per target of each seed, of run A and of run B.
     """
     values = first.astype(np.float64) - second
     targets = len(values)
@@ -119,18 +140,22 @@ def compare_bits(
     )
 
 
-def holm_ties(differences: Mapping[int, Difference]) -> dict[int, float]:
+def holm_by_layer(differences: Mapping[int, Difference]) -> dict[int, float]:
     """Holm's correction over layers: layer -> corrected p-value."""
     corrected = holm({str(layer): difference.p_value for layer, difference in differences.items()})
     return {layer: corrected[str(layer)] for layer in differences}
 
 
-# where a task lives
-# -----------------------------------------------------------------------------------------------------------------
+# layer measures
+# --------------------------------------------------------------------------------------------------------------
 
 
 def centre_of_gravity(compression: Mapping[int, float], control: Mapping[int, float]) -> float:
-    """Mean layer, weighted by the compression above the control's; NaN where no layer is above it.
+    """Mean layer, weighted by the compression above that of the control; NaN if no layer is above it.
+
+    Args:
+        compression: layer -> compression
+        control: layer -> compression of the control; 1 for missing layers.
 
     >>> centre_of_gravity({0: 1.0, 1: 2.0, 2: 4.0}, {0: 1.0, 1: 1.0, 2: 1.0})
     1.75
@@ -141,10 +166,10 @@ def centre_of_gravity(compression: Mapping[int, float], control: Mapping[int, fl
 
 
 def expected_layer(compression: Mapping[int, float]) -> float:
-    """Expected layer at which the information appears (Tenney et al., ACL 2019, arXiv:1905.05950), on the best compression so far.
+    """Expected layer at which the information appears (Tenney et al., ACL 2019, arXiv:1905.05950).
 
-    The published one scores probes over all layers up to l; here the running maximum over single layers stands for
-    that. NaN where no layer adds to layer 0.
+    The published measure scores probes that read all layers up to l. Here the score of l is the highest compression of
+    a single layer up to l. NaN if no layer is above layer 0.
 
     >>> expected_layer({0: 1.0, 1: 2.0, 2: 1.5, 3: 3.0})
     2.0
@@ -156,7 +181,7 @@ def expected_layer(compression: Mapping[int, float]) -> float:
 
 
 def last_layer_drop(compression: Mapping[int, float]) -> float:
-    """Share of the best compression that is lost at the last layer.
+    """Share of the best layer's compression that is lost at the last layer.
 
     >>> last_layer_drop({0: 1.0, 1: 4.0, 2: 3.0})
     0.25

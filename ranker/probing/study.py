@@ -1,4 +1,4 @@
-"""A study: subjects x tasks x layers x seeds, with controls, on the same pairs, permutations and initial weights."""
+"""A study: subjects x tasks x layers x seeds, with controls. All share pairs, permutations and initial weights."""
 
 from __future__ import annotations
 
@@ -6,32 +6,28 @@ import hashlib
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from ranker.errors import ConfigError, DataError
 from ranker.probing.blocks import BlockStore
-from ranker.probing.code_length import FRACTIONS, UNITS, portion_ends
-from ranker.probing.controls import (
-    CONTROLS,
-    MAIN,
-    check_controls,
-)
+from ranker.probing.code_length import portion_ends
+from ranker.probing.controls import MAIN
 from ranker.probing.examples import PairSample, ProbeExample, ProbeTask, TaskUnavailable
 from ranker.probing.jobs import KeyedStates, make_jobs
 from ranker.probing.label_store import ProbeData, build_data, labelled_examples, span_array, span_tokens
 from ranker.probing.measuring import prior_result, result_of
 from ranker.probing.online_code import Job, OnlineCoder
-from ranker.probing.pairs import assign_parts, says_parts
+from ranker.probing.options import StudyOptions
+from ranker.probing.pairs import assign_parts, source_assigns_parts
 from ranker.probing.results import Result, Results, TaskRecord
-from ranker.probing.sequences import Sequences, within_spans
+from ranker.probing.sequences import Sequences, span_mask
 from ranker.probing.spacy_model import forget
 from ranker.probing.state_cache import StateCache
-from ranker.probing.states import RandomEmbeddings
+from ranker.probing.state_readers import RandomEmbeddings
 from ranker.probing.subject import Subject
 from ranker.probing.training import TrainingOptions
 from ranker.probing.workers import code_jobs
@@ -40,188 +36,148 @@ log = logging.getLogger(__name__)
 
 LOG_SECONDS = 20
 
-Owned = tuple[Job, Subject, dict[str, ProbeData]]  # a job, whose it is, and its tasks by name
-
-
-@dataclass(frozen=True)
-class StudyOptions:
-    """What a study measures.
-
-    Args:
-        seeds: One permutation and one set of initial weights each.
-        controls: Names of controls.
-        control_seeds: Controls are run with so many of the seeds.
-        layers: Layers to probe; None for all.
-        portions: Shares of the training pairs at which blocks end.
-        validation: `fixed` or `within`.
-        units: `bits` or `legacy_mixed`, for compression.
-        batching: `auto`, `separate` or `stacked`.
-        group_by: What must not be in two parts: `query`, `doc` or `pair`.
-        val_fraction: Share for validation.
-        test_fraction: Share for the test.
-        max_query_tokens: Longest query.
-        max_doc_tokens: Longest doc.
-        skip_unavailable: Leave out tasks whose labels can't be made here, and say so.
-        seed: Seed of control labels and random weights.
-        workers: Processes that train probes on a CPU; None for one a core.
-    """
-
-    seeds: Sequence[int] = (0, 1, 2)
-    controls: Sequence[str] = CONTROLS
-    control_seeds: int = 1
-    layers: Sequence[int] | None = None
-    portions: Sequence[float] = FRACTIONS
-    validation: str = "fixed"
-    units: str = "bits"
-    batching: str = "auto"
-    group_by: str = "query"
-    val_fraction: float = 1 / 6
-    test_fraction: float = 1 / 6
-    max_query_tokens: int = 64
-    max_doc_tokens: int = 256
-    skip_unavailable: bool = False
-    seed: int = 0
-    workers: int | None = None
-
-    def __post_init__(self) -> None:
-        check_controls(self.controls)
-        if self.units not in UNITS:
-            raise ConfigError(f"units: expected one of {', '.join(UNITS)}; got {self.units!r}")
-        if not self.seeds or len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise ConfigError(f"seeds: expected different numbers of at least 0, got {list(self.seeds)}")
-
-    def coding(self, training: TrainingOptions, dtype: str) -> dict[str, Any]:
-        """What a code's length hangs on beside data, subject and seeds; only codes that were made alike can be compared.
-
-        Args:
-            training: How the probes are trained.
-            dtype: How states are kept.
-        """
-        names = ("validation", "max_query_tokens", "max_doc_tokens")
-        made = {name: getattr(self, name) for name in names} | {
-            f"training.{name}": value for name, value in asdict(training).items()
-        }
-        return {"portions": list(self.portions), "cache.dtype": dtype} | made
+SubjectJob = tuple[Job, Subject, dict[str, ProbeData]]  # a job, its subject, and its tasks by name
 
 
 @dataclass
 class PairSet:
-    """Pairs whose states are computed together: (query, doc) texts, the tasks on them, what each subject reads, each task's targets."""
+    """Pairs whose states are computed together.
+
+    Attributes:
+        texts: (query, doc) texts of each pair.
+        tasks: The tasks on these pairs, each with its examples and their parts.
+        sequences: Token sequences of each subject.
+        data: Targets of each task.
+    """
 
     texts: list[tuple[str, str]]
     tasks: list[tuple[ProbeTask, list[ProbeExample], list[str]]] = field(default_factory=list)
-    read: list[Sequences] = field(default_factory=list)
+    sequences: list[Sequences] = field(default_factory=list)
     data: list[ProbeData] = field(default_factory=list)
 
     @property
-    def place_of(self) -> dict[tuple[str, str], int]:
-        """Number of each pair."""
-        return {pair: place for place, pair in enumerate(self.texts)}
+    def pair_index(self) -> dict[tuple[str, str], int]:
+        """Index of each pair of texts."""
+        return {pair: i for i, pair in enumerate(self.texts)}
 
 
 class Study:
     """Runs a study.
 
     Args:
-        subjects: What is probed; two are compared.
+        subjects: The subjects; two subjects are compared.
         tasks: Probing tasks.
         sample: Pairs and collection.
         options: What is measured.
         training: How a probe is trained.
-        cache: Where states are kept.
-        cache_dir: Where labels and finished blocks are kept.
-        device: Where to compute.
-        reuse: Whether to take up blocks that an earlier run finished.
+        cache: Cache of states.
+        cache_dir: Folder of cached labels and finished blocks.
+        device: Device to compute on.
+
+    Attributes:
+        warnings: What a reader should know before the numbers; complete after `prepare`.
+        queries: Texts of each task's queries; set by `prepare`.
+
+    Raises:
+        ConfigError: Two subjects have the same name, or an option of coding is wrong.
     """
 
     def __init__(
-        self, subjects: Sequence[Subject], tasks: Sequence[ProbeTask], sample: PairSample, options: StudyOptions, training: TrainingOptions,
-        cache: StateCache, cache_dir: Path, device: torch.device, reuse: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        subjects: Sequence[Subject],
+        tasks: Sequence[ProbeTask],
+        sample: PairSample,
+        options: StudyOptions,
+        training: TrainingOptions,
+        cache: StateCache,
+        cache_dir: Path,
+        device: torch.device,
+    ) -> None:
         if len({subject.name for subject in subjects}) < len(subjects):
             raise ConfigError(
-                f"compare: expected another subject than {subjects[0].name!r}, got the same name twice; rename a run folder"
+                f"compare: expected another subject than {subjects[0].name!r}, got the same name twice; "
+                "rename a run folder"
             )
-        self.subjects, self.tasks, self.sample, self.options, self.training = (
-            list(subjects),
-            list(tasks),
-            sample,
-            options,
-            training,
-        )
+        self.subjects, self.tasks, self.sample = list(subjects), list(tasks), sample
+        self.options, self.training = options, training
         self.cache, self.cache_dir, self.device = cache, cache_dir, device
         self.warnings: list[str] = []
         self.queries: dict[str, set[str]] = {}
         self._sets: list[PairSet] = []
-        store = BlockStore(cache_dir / "probe_blocks.sqlite" if reuse else None)
+        store = BlockStore(cache_dir / "probe_blocks.sqlite" if options.reuse else None)
         self._coder = OnlineCoder(
             training, options.portions, options.validation, options.batching, store, self._progress
         )
-        self._done, self._total, self._told = 0, 0, time.monotonic()
+        self._done, self._total, self._logged = 0, 0, time.monotonic()
 
     def prepare(self) -> dict[str, TaskRecord]:
-        """Make the labels and targets of every task, once; nothing is encoded or trained yet.
+        """Make the labels and targets of every task, once. Nothing is encoded or trained yet.
 
         Returns:
-            What is kept of each task, in order.
+            The record of each task that can be probed, in order.
+
+        Raises:
+            TaskUnavailable: The labels of a task cannot be made here, and `skip_unavailable` is false.
+            DataError: No task can be probed, or the targets of a task cannot be coded.
         """
         if not self._sets:
             self._sets = self._pair_sets()
             for pair_set in self._sets:
-                pair_set.read = [self._sequences(subject, pair_set) for subject in self.subjects]
-                place_of = pair_set.place_of
-                pair_set.data = [
-                    build_data(
-                        task,
-                        examples,
-                        parts,
-                        [span_tokens(examples, sequences, place_of) for sequences in pair_set.read],
-                    )
-                    for task, examples, parts in pair_set.tasks
-                ]
+                pair_set.sequences = [self._sequences(subject, pair_set) for subject in self.subjects]
+                pair_index = pair_set.pair_index
+                for task, examples, parts in pair_set.tasks:
+                    spans = [span_tokens(examples, sequences, pair_index) for sequences in pair_set.sequences]
+                    pair_set.data.append(build_data(task, examples, parts, spans))
             self._warn()
-        data = {own.task.name: own for pair_set in self._sets for own in pair_set.data}
+        data = {task_data.task.name: task_data for pair_set in self._sets for task_data in pair_set.data}
         self.queries = {
-            name: {example.query for example in own.examples if example.query} for name, own in data.items()
+            name: {example.query for example in task_data.examples if example.query} for name, task_data in data.items()
         }
         coding = {"coding": self.options.coding(self.training, self.cache.dtype)}
         return {
-            task.name: TaskRecord(own.record() | coding, own.target_queries[own.target_parts == "train"])
+            task.name: TaskRecord(
+                task_data.record() | coding, task_data.target_queries[task_data.target_parts == "train"]
+            )
             for task in self.tasks
-            if (own := data.get(task.name)) is not None
+            if (task_data := data.get(task.name)) is not None
         }
 
     def run(self) -> Results:
-        """Prepare, encode, code, and measure."""
+        """Prepare, encode, code, and measure.
+
+        Raises:
+            RankerError: See `prepare`, `layers_of` and `StateCache.states`.
+        """
         records = self.prepare()
         results: list[Result] = []
-        waiting: list[Owned] = []
+        waiting: list[SubjectJob] = []
         for pair_set in self._sets:
             data = pair_set.data
-            by_name = {own.task.name: own for own in data}
-            for subject, sequences in zip(self.subjects, pair_set.read, strict=True):
-                waiting += [(job, subject, by_name) for job in self._jobs(subject, sequences, data, pair_set.place_of)]
+            by_name = {task_data.task.name: task_data for task_data in data}
+            for subject, sequences in zip(self.subjects, pair_set.sequences, strict=True):
+                jobs = self._jobs(subject, sequences, data, pair_set.pair_index)
+                waiting += [(job, subject, by_name) for job in jobs]
                 if "label_prior" in self.options.controls:
                     results += [
-                        prior_result(subject, own, seed, self.options.portions)
-                        for own in data
+                        prior_result(subject, task_data, seed, self.options.portions)
+                        for task_data in data
                         for seed in self.options.seeds
                     ]
-                if self.device.type == "cuda":  # which holds one subject's states at a time
+                if self.device.type == "cuda":  # a GPU holds the states of one subject at a time
                     results += self._code(waiting)
                     waiting = []
         if waiting:
             results += self._code(waiting)
-        order = {task.name: place for place, task in enumerate(self.tasks)}
-        models = {subject.name: place for place, subject in enumerate(self.subjects)}
-        results.sort(key=lambda r: (models[r.model], order[r.task], r.control != MAIN, r.control, r.layer or 0, r.seed))
+        tasks = {task.name: i for i, task in enumerate(self.tasks)}
+        models = {subject.name: i for i, subject in enumerate(self.subjects)}
+        results.sort(key=lambda r: (models[r.model], tasks[r.task], r.control != MAIN, r.control, r.layer or 0, r.seed))
         return Results(results, records, self.options.units)
 
     # data
-    # -------------------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------------------
 
     def _pair_sets(self) -> list[PairSet]:
-        """Tasks on the shared pairs in one set, each other task in a set of its own."""
+        """The tasks on the shared pairs in one set, and each other task in a separate set."""
         shared = PairSet([(query, doc) for _, _, query, doc in self.sample.texts()])
         known = set(shared.texts)
         sets = [shared]
@@ -261,45 +217,45 @@ class Study:
         )
 
     def _warn(self) -> None:
-        """Say what truncation cost, which classes are empty, and what test and training pairs share."""
-        data = [own for pair_set in self._sets for own in pair_set.data]
-        records = {own.task.name: own.record() for own in data}
+        """Warn of targets lost to truncation, of empty classes, and of docs and queries in both test and training."""
+        data = [task_data for pair_set in self._sets for task_data in pair_set.data]
+        records = {task_data.task.name: task_data.record() for task_data in data}
         for name, record in records.items():
             if record["cut_targets"]:
-                whole = sum(map(sum, record["class_counts"].values())) + record["cut_targets"]
+                total = sum(map(sum, record["class_counts"].values())) + record["cut_targets"]
                 self.warnings.append(
-                    f"{name}: {record['cut_targets']} of {whole} targets lie beyond the truncation and are left out"
+                    f"{name}: {record['cut_targets']} of {total} targets are beyond the truncation and are left out"
                 )
             empty = record["class_counts"]["train"].count(0)
             if empty:
                 self.warnings.append(
                     f"{name}: k = {len(record['classes'])}, of which {empty} empty in training; log2 k counts them all"
                 )
-        own_parts = {own.task.name for own in data if says_parts(own.examples)}
-        for what, least in (("doc", 0.1), ("query", 0.0)):
-            shares = {name: record[f"test_pairs_with_a_training_{what}"] for name, record in records.items()}
-            for said, remedy in (
-                (False, f"group_by={what} avoids it"),
-                (True, "parts of the task's own, which group_by leaves as they are"),
+        fixed = {task_data.task.name for task_data in data if source_assigns_parts(task_data.examples)}
+        for side, threshold in (("doc", 0.1), ("query", 0.0)):
+            shares = {name: record[f"test_pairs_with_a_training_{side}"] for name, record in records.items()}
+            for is_fixed, remedy in (
+                (False, f"group_by={side} avoids it"),
+                (True, "the task's source assigns the parts, group_by does not change them"),
             ):
-                some = [
+                shared = [
                     f"{name} {share:.0%}"
                     for name, share in shares.items()
-                    if share > least and (name in own_parts) == said
+                    if share > threshold and (name in fixed) == is_fixed
                 ]
-                if some:
+                if shared:
                     self.warnings.append(
-                        f"test pairs whose {what} also occurs in a training pair: {', '.join(some)} ({remedy})"
+                        f"test pairs whose {side} also occurs in a training pair: {', '.join(shared)} ({remedy})"
                     )
 
     # probing
-    # ----------------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------------------
 
     def layers_of(self, subject: Subject) -> list[int]:
         """The layers of a subject to probe.
 
         Raises:
-            ConfigError: It lacks one of those asked for.
+            ConfigError: The option `layers` names a layer that the subject does not have.
         """
         layers = list(self.options.layers) if self.options.layers is not None else list(range(subject.num_states))
         wrong = [layer for layer in layers if not 0 <= layer < subject.num_states]
@@ -308,69 +264,62 @@ class Study:
         return layers
 
     def _jobs(
-        self, subject: Subject, sequences: Sequences, data: Sequence[ProbeData], place_of: dict[tuple[str, str], int]
+        self, subject: Subject, sequences: Sequences, data: Sequence[ProbeData], pair_index: dict[tuple[str, str], int]
     ) -> list[Job]:
-        """Encode, and say what is to be coded."""
-        layers = self.layers_of(subject)
-        controls, seeds = self.options.controls, list(self.options.seeds)
-        spans = [span_array(own, sequences, place_of) for own in data]
-        kept = None
+        """Encode the sequences of a subject, and make its jobs."""
+        layers, controls = self.layers_of(subject), self.options.controls
+        spans = [span_array(task_data, sequences, pair_index) for task_data in data]
+        token_mask = None
         if self.cache.tokens == "spans":
-            kept = within_spans(spans, sequences.num_tokens)
-            places = np.concatenate([[0], np.cumsum(kept)])
-            spans = [places[own] for own in spans]  # no span has a gap
-        states = {MAIN: self._states(subject, sequences, layers, kept)}
+            token_mask = span_mask(spans, sequences.num_tokens)
+            stored_index = np.concatenate([[0], np.cumsum(token_mask)])
+            spans = [stored_index[bounds] for bounds in spans]  # all tokens of a span are stored, so it has no gap
+        states = {MAIN: self._states(subject, sequences, layers, token_mask)}
         if "random_encoder" in controls:
-            states["random_encoder"] = self._states(subject.randomised(self.options.seed), sequences, layers, kept)
+            randomised = subject.randomised(self.options.seed)
+            states["random_encoder"] = self._states(randomised, sequences, layers, token_mask)
         if "random_embeddings" in controls:
-            states["random_embeddings"] = self._random_embeddings(subject, sequences, kept)
-        return make_jobs(
-            data, spans, states, layers, controls, seeds, self.options.control_seeds, self.options.seed, self.device
-        )
+            states["random_embeddings"] = self._random_embeddings(subject, sequences, token_mask)
+        return make_jobs(data, spans, states, layers, self.options, self.device)
 
-    def _code(self, owned: Sequence[Owned]) -> list[Result]:
-        """Code jobs side by side, and measure."""
-        jobs = [job for job, _, _ in owned]
+    def _code(self, subject_jobs: Sequence[SubjectJob]) -> list[Result]:
+        """Code jobs concurrently, and measure."""
+        jobs = [job for job, _, _ in subject_jobs]
+        portions, collection = self.options.portions, self.sample.collection
         probes = sum(
-            len(job.layers)
-            * len(job.columns)
-            * len(job.seeds)
-            * len(portion_ends(len(job.train), self.options.portions))
+            len(job.layers) * len(job.label_sets) * len(job.seeds) * len(portion_ends(len(job.train), portions))
             for job in jobs
         )
         self._total = self._done + probes
         log.info("%d probes to train", probes)
+        coded = code_jobs(self._coder, jobs, self.options.workers)
         return [
-            result_of(subject, by_name[outcome.column.task], outcome, self.options.portions, self.sample.collection)
-            for (_, subject, by_name), outcomes in zip(
-                owned, code_jobs(self._coder, jobs, self.options.workers), strict=True
-            )
+            result_of(subject, by_name[outcome.label_set.task], outcome, portions, collection)
+            for (_, subject, by_name), outcomes in zip(subject_jobs, coded, strict=True)
             for outcome in outcomes
         ]
 
     def _states(
-        self, subject: Subject, sequences: Sequences, layers: list[int], kept: np.ndarray | None
+        self, subject: Subject, sequences: Sequences, layers: list[int], token_mask: np.ndarray | None
     ) -> KeyedStates:
-        states = self.cache.states(subject, sequences, layers, self.device, kept)
+        states = self.cache.states(subject, sequences, layers, self.device, token_mask)
         if self.device.type == "cuda" and states.nbytes * 1.5 < torch.cuda.mem_get_info(self.device)[0]:
             states = states.to(self.device)
-        key = hashlib.blake2b(
-            repr(self.cache.identity(subject, sequences, layers, kept)).encode(), digest_size=10
-        ).hexdigest()
-        return states, key
+        identity = repr(self.cache.identity(subject, sequences, layers, token_mask))
+        return states, hashlib.blake2b(identity.encode(), digest_size=10).hexdigest()
 
-    def _random_embeddings(self, subject: Subject, sequences: Sequences, kept: np.ndarray | None) -> KeyedStates:
+    def _random_embeddings(self, subject: Subject, sequences: Sequences, token_mask: np.ndarray | None) -> KeyedStates:
         tokens = np.concatenate(
             [sequences.batch(*chunk).tokens.numpy() for chunk in sequences.chunks(self.cache.max_tokens)]
         )
         vocabulary = max(int(tokens.max()) + 1, subject.encoder.config.vocab_size)
-        own = tokens if kept is None else tokens[kept]
-        made = RandomEmbeddings.of(own, vocabulary, subject.encoder.dim, self.options.seed, self.device)
-        key = hashlib.blake2b(own.tobytes(), digest_size=10).hexdigest()
-        return made, f"random-embeddings {vocabulary} {subject.encoder.dim} {self.options.seed} {key}"
+        tokens = tokens if token_mask is None else tokens[token_mask]
+        states = RandomEmbeddings.of(tokens, vocabulary, subject.encoder.dim, self.options.seed, self.device)
+        key = hashlib.blake2b(tokens.tobytes(), digest_size=10).hexdigest()
+        return states, f"random-embeddings {vocabulary} {subject.encoder.dim} {self.options.seed} {key}"
 
     def _progress(self, members: int) -> None:
         self._done += members
-        if time.monotonic() - self._told >= LOG_SECONDS:
-            self._told = time.monotonic()
+        if time.monotonic() - self._logged >= LOG_SECONDS:
+            self._logged = time.monotonic()
             log.info("%d of about %d probes trained", self._done, max(self._total, self._done))

@@ -1,4 +1,4 @@
-"""What is probed: a frozen encoder, by itself or out of a trained ranker, and the controls made of its shape."""
+"""The subject of a study: a frozen encoder, alone or from a trained ranker, or with random weights."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class FrozenEncoder(nn.Module):
-    """An encoder that stays in evaluation mode whatever its owner is set to: dropout would perturb the states.
+    """An encoder that always stays in evaluation mode, because dropout would change the states.
 
     Args:
-        encoder: The encoder; its weights are not trained.
+        encoder: The encoder; `requires_grad` of its weights is set to False.
     """
 
     def __init__(self, encoder: Encoder) -> None:
@@ -41,7 +41,7 @@ class FrozenEncoder(nn.Module):
 
     @torch.no_grad()
     def layers(self, batch: TokenBatch) -> Iterator[Tensor]:
-        """Yield the states after the embeddings and after each layer, float32 [tokens, dim]."""
+        """Yield the states after the embeddings and after each layer, float32 [tokens, dim] each."""
         for states in self.encoder.layers(batch):
             yield states.float()
 
@@ -50,11 +50,11 @@ class Subject:
     """A frozen encoder with a name and a hash.
 
     Args:
-        name: Its name in reports.
+        name: Name in reports.
         encoder: The encoder.
-        reads: `pairs` (query and doc in one sequence) or `texts` (apart).
-        doc_encoder: The encoder of docs by themselves, where it is another one.
-        layouts: The ranker's own layouts of a query and of a doc by themselves; None: the tokenizer's.
+        reads: `pairs` (query and doc in one sequence) or `texts` (one text per sequence).
+        doc_encoder: The encoder of docs alone, if it differs from the encoder of queries.
+        layouts: The ranker's layouts of a query alone and of a doc alone; None: the tokenizer's.
     """
 
     def __init__(
@@ -74,24 +74,26 @@ class Subject:
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder, of queries where docs have another."""
+        """The encoder; if docs have their own, the encoder of queries."""
         return self.frozen.encoder
 
     @property
     def num_states(self) -> int:
-        """Layers to probe: the embeddings are layer 0."""
+        """Number of layers that can be probed, including the embeddings, which are layer 0."""
         return self.encoder.num_layers + 1
 
     @classmethod
     def of_checkpoint(cls, path: Path, weights: str) -> Subject:
-        """The encoder of a trained ranker, reading what the ranker reads.
+        """The encoder of a trained ranker, with the ranker's `reads` and layouts.
+
+        Args:
+            path: The ranker's folder.
+            weights: Weights to load, see `load_scorer`.
 
         Raises:
-            CheckpointError: There is no trained ranker, or it has no encoder.
+            CheckpointError: The folder holds no trained ranker, or the ranker has no encoder.
         """
-        from ranker.checkpoint import (
-            load_scorer,
-        )  # brings the configuration with it, which an encoder by itself does not need
+        from ranker.checkpoint import load_scorer  # imports the configuration, which an encoder alone does not need
 
         scorer: Any = load_scorer(path, weights)
         encoder = getattr(scorer, "encoder", None)
@@ -102,34 +104,41 @@ class Subject:
         name = f"{type(scorer).__name__} {path.resolve().name}"
         if scorer.reads == "pairs":
             return cls(name, encoder)
-        layouts = tuple(_apart(layout, encoder.tokenizer) for layout in scorer.layouts())
+        layouts = tuple(_separate_prompt(layout, encoder.tokenizer) for layout in scorer.layouts())
         return cls(name, encoder, "texts", scorer.doc_encoder, layouts)  # type: ignore[arg-type]
 
     def randomised(self, seed: int) -> Subject:
-        """The same architecture with random weights, drawn as BERT's are: N(0, 0.02) or the model's own range, biases 0, norms 1."""
-        own_docs = self.frozen_docs is not self.frozen
-        docs = _random_weights(self.frozen_docs.encoder, seed) if own_docs else None
+        """The same architecture with random weights, drawn as for BERT.
+
+        Weights are drawn from N(0, std) with the model's `initializer_range` as std, 0.02 if it has none. Biases are 0,
+        weights of norms 1.
+        """
+        separate_docs = self.frozen_docs is not self.frozen
+        docs = _random_weights(self.frozen_docs.encoder, seed) if separate_docs else None
         return Subject(
             f"{self.name} (random weights)", _random_weights(self.encoder, seed), self.reads, docs, self.layouts
         )
 
 
-def _apart(layout: Template, tokenizer: Any) -> Template:
-    """The layout with the prompt's tokens, so that a text's tokens are those of its words: spans of examples say where they are."""
+def _separate_prompt(layout: Template, tokenizer: Any) -> Template:
+    """The layout with the prompt's tokens as special tokens.
+
+    A text is then tokenized without the prompt, so that the characters of its spans count from its own start.
+    """
     if not layout.prefix:
         return layout
     log.warning(
-        "probing: the prompt %r is tokenized by itself, where the ranker reads it together with the text", layout.prefix
+        "probing: the prompt %r is tokenized separately, while the ranker tokenizes it with the text", layout.prefix
     )
     return layout.with_prompt(tokenizer(layout.prefix, add_special_tokens=False)["input_ids"])
 
 
 def _random_weights(encoder: Encoder, seed: int) -> Encoder:
-    made = Encoder(copy.deepcopy(encoder.model), encoder.tokenizer, encoder.execution)
+    randomised = Encoder(copy.deepcopy(encoder.model), encoder.tokenizer, encoder.execution)
     generator = torch.Generator().manual_seed(seed)
-    std = getattr(made.config, "initializer_range", 0.02)
+    std = getattr(randomised.config, "initializer_range", 0.02)
     with torch.no_grad():
-        for module in made.model.modules():
+        for module in randomised.model.modules():
             is_norm = "norm" in type(module).__name__.lower()
             for name, parameter in module.named_parameters(recurse=False):
                 if name.endswith("bias"):
@@ -138,21 +147,20 @@ def _random_weights(encoder: Encoder, seed: int) -> Encoder:
                     parameter.fill_(1.0)
                 else:
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
-    return made
+    return randomised
 
 
 def encoder_fingerprint(encoder: Encoder) -> str:
     """Hash of weights, sizes and tokenizer."""
     digest = hashlib.blake2b(digest_size=16)
+    # its source and the library's version do not change the states
+    ignored = ("_name_or_path", "transformers_version")
     sizes = {
-        key: value for key, value in encoder.config.to_dict().items() if isinstance(value, (int, float, str, bool))
+        key: value
+        for key, value in sorted(encoder.config.to_dict().items())
+        if isinstance(value, (int, float, str, bool)) and key not in ignored
     }
-    # where it was loaded from and with which library is not what it computes
-    digest.update(
-        json.dumps(
-            {key: sizes[key] for key in sorted(sizes) if key not in ("_name_or_path", "transformers_version")}
-        ).encode()
-    )
+    digest.update(json.dumps(sizes).encode())
     digest.update(tokenizer_fingerprint(encoder.tokenizer).encode())
     for name, weight in sorted(encoder.model.state_dict().items()):
         digest.update(name.encode())

@@ -1,4 +1,4 @@
-"""What a study's numbers say, task by task: where a task is strongest, what is tied with that, and how two subjects differ."""
+"""Summaries of results: the best layer of each task, the layers tied with it, and the difference of two subjects."""
 
 from __future__ import annotations
 
@@ -8,35 +8,36 @@ from dataclasses import dataclass
 import numpy as np
 
 from ranker.errors import DataError
-from ranker.probing.results import Results
+from ranker.probing.results import Result, Results
 from ranker.probing.statistics import (
     Difference,
     centre_of_gravity,
     compare_bits,
     detectable_by_seeds,
     expected_layer,
-    holm_ties,
+    holm_by_layer,
     last_layer_drop,
 )
 
 
 @dataclass(frozen=True)
 class TaskSummary:
-    """One subject and task.
+    """Summary of one subject and task.
 
     Args:
-        best: Layer of the highest compression.
-        compression: Its compression, the mean over seeds.
-        compression_error: Half the least difference in compression that seeds alone would show; NaN for one seed.
-        tied: Layers whose code is not longer than the best one's by more than can be seen.
-        detectable: Largest of the least detectable differences to the best layer, bits a target.
-        gravity: Centre of gravity above the control.
+        best: Layer with the highest compression.
+        compression: Compression of the best layer, the mean over seeds.
+        compression_error: Half the least difference in compression that is detectable over seeds; NaN for one seed.
+        tied: Layers whose difference to the best layer is not above the least detectable one, and the best layer.
+        detectable: Largest of the least detectable differences to the best layer, in bits per target.
+        gravity: Centre of gravity of the compression above the control.
         expected: Expected layer at which the information appears.
-        drop: Share of the best compression lost at the last layer.
-        accuracy: At the best layer.
-        macro_f1: At the best layer.
+        drop: Share of the best compression that is lost at the last layer.
+        accuracy: Accuracy at the best layer.
+        macro_f1: Macro F1 at the best layer.
         selectivity: Accuracy minus the control task's, at the best layer; NaN without that control.
-        control_ratio: Control task's length over the task's, at the best layer.
+        control_ratio: Description length of the control task over that of the task, at the best layer; NaN without
+            that control.
         measures: Ranking measures at the best layer, means over seeds.
     """
 
@@ -56,36 +57,36 @@ class TaskSummary:
 
 
 def summarise(results: Results, model: str, task: str) -> TaskSummary:
-    """Summarise one subject and task."""
+    """Summarise one subject and task.
+
+    The centre of gravity is taken above the random encoder; without that control, above the label prior.
+    """
     compression = results.compression(model, task)
     best = max(compression, key=lambda layer: (compression[layer], -layer))
     to_best = layer_differences(results, model, task, best)
-    own = results.by_layer(model, task)[best]
+    by_seed = results.by_layer(model, task)[best]
     random_encoder = results.compression(model, task, "random_encoder")
     prior = results.value(model, task, "label_prior")
     control = random_encoder or {layer: 1.0 if math.isnan(prior) else prior for layer in compression}
-    told = selectivity(results, model, task)
-    lengths = control_ratios(results, model, task)
-    names = list(own[0].measures)
     return TaskSummary(
         best=best,
         compression=compression[best],
-        compression_error=detectable_by_seeds([result.code.compression(results.units) for result in own]) / 2,
+        compression_error=detectable_by_seeds([result.code.compression(results.units) for result in by_seed]) / 2,
         tied=sorted([best, *(layer for layer, difference in to_best.items() if difference.tied)]),
         detectable=max((difference.detectable for difference in to_best.values()), default=math.nan),
         gravity=centre_of_gravity(compression, control),
         expected=expected_layer(compression),
         drop=last_layer_drop(compression),
-        accuracy=float(np.mean([result.accuracy for result in own])),
-        macro_f1=float(np.mean([result.macro_f1 for result in own])),
-        selectivity=told.get(best, math.nan),
-        control_ratio=lengths.get(best, math.nan),
-        measures={name: float(np.mean([result.measures[name] for result in own])) for name in names},
+        accuracy=float(np.mean([result.accuracy for result in by_seed])),
+        macro_f1=float(np.mean([result.macro_f1 for result in by_seed])),
+        selectivity=selectivity(results, model, task).get(best, math.nan),
+        control_ratio=control_ratios(results, model, task).get(best, math.nan),
+        measures={name: float(np.mean([result.measures[name] for result in by_seed])) for name in by_seed[0].measures},
     )
 
 
 def layer_differences(results: Results, model: str, task: str, best: int) -> dict[int, Difference]:
-    """Each other layer's code against the best layer's, in bits a target."""
+    """Code length of each other layer minus that of the best layer, in bits per target."""
     queries = results.tasks[task].queries
     reference, reference_seeds = results.mean_bits(model, task, best), results.seed_lengths(model, task, best)
     return {
@@ -100,39 +101,40 @@ def layer_differences(results: Results, model: str, task: str, best: int) -> dic
     }
 
 
-def _by_control(results: Results, model: str, task: str) -> dict[int, list[tuple[float, float, float, float]]]:
-    """Per layer and seed of the control task: accuracy and bits of the task and of the control."""
+def _with_control_task(results: Results, model: str, task: str) -> dict[int, list[tuple[Result, Result]]]:
+    """For each layer and each seed of the control task: the results of the task and of the control task."""
     main = {(result.layer, result.seed): result for result in results.of(model, task)}
-    found: dict[int, list[tuple[float, float, float, float]]] = {}
+    layers: dict[int, list[tuple[Result, Result]]] = {}
     for result in results.of(model, task, "control_task"):
-        own = main[result.layer, result.seed]
         assert result.layer is not None
-        found.setdefault(result.layer, []).append((own.accuracy, result.accuracy, own.code.bits, result.code.bits))
-    return found
+        layers.setdefault(result.layer, []).append((main[result.layer, result.seed], result))
+    return layers
 
 
 def selectivity(results: Results, model: str, task: str) -> dict[int, float]:
     """Accuracy of the task minus that of its control task, by layer (Hewitt and Liang, 2019)."""
     return {
-        layer: float(np.mean([a - b for a, b, _, _ in own])) for layer, own in _by_control(results, model, task).items()
+        layer: float(np.mean([main.accuracy - control.accuracy for main, control in seeds]))
+        for layer, seeds in _with_control_task(results, model, task).items()
     }
 
 
 def control_ratios(results: Results, model: str, task: str) -> dict[int, float]:
     """Description length of the control task over that of the task, by layer."""
     return {
-        layer: float(np.mean([d / c for _, _, c, d in own])) for layer, own in _by_control(results, model, task).items()
+        layer: float(np.mean([control.code.bits / main.code.bits for main, control in seeds]))
+        for layer, seeds in _with_control_task(results, model, task).items()
     }
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two subjects on one task.
+    """Comparison of two subjects on one task.
 
     Args:
-        compression: Second minus first, by layer.
-        bits: Second minus first, in bits a target; below 0, the second one's code is shorter.
-        p_holm: P-values, Holm's correction over the layers.
+        compression: Compression of the second subject minus that of the first, by layer.
+        bits: Code length of the second minus that of the first, in bits per target; negative if the second is shorter.
+        p_holm: p-values by layer, with Holm's correction over the layers.
     """
 
     compression: dict[int, float]
@@ -140,7 +142,7 @@ class Comparison:
     p_holm: dict[int, float]
 
     def tied(self, layer: int) -> bool:
-        """Whether the difference is within what could be seen, or not significant at 5%."""
+        """Whether the difference is not above the least detectable one, or not significant at 5%."""
         return self.bits[layer].tied or self.p_holm[layer] > 0.05
 
 
@@ -148,16 +150,16 @@ def compare(results: Results, first: str, second: str, task: str) -> Comparison:
     """Compare two subjects layer by layer on the same targets, permutations and initial weights.
 
     Raises:
-        DataError: Their data differ.
+        DataError: Their data or seeds differ.
     """
-    ours, theirs = results.of(first, task), results.of(second, task)
-    if ours[0].data_hash != theirs[0].data_hash:
+    before_results, after_results = results.of(first, task), results.of(second, task)
+    hashes = before_results[0].data_hash, after_results[0].data_hash
+    if hashes[0] != hashes[1]:
         raise DataError(
-            f"compare: {task}: expected the same pairs, spans and labels for {first} and {second}, got data hashes {ours[0].data_hash} and "
-            f"{theirs[0].data_hash}; probe both in one run with compare=FOLDER of the ranker"
+            f"compare: {task}: expected the same pairs, spans and labels for {first} and {second}, got data hashes "
+            f"{hashes[0]} and {hashes[1]}; probe both in one run with compare=FOLDER of the ranker"
         )
-    seeds = ({result.seed for result in own} for own in (ours, theirs))
-    if len({frozenset(own) for own in seeds}) > 1:
+    if {result.seed for result in before_results} != {result.seed for result in after_results}:
         raise DataError(
             f"compare: {task}: expected the same seeds for {first} and {second}; run both with the same seeds"
         )
@@ -166,9 +168,11 @@ def compare(results: Results, first: str, second: str, task: str) -> Comparison:
     layers = sorted(set(before) & set(after))
     bits = {
         layer: compare_bits(
-            results.mean_bits(second, task, layer), results.mean_bits(first, task, layer), queries,
+            results.mean_bits(second, task, layer),
+            results.mean_bits(first, task, layer),
+            queries,
             (results.seed_lengths(second, task, layer), results.seed_lengths(first, task, layer)),
         )
         for layer in layers
-    }  # fmt: skip
-    return Comparison({layer: after[layer] - before[layer] for layer in layers}, bits, holm_ties(bits))
+    }
+    return Comparison({layer: after[layer] - before[layer] for layer in layers}, bits, holm_by_layer(bits))

@@ -1,4 +1,4 @@
-"""Training a stack of probes: one optimiser for all, but each member with its own clipping, rate, early stop and best weights."""
+"""Train a stack of probes with one optimizer. Each member has its own clipping, learning rate and early stopping."""
 
 from __future__ import annotations
 
@@ -14,28 +14,31 @@ from torch import Tensor
 from torch.nn import functional
 
 from ranker.errors import ConfigError
-from ranker.probing.batches import Batch, Inputs, SpanStates, make_batches, pairs_at_once, read_spans
+from ranker.probing.batches import Batch, Inputs, SpanStates, evaluation_pairs, make_batches, read_spans
 from ranker.probing.optimizer import Adam, Dropout
 from ranker.probing.probes import EdgeProbe
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How a probe is trained; a round is the time between two looks at the validation loss.
+    """How a probe is trained. The validation loss is computed after each round.
 
     Args:
-        lr: Adam's rate at the start.
-        batch_pairs: Pairs of a batch.
-        max_rounds: Rounds at most.
-        round_steps: A round is one pass over the training pairs, or as many as make this number of steps where that is
-            more.
-        patience: Stop after so many rounds without a lower validation loss.
-        small_val_pairs: Validation pairs looked at where less than 5 % of the training pairs are trained on; None: all.
-        lr_factor: After each such round the rate is multiplied by this.
+        lr: Adam's learning rate at the start.
+        batch_pairs: Pairs per batch.
+        max_rounds: Maximum number of rounds.
+        round_steps: Minimum steps of a round; a round is as many passes over the training pairs as that takes, at
+            least one.
+        patience: Training stops after this many consecutive rounds without a lower validation loss.
+        small_val_pairs: Maximum validation pairs for portions below 5 % of the training pairs; None: all.
+        lr_factor: Factor on the learning rate after each round without a lower validation loss.
         clip: Largest norm of a member's gradient.
         hidden: Size of a projected span and of the hidden layer.
-        dropout: Dropout before the output layer.
+        dropout: Dropout rate before the output layer.
         head: `edge`, `mlp2` or `linear`.
+
+    Raises:
+        ConfigError: A value is out of its range.
     """
 
     lr: float = 1e-3
@@ -72,13 +75,13 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class Stack:
-    """Which probes are trained together.
+    """The probes that are trained together.
 
     Args:
-        layers: Positions on the states' layer axis.
-        seeds: Seed of each batch order and of the initial weights.
-        keys: Seed of each member's dropout, [layers][seeds][columns].
-        labels: Class of each target, int64 [columns, targets].
+        layers: Indices on the states' layer axis.
+        seeds: Seeds of batch order and initial weights.
+        keys: Seed of each member's dropout, [layers][seeds][label sets].
+        labels: Class of each target, int64 [label sets, targets].
     """
 
     layers: Sequence[int]
@@ -88,13 +91,18 @@ class Stack:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Members by layer, seed and column."""
+        """Number of layers, seeds and label sets."""
         return len(self.layers), len(self.seeds), len(self.labels)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Best weights of each member, float32 [layers, seeds, columns, parameters], and the passes over the training pairs it took."""
+    """Trained probes.
+
+    Args:
+        parameters: Best weights of each member, float32 [layers, seeds, label sets, parameters].
+        epochs: Number of passes over the training pairs, float32 [layers, seeds, label sets].
+    """
 
     parameters: Tensor
     epochs: Tensor
@@ -109,21 +117,73 @@ def fit(
     options: TrainingOptions,
     portion: int,
 ) -> Fitted:
-    """Train every member on its seed's pairs and keep its best weights by validation loss.
+    """Train every member on its seed's pairs and keep the weights with its lowest validation loss.
 
     Args:
         probe: Shape of the probes.
         inputs: States, spans and pairs.
         stack: The members.
-        train: Pairs to train on, int64 [seeds, pairs].
-        val: Pairs to look at after each round, int64 [1 or seeds, pairs]; without any, the last weights are kept.
-        options: Rates and limits.
-        portion: Number of the portion; with the seed it decides the batch order.
+        train: Training pairs, int64 [seeds, pairs].
+        val: Validation pairs, int64 [1 or seeds, pairs]; if empty, the last weights are kept.
+        options: How the probes are trained.
+        portion: Number of the portion; seed, portion and epoch decide the batch order.
     """
     with warnings.catch_warnings():
-        # the leaves are slices of one matrix, which autograd would rather have dense
+        # the leaves are slices of one matrix, not contiguous as autograd prefers
         warnings.filterwarnings("ignore", message="grad and param do not obey the gradient layout contract")
         return _fit(probe, inputs, stack, train, val, options, portion)
+
+
+class _EarlyStopping:
+    """Best weights, rate and patience of each member of a stack. All tensors have one entry per member, on the CPU.
+
+    Args:
+        parameters: Initial parameters, float32 [members, parameters].
+        uniform_loss: Loss of the uniform code, log k. The initial weights are that code, see `EdgeProbe.initial`.
+        options: Patience and rate factor.
+    """
+
+    def __init__(self, parameters: Tensor, uniform_loss: float, options: TrainingOptions) -> None:
+        size = len(parameters)
+        self.options = options
+        self.best = parameters.clone()
+        self.epochs = torch.zeros(size)
+        self.members = torch.arange(size)  # indices of the members that are still in the optimizer
+        # a few pairs may not give a better code than the uniform one
+        self._lowest = torch.full((size,), uniform_loss, dtype=torch.float64)
+        self._bad_rounds = torch.zeros(size, dtype=torch.int64)
+
+    def count_epoch(self, epoch: int) -> None:
+        """Record `epoch` as the number of epochs of each member that still trains."""
+        training = self._bad_rounds[self.members] < self.options.patience
+        self.epochs[self.members] = torch.where(training, float(epoch), self.epochs[self.members])
+
+    def keep_last(self, parameters: Tensor) -> None:
+        """Without validation: the current weights [members in the optimizer, parameters] are the best ones."""
+        self.best[self.members] = parameters
+
+    def update(self, loss: Tensor, optimizer: Adam) -> Tensor:
+        """Keep better weights; lower the rate of the other members, to 0 for members that stop.
+
+        Args:
+            loss: Validation loss of each member in the optimizer, float64 [members].
+            optimizer: The optimizer.
+
+        Returns:
+            True at members that stop, bool [members].
+        """
+        members, device = self.members, self.best.device
+        training = self._bad_rounds[members] < self.options.patience
+        better = (loss < self._lowest[members]) & training
+        self._lowest[members] = torch.where(better, loss, self._lowest[members])
+        chosen = better.nonzero().squeeze(1)
+        self.best[members[chosen].to(device)] = optimizer.parameters[chosen.to(device)]
+        self._bad_rounds[members] = torch.where(better, 0, self._bad_rounds[members] + training.long())
+        optimizer.rates.mul_(torch.where(better, 1.0, self.options.lr_factor).to(device).unsqueeze(1))
+        stopped = self._bad_rounds[members] >= self.options.patience
+        if not stopped.all():
+            optimizer.rates[stopped.to(device)] = 0.0
+        return stopped
 
 
 def _fit(
@@ -135,70 +195,59 @@ def _fit(
     options: TrainingOptions,
     portion: int,
 ) -> Fitted:
-    layers, seeds, columns = stack.shape
-    reader = partial(read_spans, inputs, stack.layers)
-    start = torch.stack([probe.initial(seed) for seed in stack.seeds]).to(inputs.device)
-    flat = start[None, :, None].repeat(layers, 1, columns, 1).flatten(0, 2)
-    optimizer = Adam(flat, options.lr, options.clip)
-    most = int(np.sort(np.diff(inputs.pair_starts))[::-1][: options.batch_pairs].sum())
-    keys = [key for by_seed in stack.keys for by_column in by_seed for key in by_column]
-    dropout = Dropout(keys, options.dropout if options.head == "edge" else 0.0, (most, options.hidden), inputs.device)
-    labels, active = stack.labels, torch.arange(columns)
-    best, epochs = flat.clone(), torch.zeros(layers * seeds * columns)
-    # untrained weights are the uniform code, see EdgeProbe.initial; a few pairs may not better it
-    lowest = torch.full((layers * seeds * columns,), math.log(probe.classes), dtype=torch.float64)
-    bad = torch.zeros(layers * seeds * columns, dtype=torch.int64)
-    members = torch.arange(layers * seeds * columns)  # the stack's number of each member that still trains
-    batches_per_epoch = -(-train.shape[1] // options.batch_pairs)
-    epochs_per_round = -(-options.round_steps // batches_per_epoch)
-    val_batches = (
-        [(batch, reader(batch)) for batch in make_batches(inputs, val, pairs_at_once(inputs, layers))]
-        if val.size
-        else []
-    )
+    layers, seeds, num_sets = stack.shape
+    device, reader = inputs.device, partial(read_spans, inputs, stack.layers)
+    initial = torch.stack([probe.initial(seed) for seed in stack.seeds]).to(device)
+    optimizer = Adam(initial[None, :, None].repeat(layers, 1, num_sets, 1).flatten(0, 2), options.lr, options.clip)
+    dropout = _dropout(stack, inputs, options)
+    stopping = _EarlyStopping(optimizer.parameters, math.log(probe.classes), options)
+    labels = stack.labels
+    epochs_per_round = -(-options.round_steps // -(-train.shape[1] // options.batch_pairs))
+    val_size = evaluation_pairs(inputs, layers)
+    val_batches = [(batch, reader(batch)) for batch in make_batches(inputs, val, val_size)] if val.size else []
     epoch = 0
     for _ in range(options.max_rounds):
-        shape = (layers, seeds, len(active))
+        shape = (layers, seeds, len(labels))
         views = _leaves(probe, optimizer, shape)
         for _ in range(epochs_per_round):
-            order = np.stack(
-                [np.random.default_rng([seed, portion, epoch]).permutation(train.shape[1]) for seed in stack.seeds]
-            )
+            orders = [np.random.default_rng([seed, portion, epoch]).permutation(train.shape[1]) for seed in stack.seeds]
             epoch += 1
-            for batch in make_batches(inputs, np.take_along_axis(train, order, axis=1), options.batch_pairs):
-                kept = dropout(batch.targets.shape[1])
-                kept = None if kept is None else kept.unflatten(0, shape)
+            shuffled = np.take_along_axis(train, np.stack(orders), axis=1)
+            for batch in make_batches(inputs, shuffled, options.batch_pairs):
+                mask = dropout(batch.targets.shape[1])
                 optimizer.gradient.zero_()
-                losses = _losses(probe, views, reader(batch), labels, batch, kept)
-                losses.sum().backward()
+                mask = None if mask is None else mask.unflatten(0, shape)
+                _losses(probe, views, reader(batch), labels, batch, mask).sum().backward()
                 optimizer.step()
-        epochs[members] = torch.where(bad[members] < options.patience, float(epoch), epochs[members])
+        stopping.count_epoch(epoch)
         if not val_batches:
-            best[members] = optimizer.parameters
+            stopping.keep_last(optimizer.parameters)
             continue
         loss = mean_loss(probe, optimizer.parameters.view(*shape, -1), labels, val_batches).flatten().cpu()
-        alive = bad[members] < options.patience
-        better = (loss < lowest[members]) & alive
-        lowest[members] = torch.where(better, loss, lowest[members])
-        chosen = better.nonzero().squeeze(1)
-        best[members[chosen].to(best.device)] = optimizer.parameters[chosen.to(best.device)]
-        bad[members] = torch.where(better, 0, bad[members] + alive.long())
-        optimizer.rates.mul_(torch.where(better, 1.0, options.lr_factor).to(inputs.device).unsqueeze(1))
-        done = bad[members] >= options.patience
-        if done.all():
+        stopped = stopping.update(loss, optimizer)
+        if stopped.all():
             break
-        optimizer.rates[done.to(inputs.device)] = 0.0
-        going = (~done.view(shape)).any(dim=0).any(dim=0)
-        if not going.all():  # leave out the columns that no layer and no seed still trains
-            local = torch.arange(len(done)).view(shape)[..., going].flatten()
-            optimizer.keep(local.to(inputs.device))
-            dropout.keep(local)
-            members, active, labels = members[local], active[going], labels[going.to(labels.device)]
-    return Fitted(best.view(layers, seeds, columns, -1), epochs.view(layers, seeds, columns))
+        training_sets = (~stopped.view(shape)).any(dim=0).any(dim=0)
+        if not training_sets.all():  # remove label sets that no layer and no seed still trains
+            kept = torch.arange(len(stopped)).view(shape)[..., training_sets].flatten()
+            optimizer.keep(kept.to(device))
+            dropout.keep(kept)
+            stopping.members, labels = stopping.members[kept], labels[training_sets.to(labels.device)]
+    return Fitted(stopping.best.view(layers, seeds, num_sets, -1), stopping.epochs.view(layers, seeds, num_sets))
+
+
+def _dropout(stack: Stack, inputs: Inputs, options: TrainingOptions) -> Dropout:
+    keys = [key for by_seed in stack.keys for by_label_set in by_seed for key in by_label_set]
+    most_targets = int(np.sort(np.diff(inputs.pair_starts))[::-1][: options.batch_pairs].sum())
+    rate = options.dropout if options.head == "edge" else 0.0
+    return Dropout(keys, rate, (most_targets, options.hidden), inputs.device)
 
 
 def _leaves(probe: EdgeProbe, optimizer: Adam, shape: tuple[int, int, int]) -> dict[str, Tensor]:
-    """Leaves that share memory with the flat parameters, and their gradients with the flat gradient: the optimiser's steps are then few."""
+    """Leaf tensors by name that share memory with the optimizer's flat parameters, as their gradients do.
+
+    So the optimizer updates one matrix and not many tensors.
+    """
     views = probe.split(optimizer.parameters.view(*shape, -1))
     gradients = probe.split(optimizer.gradient.view(*shape, -1))
     leaves = {}
@@ -214,13 +263,12 @@ def _losses(
     spans: list[list[SpanStates]],
     labels: Tensor,
     batch: Batch,
-    kept: Tensor | None,
+    dropout_mask: Tensor | None,
 ) -> Tensor:
-    """Mean cross entropy of each member over its targets, [layers, seeds, columns]."""
-    logits = probe.logits(views, spans, kept)
-    truth = (
-        labels[:, batch.targets].transpose(0, 1).expand(logits.shape[0], -1, -1, -1)
-    )  # [layers, seeds, columns, targets]
+    """Mean cross entropy of each member over its targets, [layers, seeds, label sets]."""
+    logits = probe.logits(views, spans, dropout_mask)
+    # [layers, seeds, label sets, targets]
+    truth = labels[:, batch.targets].transpose(0, 1).expand(logits.shape[0], -1, -1, -1)
     costs = functional.cross_entropy(logits.flatten(0, 3), truth.reshape(-1), reduction="none").view(truth.shape)
     real = batch.real.unsqueeze(1)
     return (costs * real).sum(dim=-1) / real.sum(dim=-1)
@@ -230,39 +278,55 @@ def _losses(
 def mean_loss(
     probe: EdgeProbe, flat: Tensor, labels: Tensor, batches: Sequence[tuple[Batch, list[list[SpanStates]]]]
 ) -> Tensor:
-    """Mean cross entropy over all targets of batches with their spans, float64 [layers, seeds, columns]; those of one seed serve all."""
-    layers, seeds, columns, _ = flat.shape
-    total = torch.zeros(layers, seeds, columns, dtype=torch.float64, device=flat.device)
+    """Mean cross entropy over all targets of some batches, without dropout.
+
+    Args:
+        probe: Shape of the probes.
+        flat: Parameters, float32 [layers, seeds, label sets, parameters].
+        labels: int64 [label sets, all targets].
+        batches: Batches with their spans. A batch of one seed is used for all seeds.
+
+    Returns:
+        float64 [layers, seeds, label sets]
+    """
+    layers, seeds, label_sets, _ = flat.shape
+    total = torch.zeros(layers, seeds, label_sets, dtype=torch.float64, device=flat.device)
     count = torch.zeros(1, 1, 1, dtype=torch.float64, device=flat.device)
     for batch, spans in batches:
-        own, own_labels = _for_batch(flat, labels, batch)
-        losses = _losses(probe, probe.split(own), spans, own_labels, batch, None).view(layers, seeds, columns)
-        size = batch.real.sum(dim=1).double()
-        size = size.view(1, -1, 1)
-        total, count = total + losses.double() * size, count + size
+        members, member_labels = _for_batch(flat, labels, batch)
+        losses = _losses(probe, probe.split(members), spans, member_labels, batch, None)
+        size = batch.real.sum(dim=1).double().view(1, -1, 1)
+        total, count = total + losses.view(layers, seeds, label_sets).double() * size, count + size
     return total / count
 
 
 def _for_batch(flat: Tensor, labels: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Where one batch serves all seeds, seeds become columns, so that its states are gathered once."""
-    layers, seeds, columns, size = flat.shape
+    """Parameters and labels for a batch. If it has one seed, seeds become label sets: states are gathered only once."""
+    layers, seeds, label_sets, size = flat.shape
     if batch.targets.shape[0] == seeds:
         return flat, labels
-    return flat.view(layers, 1, seeds * columns, size), labels.repeat(seeds, 1)
+    return flat.view(layers, 1, seeds * label_sets, size), labels.repeat(seeds, 1)
 
 
 @torch.no_grad()
 def log_probabilities(
     probe: EdgeProbe, flat: Tensor, inputs: Inputs, layers: Sequence[int], pairs: np.ndarray
 ) -> Iterator[tuple[Batch, Tensor]]:
-    """Log-probabilities (natural, float32) of the classes for the targets of pairs [1 or seeds, pairs], dropout off.
+    """Log-probabilities of the classes (natural logarithm), without dropout.
+
+    Args:
+        probe: Shape of the probes.
+        flat: Parameters, float32 [layers, seeds, label sets, parameters].
+        inputs: States, spans and pairs.
+        layers: Indices on the states' layer axis.
+        pairs: Pairs whose targets are classified, int64 [1 or seeds, pairs].
 
     Yields:
-        A batch and its [layers, seeds, columns, targets, classes].
+        A batch, and its log-probabilities, float32 [layers, seeds, label sets, targets, classes].
     """
     reader = partial(read_spans, inputs, layers)
-    nothing = torch.zeros(flat.shape[2], 0, dtype=torch.int64, device=flat.device)
-    for batch in make_batches(inputs, pairs, pairs_at_once(inputs, len(layers))):
-        own, _ = _for_batch(flat, nothing, batch)
-        logits = probe.logits(probe.split(own), reader(batch))
+    no_labels = torch.zeros(flat.shape[2], 0, dtype=torch.int64, device=flat.device)
+    for batch in make_batches(inputs, pairs, evaluation_pairs(inputs, len(layers))):
+        members, _ = _for_batch(flat, no_labels, batch)
+        logits = probe.logits(probe.split(members), reader(batch))
         yield batch, logits.reshape(*flat.shape[:3], *logits.shape[3:]).float().log_softmax(dim=-1)

@@ -1,4 +1,4 @@
-"""Word vectors: made of the collection at hand (positive PMI + SVD), or read from a file in GloVe's layout."""
+"""Word vectors: computed from a collection (positive PMI + SVD), or read from a file in GloVe's format."""
 
 from __future__ import annotations
 
@@ -19,34 +19,36 @@ log = logging.getLogger(__name__)
 
 
 class WordVectors:
-    """Vectors by word; an unknown word has the mean of all vectors.
+    """Vectors by word. Unknown words have the mean of all vectors.
 
     Args:
         words: The vocabulary.
-        vectors: float [words, dim].
+        vectors: float [words, dim]
+
+    Attributes:
+        vectors: Vectors of the vocabulary and, in the last row, of unknown words, float64 [words + 1, dim].
     """
 
     def __init__(self, words: list[str], vectors: np.ndarray) -> None:
-        self._places = {word: place for place, word in enumerate(words)}
-        # the unknown word comes last
+        self._index = {word: i for i, word in enumerate(words)}
         self.vectors = np.vstack([vectors, vectors.mean(axis=0, keepdims=True)]).astype(np.float64)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._index)
 
     def of(self, words: list[str]) -> np.ndarray:
         """Vectors of the words, float64 [words, dim]."""
-        return self.vectors[[self._places.get(word, -1) for word in words]]
+        return self.vectors[[self._index.get(word, -1) for word in words]]
 
 
 def mean_pairwise_cosine(doc: np.ndarray, query: np.ndarray) -> float:
-    """Mean over all pairs of a doc's and a query's word of their cosine; 0 where a side has no word.
+    """Mean cosine over all pairs of a doc word and a query word; 0 if one of them has no words.
 
-    The mean of all products is the product of the means: linear in the lengths, not quadratic.
+    It is computed as the dot product of the mean unit vectors, in time linear in the lengths.
 
     Args:
-        doc: [words, dim].
-        query: [words, dim].
+        doc: [words, dim]
+        query: [words, dim]
 
     >>> mean_pairwise_cosine(np.array([[2.0, 0.0], [0.0, 1.0]]), np.array([[3.0, 0.0]]))
     0.5
@@ -57,27 +59,31 @@ def mean_pairwise_cosine(doc: np.ndarray, query: np.ndarray) -> float:
 
 
 def cosine_of_means(doc: np.ndarray, query: np.ndarray) -> float:
-    """Cosine of the two mean vectors; 0 where a side has no word."""
+    """Cosine of the mean vectors of doc [words, dim] and query [words, dim]; 0 if one of them has no words."""
     if not len(doc) or not len(query):
         return 0.0
     return float(unit(doc.mean(axis=0)) @ unit(query.mean(axis=0)))
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
-    """Vectors of length 1; a zero vector stays zero."""
+    """Scale vectors [..., dim] to length 1; a zero vector stays zero."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, 1.0)
 
 
 def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
-    """Read a text file of `word number number ...` lines; only wanted words are kept, but every line counts for the unknown word's mean.
+    """Read a text file of `word number number ...` lines.
 
-    The first line says how many numbers a line ends with; what stands before them is the word, which may hold spaces
-    (glove.840B).
+    The first line decides how many numbers each line ends with. The text before the numbers is the word, which may
+    contain spaces (as in glove.840B).
+
+    Args:
+        path: The file, plain or gzipped.
+        wanted: Words to keep. Unknown words get the mean over all lines of the file.
 
     Raises:
-        TaskUnavailable: No such file.
-        DataError: A line of another width, or not one wanted word in it.
+        TaskUnavailable: The file does not exist.
+        DataError: A line has another number of numbers, or the file has none of the wanted words.
     """
     if not path.is_file():
         raise TaskUnavailable(
@@ -113,9 +119,9 @@ def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
     if total is None or not rows:
         raise DataError(f"{path}: expected vectors of words that occur in the pairs, got none; take another file")
     log.info("%s: vectors for %d of %d words", path, len(words), len(wanted))
-    made = WordVectors(words, np.stack(rows))
-    made.vectors[-1] = total / lines
-    return made
+    vectors = WordVectors(words, np.stack(rows))
+    vectors.vectors[-1] = total / lines
+    return vectors
 
 
 def _is_number(text: str) -> bool:
@@ -127,21 +133,27 @@ def _is_number(text: str) -> bool:
 
 
 def ppmi_svd(
-    docs: Iterable[list[str]], dim: int = 100, window: int = 5, min_count: int = 3, max_words: int = 30_000, max_docs: int = 200_000, seed: int = 0
-) -> WordVectors:  # fmt: skip
+    docs: Iterable[list[str]],
+    dim: int = 100,
+    window: int = 5,
+    min_count: int = 3,
+    max_words: int = 30_000,
+    max_docs: int = 200_000,
+    seed: int = 0,
+) -> WordVectors:
     """Vectors from positive pointwise mutual information and a truncated SVD (Levy, Goldberg and Dagan, TACL 2015).
 
     Args:
         docs: Words of each doc.
-        dim: Size of a vector; less where the vocabulary is smaller.
-        window: Words that count as neighbours on each side.
-        min_count: Rarer words have no vector of their own.
-        max_words: The most frequent words have vectors.
-        max_docs: Only so many docs are read.
-        seed: Start vector of the decomposition.
+        dim: Size of a vector; less for a small vocabulary.
+        window: Number of words on each side that count as neighbours.
+        min_count: Minimum count of a word in the vocabulary.
+        max_words: Maximum size of the vocabulary; the most frequent words are in it.
+        max_docs: Maximum number of docs that are read.
+        seed: Seed of the start vector of the decomposition.
 
     Raises:
-        DataError: Fewer than 3 words are frequent enough.
+        DataError: Fewer than 3 words occur at least `min_count` times.
     """
     from scipy.sparse import coo_matrix, csr_matrix, diags
     from scipy.sparse.linalg import svds
@@ -154,12 +166,13 @@ def ppmi_svd(
     vocabulary = ranked[:max_words]
     if len(vocabulary) < 3:
         raise DataError(
-            f"probe.sem: expected at least 3 words that occur {min_count} times, got {len(vocabulary)}; lower probe.sem.min_count"
+            f"probe.sem: expected at least 3 words that occur {min_count} times, got {len(vocabulary)}; "
+            "lower probe.sem.min_count"
         )
-    places = {word: place for place, word in enumerate(vocabulary)}
+    index = {word: i for i, word in enumerate(vocabulary)}
     size = len(vocabulary)
     pairs = csr_matrix((size, size))
-    for rows, columns in _neighbours(texts, places, window):
+    for rows, columns in _neighbours(texts, index, window):
         part = coo_matrix((np.ones(len(rows)), (rows, columns)), shape=(size, size)).tocsr()
         pairs = pairs + part + part.T
     sums = np.maximum(np.asarray(pairs.sum(axis=1)).ravel(), 1.0)
@@ -172,12 +185,12 @@ def ppmi_svd(
 
 
 def _neighbours(
-    texts: list[list[str]], places: dict[str, int], window: int, docs_at_once: int = 2_000
+    texts: list[list[str]], index: dict[str, int], window: int, chunk_docs: int = 2_000
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Places of words that stand at most `window` words apart in one doc, each pair once."""
-    for first in range(0, len(texts), docs_at_once):
-        chunk = texts[first : first + docs_at_once]
-        flat = np.array([places.get(word, -1) for words in chunk for word in words], dtype=np.int64)
+    """Indices of the first and second words of all pairs of words at most `window` words apart in one doc."""
+    for first in range(0, len(texts), chunk_docs):
+        chunk = texts[first : first + chunk_docs]
+        flat = np.array([index.get(word, -1) for words in chunk for word in words], dtype=np.int64)
         doc = np.repeat(np.arange(len(chunk)), [len(words) for words in chunk])
         for gap in range(1, window + 1):
             together = (doc[gap:] == doc[:-gap]) & (flat[gap:] >= 0) & (flat[:-gap] >= 0)

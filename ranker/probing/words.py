@@ -1,4 +1,4 @@
-"""Words of a text, as the label makers count them: tokenizers, a stop word list, Porter's stemmer."""
+"""Words of a text for computing labels: word tokenizers, a stop word list, Porter's stemmer."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Callable
 
 from ranker.errors import ConfigError
 
-# Letters join at ' . : and digits at . , ' as in Unicode's word boundaries (UAX 29), which Lucene's standard tokenizer
-# follows.
+# As in Unicode's word boundaries (UAX 29), which Lucene's standard tokenizer follows, a word continues over ' . :
+# between letters and over . , ' between digits.
 _STANDARD = re.compile(r"\w+(?:(?:(?<=[^\W\d_])['’.:](?=[^\W\d_])|(?<=\d)[.,'’](?=\d))\w+)*")
 _PIECES = re.compile(r"\w+|[^\w\s]")
 
-# Pronouns, articles, auxiliaries, prepositions, conjunctions and their contractions' halves; content words are left
-# alone.
+# Pronouns, articles, auxiliaries, prepositions, conjunctions, and the parts of their contractions; no content words.
 STOP_WORDS = frozenset(
     """
-    a about above after again against all am an and any are aren as at be because been before being below between both but by can cannot
-    could couldn d did didn do does doesn doing don down during each either few for from further had hadn has hasn have haven having he her
-    here hers herself him himself his how i if in into is isn it its itself just ll m ma may me might mightn more most must mustn my myself
-    needn neither no nor not now o of off on once only onto or other our ours ourselves out over own per re s same shall shan she should
-    shouldn so some such t than that the their theirs them themselves then there these they this those through to too toward towards under
-    until up upon us ve very via was wasn we were weren what when where whether which while who whom whose why will with within without won
-    would wouldn y you your yours yourself yourselves
-    """.split()  # noqa: SIM905 - a list literal would be a page
+    a about above after again against all am an and any are aren as at be because been before being below between both
+    but by can cannot could couldn d did didn do does doesn doing don down during each either few for from further had
+    hadn has hasn have haven having he her here hers herself him himself his how i if in into is isn it its itself just
+    ll m ma may me might mightn more most must mustn my myself needn neither no nor not now o of off on once only onto
+    or other our ours ourselves out over own per re s same shall shan she should shouldn so some such t than that the
+    their theirs them themselves then there these they this those through to too toward towards under until up upon us
+    ve very via was wasn we were weren what when where whether which while who whom whose why will with within without
+    won would wouldn y you your yours yourself yourselves
+    """.split()  # noqa: SIM905 - a list literal would take a line per word
 )
 
 
 def standard_words(text: str) -> list[str]:
-    """Lower-case words as a search engine's standard analyser has them: no stop words removed, nothing stemmed.
+    """Lower-case words as in a search engine's standard analyser, with stop words and without stemming.
 
     >>> standard_words("Don't read example.com's v3.5, or C++!")
     ["don't", 'read', "example.com's", 'v3.5', 'or', 'c']
@@ -37,12 +37,11 @@ def standard_words(text: str) -> list[str]:
 
 
 def content_stems(text: str, legacy_case: bool = False) -> list[str]:
-    """Porter stems of the alphanumeric words that are no stop words.
+    """Porter stems of the alphanumeric words that are not stop words.
 
     Args:
         text: The text.
-        legacy_case: Look for stop words before lower-casing, so that a capitalised one stays, as the published labels
-            have it.
+        legacy_case: Remove stop words before lower-casing, so that capitalised ones stay, as in the published labels.
 
     >>> content_stems("The servers were serving 3 files."), content_stems("The servers", legacy_case=True)
     (['server', 'serv', '3', 'file'], ['the', 'server'])
@@ -52,13 +51,13 @@ def content_stems(text: str, legacy_case: bool = False) -> list[str]:
 
 
 def _stem(words: list[str]) -> list[str]:
-    import Stemmer  # of PyStemmer; a stemmer object is not shared, for it is not thread-safe
+    import Stemmer  # from PyStemmer; a stemmer is not thread-safe, so each call makes one
 
     return Stemmer.Stemmer("porter").stemWords(words)
 
 
 def content_pieces(text: str) -> list[str]:
-    """Lower-case words that are no stop words, and punctuation marks, which stay.
+    """Lower-case words without stop words, and punctuation marks.
 
     >>> content_pieces("Is it a bird?")
     ['bird', '?']
@@ -67,7 +66,7 @@ def content_pieces(text: str) -> list[str]:
 
 
 def first_content_word(text: str) -> str:
-    """The first word that is no stop word; the first word where there is none; empty where there are no words.
+    """The first lower-case word that is not a stop word, or else the first word; an empty string without words.
 
     >>> first_content_word("What is the Java sandbox?")
     'java'
@@ -80,10 +79,14 @@ ANALYZERS: dict[str, Callable[[str], list[str]]] = {"standard": standard_words, 
 
 
 def analyzer(name: str, key: str) -> Callable[[str], list[str]]:
-    """Look up a way to cut a text into words.
+    """Look up an analyser, a function from a text to its words.
+
+    Args:
+        name: Name of the analyser.
+        key: Option that names it, for the error.
 
     Raises:
-        ConfigError: There is no such analyser; the message starts with `key`.
+        ConfigError: There is no such analyser.
     """
     if name not in ANALYZERS:
         raise ConfigError(f"{key}: expected one of {', '.join(ANALYZERS)}; got {name!r}")

@@ -1,4 +1,4 @@
-"""Probes on all cores: a probe is too small for several threads, so that several processes train one each."""
+"""Train probes on all cores. A probe is too small for several threads, so each process trains one probe."""
 
 from __future__ import annotations
 
@@ -17,62 +17,64 @@ import torch
 from ranker.probing.blocks import BlockStore
 from ranker.probing.online_code import Job, OnlineCoder, Outcome
 
-WORTH_IT = 100_000  # pairs times probes from which on starting processes pays
+MIN_WORK = 100_000  # training pairs times probes; below this, starting processes takes longer than it saves
 
 
 def code_jobs(coder: OnlineCoder, jobs: Sequence[Job], workers: int | None = None) -> list[list[Outcome]]:
-    """Code several jobs, on a CPU in several processes; returns each job's outcomes.
+    """Code several jobs, on a CPU in several processes.
 
     Args:
-        coder: Codes them; blocks that a process finishes are kept in the coder's store.
+        coder: The coder; each process writes its finished blocks to the coder's store.
         jobs: The jobs.
-        workers: Processes; None for one a core.
+        workers: Number of processes; None: one per core, or no process if there is little work.
+
+    Returns:
+        The outcomes of each job.
     """
     stacks = [(number, layers, seeds) for number, job in enumerate(jobs) for layers, seeds in coder.stacks(job)]
     work = sum(
-        len(jobs[number].train) * len(layers) * len(seeds) * len(jobs[number].columns)
+        len(jobs[number].train) * len(layers) * len(seeds) * len(jobs[number].label_sets)
         for number, layers, seeds in stacks
     )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     processes = min(cores if workers is None else workers, len(stacks))
     on_cpu = all(job.inputs.device.type == "cpu" for job in jobs)
-    if processes < 2 or not on_cpu or (workers is None and work < WORTH_IT):
+    if processes < 2 or not on_cpu or (workers is None and work < MIN_WORK):
         return [coder.code(job) for job in jobs]
-    # a process that starts afresh: a fork would inherit the locks of threads that it does not have
-    plain = replace(coder, store=BlockStore(None), progress=_nothing)
-    found: dict[int, list[Outcome]] = {}
+    # "spawn" and not "fork": a forked process inherits locks whose threads it does not have
+    plain = replace(coder, store=BlockStore(None), progress=_ignore_progress)
+    by_stack: dict[int, list[Outcome]] = {}
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_start) as pool:
-        # the largest first, so that no process is left with a long one at the end
+        # largest stacks first, so that no process is left with a long one at the end
         order = sorted(
-            range(len(stacks)),
-            key=lambda place: -len(jobs[stacks[place][0]].columns) * len(jobs[stacks[place][0]].train),
+            range(len(stacks)), key=lambda i: -len(jobs[stacks[i][0]].label_sets) * len(jobs[stacks[i][0]].train)
         )
         running: dict[Future[list[Outcome]], int] = {}
         try:
-            for place in order:
-                number, layers, seeds = stacks[place]
-                running[pool.submit(_code, plain, coder.store.path, jobs[number], layers, seeds)] = place
+            for i in order:
+                number, layers, seeds = stacks[i]
+                running[pool.submit(_code, plain, coder.store.path, jobs[number], layers, seeds)] = i
             while running:
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
-                    place = running.pop(future)
-                    found[place] = future.result()
-                    coder.progress(len(found[place]) * (len(found[place][0].block_ends)))
+                    i = running.pop(future)
+                    by_stack[i] = future.result()
+                    coder.progress(len(by_stack[i]) * len(by_stack[i][0].block_ends))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     outcomes: list[list[Outcome]] = [[] for _ in jobs]
-    for place, (number, _, _) in enumerate(stacks):
-        outcomes[number] += found[place]
+    for i, (number, _, _) in enumerate(stacks):
+        outcomes[number] += by_stack[i]
     return outcomes
 
 
-def _nothing(_: int) -> None:
-    """The process that started the others tells of the progress."""
+def _ignore_progress(_: int) -> None:
+    """Worker processes report no progress; the main process does."""
 
 
 def _start() -> None:
-    """Use one thread, and end with the process that started this one, also when that is killed."""
+    """Use one thread, and exit when the main process ends, even if it is killed."""
     torch.set_num_threads(1)
     parent: Any = multiprocessing.parent_process()
 

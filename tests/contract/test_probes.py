@@ -1,4 +1,4 @@
-"""What every probing task must hold. Tasks are found through `conf/probe/*.yaml`; a new one is tested as soon as its yaml lies there."""
+"""What every probing task must hold. Tasks are found through `conf/probe/*.yaml`; a new task needs only its yaml."""
 
 import doctest
 import inspect
@@ -127,9 +127,9 @@ def test_examples_become_data(task: tuple[str, ProbeTask]) -> None:
     examples = list(made.examples(SAMPLE))
     parts = assign_parts(examples, SAMPLE, "query", 0.2, 0.2)
     pairs = list(dict.fromkeys((example.query, example.doc) for example in examples))
-    place_of = {pair: place for place, pair in enumerate(pairs)}
+    pair_index = {pair: place for place, pair in enumerate(pairs)}
     sequences = Sequences.of(pairs, tiny_tokenizer(), "pairs", 512, 64, 256)
-    data = build_data(made, examples, parts, [span_tokens(examples, sequences, place_of)])
+    data = build_data(made, examples, parts, [span_tokens(examples, sequences, pair_index)])
     assert data.num_cut == 0, name
     assert len(data.labels) == data.pair_starts[-1] == sum(len(example.targets) for example in examples)
     assert data.labels.min() >= 0
@@ -163,7 +163,7 @@ def test_a_missing_file_says_which_key_to_set(name: str) -> None:
 
 
 # seeded faults: the checks above must see them
-# ---------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------------------
 
 
 def _shifted(example: ProbeExample) -> ProbeExample:
@@ -187,7 +187,7 @@ def test_seeded_faults_are_seen(fault, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # the guide
-# ------------------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_documented_example_is_a_task(follow_guide) -> None:

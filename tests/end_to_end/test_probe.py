@@ -27,11 +27,12 @@ from ranker.encoders.loading import load_encoder
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
 from ranker.probing.online_code import permutation
+from ranker.probing.options import StudyOptions
 from ranker.probing.pairs import sample_pairs
 from ranker.probing.results import COLUMNS
 from ranker.probing.spacy_model import missing
 from ranker.probing.state_cache import StateCache
-from ranker.probing.study import Study, StudyOptions
+from ranker.probing.study import Study
 from ranker.probing.subject import Subject
 from ranker.probing.tasks.bm25 import BM25Score
 from ranker.probing.tasks.sem import SemanticSimilarity

@@ -11,17 +11,17 @@ from ranker.probing.words import analyzer
 
 
 class BM25Score:
-    r"""Label each pair with the score that Elasticsearch 7 explains (Robertson et al., 1994), with exact doc lengths.
+    r"""Label each pair with its BM25 score (Robertson et al., 1994) as in Elasticsearch 7, with exact doc lengths.
 
     .. math:: s(q, d) = \sum_{t \in q} (k_1 + 1) \ln\left(1 + \frac{N - n_t + 0.5}{n_t + 0.5}\right)
               \frac{f_{td}}{f_{td} + k_1 (1 - b + b |d| / \bar{|d|})}
 
-    Repeated query words add up. Statistics are those of the whole collection.
+    A repeated query word counts each time. Statistics are those of the whole collection.
 
     Args:
-        k1: How slowly a word's repeats saturate.
-        b: How strongly long docs are held back, 0 to 1.
-        keep_k1_plus_1: Keep the constant factor k1 + 1, as Elasticsearch 7 does; bins do not depend on it.
+        k1: Term frequency saturation; higher values saturate more slowly.
+        b: Strength of length normalisation, 0 to 1.
+        keep_k1_plus_1: Keep the constant factor k1 + 1, as Elasticsearch 7 does; it does not change the bins.
         analyzer: `standard` (lower-case words) or `stemmed` (without stop words, Porter stems).
         bins: Number of classes.
         binning: `mean2std`, `minmax` or `quantile`.
@@ -33,8 +33,14 @@ class BM25Score:
     ranks = False
 
     def __init__(
-        self, k1: float = 1.2, b: float = 0.75, keep_k1_plus_1: bool = True, analyzer: str = "standard", bins: int = 10, binning: str = "mean2std"
-    ) -> None:  # fmt: skip
+        self,
+        k1: float = 1.2,
+        b: float = 0.75,
+        keep_k1_plus_1: bool = True,
+        analyzer: str = "standard",
+        bins: int = 10,
+        binning: str = "mean2std",
+    ) -> None:
         self.k1, self.b, self.keep_k1_plus_1, self.analyzer = k1, b, keep_k1_plus_1, analyzer
         self.bins, self.binning = bins, binning
         self.name = (
@@ -45,7 +51,7 @@ class BM25Score:
         self.labeller = f"bm25-formula@1 k1={k1} b={b} keep_k1_plus_1={keep_k1_plus_1} analyzer={analyzer}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """One target a pair, whole query and whole doc."""
+        """One target per pair, of the whole query and the whole doc."""
         words_of = analyzer(self.analyzer, "probe.bm25.analyzer")
         queries = {query_id: words_of(sample.collection.queries[query_id]) for query_id, _ in sample.pairs}
         statistics = CollectionStatistics.of(
@@ -57,22 +63,20 @@ class BM25Score:
             yield whole_text_example(pair, value=score)
 
     def score(self, query: list[str], doc: list[str], statistics: CollectionStatistics) -> float:
-        """BM25 of the words of a query and of a doc."""
-        frequency = Counter(doc)
-        held_back = self.k1 * (1 - self.b + self.b * len(doc) / statistics.mean_length) if doc else 1.0
-        total = sum(
-            statistics.idf(word) * frequency[word] / (frequency[word] + held_back) for word in query if frequency[word]
-        )
+        """BM25 of a query and a doc, each a list of words."""
+        counts = Counter(doc)
+        saturation = self.k1 * (1 - self.b + self.b * len(doc) / statistics.mean_length) if doc else 1.0
+        total = sum(statistics.idf(word) * counts[word] / (counts[word] + saturation) for word in query if counts[word])
         return total * (self.k1 + 1) if self.keep_k1_plus_1 else total
 
 
 class CollectionStatistics:
-    """Document frequencies of the words that matter, and the mean length.
+    """Document frequencies of some words, and the mean length of docs.
 
     Args:
-        num_docs: Docs in the collection.
-        mean_length: Their mean length in words.
-        doc_frequency: How many docs hold a word.
+        num_docs: Number of docs in the collection.
+        mean_length: Mean length of the docs in words.
+        doc_frequency: word -> number of docs that contain it
     """
 
     def __init__(self, num_docs: int, mean_length: float, doc_frequency: Counter[str]) -> None:
@@ -80,7 +84,7 @@ class CollectionStatistics:
 
     @classmethod
     def of(cls, docs: Iterable[list[str]], wanted: set[str]) -> CollectionStatistics:
-        """Count in one pass; only wanted words are kept, so that memory does not grow with the collection."""
+        """Count in one pass. Only wanted words are counted, so that memory does not grow with the collection."""
         counts: Counter[str] = Counter()
         num_docs = total = 0
         for words in docs:
@@ -89,6 +93,6 @@ class CollectionStatistics:
         return cls(num_docs, total / num_docs if num_docs else 0.0, counts)
 
     def idf(self, word: str) -> float:
-        """ln(1 + (N - n + 0.5) / (n + 0.5))."""
-        holding = self.doc_frequency[word]
-        return math.log(1 + (self.num_docs - holding + 0.5) / (holding + 0.5))
+        """ln(1 + (N - n + 0.5) / (n + 0.5)) with N docs, of which n contain the word."""
+        frequency = self.doc_frequency[word]
+        return math.log(1 + (self.num_docs - frequency + 0.5) / (frequency + 0.5))

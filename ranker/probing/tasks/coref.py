@@ -1,4 +1,4 @@
-"""Probing task: does a mention in the doc mean what a mention in the query means? Labels by a rule on heads (`coref_head`)."""
+"""Probing task: do a mention in the doc and one in the query corefer? Labels by a rule on head words (`coref_head`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EASY_TRIES = 500
 PERSONAL = {"he", "him", "his", "himself", "she", "her", "hers", "herself"}
 PLURAL = {"they", "them", "their", "theirs", "themselves"}
 NEUTRAL = {"it", "its", "itself"}
-LEADING = ("DET", "SCONJ", "CCONJ", "ADP")
+LEADING = ("DET", "SCONJ", "CCONJ", "ADP")  # parts of speech that are removed from the start of a noun phrase
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Mention:
 
     Args:
         start: First character.
-        end: One past the last.
+        end: One past the last character.
         text: Lower-case text.
-        head: Lower-case lemma of its head.
-        words: Lower-case words and lemmas, to see whether two mentions share one.
-        pronoun: Whether it is a pronoun.
-        plural: Whether its head is plural.
-        person: Whether its head names a person.
+        head: Lower-case lemma of the head.
+        words: Lower-case words and lemmas, to test whether two mentions share a word.
+        pronoun: Whether the mention is a pronoun.
+        plural: Whether the head is plural.
+        person: Whether the head is the name of a person.
     """
 
     start: int
@@ -44,25 +44,21 @@ class Mention:
     plural: bool = False
     person: bool = False
 
-    def overlaps(self, start: int, end: int) -> bool:
-        """Whether it shares a character with a span."""
-        return self.start < end and start < self.end
-
 
 class Coreference:
     """Two-span targets by the head rule.
 
-    Positive: a query mention and a doc mention with equal head lemma, or a doc pronoun whose nearest compatible earlier
-    mention has it. For each positive one negative with the same query mention, half of them easy (a random doc word
-    outside all mentions and names), half hard (another doc mention that shares no word with the query mention); easy
-    where there is no hard one. The rule is lexical by nature: read the task against its controls, and see
-    `exclude_copies`.
+    A positive is a query mention with a doc mention of equal head lemma, or with a doc pronoun whose nearest compatible
+    earlier mention has that lemma. Each positive gets one negative with the same query mention. Half of the
+    negatives are easy: a random doc word outside all mentions and names. Half are hard: another doc mention that shares
+    no word with the query mention. If there is no hard one, the negative is easy. The rule is lexical, so compare the
+    task with its controls, and see `exclude_copies`.
 
     Args:
-        model: spaCy pipeline, a package's name.
-        exclude_copies: Leave out doc mentions with the same text as the query mention, which a word match would find.
-        max_positives: At most so many positives of a pair, drawn by seed.
-        docs_per_query: At most so many docs of a query with targets; None for all of the sample.
+        model: Package of a spaCy pipeline.
+        exclude_copies: Leave out doc mentions with the same text as the query mention, which word matching would find.
+        max_positives: Maximum positives per pair, drawn by seed.
+        docs_per_query: Maximum docs with targets per query; None: all docs of the sample.
     """
 
     classes: tuple[str, ...] | None = (OTHER, SAME)
@@ -70,14 +66,14 @@ class Coreference:
     ranks = False
 
     def __init__(
-        self, model: str = MODEL, exclude_copies: bool = False, max_positives: int = 4, docs_per_query: int | None = None
-    ) -> None:  # fmt: skip
-        self.model, self.exclude_copies, self.max_positives, self.docs_per_query = (
-            model,
-            exclude_copies,
-            max_positives,
-            docs_per_query,
-        )
+        self,
+        model: str = MODEL,
+        exclude_copies: bool = False,
+        max_positives: int = 4,
+        docs_per_query: int | None = None,
+    ) -> None:
+        self.model, self.exclude_copies = model, exclude_copies
+        self.max_positives, self.docs_per_query = max_positives, docs_per_query
         self.name = "coref_head" + ("_nocopy" if exclude_copies else "") + ("" if model == MODEL else f"_{model}")
 
     @cached_property
@@ -89,104 +85,108 @@ class Coreference:
         )
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """The pairs that hold a positive.
+        """The pairs that have a positive.
 
         Raises:
             TaskUnavailable: The pipeline is not installed.
         """
         parsed = parse_all(self.model, (text for pair in sample.texts() for text in pair[2:]))
-        kept: dict[str, int] = {}
+        num_docs: dict[str, int] = {}  # docs with targets of each query
         for query_id, doc_id, query, doc in sample.texts():
-            if self.docs_per_query is not None and kept.get(query_id, 0) >= self.docs_per_query:
+            if self.docs_per_query is not None and num_docs.get(query_id, 0) >= self.docs_per_query:
                 continue
             digest = hashlib.blake2b(repr((sample.seed, query_id, doc_id)).encode(), digest_size=8).digest()
             targets = self.targets(parsed[query], parsed[doc], random.Random(digest))
             if targets:
-                kept[query_id] = kept.get(query_id, 0) + 1
+                num_docs[query_id] = num_docs.get(query_id, 0) + 1
                 yield ProbeExample(query_id, doc_id, query, doc, tuple(targets))
 
     def targets(self, query: Any, doc: Any, rng: random.Random) -> list[Target]:
-        """Positives and negatives of two parsed texts."""
-        asked = [mention for mention in mentions(query) if not mention.pronoun]
-        told = mentions(doc)
-        heads = resolve(told)
+        """Positives and negatives of a parsed query and a parsed doc."""
+        query_mentions = [mention for mention in mentions(query) if not mention.pronoun]
+        doc_mentions = mentions(doc)
+        heads = resolve(doc_mentions)
         positives = [
             (first, later)
-            for first in asked
-            for later, head in zip(told, heads, strict=True)
+            for first in query_mentions
+            for later, head in zip(doc_mentions, heads, strict=True)
             if head == first.head and not (self.exclude_copies and later.text == first.text)
         ]
         positives = rng.sample(positives, min(len(positives), self.max_positives))
         names = [(entity.start_char, entity.end_char) for entity in doc.ents]
         targets = []
         for first, later in positives:
-            hard = (
-                [mention for mention in told if _unlike(mention, first) and _unlike(mention, later)]
-                if rng.random() < 0.5
-                else []
-            )
-            other = rng.choice(hard) if hard else _easy(doc, told, names, rng)
+            hard: list[Mention] = []
+            if rng.random() < 0.5:
+                hard = [mention for mention in doc_mentions if _unlike(mention, first) and _unlike(mention, later)]
+            if hard:
+                mention = rng.choice(hard)
+                negative: tuple[int, int] | None = (mention.start, mention.end)
+            else:
+                negative = _easy_negative(doc, doc_mentions, names, rng)
             query_span = Span("query", first.start, first.end)
             targets.append(Target((query_span, Span("doc", later.start, later.end)), SAME))
-            if other is not None:
-                targets.append(Target((query_span, Span("doc", *_range(other))), OTHER))
+            if negative is not None:
+                targets.append(Target((query_span, Span("doc", *negative)), OTHER))
         return targets
 
 
 def mentions(parsed: Any) -> list[Mention]:
     """Noun phrases and third-person pronouns of a parsed text, in order."""
-    found = []
+    in_order = []
     for chunk in parsed.noun_chunks:
         root = chunk.root
         pronoun = root.pos_ == "PRON"
         if pronoun and (root.lower_ not in PERSONAL | PLURAL | NEUTRAL or root.dep_ == "expl"):
             continue
-        # a phrase without what leads to it: "the attacker" and "if an attacker" are one mention text
+        # without leading articles and conjunctions, so that "the attacker" and "if an attacker" have the same text
         start = next((token.i for token in chunk if token.pos_ not in LEADING and not token.is_punct), root.i)
-        words = frozenset(form for token in parsed[start : chunk.end] for form in (token.lower_, token.lemma_.lower()))
-        text = parsed[start : chunk.end]
-        found.append(
+        phrase = parsed[start : chunk.end]
+        in_order.append(
             Mention(
-                text.start_char, text.end_char, text.text.lower(), root.lemma_.lower(), words, pronoun,
-                root.lower_ in PLURAL if pronoun else "Plur" in root.morph.get("Number"),
-                root.lower_ in PERSONAL if pronoun else root.ent_type_ == "PERSON",
+                start=phrase.start_char,
+                end=phrase.end_char,
+                text=phrase.text.lower(),
+                head=root.lemma_.lower(),
+                words=frozenset(form for token in phrase for form in (token.lower_, token.lemma_.lower())),
+                pronoun=pronoun,
+                plural=root.lower_ in PLURAL if pronoun else "Plur" in root.morph.get("Number"),
+                person=root.lower_ in PERSONAL if pronoun else root.ent_type_ == "PERSON",
             )
-        )  # fmt: skip
-    return found
+        )
+    return in_order
 
 
-def resolve(told: list[Mention]) -> list[str | None]:
-    """Head lemma that each mention stands for: its own, or that of a pronoun's nearest compatible earlier mention; None without one."""
+def resolve(in_order: list[Mention]) -> list[str | None]:
+    """Head lemma of each mention; for a pronoun, that of the nearest earlier mention of equal number and personhood.
+
+    None if a pronoun has no such mention.
+    """
     heads: list[str | None] = []
-    for place, mention in enumerate(told):
+    for i, mention in enumerate(in_order):
         if not mention.pronoun:
             heads.append(mention.head)
             continue
-        earlier = (other for other in reversed(told[:place]) if not other.pronoun)
-        heads.append(
-            next(
-                (other.head for other in earlier if other.plural == mention.plural and other.person == mention.person),
-                None,
-            )
-        )
+        earlier = (other for other in reversed(in_order[:i]) if not other.pronoun)
+        compatible = (other for other in earlier if (other.plural, other.person) == (mention.plural, mention.person))
+        heads.append(next((other.head for other in compatible), None))
     return heads
 
 
 def _unlike(mention: Mention, other: Mention) -> bool:
+    """Whether a mention is no pronoun and shares neither head nor word nor text with another."""
     contained = mention.text in other.text or other.text in mention.text
     return not mention.pronoun and mention.head != other.head and not contained and not mention.words & other.words
 
 
-def _easy(doc: Any, told: list[Mention], names: list[tuple[int, int]], rng: random.Random) -> Any:
-    """A random word outside all mentions and names; None after too many tries."""
-    taken = [*((mention.start, mention.end) for mention in told), *names]
+def _easy_negative(
+    doc: Any, doc_mentions: list[Mention], names: list[tuple[int, int]], rng: random.Random
+) -> tuple[int, int] | None:
+    """Characters of a random word outside all mentions and names; None after `EASY_TRIES` tries."""
+    taken = [*((mention.start, mention.end) for mention in doc_mentions), *names]
     for _ in range(EASY_TRIES if len(doc) else 0):
         token = doc[rng.randrange(len(doc))]
         start, end = token.idx, token.idx + len(token)
         if not (token.is_space or token.is_punct) and all(end <= first or last <= start for first, last in taken):
-            return token
+            return start, end
     return None
-
-
-def _range(found: Any) -> tuple[int, int]:
-    return (found.start, found.end) if isinstance(found, Mention) else (found.idx, found.idx + len(found))

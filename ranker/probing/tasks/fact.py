@@ -28,14 +28,14 @@ Row = tuple[str, str, str, str | None]  # query_id, doc_id, label, part
 
 
 class FactChecking:
-    """Label each pair of claim and evidence as the annotators did; pairs without a verdict are left out.
+    """Label each pair of claim and evidence as its annotators did. Pairs without a verdict are left out.
 
     Reads a folder in one of two layouts, plain or gzipped: docs.jsonl, queries.tsv and labels.tsv (columns query_id,
-    doc_id, label and perhaps split), or BEIR's corpus.jsonl, queries.jsonl and qrels/*.tsv with the label in the
-    query's metadata. Each part comes from the source's part of that name, so that no claim trains and tests.
+    doc_id, label and optionally split), or BEIR's corpus.jsonl, queries.jsonl and qrels/*.tsv with the label in the
+    query's metadata. Each part is the source's part of that name, so that no claim is in both train and test.
 
     Args:
-        path: The folder; None where the data has none, then the task is not available.
+        path: The folder; None: the data has no labels, and the task is not available.
     """
 
     classes: tuple[str, ...] | None = None
@@ -48,11 +48,17 @@ class FactChecking:
 
     @cached_property
     def labeller(self) -> str:  # type: ignore[override]
-        """Id, version and the hashes of the files that are read."""
+        """Id, version and the hashes of the files.
+
+        Raises:
+            TaskUnavailable: There is no folder, or no labels in it.
+            DataError: A file is missing.
+        """
         labels = self._find("labels.tsv") or self._find("queries.jsonl")
         if labels is None:
             raise TaskUnavailable(
-                f"probe.fact.path: expected a folder with labels.tsv or BEIR's queries.jsonl, got {str(self.path)!r}; set probe.fact.path=DIR"
+                f"probe.fact.path: expected a folder with labels.tsv or BEIR's queries.jsonl, got {str(self.path)!r}; "
+                "set probe.fact.path=DIR"
             )
         if labels.name.startswith("labels.tsv"):
             files = [labels, self._need("docs.jsonl"), self._need("queries.tsv")]
@@ -61,13 +67,13 @@ class FactChecking:
         return "fact-labels@2 " + " ".join(file_fingerprint(path) for path in files)
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """One target a pair, whole claim and whole evidence, at most `max_pairs` drawn by seed.
+        """One target per pair, of the whole claim and the whole evidence; at most `max_pairs` pairs, drawn by seed.
 
         Raises:
-            TaskUnavailable: No such folder, or no labels in it.
-            DataError: A line is malformed.
+            TaskUnavailable: There is no folder, or no labels in it.
+            DataError: A file is missing, or a line is malformed.
         """
-        labeller = self.labeller  # complains if there are no labels
+        labeller = self.labeller  # raises if there are no labels
         assert labeller and self.path is not None
         beir = self._find("labels.tsv") is None
         queries, docs, rows = self._read_beir() if beir else self._read_labels()
@@ -102,7 +108,8 @@ class FactChecking:
         columns = next(lines, (0, ""))[1].split("\t")
         if not {"query_id", "doc_id", "label"} <= set(columns):
             raise DataError(
-                f"{path}:1: expected columns query_id, doc_id, label (and split), got {shown(columns)}; write them in the first line"
+                f"{path}:1: expected columns query_id, doc_id, label (and split), got {shown(columns)}; "
+                "write them in the first line"
             )
         rows: list[Row] = []
         for number, line in lines:
@@ -131,7 +138,8 @@ class FactChecking:
                     continue
                 if len(cells) < 3:
                     raise DataError(
-                        f"{path}:{number}: expected query-id, corpus-id and a whole number between tabs, got {shown(line)}; mend the line"
+                        f"{path}:{number}: expected query-id, corpus-id and a whole number between tabs, "
+                        f"got {shown(line)}; mend the line"
                     )
                 label = _beir_label(metadata.get(cells[0]), cells[1])
                 if read_grade(cells[2].strip(), f"{path}:{number}") > 0 and label is not None:
@@ -158,17 +166,17 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _beir_label(metadata: Any, doc_id: str) -> str | None:
-    """The claim's label, or the one it has for this doc (a list of annotated sentences, as in SciFact)."""
+    """The claim's label, or its label for this doc (from a list of annotated sentences, as in SciFact)."""
     if not isinstance(metadata, dict):
         return None
-    found = metadata.get("label", metadata.get(doc_id))
-    if isinstance(found, list):
-        found = next((entry.get("label") for entry in found if isinstance(entry, dict)), None)
-    return None if found is None else _verdict(str(found))
+    label = metadata.get("label", metadata.get(doc_id))
+    if isinstance(label, list):
+        label = next((entry.get("label") for entry in label if isinstance(entry, dict)), None)
+    return None if label is None else _verdict(str(label))
 
 
 def _verdict(label: str) -> str | None:
-    """The label, or None where it is empty or says that there is not enough information."""
+    """The label; None if it is empty or means that there is not enough information."""
     words = label.replace("_", " ").strip().upper()
     return None if words in ("", "NEI") or "NOT ENOUGH" in words else label
 

@@ -1,4 +1,4 @@
-"""Probing task: does the doc support a claim? Claims are sentences of the doc, half of them with a number or a name swapped."""
+"""Probing task: does the doc support a claim? Claims are its sentences; half have a number or a name replaced."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ranker.probing.examples import PairSample, ProbeExample, whole_text_example
 
 REFUTES, SUPPORTS = "REFUTES", "SUPPORTS"
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
-_THINGS = {
+_PATTERNS = {
     "number": re.compile(r"\b\d+(?:[.,]\d+)*\b"),
     "name": re.compile(r"(?<=[a-z,;] )[A-Z][a-z]+(?: [A-Z][a-z]+)*"),  # not a sentence's first word
 }
-Claim = tuple[str, str, int, int]  # sentence, kind of what can be swapped, its first character and one past its last
+Claim = tuple[str, str, int, int]  # sentence, "number" or "name", its first character and one past its last
 
 
 class SyntheticFacts:
-    """Label made claims: for those who have no labelled pairs (`fact`); never to be confused with these.
+    """Label synthetic claims, for collections without labelled pairs. Do not compare the results with those of `fact`.
 
-    A claim is the doc's first sentence that holds a number or a name. Every second one is refuted: its number or name
-    is replaced by one of another doc's claims that the doc does not hold. A probe that finds the claim's words in the
-    doc has solved it.
+    A claim is the doc's first sentence that contains a number or a name. Every second claim is made false: its number
+    or name is replaced by one from another doc's claim that does not occur in the doc. A probe solves the task if it
+    finds the claim's words in the doc.
 
     Args:
-        max_words: Longer sentences make no claim.
+        max_words: Maximum words of a claim.
     """
 
     name = "fact_synth"
@@ -39,18 +39,21 @@ class SyntheticFacts:
         self.labeller = f"fact-synth@1 max_words={max_words}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """One target a pair, the claim in the query's place; pairs whose doc makes no claim, or has no false one, are left out."""
+        """One target per pair, of the whole claim, as the query, and the whole doc.
+
+        Pairs are left out if the doc has no claim, or if there is no replacement for its number or name.
+        """
         claims = [(pair, claim) for pair in sample.texts() if (claim := claim_of(pair[3], self.max_words)) is not None]
-        things: dict[str, list[str]] = {kind: [] for kind in _THINGS}
-        for _, (sentence, kind, start, end) in claims:
-            things[kind].append(sentence[start:end])
-        made = 0
-        for number, ((query_id, doc_id, _, doc), (sentence, kind, start, end)) in enumerate(claims):
-            others = [thing for thing in things[kind] if thing.lower() not in doc.lower()]
+        replacements: dict[str, list[str]] = {category: [] for category in _PATTERNS}
+        for _, (sentence, category, start, end) in claims:
+            replacements[category].append(sentence[start:end])
+        num_examples = 0
+        for number, ((query_id, doc_id, _, doc), (sentence, category, start, end)) in enumerate(claims):
+            others = [text for text in replacements[category] if text.lower() not in doc.lower()]
             if not others:
                 continue
-            label = (SUPPORTS, REFUTES)[made % 2]
-            made += 1
+            label = (SUPPORTS, REFUTES)[num_examples % 2]
+            num_examples += 1
             if label == REFUTES:
                 other = others[int(np.random.default_rng([sample.seed, number]).integers(len(others)))]
                 sentence = sentence[:start] + other + sentence[end:]
@@ -58,14 +61,14 @@ class SyntheticFacts:
 
 
 def claim_of(doc: str, max_words: int) -> Claim | None:
-    """The first sentence with a number, or else a name, to swap; None without one.
+    """The first sentence of at most `max_words` words with a number or else a name; None if there is none.
 
     >>> claim_of("It was cold. In 1912 he sailed to Rome.", 40)
     ('In 1912 he sailed to Rome.', 'number', 3, 7)
     """
     for sentence in _SENTENCE_END.split(doc):
-        for kind, pattern in _THINGS.items():
-            found = pattern.search(sentence)
-            if found is not None and len(sentence.split()) <= max_words:
-                return sentence, kind, found.start(), found.end()
+        for category, pattern in _PATTERNS.items():
+            match = pattern.search(sentence)
+            if match is not None and len(sentence.split()) <= max_words:
+                return sentence, category, match.start(), match.end()
     return None

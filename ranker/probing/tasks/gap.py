@@ -1,4 +1,4 @@
-"""Probing task: does a pronoun mean a name? Gold labels of GAP (Webster et al., TACL 2018, arXiv:1810.05201)."""
+"""Probing task: does a pronoun refer to a name? Gold labels of GAP (Webster et al., TACL 2018, arXiv:1810.05201)."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ FILES = {"train": "gap-development.tsv", "val": "gap-validation.tsv", "test": "g
 
 
 class Gap:
-    """Two-span targets (pronoun, name) in Wikipedia snippets, two a snippet; the texts are encoded by themselves, without a query.
+    """Two-span targets (pronoun, name) in Wikipedia snippets, two per snippet. They are encoded without a query.
 
-    GAP's development set trains, its validation set stops, its test set tests: 2,000, 454 and 2,000 snippets.
+    GAP's development set is the train part (2,000 snippets), its validation set the val part (454), and its test set
+    the test part (2,000).
 
     Args:
         path: Folder of gap-{development,validation,test}.tsv, plain or gzipped.
-        max_pairs: At most so many snippets of each part; None for all.
+        max_pairs: Maximum snippets of each part; None: all.
     """
 
     name = "coref_gap"
@@ -48,7 +49,7 @@ class Gap:
             file_fingerprint(self._file(name)) for name in FILES.values()
         )
 
-    def examples(self, sample: PairSample) -> Iterator[ProbeExample]:  # noqa: ARG002 - gold data; the collection is not looked at
+    def examples(self, sample: PairSample) -> Iterator[ProbeExample]:  # noqa: ARG002 - the labels have their own texts
         """The snippets, part by part.
 
         Raises:
@@ -86,7 +87,8 @@ def _example(row: dict[str, str], part: str, where: str) -> ProbeExample:
         example = ProbeExample(row["ID"], row["ID"], "", text, targets, part)
     except (KeyError, ValueError) as error:
         raise DataError(
-            f"{where}: expected GAP's columns and offsets, got a line where {shown(str(error))} fails; take the file as published"
+            f"{where}: expected GAP's columns and offsets, got a line where {shown(str(error))} fails; "
+            "take the file as published"
         ) from error
     check_example(example, where)
     return example

@@ -1,4 +1,4 @@
-"""Probing task: labels made elsewhere, imported from edge-probing records, one JSON object a line."""
+"""Probing task: labels made elsewhere, imported from edge-probing records, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -29,21 +29,24 @@ SPANS = ("chars", "spacy_tokens")
 
 
 class JsonLines:
-    """Import examples: the only way to labels of tools that do not run here.
+    """Import examples. Use it for labels of tools that do not run here.
 
     A record is `{"info": {"qid", "pid", "part"?}, "input": {"query", "passage"}, "targets": [{"span1", "span2"?,
-    "label" or "value"}]}`. With `spans=chars` a span is `{"side": "query" or "doc", "start", "end"}` in characters,
-    without start and end the whole side. With `spans=spacy_tokens` it is `[first, end]` in words of spaCy's English
-    tokenizer over query + " " + passage, as the published data sets have it; a target without spans reads both whole
-    sides.
+    "label" or "value"}]}`. With `spans=chars` a span is `{"side": "query" or "doc", "start", "end"}` in characters;
+    without start and end it is the whole side. With `spans=spacy_tokens` a span is `[first, end]` in words of spaCy's
+    English tokenizer over query + " " + passage, as in published data sets; a target without spans then reads both
+    whole sides.
 
     Args:
         path: The file, plain or gzipped.
-        name: The task's name in reports.
+        name: Name of the task in reports.
         spans: `chars` or `spacy_tokens`.
-        whole_text: Whether all spans are whole sides, one target a pair.
-        bins: Number of classes, where the targets have values.
+        whole_text: Whether each target reads the whole query and the whole doc, with one target per pair.
+        bins: Number of classes, if the targets have values.
         binning: `mean2std`, `minmax` or `quantile`.
+
+    Raises:
+        ConfigError: An unknown `spans`.
     """
 
     ranks = False
@@ -70,18 +73,18 @@ class JsonLines:
 
     @cached_property
     def classes(self) -> tuple[str, ...] | None:  # type: ignore[override]
-        """The labels that occur, or bins where the first record has values."""
+        """None (the labels that occur), or empty (bins) if the first record has values."""
         first = next(self._records((0,)), None)
         targets = first[1].get("targets") if first is not None and isinstance(first[1], dict) else None
-        entries = targets if isinstance(targets, list) else []  # what is no such record is refused by `examples`
+        entries = targets if isinstance(targets, list) else []  # `examples` refuses malformed records
         return () if any(isinstance(target, dict) and "value" in target for target in entries) else None
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """The file's records in their order; of more than `max_pairs`, so many drawn by seed.
+        """The file's records in their order; if there are more than `max_pairs`, that many are drawn by seed.
 
         Raises:
-            TaskUnavailable: There is no such file.
-            DataError: A line is no such record; the message names it.
+            TaskUnavailable: The file does not exist, or spaCy is needed and not installed.
+            DataError: A line is not such a record; the message names file and line.
         """
         words = _words() if self.spans == "spacy_tokens" else None
         total = sum(1 for _ in read_lines(self._file()))
@@ -98,35 +101,38 @@ class JsonLines:
         return self.path
 
     def _records(self, chosen: Container[int]) -> Iterator[tuple[str, Any]]:
-        for place, (number, line) in enumerate(read_lines(self._file())):
-            if place in chosen:
+        for i, (number, line) in enumerate(read_lines(self._file())):
+            if i in chosen:
                 yield f"{self.path}:{number}", parse_line(line, f"{self.path}:{number}")
 
 
 def _words() -> Any:
-    """The English tokenizer of spaCy; it needs no trained pipeline."""
+    """SpaCy's English tokenizer, which needs no trained pipeline."""
     try:
         import spacy
     except ImportError as error:
         raise TaskUnavailable(
-            "probe.jsonl.spans: spacy_tokens expected spaCy, got no such package; install it with: pip install -e '.[probe]'"
+            "probe.jsonl.spans: spacy_tokens expected spaCy, got no such package; "
+            "install it with: pip install -e '.[probe]'"
         ) from error
     return spacy.blank("en").tokenizer
 
 
 def _from_words(record: Any, where: str, words: Any) -> ProbeExample:
-    """Turn spans in words of query + " " + passage into characters of a side."""
+    """Convert spans in words of query + " " + passage to characters of a side.
+
+    Raises:
+        DataError: A field is missing, or a span is empty or covers both sides.
+    """
     try:
         query, doc = record["input"]["query"], record["input"]["passage"]
         joined = words(f"{query} {doc}")
         border = len(query) + 1
         targets = []
         for entry in record["targets"]:
-            given = [entry[key] for key in ("span1", "span2") if entry.get(key) is not None]
-            spans = [_side_span(joined[first:end], border, where) for first, end in given] or [
-                Span("query"),
-                Span("doc"),
-            ]
+            bounds = [entry[key] for key in ("span1", "span2") if entry.get(key) is not None]
+            spans = [_side_span(joined[first:end], border, where) for first, end in bounds]
+            spans = spans or [Span("query"), Span("doc")]
             label, value = entry.get("label"), entry.get("value")
             if (label is None) == (value is None) or not math.isfinite(float(value or 0)):
                 raise ValueError("exactly one of label and finite value")

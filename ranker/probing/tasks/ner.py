@@ -31,13 +31,13 @@ ONTONOTES = (
 
 
 class NamedEntities:
-    """One target per entity of query and doc: one span, its OntoNotes type.
+    """One target per entity of query and doc, with one span; the label is its OntoNotes type.
 
-    The sides are tagged apart, so that no entity crosses them.
+    Query and doc are tagged separately, so that no entity crosses from one into the other.
 
     Args:
-        model: spaCy pipeline, a package's name.
-        max_targets: At most so many entities of a pair, the first ones; None for all.
+        model: Package of a spaCy pipeline.
+        max_targets: Maximum entities of a pair, the first ones; None: all.
     """
 
     classes: tuple[str, ...] | None = ONTONOTES
@@ -54,7 +54,7 @@ class NamedEntities:
         return f"ner-spacy@2 {self.model} {versions(self.model)} max_targets={self.max_targets}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """The pairs that hold an entity.
+        """The pairs that have an entity.
 
         Raises:
             TaskUnavailable: The pipeline is not installed.

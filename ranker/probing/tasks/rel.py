@@ -11,15 +11,14 @@ from ranker.probing.examples import PairSample, ProbeExample, whole_text_example
 
 
 class Relevance:
-    """Label each pair by its judgement: 1 from the collection's relevance threshold on.
+    """Label each pair by its judgement: 1 if the grade reaches the collection's relevance threshold, else 0.
 
-    Training and validation queries give their relevant docs and unjudged or irrelevant candidates; test queries give
-    their first `pool` candidates as the first stage ranked them, so that MAP, MRR, nDCG and P are those of re-ranking
-    them.
+    In train and val, a query's pairs are its relevant docs, and candidates that are unjudged or not relevant. In test,
+    they are its first `pool` candidates of the first stage, so that MAP, MRR, nDCG and P measure their re-ranking.
 
     Args:
-        pool: Candidates of each test query.
-        negatives: Candidates that are not relevant per relevant doc, in training and validation.
+        pool: Number of candidates of each test query.
+        negatives: Candidates that are not relevant per relevant doc, in train and val.
     """
 
     name = "rel"
@@ -32,7 +31,7 @@ class Relevance:
         self.labeller = f"qrels@1 pool={pool} negatives={negatives}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """One target a pair, whole query and whole doc; at most `max_pairs` for training and validation together.
+        """One target per pair, of the whole query and the whole doc; at most `max_pairs` in train and val together.
 
         Raises:
             DataError: The collection has no judgements or no candidates.
@@ -40,9 +39,10 @@ class Relevance:
         collection = sample.collection
         if not collection.qrels or collection.candidates is None:
             raise DataError(
-                f"probe.rel: expected judgements and candidates, got none in {collection.name}; take another data or split"
+                f"probe.rel: expected judgements and candidates, got none in {collection.name}; "
+                "take another data or split"
             )
-        made = 0
+        num_pairs = 0  # in train and val
         for number, query_id in enumerate(sample.parts):
             part = sample.parts[query_id]
             judged = collection.qrels.get(query_id, {})
@@ -52,7 +52,7 @@ class Relevance:
                 if grade >= collection.relevance and doc_id in collection.docs
             ]
             candidates = collection.candidates[query_id][: self.pool if part == "test" else sample.depth]
-            if not judged or not candidates or (part != "test" and made >= sample.max_pairs):
+            if not judged or not candidates or (part != "test" and num_pairs >= sample.max_pairs):
                 continue
             if part == "test":
                 chosen = candidates
@@ -62,7 +62,7 @@ class Relevance:
                 rng = np.random.default_rng([sample.seed, number])
                 drawn = rng.permutation(len(others))[: len(relevant) * self.negatives]
                 chosen = [*relevant, *(others[i] for i in drawn)]
-                made += len(chosen)
+                num_pairs += len(chosen)
             for doc_id in chosen:
                 texts = (query_id, doc_id, collection.queries[query_id], collection.docs[doc_id].full_text)
                 example = whole_text_example(texts, label="1" if judged.get(doc_id, 0) >= collection.relevance else "0")

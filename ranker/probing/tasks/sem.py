@@ -1,4 +1,4 @@
-"""Probing task: how similar query and doc are in meaning, by word vectors, binned."""
+"""Probing task: semantic similarity of query and doc by word vectors, binned."""
 
 from __future__ import annotations
 
@@ -16,20 +16,23 @@ SIMILARITIES = {"mean_cos": mean_pairwise_cosine, "mean_vec": cosine_of_means}
 
 
 class SemanticSimilarity:
-    """Label each pair with the similarity of its words' vectors.
+    """Label each pair with the similarity of the word vectors of query and doc.
 
-    Words are lower-case, without stop words, punctuation stays; an unknown word has the mean of all vectors. The
-    vectors are made of the collection (positive PMI + SVD, task `sem_svd`) or read from a file in GloVe's layout (task
-    `sem_FILE`).
+    Words are lower-case, without stop words, and include punctuation marks. An unknown word has the mean of all
+    vectors. The vectors are computed from the collection (positive PMI + SVD, task `sem_svd`), or read from a file in
+    GloVe's format (task `sem_FILE`).
 
     Args:
-        vectors: File of word vectors; None makes them of the collection.
+        vectors: File of word vectors; None: they are computed from the collection.
         similarity: `mean_cos`, the mean cosine over all pairs of words, or `mean_vec`, the cosine of the mean vectors.
-        dim: Size of the vectors made here.
-        window: Neighbours on each side that count for them.
-        min_count: Rarer words have no vector of their own.
+        dim: Size of computed vectors.
+        window: Number of words on each side that count as neighbours, for computed vectors.
+        min_count: Minimum count of a word with its own vector, for computed vectors.
         bins: Number of classes.
         binning: `mean2std`, `minmax` or `quantile`.
+
+    Raises:
+        ConfigError: An unknown `similarity`.
     """
 
     classes: tuple[str, ...] | None = ()
@@ -37,28 +40,39 @@ class SemanticSimilarity:
     ranks = False
 
     def __init__(
-        self, vectors: str | Path | None = None, similarity: str = "mean_cos", dim: int = 100, window: int = 5, min_count: int = 3,
-        bins: int = 10, binning: str = "mean2std",
-    ) -> None:  # fmt: skip
+        self,
+        vectors: str | Path | None = None,
+        similarity: str = "mean_cos",
+        dim: int = 100,
+        window: int = 5,
+        min_count: int = 3,
+        bins: int = 10,
+        binning: str = "mean2std",
+    ) -> None:
         if similarity not in SIMILARITIES:
             raise ConfigError(f"probe.sem.similarity: expected one of {', '.join(SIMILARITIES)}; got {similarity!r}")
         self.vectors = None if vectors is None else Path(vectors).expanduser()
         self.similarity, self.dim, self.window, self.min_count = similarity, dim, window, min_count
         self.bins, self.binning = bins, binning
-        made_by = "svd" if self.vectors is None else "_".join(re.findall(r"\w+", self.vectors.stem))
-        self.name = f"sem_{made_by}" + ("" if similarity == "mean_cos" else f"_{similarity}")
+        source = "svd" if self.vectors is None else "_".join(re.findall(r"\w+", self.vectors.stem))
+        self.name = f"sem_{source}" + ("" if similarity == "mean_cos" else f"_{similarity}")
 
     @cached_property
     def labeller(self) -> str:  # type: ignore[override]
-        """Id, version and settings; a vector file's content counts."""
+        """Id, version and settings, with the hash of the file of vectors."""
         if self.vectors is None:
-            made_by = f"ppmi-svd@1 dim={self.dim} window={self.window} min_count={self.min_count}"
+            source = f"ppmi-svd@1 dim={self.dim} window={self.window} min_count={self.min_count}"
         else:
-            made_by = f"vectors {file_fingerprint(self.vectors) if self.vectors.is_file() else 'missing'}"
-        return f"sem@1 similarity={self.similarity} {made_by}"
+            source = f"vectors {file_fingerprint(self.vectors) if self.vectors.is_file() else 'missing'}"
+        return f"sem@1 similarity={self.similarity} {source}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """One target a pair, whole query and whole doc."""
+        """One target per pair, of the whole query and the whole doc.
+
+        Raises:
+            TaskUnavailable: The file of vectors does not exist.
+            DataError: A line of the file is malformed, or too few words have a vector.
+        """
         vectors = self._vectors(sample)
         similarity = SIMILARITIES[self.similarity]
         for pair in sample.texts():

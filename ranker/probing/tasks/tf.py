@@ -1,4 +1,4 @@
-"""Probing task: how often the query's words occur in the doc, relative to its length, binned."""
+"""Probing task: frequency of the query's words in the doc, relative to its length, binned."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from ranker.probing.words import content_stems
 
 
 class TermFrequency:
-    r"""Label each pair with the mean over the query's words of their share of the doc's words.
+    r"""Label each pair with the term frequency: the share of the doc's words, averaged over the query's words.
 
     .. math:: \mathrm{tf}(q, d) = \frac{1}{|q|} \sum_{t \in q} \frac{\mathrm{count}(t, d)}{|d|}
 
-    Words are alphanumeric, no stop words, stemmed (Porter); lengths are counted after that. 0 where query or doc has no
-    such word.
+    Words are alphanumeric, without stop words, and stemmed (Porter); lengths count only these words. The label is 0 if
+    query or doc has no such word.
 
     Args:
-        legacy_case: Look for stop words before lower-casing, as the published labels have it.
+        legacy_case: Remove stop words before lower-casing, as in the published labels.
         bins: Number of classes.
         binning: `mean2std`, `minmax` or `quantile`.
     """
@@ -33,14 +33,14 @@ class TermFrequency:
         self.labeller = f"tf-porter@1 legacy_case={legacy_case}"
 
     def examples(self, sample: PairSample) -> Iterator[ProbeExample]:
-        """One target a pair, whole query and whole doc."""
+        """One target per pair, of the whole query and the whole doc."""
         for pair in sample.texts():
             query, doc = (content_stems(text, self.legacy_case) for text in pair[2:])
             yield whole_text_example(pair, value=term_frequency(query, doc))
 
 
 def term_frequency(query: list[str], doc: list[str]) -> float:
-    """Mean over the query's words of count in the doc over the doc's length.
+    """Mean over the query's words of their count in the doc over the doc's length; 0 if one of them has no words.
 
     >>> term_frequency(["a", "b"], ["a", "a", "c", "b"])
     0.375

@@ -1,4 +1,4 @@
-"""A mini collection with known entities, coreference and relevance, made from nothing."""
+"""A mini collection with known entities, coreference and relevance, written by rule."""
 
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.splits import split_queries
@@ -14,7 +14,8 @@ def mini_collection(num_queries: int = 24) -> Collection:
     docs, queries, qrels, ranked = [], {}, {}, []
     for i in range(36):
         name, city, thing = NAMES[i % 6], CITIES[(i // 6) % 6], OBJECTS[(i + i // 6) % 6]
-        text = f"{name} lived in {city} for {i + 2} years. There the {thing} was sold on Monday. It was an old {thing}. Later {name} moved to {CITIES[i % 6]}."
+        text = f"{name} lived in {city} for {i + 2} years. There the {thing} was sold on Monday. "
+        text += f"It was an old {thing}. Later {name} moved to {CITIES[i % 6]}."
         docs.append(Doc(f"d{i}", text, f"The {thing}"))
     for j in range(num_queries):
         doc = docs[(5 * j) % 36]

@@ -15,11 +15,12 @@ from ranker.probing.controls import control_labels, shuffled_labels, surface_fea
 from ranker.probing.examples import ProbeExample, Span, Target
 from ranker.probing.label_store import build_data, labelled_examples, span_array, span_tokens
 from ranker.probing.measuring import ranking_measures
+from ranker.probing.options import StudyOptions
 from ranker.probing.pairs import assign_parts, sample_pairs
 from ranker.probing.results import COLUMNS, LENIENT, RANKING
-from ranker.probing.sequences import Sequences, within_spans
+from ranker.probing.sequences import Sequences, span_mask
 from ranker.probing.state_cache import StateCache
-from ranker.probing.study import Study, StudyOptions
+from ranker.probing.study import Study
 from ranker.probing.subject import Subject
 from ranker.probing.tasks.bm25 import BM25Score
 from ranker.probing.tasks.rel import Relevance
@@ -35,12 +36,12 @@ def built(task, sample=SAMPLE, max_doc=256, **options):
     examples = list(task.examples(sample))
     parts = assign_parts(examples, sample, "query", 0.2, 0.2)
     pairs = list(dict.fromkeys((example.query, example.doc) for example in examples))
-    place_of = {pair: place for place, pair in enumerate(pairs)}
+    pair_index = {pair: place for place, pair in enumerate(pairs)}
     sequences = Sequences.of(pairs, TOKENIZER, "pairs", 512, 64, max_doc)
     return (
-        build_data(task, examples, parts, [span_tokens(examples, sequences, place_of)], **options),
+        build_data(task, examples, parts, [span_tokens(examples, sequences, pair_index)], **options),
         sequences,
-        place_of,
+        pair_index,
     )
 
 
@@ -238,7 +239,7 @@ def test_spans_at_other_places_of_the_same_texts_take_no_kept_training(tmp_path:
 
 def test_tokens_within_spans() -> None:
     spans = [np.array([[[1, 3]], [[2, 4]]]), np.array([[[6, 7], [9, 10]]])]  # two of one slot, one of two
-    assert within_spans(spans, 10).nonzero()[0].tolist() == [1, 2, 3, 6, 9]
+    assert span_mask(spans, 10).nonzero()[0].tolist() == [1, 2, 3, 6, 9]
 
 
 def test_warnings_follow_what_the_parts_share(tmp_path: Path) -> None:
@@ -251,7 +252,7 @@ def test_warnings_follow_what_the_parts_share(tmp_path: Path) -> None:
         "test pairs whose doc also occurs in a training pair: ",
         "test pairs whose query also occurs in a training pair: ",
     )
-    own = f"{docs}{shared} (parts of the task's own, which group_by leaves as they are)"
+    own = f"{docs}{shared} (the task's source assigns the parts, group_by does not change them)"
     by_query, by_doc, by_pair = (prepared(tmp_path, tasks, group_by=group_by) for group_by in ("query", "doc", "pair"))
     assert not any(warning.startswith(queries) for warning in by_query)
     assert not any(warning.startswith(f"{docs}bm25") for warning in by_doc)
@@ -283,9 +284,9 @@ class Words:
 def test_targets_beyond_the_truncation_are_left_out_and_counted() -> None:
     whole, _, _ = built(Words())
     assert (whole.num_cut, len(whole.labels)) == (0, 2 * len(SAMPLE.pairs))
-    cut, sequences, place_of = built(Words(), max_doc=20)
+    cut, sequences, pair_index = built(Words(), max_doc=20)
     assert cut.num_cut == len(SAMPLE.pairs) == len(cut.labels)
-    assert span_array(cut, sequences, place_of).shape == (len(cut.labels), 2, 2)
+    assert span_array(cut, sequences, pair_index).shape == (len(cut.labels), 2, 2)
     assert cut.fingerprint != whole.fingerprint
 
 
@@ -294,9 +295,10 @@ def test_two_subjects_keep_the_targets_that_both_see() -> None:
     examples = list(task.examples(SAMPLE))
     parts = assign_parts(examples, SAMPLE, "query", 0.2, 0.2)
     pairs = list(dict.fromkeys((example.query, example.doc) for example in examples))
-    place_of = {pair: place for place, pair in enumerate(pairs)}
+    pair_index = {pair: place for place, pair in enumerate(pairs)}
     spans = [
-        span_tokens(examples, Sequences.of(pairs, TOKENIZER, "pairs", 512, 64, limit), place_of) for limit in (20, 256)
+        span_tokens(examples, Sequences.of(pairs, TOKENIZER, "pairs", 512, 64, limit), pair_index)
+        for limit in (20, 256)
     ]
     assert build_data(task, examples, parts, spans).num_cut == len(SAMPLE.pairs)
 
@@ -311,7 +313,7 @@ def test_nothing_to_tell_apart_is_an_error() -> None:
         built(Constant())
 
 
-def test_empty_classes_are_told(tmp_path: Path) -> None:
+def test_empty_classes_are_reported(tmp_path: Path) -> None:
     class TwoValues(Words):
         labeller, classes = "two@1", ()
 
@@ -324,7 +326,7 @@ def test_empty_classes_are_told(tmp_path: Path) -> None:
 
 
 # controls
-# ---------------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_control_labels_hang_on_the_type_and_keep_the_histogram() -> None:

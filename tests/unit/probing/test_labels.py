@@ -148,7 +148,7 @@ def test_sem_vectors_of_words_in_like_company_are_alike() -> None:
 
 
 def test_sem_ppmi_against_dense_formula() -> None:
-    """All of the spectrum kept, v v' is the PPMI matrix itself (it is symmetric), up to signs of negative eigenvalues."""
+    """With the whole spectrum, v v' is the (symmetric) PPMI matrix, up to signs of negative eigenvalues."""
     docs = [["a", "b", "c", "a"], ["b", "c", "d"], ["a", "d", "d", "b"]] * 3
     words = ["a", "b", "c", "d"]
     counts = np.zeros((4, 4))

@@ -1,4 +1,4 @@
-"""The online code over real trainings: what it finds, what it must not find, and that a killed run ends with the same numbers."""
+"""The online code over real trainings: signal, no signal, and a killed run that ends with the same numbers."""
 
 import math
 import pickle
@@ -15,8 +15,8 @@ from ranker.probing.batches import Inputs
 from ranker.probing.blocks import BlockStore
 from ranker.probing.code_length import counting_code, portion_ends
 from ranker.probing.controls import MAIN, control_labels, shuffled_labels
-from ranker.probing.online_code import Column, Job, OnlineCoder, permutation
-from ranker.probing.states import TensorStates
+from ranker.probing.online_code import Job, LabelSet, OnlineCoder, permutation
+from ranker.probing.state_readers import TensorStates
 from ranker.probing.training import TrainingOptions
 from ranker.probing.workers import code_jobs
 
@@ -55,7 +55,7 @@ def planted(
         inputs,
         "planted",
         {layer: layer for layer in layers},
-        [Column("task", name, made[name]) for name in columns],
+        [LabelSet("task", name, made[name]) for name in columns],
         CLASSES,
         TRAIN,
         VAL,
@@ -77,7 +77,7 @@ def test_planted_signal_at_layer_3_is_found_at_layer_3() -> None:
     job = planted(layers=tuple(range(LAYERS)))
     outcomes = OnlineCoder(FAST, FRACTIONS).code(job)
     compression = {outcome.layer: outcome.code.compression() for outcome in outcomes}
-    prior = prior_compression(job, job.columns[0].labels)
+    prior = prior_compression(job, job.label_sets[0].labels)
     assert max(compression, key=compression.__getitem__) == 3
     assert compression[3] > 2.5
     for layer in (0, 1, 2, 4):
@@ -90,7 +90,7 @@ def test_planted_signal_at_layer_3_is_found_at_layer_3() -> None:
 def test_shuffled_labels_compress_no_better_than_the_prior() -> None:
     job = planted(columns=("shuffled",))
     for outcome in OnlineCoder(FAST, FRACTIONS).code(job):
-        assert outcome.code.compression() < prior_compression(job, job.columns[0].labels) + 0.1
+        assert outcome.code.compression() < prior_compression(job, job.label_sets[0].labels) + 0.1
 
 
 def test_small_portions_look_at_some_validation_pairs_and_large_ones_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,10 +131,10 @@ def test_stacked_and_separate_give_the_same_lengths() -> None:
     separate, stacked = (
         OnlineCoder(SHORT, FRACTIONS, batching=batching).code(job) for batching in ("separate", "stacked")
     )
-    found = {(o.layer, o.seed, o.column.control): o for o in separate}
+    found = {(o.layer, o.seed, o.label_set.control): o for o in separate}
     assert len(found) == len(stacked) == 2 * 2 * 2
     for outcome in stacked:
-        own = found[outcome.layer, outcome.seed, outcome.column.control]
+        own = found[outcome.layer, outcome.seed, outcome.label_set.control]
         assert outcome.code.bits == pytest.approx(own.code.bits, rel=2e-3)
         assert outcome.epochs == own.epochs
 
@@ -143,7 +143,7 @@ def test_a_column_does_not_depend_on_its_company() -> None:
     alone, together = (
         OnlineCoder(SHORT, FRACTIONS).code(planted(columns=names)) for names in ((MAIN,), (MAIN, "control_task"))
     )
-    found = {outcome.layer: outcome for outcome in together if outcome.column.control == MAIN}
+    found = {outcome.layer: outcome for outcome in together if outcome.label_set.control == MAIN}
     for outcome in alone:
         assert outcome.code.bits == pytest.approx(found[outcome.layer].code.bits, rel=2e-3)
 
@@ -239,7 +239,7 @@ def test_faults() -> None:
 
 
 def test_several_processes_give_the_same_lengths(tmp_path: Path) -> None:
-    """States are mapped again, not copied; blocks are kept by whoever made them; progress is told by the one that asked."""
+    """Workers map states again, they are not copied; workers store blocks; the main process reports the progress."""
     job = planted(seeds=(0, 1), columns=(MAIN, "shuffled"))
     data = job.inputs.states.data
     data.half().numpy().tofile(tmp_path / "states.bin")
@@ -251,8 +251,8 @@ def test_several_processes_give_the_same_lengths(tmp_path: Path) -> None:
     store = BlockStore(tmp_path / "blocks.sqlite")
     (together,) = code_jobs(OnlineCoder(SHORT, FRACTIONS, store=store, progress=done.append), [job], workers=2)
     alone = OnlineCoder(SHORT, FRACTIONS).code(job)
-    assert [(o.layer, o.seed, o.column.control) for o in together] == [
-        (o.layer, o.seed, o.column.control) for o in alone
+    assert [(o.layer, o.seed, o.label_set.control) for o in together] == [
+        (o.layer, o.seed, o.label_set.control) for o in alone
     ]
     for ours, theirs in zip(together, alone, strict=True):
         assert ours.code.bits == pytest.approx(theirs.code.bits, rel=2e-3)

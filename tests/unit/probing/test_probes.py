@@ -11,7 +11,7 @@ from ranker.probing import batches
 from ranker.probing.batches import Inputs, make_batches, read_spans
 from ranker.probing.optimizer import Adam, Dropout
 from ranker.probing.probes import EdgeProbe
-from ranker.probing.states import RandomEmbeddings, TensorStates
+from ranker.probing.state_readers import RandomEmbeddings, TensorStates
 from ranker.probing.training import Stack, TrainingOptions, fit, log_probabilities
 
 CPU = torch.device("cpu")
@@ -185,7 +185,7 @@ def test_training_is_that_of_a_plain_probe_with_torch_adam() -> None:
 
 
 def test_best_weights_by_validation_and_early_stop_of_each_member() -> None:
-    """Column 0 can be told from layer 0; column 1 is noise: it stops at once and keeps early weights, while column 0 goes on."""
+    """Label set 0 is learnt from layer 0. Label set 1 is noise: it stops at once and keeps early weights, 0 goes on."""
     inputs, labels = make_inputs(slots=1, several=False)
     first = inputs.spans[:, 0, 0]
     inputs.states.data[0, :, :CLASSES] = 0
@@ -232,7 +232,7 @@ def test_adam_leaves_members_of_rate_0_alone() -> None:
 
 
 def test_adam_on_a_gpu_is_adam_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two ways to take a step, on the same gradients, one member clipped and one of rate 0; torch.optim.Adam is the truth."""
+    """Both ways of a step, on equal gradients, with one clipped member and one of rate 0, against torch.optim.Adam."""
     gradients = (
         torch.randn(12, 3, 50, generator=torch.Generator().manual_seed(0)) * torch.tensor([0.01, 1.0, 1.0])[:, None]
     )
@@ -280,14 +280,14 @@ def test_batches_hold_each_target_once_and_pad_between_seeds() -> None:
         for seed in range(2):
             seen[seed] += batch.targets[seed][batch.real[seed]].tolist()
         for slot, (spans,) in enumerate(read_spans(inputs, [1], batch)):
-            lengths = inputs.spans[batch.places, slot, 1] - inputs.spans[batch.places, slot, 0]
+            lengths = inputs.spans[batch.host_targets, slot, 1] - inputs.spans[batch.host_targets, slot, 0]
             assert spans.mask.sum(-1).tolist() == lengths.tolist()
     assert [sorted(own) for own in seen] == [list(range(len(inputs.spans)))] * 2
 
 
 @pytest.mark.parametrize("chunk", [1, 10, 10**6])
 def test_the_gradient_written_out_is_autograds(monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
-    """Of all layers, seeds and columns, however many targets are read at a time; through masked softmax and sums it is the truth."""
+    """For all layers, seeds and label sets, and any chunk size, against autograd through masked softmax and sums."""
     monkeypatch.setattr(batches, "CHUNK_TOKENS", chunk)
     inputs, _ = make_inputs()
     half = Inputs(TensorStates(inputs.states.data.half()), inputs.spans, inputs.pair_starts, CPU)
@@ -301,8 +301,8 @@ def test_the_gradient_written_out_is_autograds(monkeypatch: pytest.MonkeyPatch, 
     sums = []
     for slot, own in enumerate(probe.split(truth)[name] for name in ("project0", "project1")):
         rows = []
-        for layer, seed, target in np.ndindex(2, 2, batch.places.shape[1]):
-            first, last = half.spans[batch.places[seed, target], slot]
+        for layer, seed, target in np.ndindex(2, 2, batch.host_targets.shape[1]):
+            first, last = half.spans[batch.host_targets[seed, target], slot]
             states = half.states.data[layers[layer], first:last].float()
             projected = states @ own[layer, seed] + probe.split(truth)[f"bias{slot}"][layer, seed].unsqueeze(
                 1

@@ -13,10 +13,10 @@ from matplotlib.colors import to_hex
 from ranker.commands.probe import check_earlier, seen_in_training, with_earlier
 from ranker.errors import ConfigError, DataError
 from ranker.probing.code_length import CodeLength
+from ranker.probing.options import StudyOptions
 from ranker.probing.pictures import heat_map
 from ranker.probing.report import write_report
 from ranker.probing.results import COLUMNS, Result, Results, TaskRecord
-from ranker.probing.study import StudyOptions
 from ranker.probing.summary import compare, control_ratios, layer_differences, selectivity, summarise
 from ranker.probing.training import TrainingOptions
 from tests.unit.probing.mini import mini_splits
@@ -193,7 +193,8 @@ def test_an_earlier_run_on_other_data_seeds_or_layers_is_refused() -> None:
     other = TaskRecord(record.description | {"data_hash": "more pairs"}, record.queries)
     with pytest.raises(
         ConfigError,
-        match=r"compare: task: expected .* the same pairs, .* \(data hash more pairs\), got data; set data, split, max_pairs",
+        match=r"compare: task: expected .* the same pairs, .* \(data hash more pairs\), got data; "
+        "set data, split, max_pairs",
     ):
         check_earlier(earlier, {"task": other}, [0, 1], [2])
     with pytest.raises(ConfigError, match=r"compare: task: .* seeds=\[0, 2\], got \[0, 1\]"):
@@ -254,16 +255,16 @@ def test_report_holds_the_numbers_and_shows_every_picture(tmp_path: Path) -> Non
     prior, shuffled = (results.value("base", "task", control) for control in ("label_prior", "shuffled"))
     controls = text.split("## Against the controls")[1]
     for model in ("base", "tuned"):
-        assert (
-            f"| task | {model} | {results.compression(model, 'task')[1 if model == 'base' else 2]:.3f} | {prior:.3f} | {shuffled:.3f} |"
-            in controls
-        )
+        best = results.compression(model, "task")[1 if model == "base" else 2]
+        assert f"| task | {model} | {best:.3f} | {prior:.3f} | {shuffled:.3f} |" in controls
     assert "| shuffled labels, its best layer |" in controls
-    assert text.rstrip().endswith("may be chance there."), "30 queries are few, and the report says so"
+    assert text.rstrip().endswith("differences between layers may be chance."), (
+        "30 queries are few, and the report says so"
+    )
 
 
 def test_a_control_counts_at_its_best_layer() -> None:
-    """Lengths of 12 x 2 and 108 x 2 or 1 bits: compressions 240/240 and 240/132; two seeds of layer 2 are averaged first."""
+    """Lengths of 12 x 2 and 108 x 2 or 1 bits: compressions 240/240 and 240/132, averaged over two seeds of layer 2."""
     lengths = [(1, 0, 216.0), (2, 0, 108.0), (2, 1, 216.0)]
     rows = [
         replace(result("base", layer, seed, "random_encoder", 1.0), code=CodeLength(4, 12, 120, later))
@@ -285,7 +286,7 @@ def test_shuffled_labels_are_held_against_the_uniform_code_where_the_prior_costs
     assert f"| {shuffled - 1:+.3f} |" in (tmp_path / "report.md").read_text()
 
 
-def test_queries_that_a_ranker_was_trained_on_are_told(tmp_path: Path) -> None:
+def test_queries_that_a_ranker_was_trained_on_are_reported(tmp_path: Path) -> None:
     splits = mini_splits()
     assert splits.val is not None
     splits = replace(splits, train=splits.val)
@@ -305,7 +306,7 @@ def test_queries_that_a_ranker_was_trained_on_are_told(tmp_path: Path) -> None:
 def test_what_a_ranker_saw_is_told_by_texts_not_by_the_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Trained on one collection, probed on another: the queries are looked up in the one it was trained on, whatever path led there."""
+    """Trained on one collection, probed on another: queries are looked up in the training collection, by any path."""
     trained = tmp_path / "trained"
     trained.mkdir()
     (trained / "docs.jsonl").write_text(

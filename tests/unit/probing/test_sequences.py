@@ -62,7 +62,7 @@ def test_a_literal_separator_is_text_and_no_separator() -> None:
     separator = TOKENIZER.sep_token_id
     first, last = made.tokens_of(0, Span("doc"))
     assert separator not in flat_tokens(made)[first:last]
-    row = made.places[0, 0]
+    row = made.pair_rows[0, 0]
     assert (flat_tokens(made)[made.starts[row] : made.starts[row + 1]] == separator).sum() == 2
 
 
@@ -96,7 +96,7 @@ def test_ids_are_those_of_the_tokenizer_and_of_the_token_store(tmp_path) -> None
     for number, (query, doc) in enumerate(PAIRS):
         texts = (query, doc) if query else (doc,)
         expected = TOKENIZER(*texts, split_special_tokens=True)
-        row = made.places[number, 1]
+        row = made.pair_rows[number, 1]
         batch = made.batch(row, row + 1)
         assert batch.tokens.tolist() == expected["input_ids"]
         assert batch.segments.tolist() == expected["token_type_ids"]
@@ -111,9 +111,9 @@ def test_ids_are_those_of_the_tokenizer_and_of_the_token_store(tmp_path) -> None
 def test_texts_are_read_apart_and_once() -> None:
     made = sequences(reads="texts")
     assert made.num_rows == 6, "two different queries, four different docs, though a query and a doc are both 'short'"
-    assert made.places[0, 0] == made.places[3, 0]
-    assert made.places[2, 0] == -1
-    row = made.places[1, 0]
+    assert made.pair_rows[0, 0] == made.pair_rows[3, 0]
+    assert made.pair_rows[2, 0] == -1
+    row = made.pair_rows[1, 0]
     assert made.batch(row, row + 1).tokens.tolist() == TOKENIZER("short")["input_ids"]
 
 

@@ -19,7 +19,7 @@ from ranker.errors import ConfigError, DataError
 from ranker.probing import state_cache
 from ranker.probing.sequences import Sequences
 from ranker.probing.state_cache import StateCache
-from ranker.probing.states import TensorStates, quantised
+from ranker.probing.state_readers import TensorStates, quantised
 from ranker.probing.subject import Subject, encoder_fingerprint
 
 CPU = torch.device("cpu")
@@ -78,7 +78,7 @@ def test_cached_states_are_those_of_a_direct_forward(tmp_path: Path, reads: str,
             inputs = TOKENIZER(doc, return_tensors="pt")
         with torch.no_grad():
             direct = model(**inputs, output_hidden_states=True).hidden_states
-        row = made.places[number, 1]
+        row = made.pair_rows[number, 1]
         own = slice(made.starts[row], made.starts[row + 1])
         for layer in range(3):
             assert_close(states[layer, own], direct[layer][0], rtol=0, atol=2e-6)

@@ -11,7 +11,7 @@ from ranker.probing.statistics import (
     detectable_by_queries,
     detectable_by_seeds,
     expected_layer,
-    holm_ties,
+    holm_by_layer,
     last_layer_drop,
 )
 
@@ -83,7 +83,7 @@ def test_compared_bits() -> None:
 
 def test_holm_over_layers() -> None:
     differences = {layer: Difference(1.0, 0.5, 1.5, 0.1, p) for layer, p in enumerate((0.01, 0.04, 0.03))}
-    assert holm_ties(differences) == pytest.approx({0: 0.03, 1: 0.06, 2: 0.06})
+    assert holm_by_layer(differences) == pytest.approx({0: 0.03, 1: 0.06, 2: 0.06})
 
 
 def test_layer_summaries() -> None:

@@ -1,4 +1,4 @@
-"""The encoder of a trained ranker, read out of its folder: states against transformers' own forward, on what the ranker reads."""
+"""The encoder of a trained ranker, from its folder: its states against transformers' forward on the ranker's input."""
 
 from pathlib import Path
 

@@ -165,7 +165,7 @@ def test_missing_pipeline_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) ->
 
 
 # gold coreference
-# -------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------------------
 
 GAP_COLUMNS = "ID\tText\tPronoun\tPronoun-offset\tA\tA-offset\tA-coref\tB\tB-offset\tB-coref\tURL"
 
@@ -199,7 +199,7 @@ def test_gap_as_published() -> None:
 
 
 # facts
-# ------------------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------------------
 
 
 def write_labels(folder: Path, labels: str) -> Path:
@@ -291,7 +291,7 @@ def test_fact_of_scifact() -> None:
 
 
 # imports
-# ----------------------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_examples_round_trip(tmp_path: Path) -> None:
@@ -363,19 +363,25 @@ def test_published_spans_in_words_become_characters(tmp_path: Path) -> None:
         list(JsonLines(str(path), spans="spacy_tokens").examples(SAMPLE))
 
 
+def record(target: str) -> str:
+    return '{"info": {"qid": 1, "pid": 2}, "input": {"passage": "ab"}, "targets": [' + target + "]}"
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
         ("{", "expected a JSON object"),
         ('{"info": {"qid": 1}}', "a record without"),
-        ('{"info": {"qid": 1, "pid": 2}, "input": {"passage": "ab"}, "targets": [{"span1": {"side": "doc", "start": 0, "end": 3}, "label": "x"}]}',
-         "inside the doc's 2 characters"),
-        ('{"info": {"qid": 1, "pid": 2}, "input": {"passage": "ab"}, "targets": [{"span1": {"side": "title"}, "label": "x"}]}', "side to be query or doc"),
-        ('{"info": {"qid": 1, "pid": 2}, "input": {"passage": "ab"}, "targets": [{"span1": {"side": "doc"}}]}', "exactly one of label and value"),
+        (
+            record('{"span1": {"side": "doc", "start": 0, "end": 3}, "label": "x"}'),
+            "inside the doc's 2 characters",
+        ),
+        (record('{"span1": {"side": "title"}, "label": "x"}'), "side to be query or doc"),
+        (record('{"span1": {"side": "doc"}}'), "exactly one of label and value"),
     ],
-)  # fmt: skip
+)
 def test_broken_records_are_named_by_line(tmp_path: Path, line: str, complaint: str) -> None:
-    good = '{"info": {"qid": 1, "pid": 2}, "input": {"passage": "ab"}, "targets": [{"span1": {"side": "doc"}, "label": "x"}]}'
+    good = record('{"span1": {"side": "doc"}, "label": "x"}')
     path = tmp_path / "bad.jsonl"
     path.write_text(f"{good}\n{line}\n")
     with pytest.raises(DataError, match=rf"bad\.jsonl:2: .*{complaint}"):

@@ -1,4 +1,4 @@
-"""Where a probe's inputs come from: cached states, random embeddings, or surface features."""
+"""Read token states by layer (`States`): from cached states, or from random vectors. `state_cache` makes the former."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SCALES = "scales.bin"  # beside states in int8
+SCALES = "scales.bin"  # file of the scales, in the folder of int8 states
 
 
 class States(Protocol):
-    """Vectors of tokens, by layer."""
+    """A vector for each layer and token."""
 
     @property
     def dim(self) -> int:
@@ -24,22 +24,21 @@ class States(Protocol):
         ...
 
     def gather(self, layers: Sequence[int], tokens: Tensor) -> Tensor:
-        """Vectors float32 [layers, *tokens.shape, dim], on the device of `tokens`.
+        """Copy vectors, float32 [layers, *tokens.shape, dim], to the device of `tokens`.
 
         Args:
-            layers: Positions on the states' layer axis.
-            tokens: Positions on their token axis, int64.
+            layers: Indices on the layer axis of the states.
+            tokens: Indices on their token axis, int64.
         """
         ...
 
 
 class TensorStates:
-    """States in a tensor, perhaps memory-mapped, perhaps on the GPU.
+    """States in a tensor: in memory, memory-mapped, or on the GPU.
 
     Args:
         data: [layers, tokens, dim], any float type, or int8.
-        scales: What each token's numbers are multiplied by, float32 [layers, tokens]; None: they are the states
-            themselves.
+        scales: Factor of each token's numbers, float32 [layers, tokens]; None: the numbers are the states.
     """
 
     def __init__(self, data: Tensor, scales: Tensor | None = None) -> None:
@@ -48,11 +47,17 @@ class TensorStates:
 
     @classmethod
     def mapped(cls, path: Path, dtype: str, shape: tuple[int, int, int]) -> TensorStates:
-        """States in a file, those in int8 with their scales beside it (`SCALES`); another process that gets them maps the files again."""
+        """Map a file of states. Pickling keeps the file's name, so another process maps the file again.
+
+        Args:
+            path: The file; with `int8`, the scales are in `SCALES` in the same folder.
+            dtype: Type of the numbers: `float16`, `float32` or `int8`.
+            shape: Layers, tokens, dim.
+        """
         scales = _mapped(path.with_name(SCALES), "float32", shape[:2]) if dtype == "int8" else None
-        made = cls(_mapped(path, dtype, shape), scales)
-        made._file = (path, dtype, shape)
-        return made
+        states = cls(_mapped(path, dtype, shape), scales)
+        states._file = (path, dtype, shape)
+        return states
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (TensorStates, (self.data, self.scales)) if self._file is None else (TensorStates.mapped, self._file)
@@ -64,25 +69,25 @@ class TensorStates:
 
     @property
     def nbytes(self) -> int:
-        """Memory that they take."""
+        """Size of the states and scales in bytes."""
         return self.data.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def to(self, device: torch.device) -> TensorStates:
-        """The same on a device."""
+        """A copy on a device."""
         return TensorStates(self.data.to(device), None if self.scales is None else self.scales.to(device))
 
     def gather(self, layers: Sequence[int], tokens: Tensor) -> Tensor:
-        """See States."""
+        """Copy vectors, see `States.gather`."""
         flat = tokens.reshape(-1).to(self.data.device)
-        found = _pick(self.data, layers, flat).to(tokens.device, torch.float32)
+        vectors = _pick(self.data, layers, flat).to(tokens.device, torch.float32)
         if self.scales is not None:
-            found *= _pick(self.scales, layers, flat).to(tokens.device).unsqueeze(-1)
-        return found.view(len(layers), *tokens.shape, self.dim)
+            vectors *= _pick(self.scales, layers, flat).to(tokens.device).unsqueeze(-1)
+        return vectors.view(len(layers), *tokens.shape, self.dim)
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    # read-only, since a file that is mapped for writing counts as memory, and may be larger than that; nothing is ever
-    # written to it
+    # Read-only: pages of a file mapped for writing count as memory, and the file may be larger than the memory. Nothing
+    # writes to the tensor, so NumPy's warning does not apply.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(np.memmap(path, dtype=dtype, mode="r", shape=shape))
@@ -98,18 +103,25 @@ def _pick(values: Tensor, layers: Sequence[int], tokens: Tensor) -> Tensor:
 
 
 def quantised(states: Tensor) -> tuple[Tensor, Tensor]:
-    """Round each token's numbers to 127ths of its largest; int8 like `states` [tokens, dim], and float32 [tokens] to multiply by."""
+    """Round each token's numbers to multiples of 1/127 of the token's largest magnitude.
+
+    Args:
+        states: [tokens, dim]
+
+    Returns:
+        int8 [tokens, dim], and the factor of each token, float32 [tokens].
+    """
     scales = (states.float().abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
     return (states.float() / scales.unsqueeze(1)).round().to(torch.int8), scales
 
 
 @dataclass(frozen=True)
 class RandomEmbeddings:
-    """The published control: a frozen table of N(0, 1), read at the token's id; one layer.
+    """The published control: a fixed vector from N(0, 1) for each token id; one layer.
 
     Args:
         table: float32 [vocabulary, dim].
-        tokens: Token id at each position of the token axis, int64 [tokens].
+        tokens: Token id at each index of the token axis, int64 [tokens].
     """
 
     table: Tensor
@@ -117,7 +129,15 @@ class RandomEmbeddings:
 
     @classmethod
     def of(cls, tokens: np.ndarray, vocabulary: int, dim: int, seed: int, device: torch.device) -> RandomEmbeddings:
-        """Draw the table by seed."""
+        """Draw the table by seed.
+
+        Args:
+            tokens: Token id at each index of the token axis, int64 [tokens].
+            vocabulary: Rows of the table.
+            dim: Size of a vector.
+            seed: Seed of the draw.
+            device: Device of the table.
+        """
         table = torch.randn(vocabulary, dim, generator=torch.Generator().manual_seed(seed))
         return cls(table.to(device), torch.from_numpy(tokens).to(device))
 
@@ -127,6 +147,6 @@ class RandomEmbeddings:
         return self.table.shape[1]
 
     def gather(self, layers: Sequence[int], tokens: Tensor) -> Tensor:
-        """See States."""
+        """Copy vectors, see `States.gather`; `layers` is [0]."""
         assert list(layers) == [0], "random embeddings have one layer"
         return self.table[self.tokens[tokens]].unsqueeze(0)
