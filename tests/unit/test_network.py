@@ -94,7 +94,7 @@ def test_a_data_set_whose_servers_do_not_answer(hole, tmp_path):
     stream = RequestsDownload.stream
     with (
         pytest.raises(DataError, match=rf"{hole}/a is out of reach: .*IR_DATASETS_HOME"),
-        irds._answering(),
+        irds._reachable_servers(),
         irds.readable("x"),
     ):
         Download([RequestsDownload(f"{hole}/a"), RequestsDownload(f"{hole}/b")], cache_path=tmp_path / "file").path()
