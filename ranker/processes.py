@@ -23,6 +23,11 @@ def is_first_process() -> bool:
     return global_rank() == 0 and int(os.environ.get("LOCAL_RANK", "0")) == 0
 
 
+def available_cores() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def watch_parent(seconds: float = 1.0, parent: int | None = None) -> None:
     """End this process when its parent dies; otherwise a collective on a GPU would block for half an hour.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from ranker.errors import ConfigError
 from ranker.models.interface import Scorer
 from ranker.multitask.multitask import Multitask
 from ranker.multitask.steps import TaskData
+from ranker.processes import available_cores
 from ranker.retrieval.bm25 import FirstStage, with_candidates
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def batch_options(cfg: DictConfig) -> BatchOptions:
     if options["max_tokens"] is None:
         options["max_tokens"] = 32768 if gpu else 8192
     if options["workers"] is None:
-        options["workers"] = min(4, os.cpu_count() or 1) if gpu else 0
+        options["workers"] = min(4, available_cores()) if gpu else 0
     return BatchOptions(**options, min_micro_batches=cfg.trainer.accumulate_grad_batches)  # type: ignore[arg-type]
 
 

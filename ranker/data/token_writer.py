@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ranker.errors import ConfigError, DataError
+from ranker.processes import available_cores
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -256,7 +257,7 @@ def _encoded(
     would inherit the pool's locks without its threads (a deadlock, or a warning per worker). The tokenizer releases the
     interpreter lock, so Python threads scale as well.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     threads = min(cores, MAX_THREADS)
     waiting: deque[tuple[np.ndarray, Future[Encoded]]] = deque()
     with _environment("TOKENIZERS_PARALLELISM", "false"):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ranker.data.ragged import tensor_ranges
 from ranker.encoders.kernels.blocks import BLOCK
 from ranker.types import TokenBatch
 
@@ -44,8 +45,7 @@ class RaggedLayout:
         key_indices, cu_keys = None, batch.cu_seqlens
         if batch.attended is not None:
             cu_keys = functional.pad(batch.attended.cumsum(0), (1, 0)).int()
-            shift = (starts - cu_keys[:-1]).repeat_interleave(batch.attended, output_size=batch.num_attended)
-            key_indices = torch.arange(batch.num_attended, device=starts.device) + shift
+            key_indices = tensor_ranges(starts, batch.attended, batch.num_attended)
         return cls(batch, row_indices, position_ids, key_indices, cu_keys)
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ranker.data.ragged import tensor_ranges
 from ranker.types import Movable
 
 
@@ -39,9 +40,7 @@ class TextVectors(Movable):
         if self.counts is None:
             return texts
         starts, counts = (self.counts.cumsum(0) - self.counts)[texts], self.counts[texts]
-        ends = counts.cumsum(0)
-        numbers = torch.arange(int(ends[-1]) if len(ends) else 0, device=texts.device)
-        return numbers + (starts - ends + counts).repeat_interleave(counts, output_size=len(numbers))
+        return tensor_ranges(starts, counts, int(counts.sum()))
 
     def take(self, texts: Tensor) -> TextVectors:
         """Return the vectors of chosen texts, int64 [texts], in that order."""

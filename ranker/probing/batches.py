@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ranker.data.ragged import ranges
 from ranker.probing.state_readers import States
 
 GATHER_BYTES = 256 << 20  # most bytes of states gathered at a time during evaluation
@@ -28,9 +29,7 @@ def targets_of_pairs(pair_starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
     >>> targets_of_pairs(np.array([0, 2, 3, 6]), np.array([2, 0])).tolist()
     [3, 4, 5, 0, 1]
     """
-    counts = pair_starts[pairs + 1] - pair_starts[pairs]
-    offsets = np.repeat(pair_starts[pairs] - np.cumsum(counts) + counts, counts)
-    return offsets + np.arange(int(counts.sum()))
+    return ranges(pair_starts[pairs], pair_starts[pairs + 1] - pair_starts[pairs])
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import torch
 
 from ranker.probing.blocks import BlockStore
 from ranker.probing.online_code import Job, OnlineCoder, Outcome
+from ranker.processes import available_cores
 
 MIN_WORK = 100_000  # training pairs times probes; below this, starting processes takes longer than it saves
 
@@ -36,7 +37,7 @@ def code_jobs(coder: OnlineCoder, jobs: Sequence[Job], workers: int | None = Non
         len(jobs[number].train) * len(layers) * len(seeds) * len(jobs[number].label_sets)
         for number, layers, seeds in stacks
     )
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     processes = min(cores if workers is None else workers, len(stacks))
     on_cpu = all(job.inputs.device.type == "cpu" for job in jobs)
     if processes < 2 or not on_cpu or (workers is None and work < MIN_WORK):

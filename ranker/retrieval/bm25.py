@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 from array import array
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from ranker.data.collection import Candidates, Collection, Docs, Splits
 from ranker.data.query_docs import has_own_id
 from ranker.errors import DataError
 from ranker.files import remove_partial, write_whole, zip_fault
+from ranker.processes import available_cores
 from ranker.retrieval.words import Words
 
 log = logging.getLogger(__name__)
@@ -228,7 +228,7 @@ def first_stage(
         fingerprint = collection.docs.fingerprint
         if fingerprint not in indexes:
             log.info("BM25: indexing %d docs for %s", len(collection.docs), collection.name)
-            indexes[fingerprint] = BM25(collection.docs, **asdict(options), threads=threads or os.cpu_count() or 1)
+            indexes[fingerprint] = BM25(collection.docs, **asdict(options), threads=threads or available_cores())
         log.info(
             "BM25: searching the best %d docs for %d queries of %s", depth, len(collection.queries), collection.name
         )

@@ -18,6 +18,7 @@ import torch
 from filelock import FileLock
 
 from ranker.data.collate import Collator
+from ranker.data.ragged import ranges
 from ranker.data.step_plan import fill
 from ranker.data.token_store import TokenStore
 from ranker.data.token_writer import tokenizer_fingerprint
@@ -160,8 +161,7 @@ def _encode_shard(
                 f"encoding: expected finite vectors, got NaN or infinity in that of doc {ids[bad].decode()!r} "
                 f"as {description.dtype}; look at the checkpoint, or set encode.dtype=float32"
             )
-        within = np.arange(len(values)) - np.repeat(np.cumsum(counts[batch]) - counts[batch], counts[batch])
-        shard.vectors[np.repeat(ends[batch] - counts[batch], counts[batch]) + within] = values
+        shard.vectors[ranges(ends[batch] - counts[batch], counts[batch])] = values
     shard.finish()
 
 

@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 
+from ranker.data.ragged import ranges
 from ranker.data.token_writer import map_array
 from ranker.errors import CheckpointError, DataError
 from ranker.files import REBUILD, THREADS, verify_folder, write_whole
@@ -249,8 +250,7 @@ class VectorStore:
     def take(self, rows: np.ndarray) -> TextVectors:
         """Return the vectors of docs by their rows, int64 [docs], in that order."""
         counts = self.counts[rows]
-        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        values = torch.from_numpy(self._at(np.repeat(self.ends[rows] - counts, counts) + within))
+        values = torch.from_numpy(self._at(ranges(self.ends[rows] - counts, counts)))
         return TextVectors(values, torch.from_numpy(counts) if self.description.several else None)
 
     def _at(self, numbers: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from ranker.data.ragged import tensor_ranges
 from ranker.interactions.maxsim import TextVectors, blocks
 from ranker.training.rerank_module import NonFiniteOptions, Optimization, RerankModule
 from ranker.types import Contrast, Loss, RankBatch, TrainStep
@@ -258,11 +259,7 @@ def _rows_in_step(batch: RankBatch, contrast: Contrast) -> tuple[Tensor, Tensor]
     counts = batch.doc_mask.sum(1)
     starts = pad(torch.bincount(contrast.owners, minlength=contrast.mask.shape[0]).cumsum(0), (1, 0))[batch.places]
     assert batch.docs is not None
-    num_docs = batch.docs.num_rows
-    within = torch.arange(num_docs, device=counts.device) - (counts.cumsum(0) - counts).repeat_interleave(
-        counts, output_size=num_docs
-    )
-    return batch.places, starts.repeat_interleave(counts, output_size=num_docs) + within
+    return batch.places, tensor_ranges(starts, counts, batch.docs.num_rows)
 
 
 def _sum_over_devices(values: Tensor) -> None:
