@@ -106,7 +106,7 @@ def refused_by_lightning(key: str) -> Iterator[None]:
         yield
     except (MisconfigurationException, ValueError, TypeError, AssertionError, RuntimeError) as error:
         got = " ".join(str(error).split()) or type(error).__name__
-        raise ConfigError(f"{key}: expected values that Lightning takes, got a refusal: {got}") from error
+        raise ConfigError(f"{key}: expected values that Lightning accepts, got Lightning's error: {got}") from error
 
 
 def several_devices(options: Mapping[str, Any]) -> bool:
@@ -145,13 +145,14 @@ def _strategy(options: Mapping[str, Any]) -> Strategy | str:
 def _prepare_children(folder: Path, command: str) -> None:
     """Make Lightning start its other processes with the composed configuration instead of this command line.
 
-    The command line may be a multirun, which each child would start again, and `now` would give the children other
-    folders.
+    If the command line is a Hydra multirun, each child would start the whole multirun again; and the `${now:...}`
+    resolver would give each child a different run folder.
     """
     if HydraConfig.initialized() and is_first_process():
         composed: Any = HydraConfig.instance().cfg
         with read_write(composed.hydra):
-            # Lightning passes this folder on; in a multirun it would be one that nobody uses
+            # Lightning passes `hydra.run.dir` to its child processes; in a multirun it would otherwise name a folder
+            # that is not the run's.
             composed.hydra.run.dir = str(folder)
         announce_parent()
         overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none"]

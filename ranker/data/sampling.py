@@ -43,7 +43,7 @@ class GroupSampler(Protocol):
         ...
 
     def fingerprint(self) -> str:
-        """Return a text that changes when the data changes from which groups are drawn."""
+        """Return a string that changes whenever the data that groups are drawn from changes."""
         ...
 
 
@@ -119,9 +119,10 @@ class _Group:
 class JudgedGroups:
     """One group per training query: relevant docs from the qrels, negatives from the candidates.
 
-    A doc whose grade reaches `collection.relevance` is never drawn as a negative. Other judged docs may be, with their
-    grade (if it is positive) as label. A doc with the query's own id or text is never a negative either. A group with
-    fewer negatives than requested stays smaller and is masked; no doc is repeated.
+    A doc whose grade reaches `collection.relevance` is never drawn as a negative. Other judged docs may be drawn as
+    negatives; their label (without a teacher) is their grade, or 0 if the grade is negative. A doc with the query's own
+    id or text is never a negative either. A group with fewer negatives than requested stays smaller and is masked; no
+    doc is repeated.
 
     Args:
         collection: Queries, qrels and candidates.
@@ -133,8 +134,9 @@ class JudgedGroups:
         prompt_tokens: Tokens of a prompt before each query and before each doc of the stores.
 
     Raises:
-        DataError: No query has a relevant doc; or `random_negatives` is off and a query has no candidate that is not
-            relevant, or no query has one of the given negatives.
+        DataError: No query has a relevant doc. With `random_negatives` off, also if (a) neither mined negatives nor a
+            teacher is given and a query with relevant docs has no non-relevant candidate, or (b) no query with relevant
+            docs has a usable negative.
     """
 
     def __init__(
@@ -248,13 +250,14 @@ def _groups_of(
             and doc_id != query_id
         ]
         if not negative_ids and not options.random_negatives:
-            # Mining may find no negative for a query, and no random doc has a teacher's score
+            # Not an error here: mining may find no negative for a query, and with a teacher random docs could not be
+            # used because they have no score.
             if negatives is not None or teacher_scores is not None:
                 num_without_negatives += 1
                 continue
             raise DataError(
                 f"{collection.name}: query {query_id!r}: expected at least one candidate that is not relevant, got "
-                f"none among {len(top)}; set data.random_negatives=true to fill from the corpus"
+                f"none among the top {len(top)} candidates; set data.random_negatives=true to fill from the corpus"
             )
         label_of = teacher_scores.__getitem__ if teacher_scores is not None else partial(_grade_label, judged)
         groups.append(_Group(query_id, positive_ids, negative_ids, label_of))
@@ -325,6 +328,10 @@ class TripleGroups:
         return rows, np.tile(np.array([1.0, 0.0], dtype=np.float32), (len(groups), 1))
 
     def fingerprint(self) -> str:
-        """Return the number of triples and a hash of ten thousand of them, since the file may exceed the memory."""
+        """Return the number of triples and a hash of every n-th triple.
+
+        At least ten thousand (or all if fewer) are hashed, but not every triple of a large file, because the file may
+        be larger than memory.
+        """
         every = max(1, len(self) // 10_000)
         return f"{len(self)} {digest(self.query_rows[::every], self._docs[::every])}"

@@ -11,7 +11,7 @@ import numpy as np
 from ranker.errors import DataError
 from ranker.hashing import mix
 
-_MAX_PERMUTED_GROUPS = 1 << 24  # above this the order is computed where it is read
+_MAX_PERMUTED_GROUPS = 1 << 24  # above this, the order is computed on access instead of stored (`HashedOrder`)
 
 
 def deal(sizes: Sequence[int], bins: int) -> list[list[int]]:
@@ -58,8 +58,9 @@ def fill(order: np.ndarray, sizes: np.ndarray, max_tokens: int) -> list[np.ndarr
 class HashedOrder:
     """A shuffle of `range(size)` that is computed on access and needs no memory.
 
-    A Feistel cipher over the next larger domain is applied again while its value is out of range (Black and Rogaway,
-    "Ciphers with Arbitrary Finite Domains", 2002, method 3); the round function is `mix`.
+    A Feistel cipher over the smallest sufficient power-of-4 domain, with cycle walking: it is reapplied until the value
+    falls below `size` (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002, method 3). The round function
+    is `mix`.
 
     >>> order = HashedOrder(1000, seed=0, epoch=0)
     >>> sorted(order[0:1000].tolist()) == list(range(1000)), order[10:12].tolist() == order[0:1000][10:12].tolist()

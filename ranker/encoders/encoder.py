@@ -41,8 +41,8 @@ class Encoder(nn.Module):
 
     Families with BERT's modules (`Family.bert_modules`) run without padding: every linear layer sees real tokens only
     (`ragged_forward`). Others are padded and run through transformers' own forward (`padded`). Both give the same
-    states. On CUDA in half precision attention is unpadded, too, without attention dropout, and layers run through this
-    package's kernels, or compiled where those can't run (`paths`).
+    states. On CUDA in half precision, attention also runs without padding; it then applies no attention dropout. Layers
+    run through this package's kernels, or as compiled functions where the kernels cannot run (`paths`).
 
     Args:
         model: The transformers model, without its pooler.

@@ -1,4 +1,4 @@
-"""One post-norm transformer layer over ragged tokens, as a function of its weights: the readable reference.
+"""One post-norm transformer layer over ragged tokens: the readable reference that `kernel_layer` must agree with.
 
 The layer is a function of its weights, so that one compiled function runs all layers (`compiled_layer`).
 """
@@ -78,7 +78,7 @@ class LayerFunctions(NamedTuple):
 
     Args:
         attend: Attention of all tokens, see `linear_attention`.
-        average: Attention of one query per row and head over the states, see `padded_average`.
+        average: Attention-weighted average of each row's states, for one query per row and head; see `padded_average`.
         linear_activation: First half of the feed-forward block, see `linear_activation`.
         linear_residual_norm: End of both blocks, see `linear_residual_norm`.
     """
@@ -159,9 +159,10 @@ def first_token_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return the attention output of each row's first token and that token's state, both [rows, dim].
 
-    A logit q . (W_k x) equals (W_k^T q) . x, and a mean of W_v x equals W_v times the mean of x. So only the first
-    tokens go through weights. The key bias adds the same number to all logits of a row, so its gradient is 0; it takes
-    part in the result because DDP expects a gradient of every parameter.
+    A logit q . (W_k x) equals (W_k^T q) . x, and an attention-weighted mean of W_v x equals W_v times the mean of
+    x. So only the first tokens go through weights. The key bias adds the same constant to all logits of a row and head,
+    so softmax cancels it and its gradient is 0. It is added with factor 0 because DDP expects a gradient for every
+    parameter.
 
     Args:
         states: [tokens, dim].
@@ -180,7 +181,7 @@ def first_token_attention(
     return mixed + (w.value_bias + 0.0 * w.key_bias), first_states
 
 
-@cache  # the same function for the same argument, so that compiled layers recognise it
+@cache  # equal arguments return the same function object, so compiled layers are reused instead of recompiled
 def linear_attention(attention: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a function (states [tokens, dim], weight, bias, num_heads, rows) -> [tokens, dim].
 

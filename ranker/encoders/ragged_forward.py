@@ -38,8 +38,8 @@ class RaggedForward:
 
     Args:
         execution: Options.
-        ids_in_table: Whether the word table has a row for every token id of the tokenizer. Torch's lookup reports a
-            missing row, the embedding kernel does not, so without this the kernel is not used.
+        ids_in_table: Whether the word table has a row for every token id of the tokenizer. If False,
+            torch's lookup is used instead of the embedding kernel, because only the former reports an out-of-range id.
     """
 
     def __init__(self, execution: Execution, ids_in_table: bool) -> None:
@@ -127,7 +127,8 @@ class RaggedForward:
         first_tokens = batch.cu_seqlens[:-1]
         packed = None
         if unpadded:
-            # includes one padding row, so there is never a single row, which compiled code would take for a constant
+            # `pad_to_tiles` added at least one padding row, so there are at least two rows (compiled code would treat a
+            # count of 1 as a constant). An empty padding row starts past the last token, so its index is clamped.
             first_tokens = first_tokens.clamp(max=batch.num_tokens - 1)
             packed = path.packed_rows(layout)
         hashes = _hashes(model, layout, seed)

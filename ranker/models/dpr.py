@@ -25,7 +25,7 @@ from ranker.models._prompts import with_prompt
 from ranker.types import RankBatch, TokenBatch
 
 ACTIVATIONS = ("identity", "tanh")
-LEAST_TEMPERATURE = 0.01  # lower bound of a learned one, as in CLIP: sharper softmaxes overflow
+LEAST_TEMPERATURE = 0.01  # lower bound of a learned temperature, as in CLIP, where lower ones made training unstable
 
 
 class DPR(nn.Module):
@@ -45,8 +45,8 @@ class DPR(nn.Module):
         query_prompt: Text before each query, tokenized together with it; special tokens of the tokenizer in it stay
             special.
         doc_prompt: The same before each doc.
-        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: unless labels
-            are a teacher's scores.
+        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: yes,
+            unless the labels are a teacher's scores.
         symmetric: Whether each positive doc is also contrasted with the step's other queries.
     """
 
@@ -103,7 +103,10 @@ class DPR(nn.Module):
         return with_prompt(tokenizer, single, self.query_prompt), with_prompt(tokenizer, single, self.doc_prompt)
 
     def settings(self) -> dict[str, Any]:
-        """Return the options, beside weights and tokenizer, that change the vectors; stored vectors keep their hash."""
+        """Return the options that change the vectors, apart from weights and tokenizer.
+
+        A hash that covers them is saved with stored vectors.
+        """
         return {
             "scorer": "dpr",
             "pooling": self.pooling,

@@ -1,7 +1,7 @@
 """The online code of a task for all layers, seeds and label sets.
 
-A portion is a first part of the training pairs: a stack of new probes is trained on it and codes the next block.
-Finished blocks are stored, so that a killed run resumes after the last one.
+Online (prequential) coding: a portion is a prefix of the training pairs; newly initialised probes are trained on it and
+then encode the next block of pairs. Finished blocks are stored, so that a killed run resumes after the last one.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class Outcome:
         seed: The seed.
         label_set: The label set.
         code: The description length.
-        bits: Bits of each training target, float32 [training targets], in the order of the pairs; log2 k in block 1.
+        bits: Bits of each training target, float32 [training targets], in the original order of the pairs, not
+            the seed's; log2(classes) in the first block.
         block_ends: End of each block, in targets of this seed's order.
         block_bits: Bits of each block.
         predicted: Predicted class of each test target, after training on all training pairs.
@@ -93,7 +94,8 @@ class Outcome:
         accuracy: Accuracy on the test part.
         macro_f1: Macro F1 on the test part.
         epochs: Passes over the training pairs in the last training.
-        seconds: Duration of this member's trainings, its share of the stack.
+        seconds: This member's share of the stack's training and coding time: total time divided by the number of
+            members trained together.
     """
 
     layer: int
@@ -113,12 +115,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Portion:
-    """The first training pairs of each seed, and the block that probes trained on them code.
+    """The first training pairs in each seed's order, and the block encoded by the probes trained on them.
 
     Args:
         number: Number of the portion, from 0.
         start: The probes are trained on the first `start` pairs.
-        end: The block ends with pair `end`. None: the probes are applied to the test pairs, which are no block.
+        end: The block ends with pair `end`. None: the last portion; its probes are applied to the test pairs, which
+            are not part of the code.
     """
 
     number: int
@@ -232,7 +235,7 @@ class OnlineCoder:
         missing = [member for member in keys if member not in blocks]
         self.progress(len(blocks))
         if missing:
-            # only whole label sets are trained: all layers and seeds of those that miss a member
+            # Every label set with at least one missing member is trained again for all layers and seeds.
             computed = self._train_block(stack, portion, sorted({label_set for _, _, label_set in missing}))
             self.store.put([(keys[member], arrays) for member, arrays in computed.items()])
             blocks |= computed
@@ -366,7 +369,11 @@ class OnlineCoder:
 
 
 def permutation(seed: int, num_pairs: int) -> np.ndarray:
-    """Order in which a seed sends the training pairs, the same for all layers, subjects and controls; int64 [pairs]."""
+    """Random permutation of `num_pairs` determined by the seed, int64 [pairs].
+
+    It is the order in which training pairs are coded, equal for all layers, subjects (the probed encoders) and
+    controls. It is also used to select a subset of the validation pairs.
+    """
     return np.random.default_rng([seed, num_pairs]).permutation(num_pairs)
 
 

@@ -1,6 +1,7 @@
-"""Contrastive training: a query's negatives are its own docs and the docs of the whole optimizer step.
+"""Contrastive training: each query is scored against its own docs and those of all other queries of the step.
 
-The loss does not depend on the number of devices or on the memory budget.
+The docs of other queries are additional negatives. The loss does not depend on the number of devices or on the memory
+budget.
 """
 
 from __future__ import annotations
@@ -33,8 +34,10 @@ class ContrastiveModule(RerankModule):
     GradCache (Gao et al., 2021, arXiv:2101.06983) over micro-batches and devices. Pass 1 encodes every micro-batch
     without a graph. The vectors are gathered in the step's order. Each device scores its own queries against all docs,
     and the loss is computed on the step's whole matrix, some rows at a time. Its gradient reaches the vectors block by
-    block. Pass 2 encodes again with the same dropout and continues the backward pass from the vectors. Memory: one
-    micro-batch, the step's vectors (once), and its score matrix.
+    block. Pass 2 encodes again with the same dropout and continues the backward pass from the vectors.
+
+    Peak memory: one micro-batch's activations, the step's vectors (gradients of doc vectors reuse their storage; query
+    vectors have a separate gradient), and the score matrix with its gradient.
 
     Steps must have `contrast`. The scorer must have `encode_queries`, `encode_docs`, `score_block` and
     `scoring_parameters`.
@@ -45,7 +48,8 @@ class ContrastiveModule(RerankModule):
         loss: As in RerankModule.
         optimization: As in RerankModule.
         nonfinite: As in RerankModule.
-        symmetric: Take the mean of the loss and of the same loss over each positive doc's scores with all queries.
+        symmetric: Also compute the loss in the other direction (each positive doc ranks all queries of the step) and
+            average the two losses.
     """
 
     def __init__(
@@ -72,11 +76,16 @@ class ContrastiveModule(RerankModule):
         queries, docs = self._encode_step(step, text_rows)
         vector_rows = [(queries.vector_indices(rows[0]), docs.vector_indices(rows[1])) for rows in text_rows]
         mine = torch.cat([rows[0] for rows in text_rows]).sort().values if text_rows else step.contrast.owners[:0]
-        total, on_scores, on_loss = self._loss_of_step(queries, docs, mine, step)
-        on_queries, on_docs, on_scoring = self._through_scores(queries, docs, mine, on_scores)
+        total, grad_scores, grad_loss_parameters = self._loss_of_step(queries, docs, mine, step)
+        grad_queries, grad_docs, grad_scoring_parameters = self._backward_through_scores(
+            queries, docs, mine, grad_scores
+        )
         # The loss's parameters have their full gradient on each device; the scorer's parameters have only this device's
         # share. DDP averages both, so only the second ones are multiplied by the number of devices.
-        gradients = [*zip(self._loss_parameters(), on_loss, strict=True), *((p, g * world) for p, g in on_scoring)]
+        gradients = [
+            *zip(self._loss_parameters(), grad_loss_parameters, strict=True),
+            *((p, g * world) for p, g in grad_scoring_parameters),
+        ]
         direct = sum(((p * g).sum() for p, g in gradients), start=torch.zeros((), device=self.device))
         if not step.micro_batches:  # every device must take part in the reduction
             self.manual_backward(self.zero_loss() + direct)
@@ -85,8 +94,8 @@ class ContrastiveModule(RerankModule):
             self._seed_dropout(step, i)
             with self._gradient_sync(only_if=last):
                 of_queries, of_docs = self._encode(batch)
-                carried = (of_queries.values * on_queries.index_select(0, query_rows)).sum()
-                carried = carried + (of_docs.values * on_docs.index_select(0, doc_rows)).sum()
+                carried = (of_queries.values * grad_queries.index_select(0, query_rows)).sum()
+                carried = carried + (of_docs.values * grad_docs.index_select(0, doc_rows)).sum()
                 # DDP divides by the number of devices
                 self.manual_backward(carried * world + direct if last else carried * world)
         return (
@@ -117,7 +126,7 @@ class ContrastiveModule(RerankModule):
                 doc_counts[doc_rows] = scorer.doc_vector_counts(batch.docs)
             _sum_over_devices(query_counts)
             _sum_over_devices(doc_counts)
-        queries, docs = self._no_vectors(step.num_groups, query_counts), self._no_vectors(step.num_docs, doc_counts)
+        queries, docs = self._zero_vectors(step.num_groups, query_counts), self._zero_vectors(step.num_docs, doc_counts)
         with torch.no_grad():
             for i, (batch, (query_rows, doc_rows)) in enumerate(zip(step.micro_batches, text_rows, strict=True)):
                 self._seed_dropout(step, i)
@@ -131,7 +140,7 @@ class ContrastiveModule(RerankModule):
         _sum_over_devices(docs.values)
         return queries, docs
 
-    def _no_vectors(self, num_texts: int, counts: Tensor | None) -> TextVectors:
+    def _zero_vectors(self, num_texts: int, counts: Tensor | None) -> TextVectors:
         scorer: Any = self.scorer
         dtype = torch.float64 if next(scorer.parameters()).dtype == torch.float64 else torch.float32
         rows = num_texts if counts is None else int(counts.sum())
@@ -166,17 +175,17 @@ class ContrastiveModule(RerankModule):
                 "raise batch.queries or batch.docs"
             )
         groups, parameters = torch.arange(len(scores), device=scores.device), self._loss_parameters()
-        loss, on_scores, on_loss = (
+        loss, grad_scores, grad_loss_parameters = (
             scores.new_zeros(()),
             torch.zeros_like(scores),
             [torch.zeros_like(p) for p in parameters],
         )
-        directions = [Direction(groups, groups, contrast.owners, contrast.labels, scores, on_scores, contrast.mask)]
+        directions = [Direction(groups, groups, contrast.owners, contrast.labels, scores, grad_scores, contrast.mask)]
         positive = contrast.positive.nonzero().squeeze(1) if self.symmetric else groups[:0]
         if len(positive):
             ones = torch.ones_like(groups, dtype=scores.dtype)
             directions.append(
-                Direction(positive, contrast.owners, groups, ones, scores.T, on_scores.T, contrast.mask.T)
+                Direction(positive, contrast.owners, groups, ones, scores.T, grad_scores.T, contrast.mask.T)
             )
         for to in directions:
             pairwise = getattr(self.loss, "pairwise", True)
@@ -191,38 +200,42 @@ class ContrastiveModule(RerankModule):
                     by_scores, *by_parameters = torch.autograd.grad(part, [block_scores, *parameters])
                 loss += part.detach()
                 to.gradients[rows] += by_scores
-                for total, gradient in zip(on_loss, by_parameters, strict=True):
+                for total, gradient in zip(grad_loss_parameters, by_parameters, strict=True):
                     total += gradient
-        return loss, on_scores, on_loss
+        return loss, grad_scores, grad_loss_parameters
 
-    def _through_scores(
-        self, queries: TextVectors, docs: TextVectors, mine: Tensor, on_scores: Tensor
+    def _backward_through_scores(
+        self, queries: TextVectors, docs: TextVectors, mine: Tensor, grad_scores: Tensor
     ) -> tuple[Tensor, Tensor, list[tuple[nn.Parameter, Tensor]]]:
         """Gradients with respect to this device's query vectors, to all doc vectors, and to the scoring parameters.
 
-        The gradients of doc vectors overwrite the vectors as soon as no query needs these any more.
+        To save memory, each block of `docs.values` is overwritten by its gradient once all of this device's queries
+        have been scored against it.
         """
         scorer: Any = self.scorer
         parameters = [p for p in scorer.scoring_parameters() if p.requires_grad]
-        on_queries, on_parameters = torch.zeros_like(queries.values), [torch.zeros_like(p) for p in parameters]
+        grad_queries, grad_scoring_parameters = (
+            torch.zeros_like(queries.values),
+            [torch.zeros_like(p) for p in parameters],
+        )
         for doc_rows in self._doc_blocks(docs):
             some_docs = docs.take(doc_rows)
-            on_docs = torch.zeros_like(some_docs.values)
+            grad_docs = torch.zeros_like(some_docs.values)
             for query_rows in self._query_blocks(queries, mine):
                 some_queries = queries.take(query_rows)
                 inputs = [some_queries.values.requires_grad_(True), some_docs.values.requires_grad_(True), *parameters]
                 with torch.enable_grad():
                     scores = scorer.score_block(some_queries, some_docs)
                 by_queries, by_docs, *by_parameters = torch.autograd.grad(
-                    scores, inputs, on_scores[query_rows.unsqueeze(1), doc_rows]
+                    scores, inputs, grad_scores[query_rows.unsqueeze(1), doc_rows]
                 )
-                on_docs += by_docs
-                on_queries.index_add_(0, queries.vector_indices(query_rows), by_queries)
-                for total, gradient in zip(on_parameters, by_parameters, strict=True):
+                grad_docs += by_docs
+                grad_queries.index_add_(0, queries.vector_indices(query_rows), by_queries)
+                for total, gradient in zip(grad_scoring_parameters, by_parameters, strict=True):
                     total += gradient
-            docs.values[docs.vector_indices(doc_rows)] = on_docs
+            docs.values[docs.vector_indices(doc_rows)] = grad_docs
         _sum_over_devices(docs.values)
-        return on_queries, docs.values, list(zip(parameters, on_parameters, strict=True))
+        return grad_queries, docs.values, list(zip(parameters, grad_scoring_parameters, strict=True))
 
     def _query_blocks(self, queries: TextVectors, mine: Tensor) -> list[Tensor]:
         """This device's queries in blocks, so that their similarities with a block of docs need little memory."""
@@ -236,10 +249,10 @@ class Direction(NamedTuple):
     """A direction of the loss: queries rank docs, or positive docs rank queries.
 
     Attributes:
-        anchors: Rows of `scores` that are ranked, int64 [anchors].
+        anchors: Rows of `scores` that enter the loss; each row ranks the columns. int64 [anchors].
         anchor_groups: Each row's group, int64 [rows].
         candidate_groups: Each column's group, int64 [columns].
-        labels: Label of each column in its own group, [columns].
+        labels: Label of each column for rows of its own group, [columns]; for other rows the label is 0.
         scores: [rows, columns].
         gradients: The loss's gradient with respect to `scores`, added up in place, [rows, columns].
         mask: True where a column is a candidate of a row, bool [rows, columns].

@@ -56,7 +56,8 @@ class NonFiniteOptions:
     """What happens at a step whose loss or gradient is not finite.
 
     Args:
-        action: `stop` ends the training; `skip` changes no weight and no optimizer state, and the step counts.
+        action: `stop` ends the training; `skip` changes no weight and no optimizer state, and the step still counts
+            towards `total_steps`.
         folder: Folder for such steps, which `python -m ranker replay` can repeat; None writes none.
     """
 
@@ -65,7 +66,7 @@ class NonFiniteOptions:
 
 
 class RerankModule(pl.LightningModule):
-    """Train a scorer with one optimizer step per `TrainStep`, and measure one run per validation.
+    """Train a scorer, one optimizer step per `TrainStep`; each validation evaluates one ranking (run) of its set.
 
     A micro-batch's loss is the mean over its groups, weighted by its share of the step's groups. Gradients are summed
     over micro-batches and devices. The number of devices and the memory budget therefore change rounding only.
@@ -118,8 +119,9 @@ class RerankModule(pl.LightningModule):
         """One optimizer step: all micro-batches of this device, one gradient sync, clip, step."""
         total = self.accumulate(step)
         norm = self._clip()
-        # The devices' losses sum up to the step's loss. Their gradient norms are equal. The sum makes all devices take
-        # the same decision, also the one to stop when one of them was asked to.
+        # One all-reduce sums three values: the partial losses, which add up to the step's loss; the gradient norm,
+        # equal on all devices and so divided by their number first; and the stop requests. All devices then agree on
+        # whether the step is finite, and on stopping if any of them was asked to.
         stop = torch.full_like(total, float(self.stop_asked))
         summary = torch.stack([total, norm.double() / self.trainer.world_size, stop])
         if dist.is_initialized():
@@ -129,7 +131,9 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
         self._pending = PendingStep(step, self.trainer.global_step, summary)
         finite = summary.isfinite().all()
-        if optimizer.param_groups[0].get("fused"):  # as the checkpoint says, on any hardware
+        # The param group decides: a loaded checkpoint restores its `fused` flag, whatever hardware wrote it or reads
+        # it.
+        if optimizer.param_groups[0].get("fused"):
             # The fused kernel skips the update of weights and moments if `found_inf` is set. The host must not wait
             # for the GPU, so it checks this step during the next one.
             optimizer.optimizer.found_inf = (~finite).float()
@@ -184,12 +188,15 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the counter, after a check of the last step: a training that must stop writes no further checkpoint."""
+        """Store the number of skipped steps.
+
+        The last step is checked first, so that no checkpoint is written if it must end the training.
+        """
         self._check_pending()
         checkpoint["skipped_steps"] = self.skipped_steps
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the counter."""
+        """Restore the number of skipped steps."""
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
 
     def accumulate(self, step: TrainStep) -> Tensor:
@@ -225,8 +232,8 @@ class RerankModule(pl.LightningModule):
     def _seed_dropout(self, step: TrainStep, micro_batch: int) -> None:
         """Seed a micro-batch's dropout by its position in the training, so that resuming needs no saved random state.
 
-        Encoders without padding hash the position of each value in the step, so their dropout does not depend on the
-        cut into micro-batches. The dropout of heads and padded encoders does depend on it.
+        Encoders without padding hash the position of each value in the step, so their dropout does not depend on how
+        the step is split into micro-batches. The dropout of heads and padded encoders does depend on it.
         """
         seed = step.seeds[micro_batch] if step.seeds else self.micro_batch_seed(step, micro_batch)
         torch.default_generator.manual_seed(seed)
@@ -321,7 +328,8 @@ class RerankModule(pl.LightningModule):
         )
         for name, value in values.items():
             self.log(f"val/{name}", value, prog_bar=name == next(iter(values)), sync_dist=False)
-        # the collection's relevance threshold is part of a measure's name, AP(rel=2); `monitor` uses the configured one
+        # Reported names include the collection's relevance threshold, e.g. AP(rel=2). `monitor` uses the name as
+        # configured, so log the value under that name as well.
         for configured in parse_measures(self.measures):
             (measured,) = with_relevance([configured], collection.relevance)
             if str(configured) not in values:

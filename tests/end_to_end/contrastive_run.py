@@ -77,13 +77,15 @@ def faulty(fault: str) -> type[ContrastiveModule]:
             if fault != "no replay":
                 super()._seed_dropout(step, micro_batch)
 
-        def _through_scores(self, queries, docs, mine, on_scores):
-            on_queries, on_docs, on_parameters = super()._through_scores(queries, docs, mine, on_scores)
+        def _backward_through_scores(self, queries, docs, mine, grad_scores):
+            grad_queries, grad_docs, grad_scoring_parameters = super()._backward_through_scores(
+                queries, docs, mine, grad_scores
+            )
             if fault == "detached docs":
-                on_docs = torch.zeros_like(on_docs)
+                grad_docs = torch.zeros_like(grad_docs)
             if fault == "temperature twice":
-                on_parameters = [(p, g * 2) for p, g in on_parameters]
-            return on_queries, on_docs, on_parameters
+                grad_scoring_parameters = [(p, g * 2) for p, g in grad_scoring_parameters]
+            return grad_queries, grad_docs, grad_scoring_parameters
 
     return Faulty if fault else Recorded
 

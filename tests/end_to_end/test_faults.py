@@ -242,7 +242,9 @@ def test_what_lightning_refuses_is_one_line(forks, choices, tmp_path, override):
     done = forks.run("train.py", *choices, override, cwd=tmp_path)
     assert done.code == 1
     (line,) = errors(done)
-    assert line.startswith(("error: trainer.", "error: trainer: expected values that Lightning takes, got a refusal: "))
+    assert line.startswith(
+        ("error: trainer.", "error: trainer: expected values that Lightning accepts, got Lightning's error: ")
+    )
     assert not list(tmp_path.rglob("config.yaml")) or all(
         ".hydra" in path.parts for path in tmp_path.rglob("config.yaml")
     )

@@ -73,8 +73,12 @@ def test_pc2_26_early_stopping_without_any_validation_is_refused_and_a_monitor_w
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("trainer.accelerator", "cuda", "trainer: expected values that Lightning takes, got a refusal: .*CUDA.*"),
-        ("trainer.devices", [5], "trainer: expected values that Lightning takes, got a refusal: .*"),
+        (
+            "trainer.accelerator",
+            "cuda",
+            "trainer: expected values that Lightning accepts, got Lightning's error: .*CUDA.*",
+        ),
+        ("trainer.devices", [5], "trainer: expected values that Lightning accepts, got Lightning's error: .*"),
         ("optim.betas", [], "optim: expected values that its class takes, got a refusal: .*"),
         ("optim.betas", ["a", "b"], "optim: expected values that its class takes, got a refusal: .*"),
         ("optim.lr", None, "optim: expected values that its class takes, got a refusal: .*"),
