@@ -93,7 +93,7 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
     in_run = (path / "config.yaml").is_file()
     if weights == "last" and not in_run:
         raise CheckpointError(
-            f"weights: expected weights=best, since {path} is no run folder and holds one set of weights; got 'last'"
+            f"weights: expected 'best', got 'last': {path} is not a run folder and holds only one set of weights"
         )
     model = path / "model" if in_run else path
     if weights == "last" or not model.is_dir():
@@ -134,7 +134,10 @@ def _load(folder: Path, target: str, execution: Execution) -> Scorer:
 
 
 def _target_of(folder: Path) -> str:
-    """Return the scorer that reads a folder of another program: that of the first format which recognises it."""
+    """Return the dotted path of the scorer class for a folder written by another program.
+
+    The first export format that recognises the folder determines it.
+    """
     for module in pkgutil.iter_modules(export.__path__, f"{export.__name__}."):
         if not module.name.rpartition(".")[2].startswith("_"):
             folder_format: Any = importlib.import_module(module.name)

@@ -38,7 +38,7 @@ Row = dict[str, Any]
 
 
 class Failed(RankerError):
-    """A job whose separate process ended with an error, which that process has printed."""
+    """Raised when a job's separate process ended with an error; that process has already printed the error."""
 
 
 def run_job(
@@ -129,8 +129,8 @@ def _write(path: Path, text: str) -> None:
 def run_apart(command: str, folder: Path, config: str) -> float | None:
     """Run a job in a separate process and return its objective.
 
-    When one process of a training on several devices fails, Lightning kills the first one; in this process, that would
-    end the whole sweep.
+    If one process of a multi-device training fails, Lightning kills the training's first process. If that were the
+    sweep's own process, the whole sweep would end.
 
     Args:
         command: The command, `train`.
@@ -289,8 +289,8 @@ def close(sweep: Path, maximize: bool = True, enough: int | None = None) -> bool
     Args:
         sweep: The sweep's folder.
         maximize: Whether a higher objective is better.
-        enough: Number of finished or pruned jobs with which the sweep is successful, since a search runs new trials in
-            place of failed ones; None: all jobs.
+        enough: The sweep is successful if at least this many jobs finished or were pruned. A search replaces failed
+            trials with new ones, so single failures do not matter. None: no job may fail.
 
     Returns:
         Whether the sweep is successful.

@@ -59,7 +59,8 @@ def parameters_of(target: str) -> dict[str, Parameter] | None:
     """Parameters of the class or function at a dotted path.
 
     Returns:
-        Name -> parameter; None if the source does not tell, since it has **kwargs or is not Python.
+        Name -> parameter; None if the parameters cannot be read from the source, for example because of **kwargs or
+        because it is not Python.
 
     Raises:
         LookupError: There is no such module or name.
@@ -88,7 +89,9 @@ def attribute_of(target: str, name: str, default: Any = None, depth: int = 0) ->
                     return ast.literal_eval(item.value)
     for base in node.bases:
         if isinstance(base, ast.Name):
-            with suppress(LookupError):  # a base of the standard library, which is no package
+            # LookupError: the base comes from a standard-library module that is a single file; `_locate` finds
+            # packages only
+            with suppress(LookupError):
                 inherited = attribute_of(f"{module}.{base.id}", name, None, depth + 1)
                 if inherited is not None:
                     return inherited
@@ -96,9 +99,9 @@ def attribute_of(target: str, name: str, default: Any = None, depth: int = 0) ->
 
 
 def defines(target: str, within: str, depth: int = 0) -> bool:
-    """Whether the module of a dotted path defines the class or function at its end.
+    """Whether the module part of a dotted path defines the class or function named by its last part.
 
-    A name that the module imports counts as defined there if it is defined in a module that starts with `within`.
+    An imported name counts if its origin's dotted path starts with `within` and the origin module defines it.
 
     Raises:
         LookupError: There is no such module.
@@ -192,12 +195,15 @@ def _class_signature(node: ast.ClassDef) -> dict[str, Parameter] | None:
     return (
         {}
         if not node.bases or all(isinstance(base, ast.Name) and base.id == "object" for base in node.bases)
-        else _plain_module(node)
+        else _inherited_signature(node)
     )
 
 
-def _plain_module(node: ast.ClassDef) -> dict[str, Parameter] | None:
-    """Signature of a class without `__init__`: that of its base, which is known to be empty for nn.Module only."""
+def _inherited_signature(node: ast.ClassDef) -> dict[str, Parameter] | None:
+    """Return the signature of a class that defines no `__init__` and so inherits its base's.
+
+    Only for nn.Module is the base's signature known (no parameters); for any other base, return None.
+    """
     known = all(ast.unparse(base) in ("nn.Module", "torch.nn.Module") for base in node.bases)
     return {} if known else None
 

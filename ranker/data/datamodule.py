@@ -58,7 +58,7 @@ class BatchOptions:
 
 @dataclass(frozen=True)
 class TrainDocs:
-    """Where the docs and labels of training groups come from, beside the collection's candidates and judgements.
+    """Sources of docs and labels for training groups that replace or extend the collection's candidates and judgements.
 
     Args:
         negatives: Path of a run of mined negatives, drawn in place of the candidates; None: the candidates.
@@ -80,7 +80,7 @@ class RankData(pl.LightningDataModule):
         splits: The source's splits, with candidates.
         inputs: What the scorer reads.
         batch: Sizes of steps and micro-batches.
-        limits: Longest texts.
+        limits: Maximum text lengths in tokens.
         depth: Candidates per query that are re-ranked in validation and tests; None: all.
         seed: Seed of shuffles and draws.
         cache_dir: Folder of the token stores.
@@ -130,7 +130,8 @@ class RankData(pl.LightningDataModule):
     ) -> TokenStore:
         """Open or build the store of some texts.
 
-        If the layout has a prefix, the store holds each text with the prefix, and is a store of its own.
+        If the layout has a prefix, the prefix is prepended to each text, and these texts are stored separately from
+        those without the prefix.
         """
         prefix = layout.prefix if layout is not None else ""
         if layout is not None and prefix:

@@ -40,7 +40,8 @@ def triple_rows(
         chunk: Number of triples that are looked up at a time.
 
     Raises:
-        DataError: No triples, one names a query or doc that the stores lack, or the file is damaged.
+        DataError: There are no triples, a triple names a query or doc that is not in the stores, or the file is
+            damaged.
     """
     assert collection.triples is not None
     fingerprint = getattr(collection.triples, "fingerprint", None)
@@ -81,7 +82,7 @@ def _write(path: Path, parts: Iterable[np.ndarray]) -> None:
 
 def _check(path: Path) -> None:
     """Compare the file with its checksum; files of an earlier version have none, so only their size is checked."""
-    fix = f"the file is damaged; delete {path}, it is made anew"
+    fix = f"the file is damaged; delete {path}, and the next run will rebuild it"
     sum_path = path.with_suffix(".json")
     if path.stat().st_size % _ROW:
         raise DataError(f"{path}: expected a multiple of {_ROW} bytes, got {path.stat().st_size}; {fix}")

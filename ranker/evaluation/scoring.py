@@ -30,7 +30,7 @@ class Devices:
         device: The device of this process.
         rank: The number of this process; 0 is the first one.
         world_size: Number of processes.
-        autocast: Makes the context of a forward pass, which sets its precision.
+        autocast: Returns a context manager that sets the precision of a forward pass.
     """
 
     device: torch.device
@@ -88,7 +88,9 @@ class ScoreCollector:
 
     def add(self, batch: ScoreBatch, scores: Tensor) -> None:
         """Keep a batch's scores [batch, docs] on the device; nothing here waits for the GPU."""
-        # padding gets slot -1, as stand-ins have; selecting the real scores here would synchronise at each batch
+        # padding cells get slot -1, like all docs of a placeholder batch (given to a device that has no batch of its
+        # own, `ScoreBatches.stand_in`); `_gather` removes both: removing them here would force a GPU synchronisation
+        # for every batch
         slots = torch.full(scores.shape, -1, dtype=batch.slots.dtype, device=scores.device)
         slots = slots.masked_scatter(batch.batch.doc_mask, batch.slots)
         self._scored.append((slots.flatten(), scores.flatten().float()))
@@ -198,7 +200,7 @@ def _to_run(batches: ScoreBatches, slots: np.ndarray, scores: np.ndarray) -> Run
             f"evaluation: expected {batches.num_slots} scores, got {len(slots)}; "
             "limit_val_batches and limit_test_batches must be off"
         )
-    # scores are float32 (except float64 scores of tests), so the written values equal the measured ones
+    # the run holds float32 values, so the metrics are computed from exactly the values that are written
     values = np.full(batches.num_slots, np.nan, dtype=np.float32)
     values[slots] = scores
     run = batches.run(values)

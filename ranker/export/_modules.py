@@ -161,7 +161,7 @@ def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mappin
     Args:
         folder: Made if missing.
         encoder: The encoder.
-        max_tokens: Longest text, special tokens included.
+        max_tokens: Maximum number of tokens per text, including special tokens.
         extra: More keys of sentence_bert_config.json.
     """
     folder.mkdir(parents=True, exist_ok=True)

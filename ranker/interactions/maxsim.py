@@ -29,7 +29,7 @@ class TextVectors(Movable):
         return self.values.shape[0] if self.counts is None else self.counts.shape[0]
 
     def vector_indices(self, texts: Tensor) -> Tensor:
-        """Return the indices in `values` of the vectors of chosen texts, in their order.
+        """Return the indices in `values` of the vectors of chosen texts, in the order of `texts`.
 
         Args:
             texts: Numbers of the texts, int64 [texts].
@@ -59,7 +59,10 @@ class TextVectors(Movable):
 
 
 def full_precision(tensor: Tensor) -> Tensor:
-    """Convert to float32, but keep float64: similarities in half precision overflow and tie (PC-52)."""
+    """Convert to float32, but keep float64.
+
+    Similarities in half precision overflow and tie (case PC-52, docs/cases.md).
+    """
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 

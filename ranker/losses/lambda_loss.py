@@ -32,8 +32,8 @@ class LambdaLoss(nn.Module):
     Args:
         sigma: Steepness of the logistic curve, in 1/score; must be positive.
         mu: Weight of delta relative to rho, 0 or more; 0 is LambdaRank, 10 is the paper's value.
-        k: Depth of the nDCG that is optimised: ranks below it have discount 0, and a pair with both docs below it has
-            no loss. None: all ranks.
+        k: Depth of the nDCG that is optimised. For a rank greater than k, 1/D(r) is set to 0; a pair with both ranks
+            greater than k has no loss. None: all ranks.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[1.0, 0.0]])
@@ -45,11 +45,13 @@ class LambdaLoss(nn.Module):
         super().__init__()
         if not (math.isfinite(mu) and mu >= 0):
             raise ConfigError(
-                f"loss.mu: expected a finite number of 0 or more, got {mu!r}; set loss.mu to one, as 10.0"
+                f"loss.mu: expected a finite number of 0 or more, got {mu!r}; set loss.mu to such a number, "
+                "for example 10.0"
             )
         if k is not None and k < 1:
             raise ConfigError(
-                f"loss.k: expected a rank of 1 or more, or null for all ranks, got {k!r}; set loss.k to one, as 10"
+                f"loss.k: expected a rank of 1 or more, or null for all ranks, got {k!r}; set loss.k to such a rank, "
+                "for example 10"
             )
         self.sigma = require_positive("loss.sigma", sigma)
         self.mu = mu
@@ -70,7 +72,8 @@ class LambdaLoss(nn.Module):
         """Return (rho + mu delta) |G_i - G_j|, [batch, docs, docs]; the diagonal is not used."""
         ranks = _ranks(scores, labels, doc_mask).to(scores.dtype)
         worth = discounts(ranks)
-        distance = gaps(ranks).abs().clamp(min=1.0)  # 0 only on the diagonal, where delta is infinite
+        # distance is 0 only on the diagonal; the clamp avoids the infinite delta there (the diagonal is not used)
+        distance = gaps(ranks).abs().clamp(min=1.0)
         weight = self.mu * (discounts(distance) - discounts(distance + 1.0)).abs()
         if self.k is not None:
             worth = worth.masked_fill(ranks > self.k, 0.0)

@@ -23,7 +23,7 @@ from ranker.interactions.pooling import pool
 from ranker.models.monobert import MonoBERT
 from ranker.multitask.check import read_heads, task_class_of
 from ranker.multitask.options import Head
-from ranker.multitask.rows import SLOTS, AuxiliaryTask, num_classes
+from ranker.multitask.rows import MAX_SPANS, AuxiliaryTask, num_classes
 from ranker.multitask.steps import HeadBatch, TaskBatch
 from ranker.probing.examples import ProbeTask
 from ranker.types import RankBatch
@@ -50,7 +50,7 @@ class TaskHead(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.layers, self.pooling, self.num_outputs = spec, tuple(layers), pooling, num_outputs
-        self.parts = SLOTS if pooling == "span" else 1
+        self.parts = MAX_SPANS if pooling == "span" else 1
         self.mix = nn.Parameter(torch.zeros(len(layers))) if len(layers) > 1 else None
         self.dropout = nn.Dropout(dropout)
         self.inner = nn.Linear(self.parts * dim, hidden)

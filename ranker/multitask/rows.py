@@ -24,7 +24,8 @@ from ranker.probing.spacy_model import forget
 
 log = logging.getLogger(__name__)
 
-SLOTS = 2  # spans that a head with span pooling reads; for a target with one span the second part is 0
+# number of spans that a span-pooling head reads per target; if a target has one span, the second is empty (0, 0)
+MAX_SPANS = 2
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ class TaskRows:
         name: Name of the head.
         rows: Row of each pair in `Sequences`, int64 [pairs].
         targets: Offsets: pair i has the targets `targets[i]` to `targets[i + 1] - 1`, int64 [pairs + 1].
-        spans: Start and end of each part that the head reads of a target, counted from the row's first token; equal
-            where there is no part, int64 [targets, parts, 2].
+        spans: Start (inclusive) and end (exclusive) of each token span that the head reads for a target, relative to
+            the row's first token, int64 [targets, parts, 2]. For an unused span, start equals end.
         labels: Class (int64) or number (float32) of each target [targets].
     """
 
@@ -104,7 +105,10 @@ def label_tasks(
 
 
 def _with_pairs(collection: Collection, max_pairs: int) -> Collection:
-    """Return the collection with candidates; if it has only triples, these are the docs of the first `max_pairs`."""
+    """Return the collection with candidates, if it has candidates or triples.
+
+    If it has triples but no candidates, each query's candidates are its docs in the first `max_pairs` triples.
+    """
     if collection.candidates is not None or collection.triples is None:
         return collection
     docs: dict[str, dict[str, None]] = {}
@@ -171,7 +175,7 @@ def to_rows(
         tasks: The auxiliary tasks.
         examples: Examples of each task.
         tokenizer: A fast tokenizer.
-        limits: Longest texts; `pair` must be given.
+        limits: Maximum text lengths in tokens (`limits.pair` must not be None here).
 
     Raises:
         ConfigError: A head does not fit its task.
@@ -193,7 +197,7 @@ def _rows_of(
 ) -> TaskRows:
     head, pooling = auxiliary.head, auxiliary.pooling
     rows, offsets, spans, targets, num_cut = [], [0], [], [], 0
-    parts = SLOTS if pooling == "span" else 1
+    parts = MAX_SPANS if pooling == "span" else 1
     for example in examples:
         pair = pair_of[example.query, example.doc]
         row = int(sequences.pair_rows[pair, 1])
@@ -211,8 +215,8 @@ def _rows_of(
             offsets.append(len(targets))
     if not targets:
         raise DataError(
-            f"model.heads.{head.label}: expected targets, got none of {len(examples)} pairs that truncation left "
-            "whole; raise max_doc_tokens"
+            f"model.heads.{head.label}: expected at least one target that truncation leaves intact, got none in "
+            f"{len(examples)} pairs; raise max_doc_tokens"
         )
     if num_cut:
         log.info(
@@ -225,7 +229,8 @@ def _rows_of(
 def _labels(head: Head, task: ProbeTask, values: Sequence[float | None], names: Sequence[str | None]) -> np.ndarray:
     """Return the labels of a task's targets [targets].
 
-    Classes are int64. Numbers are float32: clipped at two standard deviations from their mean, then scaled to 0 to 1.
+    Regression labels are float32: clipped at two standard deviations from the mean, then scaled to [0, 1]. All other
+    labels are classes, int64; numbers are first binned into classes.
     """
     numeric = all(value is not None for value in values)
     if head.regression and not numeric:
@@ -246,8 +251,7 @@ def _labels(head: Head, task: ProbeTask, values: Sequence[float | None], names: 
     classes = class_names(head, task)
     if classes is None:
         raise DataError(
-            f"model.heads.{head.label}: expected a value in every target of {task.name}, as in the first, "
-            "got one without"
+            f"model.heads.{head.label}: expected every target of {task.name} to have a number, got one without"
         )
     index_of = {name: index for index, name in enumerate(classes)}
     unknown = sorted({str(name) for name in names} - set(index_of))

@@ -23,7 +23,7 @@ from ranker.retrieval.vector_store import VectorStore
 
 log = logging.getLogger(__name__)
 
-SPARE = 32  # vectors fetched beyond the depth, so that ties at the last rank follow the tie rule
+SPARE = 32  # vectors fetched beyond the depth, so that ties at the cut are broken by descending doc id
 QUERIES = 256  # queries per search of the index
 ENCODED = 8192  # queries whose vectors are in memory at a time
 QUERY_VECTORS, DOC_VECTORS = 1024, 8192  # vectors that MaxSim compares at a time: 32 MiB of similarities
@@ -162,7 +162,7 @@ class VectorEngine:
         return dict(zip(known_ids, scores.tolist(), strict=True))
 
     def _search_single(self, queries: np.ndarray, depth: int) -> list[Ranked]:
-        """Rank docs of one vector for queries [queries, dim]."""
+        """Rank docs that have one vector each, for queries [queries, dim]."""
         rankings: list[Ranked] = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))] * len(queries)
         pending, count = np.arange(len(queries)), depth * self.index.index_type.rescore + SPARE
         while len(pending):
@@ -172,7 +172,8 @@ class VectorEngine:
                 rows = query_numbers[query_numbers >= 0]
                 vector = TextVectors(torch.from_numpy(queries[query : query + 1]))
                 rankings[query] = self._best(rows, self._exact(vector, rows), depth)
-                # if docs that were not fetched may tie with the last rank, fetch more: the cut follows the tie rule
+                # if docs that were not fetched may tie with the doc at the last rank, fetch more, so that ties at the
+                # cut are broken by descending doc id
                 more = self.index.index_type.exact and depth < len(rows) < self.index.num_vectors
                 if more and query_scores[-1] >= query_scores[depth - 1] - 1e-5:
                     tied.append(query)
@@ -180,7 +181,7 @@ class VectorEngine:
         return rankings
 
     def _search_tokens(self, queries: TextVectors, depth: int) -> list[Ranked]:
-        """Rank docs of several vectors.
+        """Rank docs that have several vectors each.
 
         Docs near any query vector are candidates; the most promising ones are compared by all their vectors.
         """
@@ -235,7 +236,8 @@ class VectorEngine:
         """Return scores of docs from their stored vectors, independent of the index, float32 [docs]."""
         if self.store.description.several:
             return self._maxsim(query, rows)[0]
-        # in double precision: equal docs tie, and the order of summation does not matter
+        # computed in float64 and rounded to float32, so that docs with equal vectors get equal scores whatever the
+        # order of summation
         vectors, vector = self.store.take(rows).values.numpy(), query.values[0].numpy()
         return (vectors.astype(np.float64) @ vector.astype(np.float64) / self._divisor).astype(np.float32)
 

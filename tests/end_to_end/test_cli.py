@@ -74,7 +74,7 @@ BROKEN = {
     "empty": (["run=empty.trec", "qrels=qrels.txt"], "empty.trec"),
     "contradicting": (["run=good.trec", "qrels=contradicting.txt"], "contradicting.txt:2: "),
     "file as checkpoint": (["checkpoint=qrels.txt"], "checkpoint: expected a run folder or a model folder"),
-    "last of a model": (["checkpoint=model", "weights=last"], "weights: expected weights=best, since "),
+    "last of a model": (["checkpoint=model", "weights=last"], "weights: expected 'best', got 'last': "),
 }
 FILES = {
     "good.trec": "q1 Q0 d1 1 2.0 t\n",
