@@ -25,7 +25,7 @@ from ranker.models._prompts import with_prompt
 from ranker.types import RankBatch, TokenBatch
 
 ACTIVATIONS = ("identity", "tanh")
-LEAST_TEMPERATURE = 0.01  # lower bound of a learned temperature, as in CLIP, where lower ones made training unstable
+LEAST_TEMPERATURE = 0.01  # lower bound of a learned temperature, as in CLIP
 
 
 class DPR(nn.Module):
