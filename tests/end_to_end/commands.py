@@ -69,3 +69,8 @@ def run_folder(where: Path) -> Path:
     """The only run folder in `where / "outputs"`."""
     (folder,) = (path.parent for path in (where / "outputs").glob("*/*/config.yaml"))
     return folder
+
+
+def by_start(folder: Path) -> list[Path]:
+    """Return the run folders of a folder in the order of their starts; names of one second have a random order."""
+    return sorted(folder.iterdir(), key=lambda run: (run / "environment.json").stat().st_mtime_ns)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from commands import run_folder
+from commands import by_start, run_folder
 from safetensors.torch import load_file
 
 from ranker.files import write_sums
@@ -96,7 +96,7 @@ def test_pc71_killed_at_twenty_random_moments(forks, whole, choices, tmp_path):
         kill = [0, 0, "SIGKILL", event, ".last.ckpt.partial", rng.randint(1, 3), moment]
         done = forks.run("train.py", *arguments, cwd=tmp_path, signals=[kill])
         assert done.code == -9, done.out
-        folders = sorted((tmp_path / "outputs/killed").iterdir(), key=lambda folder: folder.name)
+        folders = by_start(tmp_path / "outputs/killed")
         # a resumed run that is killed as it begins has the earlier best.ckpt, and no checkpoint of its own yet
         kept = [folder for folder in folders if (folder / "checkpoints/last.ckpt").exists()]
         if kept:
@@ -104,7 +104,7 @@ def test_pc71_killed_at_twenty_random_moments(forks, whole, choices, tmp_path):
             arguments = [f"checkpoint={kept[-1]}", "resume=true"]
     done = forks.run("train.py", *arguments, cwd=tmp_path)
     assert done.code == 0, done.out
-    folders = sorted((tmp_path / "outputs/killed").iterdir(), key=lambda folder: folder.name)
+    folders = by_start(tmp_path / "outputs/killed")
     assert_same_end(whole[0], folders[-1])
     logged = [folder for folder in folders if (folder / "metrics.csv").is_file()]
     assert losses(*logged) == losses(whole[0])  # nothing is lost: the loss of each step is in one of the files
@@ -119,7 +119,7 @@ def test_pc71_killed_in_a_validation(forks, whole, choices, tmp_path):
     assert state(killed)["global_step"] == 11  # the checkpoint of step 12 waits for its validation
     done = forks.run("train.py", f"checkpoint={killed}", "resume=true", cwd=tmp_path)
     assert done.code == 0, done.out
-    last = sorted((tmp_path / "outputs/killed").iterdir())[-1]
+    last = by_start(tmp_path / "outputs/killed")[-1]
     assert_same_end(whole[0], last)
     assert losses(killed, last) == losses(whole[0])
 
