@@ -96,6 +96,9 @@ def show_pictures(loggers: Iterable[Any], folder: Path) -> None:
                     logger.experiment.add_image(
                         f"pictures/{path.stem}", np.asarray(image.convert("RGB")), dataformats="HWC"
                     )
+    for logger in loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.flush()  # its writer keeps a queue, which a process that ends at once would lose
 
 
 def log_tests(trainer: Any, measures: Mapping[str, Mapping[str, float]]) -> None:
