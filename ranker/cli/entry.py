@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -124,7 +125,8 @@ def _run(command: str, cfg: DictConfig) -> float | None:
                 command, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_yaml(cfg, resolve=True)
             )
     function = getattr(importlib.import_module(f"ranker.commands.{command}"), command)
-    gc.freeze()  # what start-up made stays until the end; no collection has to look at it
+    gc.freeze()  # objects of the start-up live until the end; no collection has to look at them
+    atexit.register(gc.unfreeze)  # at exit they are collected, or extension modules report leaks
     gc.enable()  # `ranker.cli.main.run` disabled it
     return function(cfg)
 
