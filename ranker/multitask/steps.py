@@ -194,7 +194,7 @@ class TaskSteps(Dataset[TaskStep]):
         return TaskBatch(
             ranked.labels,
             ranked.doc_mask,
-            ranked.places,
+            ranked.group_ids,
             ranked.share,
             concatenate([ranked.pairs, *blocks]),
             heads=heads,

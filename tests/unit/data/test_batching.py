@@ -129,7 +129,7 @@ def test_a_step_is_dealt_whole_and_within_the_budget(world, max_tokens):
         groups = plan.groups(0, step)
         parts = [part for rank in range(world) for part in plan.cut(sizes_of[groups].tolist(), rank, world)]
         assert all(sizes_of[groups][part].sum() <= max_tokens for part in parts)
-        assert sorted(place for part in parts for place in part) == list(range(len(groups)))
+        assert sorted(group for part in parts for group in part) == list(range(len(groups)))
         seen += groups.tolist()
     assert len(plan) == 3
     assert sorted(seen) == list(range(23))
