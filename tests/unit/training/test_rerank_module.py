@@ -34,7 +34,7 @@ class Steps:
 
     def __getitem__(self, key) -> TrainStep:
         groups = self.plan.groups(*key)
-        parts = self.plan.cut([1] * len(groups), self.rank, self.world)
+        parts = self.plan.micro_batches([1] * len(groups), self.rank, self.world)
         batches = tuple(
             RankBatch(
                 torch.ones(len(part), 1),
