@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Work:
+class TokenCounts:
     """What the training passes of an encoder computed, in tokens.
 
     Args:
@@ -51,7 +51,7 @@ class Encoder(nn.Module):
 
     Attributes:
         ragged: Whether batches run without padding: `execution.ragged`, if the family can.
-        work: Tokens of the training passes since it was last reset, see `Work`.
+        token_counts: Tokens of the training passes since it was last reset, see `TokenCounts`.
         dropout_seed: Seed of the dropout masks, set for each optimizer step; None: each forward pass draws one.
     """
 
@@ -66,7 +66,7 @@ class Encoder(nn.Module):
         self.tokenizer = tokenizer
         self.execution = execution
         self.ragged = execution.ragged and family_of(model.config).bert_modules
-        self.work = Work()
+        self.token_counts = TokenCounts()
         self.dropout_seed: int | None = None
         words: Any = model.get_input_embeddings()
         self._ragged_forward = RaggedForward(execution, ids_in_table=len(tokenizer) <= len(words.weight))
@@ -123,7 +123,7 @@ class Encoder(nn.Module):
         self.dropout_seed, self._ragged_forward.graphs = None, Graphs()
 
     def _run(self, batch: TokenBatch, output: Output) -> Iterator[Tensor]:
-        """Yield the states of a forward pass, see `ForwardPass`, and add a training pass to `work`."""
+        """Yield the states of a forward pass, see `ForwardPass`, and add a training pass to `token_counts`."""
         if self.ragged:
             forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed)
         else:
@@ -131,8 +131,8 @@ class Encoder(nn.Module):
             forward = padded_forward(self.model, batch, self.tokenizer.pad_token_id)
         # a pass without gradients, as GradCache's first one, is repeated later and counted then
         if self.training and torch.is_grad_enabled():
-            self.work.computed_tokens += forward.computed_tokens
-            self.work.last_layer_tokens += batch.num_rows if output is Output.FIRST_TOKENS else batch.num_tokens
+            self.token_counts.computed_tokens += forward.computed_tokens
+            self.token_counts.last_layer_tokens += batch.num_rows if output is Output.FIRST_TOKENS else batch.num_tokens
         yield from forward.states
 
     def _log_padded(self) -> None:
