@@ -207,7 +207,7 @@ def test_pc74_old_position_ids_are_ignored_and_all_other_keys_count(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pooling": "avg"}, "model.pooling: expected one of cls, mean, max; got 'avg'"),
+        ({"pooling": "avg"}, "model.pooling: expected one of cls, mean, max, last, weightedmean; got 'avg'"),
         ({"num_labels": 3}, "model.num_labels: expected 1 or 2, got 3"),
     ],
 )
