@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from tests.zoo.families import FAMILIES, SIZES, Recipe
-from tests.zoo.vocabularies import VOCABULARIES, trained
+from tests.zoo.vocabularies import VOCABULARIES, tokenizer_json
 
 
 def make(family: str, folder: Path) -> Path:
@@ -43,7 +43,7 @@ def _write_tokenizer(recipe: Recipe, folder: Path) -> dict[str, int | None]:
         path.write_text(json.dumps(stored), encoding="utf-8")
         return {}
     roles = VOCABULARIES[recipe.vocabulary].roles
-    backend = Tokenizer.from_str(trained(recipe.vocabulary))
+    backend = Tokenizer.from_str(tokenizer_json(recipe.vocabulary))
     names = {f"{role}_token": token for role, token in roles.items()}
     PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=160, **names).save_pretrained(folder)
     path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | stored), encoding="utf-8")

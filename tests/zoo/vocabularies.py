@@ -1,5 +1,8 @@
-"""Tokenizers of the zoo: the algorithms, special tokens and layouts of hub checkpoints, trained on the zoo's texts."""
+"""Tokenizers of the zoo: the algorithms, special tokens and layouts of hub checkpoints, made from the zoo's texts."""
 
+import math
+import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
@@ -88,32 +91,57 @@ VOCABULARIES = {
 }  # fmt: skip
 
 
-def _untrained(kind: Vocabulary) -> tuple[Tokenizer, trainers.Trainer]:
-    """A tokenizer of the algorithm and what trains it."""
-    sizes = {"vocab_size": SIZE, "special_tokens": list(kind.specials), "show_progress": False}
-    if kind.algorithm == "wordpiece":
-        backend = Tokenizer(models.WordPiece(unk_token=kind.roles["unk"]))
-        backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
-        backend.decoder = decoders.WordPiece()
-        return backend, trainers.WordPieceTrainer(**sizes)
+def _pieces(words: list[str], count: int) -> list[tuple[str, bool, int]]:
+    """The corpus' characters and its most frequent parts of words: (part, whether it begins a word, how often).
+
+    The trainers of WordPiece and Unigram give other vocabularies in each process; this one is always the same.
+    """
+    counts: Counter[tuple[str, bool]] = Counter()
+    for word in words:
+        for start in range(len(word)):
+            counts.update((word[start:end], start == 0) for end in range(start + 1, len(word) + 1))
+    ranked = sorted(counts, key=lambda part: (len(part[0]) > 1, -counts[part] * len(part[0]), part))
+    return [(part, begins, counts[part, begins]) for part, begins in ranked[:count]]
+
+
+def _wordpiece(kind: Vocabulary) -> Tokenizer:
+    parts = _pieces(re.findall(r"\w+|[^\w\s]", " ".join(CORPUS).lower()), SIZE - len(kind.specials))
+    tokens = [*kind.specials, *(part if begins else f"##{part}" for part, begins, _ in parts)]
+    backend = Tokenizer(models.WordPiece({token: i for i, token in enumerate(tokens)}, unk_token=kind.roles["unk"]))
+    backend.normalizer, backend.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece()
+    return backend
+
+
+def _unigram(kind: Vocabulary) -> Tokenizer:
+    parts = _pieces(" ".join(CORPUS).split(), SIZE - len(kind.specials) - 1)
+    total = sum(count for *_, count in parts)
+    scores = {f"▁{part}" if begins else part: math.log(count / total) for part, begins, count in parts}
+    pieces = [*((token, 0.0) for token in kind.specials), ("▁", math.log(1 / total)), *scores.items()]
+    backend = Tokenizer(models.Unigram(pieces, unk_id=kind.specials.index(kind.roles["unk"])))
+    backend.normalizer = normalizers.NFKC()
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return backend
+
+
+def _bpe(kind: Vocabulary) -> Tokenizer:
+    options = {"vocab_size": SIZE, "special_tokens": list(kind.specials), "show_progress": False}
     if kind.algorithm == "byte_level":
         backend = Tokenizer(models.BPE())
         backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-        return backend, trainers.BpeTrainer(**sizes, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.Unigram() if kind.algorithm == "unigram" else models.BPE(unk_token=kind.roles["unk"]))
-    backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    if kind.algorithm == "unigram":
-        backend.normalizer = normalizers.NFKC()
-        return backend, trainers.UnigramTrainer(**sizes, unk_token=kind.roles["unk"])
-    return backend, trainers.BpeTrainer(**sizes)
+        options["initial_alphabet"] = pre_tokenizers.ByteLevel.alphabet()
+    else:
+        backend = Tokenizer(models.BPE(unk_token=kind.roles["unk"]))
+        backend.pre_tokenizer, backend.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    backend.train_from_iterator(CORPUS, trainers.BpeTrainer(**options))
+    return backend
 
 
 @cache
-def trained(name: str) -> str:
-    """The tokenizer's JSON; each kind is trained once in a process."""
+def tokenizer_json(name: str) -> str:
+    """The JSON of a tokenizer, by its key in `VOCABULARIES`; each is made once in a process."""
     kind = VOCABULARIES[name]
-    backend, trainer = _untrained(kind)
-    backend.train_from_iterator(CORPUS, trainer)
+    backend = {"wordpiece": _wordpiece, "unigram": _unigram}.get(kind.algorithm, _bpe)(kind)
     backend.add_special_tokens([token for token in kind.specials if "unused" not in token.lower()])
     used = {part.split(":")[0] for part in f"{kind.single} {kind.pair}".split() if not part.startswith("$")}
     backend.post_processor = processors.TemplateProcessing(
