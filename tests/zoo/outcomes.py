@@ -1,0 +1,62 @@
+"""What each family of the zoo must do here: the path that its encoder takes, or the message that refuses it."""
+
+from dataclasses import dataclass
+
+from tests.zoo.families import FAMILIES
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The expectation of a family.
+
+    Args:
+        path: `Encoder.path`: `bert` and `modernbert` (layers of this package, without padding), `packed`
+            (transformers' layers on one packed row), `padded`, or `by_length` (rows of one length together).
+        refused: Start of the error that a training raises before any work; empty: the family trains.
+        own_export: Whether the scores are exported as the family's own sequence classification model; else as
+            sentence-transformers' modules.
+        dropout: Whether `encoder.dropout` acts; else it is refused.
+        mask_token: Whether the tokenizer has the mask token that ColBERT's expansion needs.
+    """
+
+    path: str = ""
+    refused: str = ""
+    own_export: bool = True
+    dropout: bool = True
+    mask_token: bool = True
+
+
+PATHS = {
+    "bert": "bert roberta xlm-roberta camembert electra",
+    "modernbert": "modernbert",
+    "packed": """distilbert albert ernie xmod data2vec-text roberta-prelayernorm eurobert nomic_bert gte
+        jina_embeddings_v3 embeddinggemma t5 t5-encoder umt5 mt5 t5gemma modernbert-decoder gpt2 gpt_neox opt llama
+        mistral qwen2 qwen3 gemma2 gemma3 phi phi3 smollm3 granite olmo2 qwen3_moe mixtral""",
+    "padded": """mobilebert mpnet deberta deberta-v2 deberta-v3 squeezebert roformer megatron-bert rembert ibert xlnet
+        longformer longt5 bart mbart bloom lfm2 mamba mamba2""",
+    "by_length": "convbert funnel big_bird nystromformer",
+}
+REFUSED = {
+    "reformer": "",
+    "yoso": "",
+    "fnet": "",
+    "mra": "",
+    "canine": "",
+}
+NO_CLASSIFIER = "longt5 granite lfm2 mamba mamba2"
+NO_DROPOUT = """eurobert embeddinggemma t5gemma llama mistral qwen2 qwen3 gemma2 gemma3 smollm3 granite olmo2 lfm2 mamba
+    mamba2 qwen3_moe mixtral"""
+NO_MASK = """t5 t5-encoder longt5 umt5 mt5 gpt2 gpt_neox opt llama mistral qwen2 qwen3 phi phi3 bloom granite olmo2
+    mamba mamba2 qwen3_moe mixtral"""
+
+OUTCOMES = {
+    family: Outcome(
+        path=next((path for path, families in PATHS.items() if family in families.split()), ""),
+        refused=REFUSED.get(family, ""),
+        own_export=family not in NO_CLASSIFIER.split(),
+        dropout=family not in NO_DROPOUT.split(),
+        mask_token=family not in NO_MASK.split(),
+    )
+    for family in FAMILIES
+}
+TRAINED = [family for family in FAMILIES if family not in REFUSED]
