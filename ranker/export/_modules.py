@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import normalizers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
+from ranker.encoders import text_model
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
-from ranker.encoders.loading import without_pooler
 from ranker.encoders.model_folder import check_model_folder, read_json, read_object
 from ranker.errors import CheckpointError
 from ranker.files import leads_out
@@ -125,14 +125,7 @@ def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str,
     check_model_folder(folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     check_config(config, str(folder))
-    model, info = AutoModel.from_pretrained(
-        folder,
-        config=config,
-        output_loading_info=True,
-        dtype=torch.float32,
-        trust_remote_code=False,
-        **without_pooler(config),
-    )
+    model, info = text_model.read(folder, config)
     if info["missing_keys"]:
         raise CheckpointError(
             f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing"
