@@ -114,10 +114,10 @@ class Packing:
             tokens: Length of that row. Modules that drop something else than states [1, tokens, dim], such as attention
                 weights, stay as they are.
         """
-        sites: dict[nn.Module, list[int]] = {}
+        sites: dict[Any, list[int]] = {}
         calls = iter(range(10**6))
 
-        def record(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        def record(module: nn.Module, inputs: tuple[Any, ...], _: Any) -> None:
             if inputs[0].shape[:-1] == (1, tokens):
                 sites.setdefault(module, []).append(next(calls))
 
@@ -128,14 +128,11 @@ class Packing:
         finally:
             for hook in hooks:
                 hook.remove()
-        for parent in list(model.modules()):
-            for name, child in list(parent.named_children()):
-                if child in sites and not isinstance(child, HashedDropout):
-                    hashed = HashedDropout(child.p, sites[child], self).train(child.training)
-                    for other in model.modules():  # a module may have several parents
-                        for key, value in list(other.named_children()):
-                            if value is child:
-                                setattr(other, key, hashed)
+        for dropout, numbers in sites.items():
+            hashed = HashedDropout(dropout.p, numbers, self).train(dropout.training)
+            for parent in list(model.modules()):  # a module may have several parents
+                for name in [name for name, child in parent._modules.items() if child is dropout]:
+                    setattr(parent, name, hashed)
         self.num_sites = next(calls)
 
 
@@ -157,7 +154,7 @@ def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: Tensor | None,  # noqa: ARG001, part of transformers' signature
     dropout: float = 0.0,
     scaling: float | None = None,
     **options: Any,
@@ -256,7 +253,8 @@ def _grouped(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
 
 def _mask(keys: Tensor, all_keys: bool, rule: _Rule, columns: Tensor) -> Tensor | None:
     """Return which keys each query reads, bool [rows, 1, queries or 1, keys]; None if the rule alone says it."""
-    windowed = rule.window is not None and rule.window < len(columns)
+    reach = len(columns) if rule.window is None else rule.window
+    windowed = reach < len(columns)
     if all_keys and not windowed:
         return None
     mask = keys[:, None, None, :]
@@ -264,7 +262,7 @@ def _mask(keys: Tensor, all_keys: bool, rule: _Rule, columns: Tensor) -> Tensor 
     if rule.causal:
         mask = mask & (distance >= 0)
     if windowed:
-        mask = mask & (distance.abs() < rule.window)
+        mask = mask & (distance.abs() < reach)
         # a padding query whose window holds no key would give NaN
         mask = mask | (columns.unsqueeze(1) == columns)
     return mask

@@ -87,18 +87,18 @@ def _measure(model: Any, forward: TransformersForward, token_ids: list[int], pac
             f"{type(error).__name__}: {reason}; {model.config.model_type} models are not supported"
         ) from error
     expected = torch.cat(alone, dim=1)
-    traits = {"dim": expected.shape[2], "num_layers": len(expected) - 1}
+    dim, num_layers = expected.shape[2], len(expected) - 1
     why = family.why_padded or "encoder.ragged=false"
     if packed and family.path is None:
         why, first_position = _try_packed(model, forward, batch, expected)
         if not why:
-            return Traits("packed", first_position, **traits)
+            return Traits("packed", first_position, dim, num_layers)
         forward.use(model, packed=False)
     path = family.path
     if path is None:
         padded = torch.stack(list(forward.padded(model, Request(batch, True), shortest=0.01).states))
         path = "padded" if _same(padded, expected) else "by_length"
-    return Traits(path, 0, why_padded=why, **traits)
+    return Traits(path, 0, dim, num_layers, why)
 
 
 def _try_packed(model: Any, forward: TransformersForward, batch: TokenBatch, expected: Tensor) -> tuple[str, int]:

@@ -53,7 +53,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Module:
+class StoredModule:
     """One entry of modules.json.
 
     Args:
@@ -70,7 +70,7 @@ class Module:
         return read_object(self.folder / "config.json")
 
 
-def read_modules(folder: Path) -> dict[str, list[Module]]:
+def read_modules(folder: Path) -> dict[str, list[StoredModule]]:
     """Read modules.json: `{"query": [...], "document": [...]}`, two equal lists if queries and docs share all modules.
 
     Raises:
@@ -88,8 +88,8 @@ def read_modules(folder: Path) -> dict[str, list[Module]]:
         ) from error
 
 
-def _sides(folder: Path, entries: Any) -> dict[str, list[Module]]:
-    chain = [Module(entry["type"].rpartition(".")[2], _inside(folder, entry["path"])) for entry in entries]
+def _sides(folder: Path, entries: Any) -> dict[str, list[StoredModule]]:
+    chain = [StoredModule(entry["type"].rpartition(".")[2], _inside(folder, entry["path"])) for entry in entries]
     first, rest = chain[0], chain[1:]
     if first.name == "Transformer":
         return {"query": chain, "document": chain}
@@ -101,7 +101,8 @@ def _sides(folder: Path, entries: Any) -> dict[str, list[Module]]:
             f"{folder}: expected a router with the routes query and document, got {sorted(router.get('structure', {}))}"
         )
     return {
-        route: [Module(router["types"][name].rpartition(".")[2], _inside(first.folder, name)) for name in names] + rest
+        route: [StoredModule(router["types"][name].rpartition(".")[2], _inside(first.folder, name)) for name in names]
+        + rest
         for route, names in router["structure"].items()
     }
 
@@ -165,7 +166,7 @@ def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mappin
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
 
 
-def read_dense(module: Module) -> tuple[nn.Linear, str]:
+def read_dense(module: StoredModule) -> tuple[nn.Linear, str]:
     """Read a Dense module: its linear layer, and the name of its activation in `ACTIVATIONS`.
 
     Raises:
