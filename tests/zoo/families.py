@@ -52,8 +52,9 @@ ROBERTA = {**SHIFTED, "type_vocab_size": 1}
 RELATIVE = {"type_vocab_size": 0, "relative_attention": True, "position_biased_input": False}
 DEBERTA_V2 = {**RELATIVE, "pos_att_type": ["p2c", "c2p"], "position_buckets": 32, "share_att_key": True}
 DEBERTA_V2 |= {"norm_rel_ebd": "layer_norm"}
-WINDOW = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"]}
-LOCAL = {"bos_token_id": 1, "eos_token_id": 2, "local_attention": 16, "num_hidden_layers": 3}
+# shorter than the longest rows, longer than ColBERT's queries
+WINDOW = {"sliding_window": 48, "layer_types": ["sliding_attention", "full_attention"]}
+LOCAL = {"bos_token_id": 1, "eos_token_id": 2, "local_attention": 64, "num_hidden_layers": 3}
 LOCAL |= {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}
 GEMMA = {key: SIZES[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
     "num_key_value_heads", "head_dim", "query_pre_attn_scalar", "max_position_embeddings")}  # fmt: skip
@@ -120,7 +121,7 @@ FAMILIES: dict[str, Recipe] = {
     "gpt_neox": _of("GPTNeoX", LM, "gpt_neox", "GPTNeoX"),
     "opt": _of("OPT", LM, "opt", "GPT2"),
     "llama": _of("Llama", LM, "llama", "Llama"),
-    "mistral": _of("Mistral", LM, "llama", "Llama", sliding_window=16),
+    "mistral": _of("Mistral", LM, "llama", "Llama", sliding_window=48),
     "qwen2": _of("Qwen2", LM, "qwen", "Qwen2"),
     "qwen3": _of("Qwen3", LM, "qwen", "Qwen2"),
     "gemma2": _of("Gemma2", LM, "gemma", "Gemma", **WINDOW),

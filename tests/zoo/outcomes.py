@@ -12,7 +12,8 @@ class Outcome:
     Args:
         path: `Encoder.path`: `bert` and `modernbert` (layers of this package, without padding), `packed`
             (transformers' layers on one packed row), `padded`, or `by_length` (rows of one length together).
-        refused: Start of the error that a training raises before any work; empty: the family trains.
+        refused: Start of the error that a training raises before any work, after the folder's name; empty: the family
+            trains.
         own_export: Whether the scores are exported as the family's own sequence classification model; else as
             sentence-transformers' modules.
         dropout: `hashed`: masks do not depend on the layout of the batch; `random`: they do, because the family calls
@@ -39,19 +40,17 @@ PATHS = {
         mistral qwen2 qwen3 gemma2 gemma3 phi phi3 smollm3 granite olmo2 qwen3_moe mixtral""",
     "padded": """mobilebert mpnet deberta deberta-v2 deberta-v3 squeezebert roformer megatron-bert rembert ibert xlnet
         longformer longt5 bart mbart bloom lfm2 mamba mamba2""",
-    "by_length": "convbert funnel big_bird nystromformer",
+    "by_length": "convbert funnel big_bird nystromformer yoso fnet",
 }
 REFUSED = {
-    "reformer": "",
-    "yoso": "",
-    "fnet": "",
-    "mra": "",
-    "canine": "",
+    "reformer": "reformer models are not supported: ",
+    "mra": "mra models are not supported: ",
+    "canine": "expected a fast tokenizer",
 }
 NO_CLASSIFIER = "longt5 granite lfm2 mamba mamba2"
 DROPOUT = {
-    "refused": """eurobert embeddinggemma llama mistral qwen2 qwen3 gemma2 gemma3 smollm3 granite olmo2 lfm2 mamba mamba2
-        qwen3_moe mixtral""",
+    "refused": """eurobert embeddinggemma llama mistral qwen2 qwen3 gemma2 gemma3 smollm3 granite olmo2 lfm2 mamba
+        mamba2 qwen3_moe mixtral""",
     "random": "bart mbart opt bloom",
 }
 NO_MASK = """t5 t5-encoder longt5 umt5 mt5 gpt2 gpt_neox opt llama mistral qwen2 qwen3 phi phi3 bloom granite olmo2
@@ -82,4 +81,5 @@ OUTCOMES = {
     )
     for family in FAMILIES
 }
+ONE_BY_ONE = PATHS["by_length"].split()  # whose states depend on padding, in every program that pads
 TRAINED = [family for family in FAMILIES if family not in REFUSED]
