@@ -19,6 +19,7 @@ class Outcome:
         dropout: `hashed`: masks do not depend on the layout of the batch; `random`: they do, because the family calls
             a function; `refused`: the family has no dropout on states.
         mask_token: Whether the tokenizer has the mask token that ColBERT's expansion needs.
+        multi_vector: Whether sentence-transformers' MultiVectorEncoder can run the family.
         single: Largest difference in float32 from the states of a row alone, as a share of the largest state.
         double: The same in float64; 0: the family's code does not run in float64.
     """
@@ -28,6 +29,7 @@ class Outcome:
     own_export: bool = True
     dropout: str = "hashed"
     mask_token: bool = True
+    multi_vector: bool = True
     single: float = 1e-5
     double: float = 1e-9
 
@@ -77,6 +79,7 @@ OUTCOMES = {
         own_export=family not in NO_CLASSIFIER.split(),
         dropout=_key_of(family, DROPOUT, "hashed"),
         mask_token=family not in NO_MASK.split(),
+        multi_vector=family != "fnet",  # the other program needs an attention mask
         **TOLERANCES.get(family, {}),
     )
     for family in FAMILIES

@@ -35,6 +35,11 @@ def token_batch(rows: Sequence[dict[str, Tensor]], row_ids: Sequence[int] | None
     )
 
 
+def largest_difference(ours: Tensor, theirs: Tensor) -> float:
+    """The largest difference as a share of the largest of `theirs`, or as it is where that is below 1."""
+    return float((ours - theirs).abs().max() / max(1.0, float(theirs.abs().max())))
+
+
 def rank_batch(rows: Sequence[dict[str, Tensor]]) -> RankBatch:
     """Encoded pairs as the docs of one query group."""
     mask = torch.ones(1, len(rows), dtype=torch.bool)
