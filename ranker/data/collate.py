@@ -32,7 +32,11 @@ class ScorerInputs:
 
     @classmethod
     def of(cls, scorer: Any) -> ScorerInputs:
-        """Take the values from a scorer and its encoder."""
+        """Take the values from a scorer and its encoder.
+
+        Args:
+            scorer: A `Scorer` of `ranker.models.interface`, a package that this one may not import.
+        """
         layouts = scorer.layouts() if scorer.reads == "texts" else None
         return cls(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, layouts)
 

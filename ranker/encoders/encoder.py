@@ -83,9 +83,8 @@ class Encoder(nn.Module):
         self._logged_path = False
         family = family_of(model.config)
         if execution.ragged and family.bert_modules:
-            self._traits = Traits(
-                "bert", first_position(model.config), model.config.hidden_size, len(model.encoder.layer)
-            )
+            config = model.config
+            self._traits = Traits("bert", first_position(config), config.hidden_size, config.num_hidden_layers)
             self._forward = None
         else:
             ids = common_tokens(tokenizer, len(words.weight))

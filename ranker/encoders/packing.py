@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,16 +19,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ranker.encoders.attention import unpadded_unavailable
 from ranker.encoders.dropout import HashedDropout, dropout_hashes
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.row_groups import RowGroup, row_groups
+from ranker.encoders.text_model import ATTENTION_DROPOUTS
 from ranker.types import TokenBatch
 
 IMPLEMENTATION = "packed_rows"  # the name of the attention function in transformers' registry
 LARGEST_HEAD = 256  # of the kernel behind varlen_attn
+_running: ContextVar[bool] = ContextVar("running", default=False)  # whether a pass of any packing runs
 
 
 @dataclass
@@ -59,35 +63,45 @@ class Pass:
 
 
 class Packing:
-    """The running forward pass of one model.
+    """The running forward pass of one model; `Packing.of` returns a model's only one.
 
     Args:
         model: The model; each of its modules gets a reference to this object.
-        attention_dropout: Rate for attention with padding; None: the model's own.
 
     Attributes:
         current: The running pass; None outside of one.
         num_sites: Places with dropout on token states; None before `find_dropout`.
+        own_implementation: The attention function that the model was built with.
+        attention_dropout: Whether attention with padding may drop weights: the model has a rate for it alone.
     """
 
-    def __init__(self, model: nn.Module, attention_dropout: float | None = None) -> None:
+    def __init__(self, model: Any) -> None:
         self.current: Pass | None = None
-        self.attention_dropout = attention_dropout
         self.num_sites: int | None = None
+        self.own_implementation: str = model.config._attn_implementation
+        self.attention_dropout = any(hasattr(model.config, key) for key in ATTENTION_DROPOUTS)
         self._calls: dict[int, int] = {}
         for module in model.modules():
             object.__setattr__(module, "packing", self)
             if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
                 object.__setattr__(module, "compute_bias", _RowBias(module))
 
+    @classmethod
+    def of(cls, model: Any) -> Packing:
+        """Return the model's packing, a new one at the first call."""
+        packing: Packing = getattr(model, "packing", None) or cls(model)
+        return packing
+
     @contextmanager
     def running(self, forward: Pass) -> Iterator[None]:
         """Make a pass the current one."""
         before, calls = self.current, self._calls
         self.current, self._calls = forward, {}
+        token = _running.set(forward.packed)
         try:
             yield
         finally:
+            _running.reset(token)
             self.current, self._calls = before, calls
 
     def hashes(self, layout: RaggedLayout, seed: int) -> Tensor:
@@ -106,7 +120,7 @@ class Packing:
         return self.current.hashes[module.sites[call % len(module.sites)]]
 
     def find_dropout(self, model: nn.Module, run: Callable[[], Any], tokens: int) -> None:
-        """Replace the model's dropout modules by hashed ones, with sites in the order of their calls.
+        """Replace the model's dropout modules by hashed ones, once, with sites in the order of their calls.
 
         Args:
             model: The model.
@@ -114,6 +128,8 @@ class Packing:
             tokens: Length of that row. Modules that drop something else than states [1, tokens, dim], such as attention
                 weights, stay as they are.
         """
+        if self.num_sites is not None:
+            return
         sites: dict[Any, list[int]] = {}
         calls = iter(range(10**6))
 
@@ -154,11 +170,11 @@ def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001, part of transformers' signature
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **options: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """Attend within rows: the function that transformers calls for the implementation `packed_rows`.
 
     Args:
@@ -166,7 +182,7 @@ def packed_attention(
         query: [1, heads, tokens, head size].
         key: [1, key heads, tokens, head size].
         value: [1, key heads, tokens, head size].
-        attention_mask: None, since row boundaries take its place.
+        attention_mask: None, since row boundaries take its place; read outside of the encoder's passes only.
         dropout: Rate on attention weights; applied with padding only.
         scaling: Factor of the logits; None: head size ** -0.5.
         options: `sliding_window`: tokens attend to those nearer than this; `softcap`: the logits become
@@ -179,20 +195,22 @@ def packed_attention(
         NotImplementedError: The model passes an option that is not known here.
     """
     forward = module.packing.current
-    if forward is None:
-        raise RuntimeError("the model runs on packed rows inside its Encoder; call that, or set_attn_implementation")
+    if forward is None:  # someone calls the model itself
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
     if options.get("s_aux") is not None or key.shape[2] != query.shape[2] or query.shape[0] != 1:
         raise NotImplementedError("attention sinks, cross-attention and caches have no packed form")
     causal = options.get("is_causal")
     causal = bool(getattr(module, "is_causal", False)) if causal is None else bool(causal)
-    own = module.packing.attention_dropout
+    rate = dropout if module.training and module.packing.attention_dropout else 0.0
     rule = _Rule(
         scaling if scaling is not None else query.shape[-1] ** -0.5,
         causal,
         options.get("sliding_window"),
         options.get("softcap"),
         options.get("position_bias"),
-        (dropout if own is None else own) if module.training else 0.0,
+        rate,
     )
     states = [part[0].transpose(0, 1) for part in (query, key, value)]
     plain = rule.softcap is None and rule.bias is None and query.shape[-1] <= LARGEST_HEAD
@@ -291,11 +309,12 @@ def _attend(states: list[Tensor], mask: Tensor | None, rule: _Rule) -> Tensor:
     return functional.dropout(weights.to(value.dtype), rule.dropout) @ value
 
 
-def no_mask(*args: Any, **kwargs: Any) -> None:
-    """Return no mask: row boundaries and the attention module's own flags say who attends to whom."""
+def row_mask(*args: Any, **options: Any) -> Tensor | None:
+    """Return no mask in the encoder's passes, where row boundaries say who attends to whom; else that of SDPA."""
+    return None if _running.get() else sdpa_mask(*args, **options)
 
 
 def register() -> None:
     """Make `packed_rows` known to transformers."""
     AttentionInterface.register(IMPLEMENTATION, packed_attention)
-    AttentionMaskInterface.register(IMPLEMENTATION, no_mask)
+    AttentionMaskInterface.register(IMPLEMENTATION, row_mask)

@@ -93,7 +93,6 @@ def _measure(model: Any, forward: TransformersForward, token_ids: list[int], pac
         why, first_position = _try_packed(model, forward, batch, expected)
         if not why:
             return Traits("packed", first_position, dim, num_layers)
-        forward.use(model, packed=False)
     path = family.path
     if path is None:
         padded = torch.stack(list(forward.padded(model, Request(batch, True), shortest=0.01).states))
@@ -107,7 +106,6 @@ def _try_packed(model: Any, forward: TransformersForward, batch: TokenBatch, exp
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return "its attention reads chunks of a row", 0
     try:
-        forward.use(model, packed=True)
         for first in dict.fromkeys((0, (getattr(config, "pad_token_id", None) or 0) + 1)):
             forward.first_position = first
             if _same(torch.stack(list(forward.packed(model, Request(batch, True)).states)), expected):

@@ -41,21 +41,20 @@ class TransformersForward:
 
     Args:
         model: The model.
-        attention_dropout: Rate on attention weights where rows are packed; None: the model's own.
+        reads_segments: Whether the model may get segment ids.
 
     Attributes:
         first_position: Position id of a row's first token on the packed path.
         reads_segments: Whether the model gets segment ids.
     """
 
-    def __init__(self, model: Any, reads_segments: bool, attention_dropout: float | None = None) -> None:
+    def __init__(self, model: Any, reads_segments: bool) -> None:
         packing.register()
-        self.packing = Packing(model, attention_dropout)
+        self.packing = Packing.of(model)
         self.first_position = 0
         parameters = inspect.signature(model.forward).parameters
         self.reads_segments = reads_segments and "token_type_ids" in parameters
         self._takes_positions = "position_ids" in parameters
-        self._own_implementation: str | None = None
 
     def packed(self, model: Any, request: Request) -> ForwardPass:
         """Run a batch as one row [1, tokens]."""
@@ -74,15 +73,16 @@ class TransformersForward:
         return ForwardPass(self._padded_states(model, request, groups), computed)
 
     def use(self, model: Any, packed: bool) -> None:
-        """Select the attention function of the packed path, or the model's own."""
-        config = model.config
-        if packed and config._attn_implementation != IMPLEMENTATION:
-            self._own_implementation = config._attn_implementation
-            model.set_attn_implementation(IMPLEMENTATION)
-            if config._attn_implementation != IMPLEMENTATION:
+        """Select the attention function of the packed path, or the model's own.
+
+        Raises:
+            NotImplementedError: The family's attention can't be replaced.
+        """
+        wanted = IMPLEMENTATION if packed else self.packing.own_implementation
+        if model.config._attn_implementation != wanted:
+            model.set_attn_implementation(wanted)
+            if model.config._attn_implementation != wanted:
                 raise NotImplementedError("its attention does not go through transformers' attention functions")
-        elif not packed and config._attn_implementation == IMPLEMENTATION:
-            model.set_attn_implementation(self._own_implementation)
 
     def find_dropout(self, model: Any, batch: TokenBatch, packed: bool) -> None:
         """Replace dropout modules by hashed ones; see `Packing.find_dropout`.
@@ -129,6 +129,7 @@ class TransformersForward:
         return model(input_ids=input_ids, attention_mask=attention_mask, **more)
 
     def _packed_states(self, model: Any, request: Request) -> Iterator[Tensor]:
+        self.use(model, packed=True)
         batch, layout = request.batch, RaggedLayout.of(request.batch)
         hashes = None if request.seed is None else self.packing.hashes(layout, request.seed).unsqueeze(1)
         positions = {"position_ids": (layout.position_ids + self.first_position).unsqueeze(0)}
@@ -153,6 +154,7 @@ class TransformersForward:
             yield torch.cat(layer).index_select(0, inverse)
 
     def _group_states(self, model: Any, request: Request) -> list[Tensor]:
+        self.use(model, packed=False)
         batch, layout = request.batch, RaggedLayout.of(request.batch)
         hashes = None
         if request.seed is not None:

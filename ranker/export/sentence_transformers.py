@@ -27,11 +27,17 @@ from ranker.export._modules import (
     write_json,
     write_modules,
 )
-from ranker.interactions.pooling import POOLINGS
 
 SCORER = "ranker.models.dpr.DPR"
 OWN_FILE = "scorer.json"  # the temperature, which sentence-transformers does not have
-POOLING_KEYS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "max": "pooling_mode_max_tokens"}
+# pooling: that library's name of it (the key `pooling_mode`, since 5.7), and its older key
+POOLING_NAMES = {
+    "cls": ("cls", "pooling_mode_cls_token"),
+    "mean": ("mean", "pooling_mode_mean_tokens"),
+    "max": ("max", "pooling_mode_max_tokens"),
+    "last": ("lasttoken", "pooling_mode_lasttoken"),
+    "weightedmean": ("weightedmean", "pooling_mode_weightedmean_tokens"),
+}
 PARTS = ("0_Transformer", "1_Pooling", "2_Dense")
 
 
@@ -62,7 +68,7 @@ class SingleVectorModel:
     Args:
         query: The encoder of queries.
         doc: The encoder of docs; the same object if queries and docs share all weights.
-        pooling: `cls`, `mean` or `max`.
+        pooling: A key of `POOLING_NAMES`.
         activation: After the projection: `identity` or `tanh`.
         similarity: `cosine` or `dot`.
         query_prompt: Text before each query.
@@ -134,7 +140,7 @@ def _write_side(
     """Write the modules of queries or of docs; return the path and the class of each."""
     transformer, pooling, dense = paths
     write_encoder(folder / transformer, side.encoder, max_tokens, lengths)
-    modes = {key: name == model.pooling for name, key in POOLING_KEYS.items()}
+    modes = {key: name == model.pooling for name, (_, key) in POOLING_NAMES.items()}
     write_json(folder / pooling / "config.json", {"word_embedding_dimension": side.encoder.dim, **modes})
     modules = [
         (transformer, "sentence_transformers.models.Transformer"),
@@ -211,12 +217,17 @@ class _ReadSide:
 
 
 def _pooling_of(module: StoredModule) -> str:
-    """Return the pooling that a configuration names, in the library's older or newer form."""
-    config, names = module.config, {key: name for name, key in POOLING_KEYS.items()}
+    """Return the pooling that a configuration names, in the library's older or newer form; it takes mean if none is on.
+
+    Raises:
+        CheckpointError: It names another pooling, or several, which that library concatenates.
+    """
+    config = module.config
     if "pooling_mode" in config:
-        chosen = [config["pooling_mode"]]
+        chosen = config["pooling_mode"] if isinstance(config["pooling_mode"], list) else [config["pooling_mode"]]
     else:
-        chosen = [names.get(key, key) for key, on in config.items() if key.startswith("pooling_mode_") and on]
-    if len(chosen) != 1 or chosen[0] not in POOLINGS:
-        raise CheckpointError(f"{module.folder}: expected one of {', '.join(POOLINGS)} as pooling, got {chosen}")
-    return chosen[0]
+        chosen = [key for key, on in config.items() if key.startswith("pooling_mode_") and on] or ["mean"]
+    names = [pooling for pooling, known in POOLING_NAMES.items() if chosen and chosen[0] in known]
+    if len(chosen) != 1 or not names:
+        raise CheckpointError(f"{module.folder}: expected one of {', '.join(POOLING_NAMES)} as pooling, got {chosen}")
+    return names[0]

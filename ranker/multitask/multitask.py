@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -203,13 +203,13 @@ class Multitask(MonoBERT):
         save_file({key: value.contiguous() for key, value in self.heads.state_dict().items()}, folder / HEADS[1])
 
     @classmethod
-    def load(cls, folder: Path, execution: Execution = DEFAULT) -> Multitask:
+    def load(cls, folder: Path, execution: Execution = DEFAULT) -> Self:
         """Load a folder that `save` wrote.
 
         Raises:
             CheckpointError: The heads are missing or broken.
         """
-        scorer: Any = super().load(folder, execution)
+        scorer = super().load(folder, execution)
         try:
             described = json.loads((Path(folder) / HEADS[0]).read_text(encoding="utf-8"))
             for name, stored in described.items():

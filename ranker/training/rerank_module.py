@@ -81,7 +81,7 @@ class RerankModule(pl.LightningModule):
 
     def __init__(
         self,
-        scorer: Scorer | nn.Module,
+        scorer: Scorer,
         measures: list[str],
         loss: Loss | None = None,
         optimization: Optimization | None = None,
