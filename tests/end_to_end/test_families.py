@@ -23,7 +23,7 @@ def test_a_family_trains_resumes_and_evaluates_alike(family, forks, small_files,
         return by_start(next((tmp_path / "outputs").iterdir()))[-1]
 
     where = [f"data.path={small_files}", f"cache_dir={tmp_path / 'cache'}", f"name={family}"]
-    choices = [*CHOICES, *where, f"encoder.name={make(family, tmp_path / family)}"]
+    choices = [*CHOICES, *where, "encoder=bert_base", f"encoder.name={make(family, tmp_path / family)}"]
     first = run("train.py", *choices, "trainer.max_steps=2")
     last = run("train.py", *choices, "trainer.max_steps=4", "resume=true")
     steps = [json.loads((folder / "result.json").read_text())["steps"] for folder in (first, last)]
