@@ -25,7 +25,7 @@ def test_a_family_trains_resumes_and_evaluates_alike(family, forks, small_files,
     where = [f"data.path={small_files}", f"cache_dir={tmp_path / 'cache'}", f"name={family}"]
     choices = [*CHOICES, *where, "encoder=bert_base", f"encoder.name={make(family, tmp_path / family)}"]
     first = run("train.py", *choices, "trainer.max_steps=2")
-    last = run("train.py", *choices, "trainer.max_steps=4", "resume=true")
+    last = run("train.py", f"checkpoint={first}", "resume=true", "trainer.max_steps=4")
     steps = [json.loads((folder / "result.json").read_text())["steps"] for folder in (first, last)]
     assert steps == [2, 4]
     again = run("evaluate.py", f"checkpoint={last}", f"name={family}")
