@@ -18,6 +18,7 @@ from ranker.export._modules import (
     SETTINGS,
     StoredModule,
     has_modules,
+    is_cross_encoder,
     is_multi_vector,
     read_dense,
     read_encoder,
@@ -27,23 +28,16 @@ from ranker.export._modules import (
     write_json,
     write_modules,
 )
+from ranker.export._pooling import pooling_config, read_pooling
 
 SCORER = "ranker.models.dpr.DPR"
 OWN_FILE = "scorer.json"  # the temperature, which sentence-transformers does not have
-# pooling: that library's name of it (the key `pooling_mode`, since 5.7), and its older key
-POOLING_NAMES = {
-    "cls": ("cls", "pooling_mode_cls_token"),
-    "mean": ("mean", "pooling_mode_mean_tokens"),
-    "max": ("max", "pooling_mode_max_tokens"),
-    "last": ("lasttoken", "pooling_mode_lasttoken"),
-    "weightedmean": ("weightedmean", "pooling_mode_weightedmean_tokens"),
-}
 PARTS = ("0_Transformer", "1_Pooling", "2_Dense")
 
 
 def recognises(folder: Path) -> bool:
     """Whether a folder is a bi-encoder of sentence-transformers with one vector per text."""
-    return has_modules(folder) and not is_multi_vector(folder)
+    return has_modules(folder) and not is_multi_vector(folder) and not is_cross_encoder(folder)
 
 
 @dataclass
@@ -140,8 +134,7 @@ def _write_side(
     """Write the modules of queries or of docs; return the path and the class of each."""
     transformer, pooling, dense = paths
     write_encoder(folder / transformer, side.encoder, max_tokens, lengths)
-    modes = {key: name == model.pooling for name, (_, key) in POOLING_NAMES.items()}
-    write_json(folder / pooling / "config.json", {"word_embedding_dimension": side.encoder.dim, **modes})
+    write_json(folder / pooling / "config.json", pooling_config(side.encoder.dim, model.pooling))
     modules = [
         (transformer, "sentence_transformers.models.Transformer"),
         (pooling, "sentence_transformers.models.Pooling"),
@@ -201,7 +194,7 @@ class _ReadSide:
         self.side = Side(encoder, None, lengths)
         for module in modules[1:]:
             if module.name == "Pooling":
-                self.pooling, self.pools_prompt = _pooling_of(module), module.config.get("include_prompt", True)
+                self.pooling, self.pools_prompt = read_pooling(module), module.config.get("include_prompt", True)
             elif module.name == "Dense" and self.side.projection is None:
                 self.side.projection, self.activation = read_dense(module)
             elif module.name == "Normalize":
@@ -214,20 +207,3 @@ class _ReadSide:
             raise CheckpointError(
                 f"{folder}: expected a Pooling module, got none; a model of token vectors loads as colbert"
             )
-
-
-def _pooling_of(module: StoredModule) -> str:
-    """Return the pooling that a configuration names, in the library's older or newer form; it takes mean if none is on.
-
-    Raises:
-        CheckpointError: It names another pooling, or several, which that library concatenates.
-    """
-    config = module.config
-    if "pooling_mode" in config:
-        chosen = config["pooling_mode"] if isinstance(config["pooling_mode"], list) else [config["pooling_mode"]]
-    else:
-        chosen = [key for key, on in config.items() if key.startswith("pooling_mode_") and on] or ["mean"]
-    names = [pooling for pooling, known in POOLING_NAMES.items() if chosen and chosen[0] in known]
-    if len(chosen) != 1 or not names:
-        raise CheckpointError(f"{module.folder}: expected one of {', '.join(POOLING_NAMES)} as pooling, got {chosen}")
-    return names[0]
