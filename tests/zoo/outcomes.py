@@ -42,14 +42,16 @@ PATHS = {
         mistral qwen2 qwen3 gemma2 gemma3 phi phi3 smollm3 granite olmo2 qwen3_moe mixtral""",
     "padded": """mobilebert mpnet deberta deberta-v2 deberta-v3 squeezebert roformer megatron-bert rembert ibert xlnet
         longformer longt5 bart mbart bloom lfm2 mamba mamba2""",
-    "by_length": "convbert funnel big_bird nystromformer yoso fnet",
+    "by_length": "convbert big_bird nystromformer yoso fnet",
 }
 REFUSED = {
+    "funnel": "funnel models are not supported: ",
     "reformer": "reformer models are not supported: ",
     "mra": "mra models are not supported: ",
     "canine": "expected a fast tokenizer",
 }
-NO_CLASSIFIER = "longt5 granite lfm2 mamba mamba2"
+# transformers has no classifier of these, or one with a decoder that the text encoder lacks
+NO_CLASSIFIER = "t5 t5-encoder longt5 umt5 mt5 t5gemma granite lfm2 mamba mamba2"
 DROPOUT = {
     "refused": """eurobert embeddinggemma llama mistral qwen2 qwen3 gemma2 gemma3 smollm3 granite olmo2 lfm2 mamba
         mamba2 qwen3_moe mixtral""",
