@@ -83,12 +83,9 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
     config = encoder.config
     where = _name_of(encoder)
     template = Template.of(encoder.tokenizer, texts)
-    if not template.num_special or (texts == 2 and not template.specials[1]):
-        if _end_texts(encoder.tokenizer):
-            template = Template.of(encoder.tokenizer, texts)
-            log.info(
-                "%s: the tokenizer adds no special tokens; it ends texts with %s now", where, template.specials[-1]
-            )
+    if (not template.num_special or (texts == 2 and not template.specials[1])) and _end_texts(encoder.tokenizer):
+        template = Template.of(encoder.tokenizer, texts)
+        log.info("%s: the tokenizer adds no special tokens; it ends texts with %s now", where, template.specials[-1])
     if texts == 2 and not template.specials[1]:
         raise CheckpointError(
             f"{where}: expected a tokenizer that puts a separator between query and doc, got none in its post-processor"

@@ -41,8 +41,8 @@ PATHS = {
         jina_embeddings_v3 embeddinggemma t5 t5-encoder umt5 mt5 t5gemma modernbert-decoder gpt2 gpt_neox opt llama
         mistral qwen2 qwen3 gemma2 gemma3 phi phi3 smollm3 granite olmo2 qwen3_moe mixtral""",
     "padded": """mobilebert mpnet deberta deberta-v2 deberta-v3 squeezebert roformer megatron-bert rembert ibert xlnet
-        longformer longt5 bart mbart bloom lfm2 mamba mamba2""",
-    "by_length": "convbert big_bird nystromformer yoso fnet",
+        longformer longt5 bart mbart bloom lfm2 mamba mamba2 big_bird""",
+    "by_length": "convbert nystromformer yoso fnet",
 }
 REFUSED = {
     "funnel": "funnel models are not supported: ",
