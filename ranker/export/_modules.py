@@ -190,11 +190,8 @@ def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int, pads_right:
     if not encoder.reads_segments:
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     tokenizer.save_pretrained(folder)
-    reread = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    if reread("a", "b")["input_ids"] != tokenizer("a", "b")["input_ids"]:
-        # the classes of some families build the layout of special tokens anew, and lose one that is in tokenizer.json
-        path = folder / "tokenizer_config.json"
-        write_json(path, read_object(path) | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    path = folder / "tokenizer_config.json"  # not all classes write the side
+    write_json(path, read_object(path) | {"padding_side": tokenizer.padding_side})
 
 
 def read_dense(module: StoredModule) -> tuple[nn.Linear, str]:

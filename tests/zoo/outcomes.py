@@ -55,7 +55,7 @@ NO_CLASSIFIER = "t5 t5-encoder longt5 umt5 mt5 t5gemma granite lfm2 mamba mamba2
 DROPOUT = {
     "refused": """eurobert embeddinggemma llama mistral qwen2 qwen3 gemma2 gemma3 smollm3 granite olmo2 lfm2 mamba
         mamba2 qwen3_moe mixtral""",
-    "random": "bart mbart opt bloom",
+    "random": "bart mbart opt bloom xlnet",  # XLNet: of relative positions, which depend on the longest row
 }
 NO_MASK = """t5 t5-encoder longt5 umt5 mt5 gpt2 gpt_neox opt llama mistral qwen2 qwen3 phi phi3 bloom granite olmo2
     mamba mamba2 qwen3_moe mixtral"""
