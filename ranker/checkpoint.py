@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ranker import export
 from ranker.config.stored import load_stored
 from ranker.config.targets import constructor_keys, is_trusted
 from ranker.encoders.execution import Execution
+from ranker.encoders.loading import needs_trust
 from ranker.errors import CheckpointError, RankerError
 from ranker.files import verify_folder, write_folder
 from ranker.models.interface import Scorer, is_bi_encoder
@@ -75,7 +77,9 @@ def read_description(path: Path) -> dict[str, Any]:
     )
 
 
-def load_scorer(path: Path, weights: str = "best", execution: Execution | None = None) -> Scorer:
+def load_scorer(
+    path: Path, weights: str = "best", execution: Execution | None = None, trust_remote_code: bool = False
+) -> Scorer:
     """Load a scorer from a run folder, its `model/` folder, or a folder of another program.
 
     Folders of other programs: a Hugging Face sequence classification model, a sentence-transformers model with one or
@@ -85,12 +89,16 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
         path: The folder.
         weights: For a run folder, `best` (`model/`, or `checkpoints/best.ckpt` of an unfinished run) or `last`.
         execution: How the encoders compute; None takes the folder's setting.
+        trust_remote_code: Whether code in the folder may run; with `execution` its own option counts.
 
     Raises:
         CheckpointError: The folder has no trained weights, or they do not fit the configuration.
     """
     description = read_description(path)
     in_run = (path / "config.yaml").is_file()
+    if execution is None:
+        stored = Execution.of(description.get("encoder") or {})
+        execution = replace(stored, trust_remote_code=trust_remote_code)
     if weights == "last" and not in_run:
         raise CheckpointError(
             f"weights: expected 'best', got 'last': {path} is not a run folder and holds only one set of weights"
@@ -103,9 +111,7 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
             )
         scorer = instantiate(
             OmegaConf.create(constructor_keys("model", description["model"])),
-            encoder=instantiate(
-                constructor_keys("encoder", description["encoder"]), **(vars(execution) if execution else {})
-            ),
+            encoder=instantiate(constructor_keys("encoder", description["encoder"]), **vars(execution)),
         )
         _load_state(
             scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer."
@@ -113,7 +119,7 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
         return scorer
     verify_folder(model, error=CheckpointError)
     target = (description.get("model") or {}).get("_target_") or _target_of(model)
-    return _load(model, target, execution or Execution.of(description.get("encoder") or {}))
+    return _load(model, target, execution)
 
 
 def _load(folder: Path, target: str, execution: Execution) -> Scorer:
@@ -129,7 +135,7 @@ def _load(folder: Path, target: str, execution: Execution) -> Scorer:
     except RankerError:
         raise
     except Exception as error:  # the libraries raise errors of any type over a broken folder
-        reason = " ".join(str(error).split()) or "no reason"
+        reason = needs_trust(error, "trust_remote_code") or " ".join(str(error).split()) or "no reason"
         raise CheckpointError(
             f"{folder}: expected a model folder that loads, got {type(error).__name__}: {reason}"
         ) from error

@@ -131,7 +131,7 @@ def _vector_engines(
     Returns:
         Set name -> engine on the first process, None on the others.
     """
-    scorer = load_scorer(Path(cfg.checkpoint), cfg.weights)
+    scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
     if not is_bi_encoder(scorer):
         raise ConfigError(
             f"checkpoint: expected a bi-encoder (dpr, colbert), got {type(scorer).__name__}; "

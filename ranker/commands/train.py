@@ -23,6 +23,7 @@ from ranker.data.collection import Splits
 from ranker.data.pair_cuts import warn_of_other_cuts
 from ranker.evaluation import pictures
 from ranker.evaluation.scoring import Devices
+from ranker.models.soundness import check_scores
 from ranker.training import dashboards
 from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_from
 from ranker.training.checkpointing import SaveBest, SaveLast
@@ -46,6 +47,7 @@ def train(cfg: DictConfig) -> float | None:
     pl.seed_everything(cfg.seed, verbose=False)
     splits = load_splits(cfg)
     scorer = build_scorer(cfg)
+    check_scores(scorer)
     data = build_data(cfg, splits, scorer)
     steps_per_epoch = len(data.train_steps().plan)
     check_length(cfg, splits, steps_per_epoch)

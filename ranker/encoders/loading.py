@@ -76,7 +76,7 @@ def load_encoder(
                 name, trust_remote_code=trust_remote_code, local_files_only=cached
             )
         except Exception as error:  # the libraries raise many classes of exceptions for damaged files
-            reason = offline or " ".join(str(error).split())[:300]
+            reason = offline or needs_trust(error) or " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"encoder.name: expected a hub id or a folder with config.json and a tokenizer, got {name!r} ({reason})"
             ) from error
@@ -94,11 +94,18 @@ def load_encoder(
     else:
         model = _load_weights(name, config, trust_remote_code, cached)
     model.train()  # from_pretrained returns eval mode, which Lightning keeps: dropout would be off
-    execution = Execution(ragged, compile, attention, fused, graphs, checkpointing)
+    execution = Execution(ragged, compile, attention, fused, graphs, checkpointing, trust_remote_code)
     encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
     encoder.source = name if pretrained and name != "tiny" else None
     return encoder
+
+
+def needs_trust(error: Exception, key: str = "encoder.trust_remote_code") -> str:
+    """Return what to do about an error of transformers that a folder has code of its own; empty for other errors."""
+    if "trust_remote_code" not in str(error):
+        return ""
+    return f"it has code of its own; read that code, then run it with {key}=true"
 
 
 def _in_package(package: str, name: str) -> str:

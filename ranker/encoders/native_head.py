@@ -106,8 +106,9 @@ class NativeHead(nn.Module):
             whole, missing = AutoModelForSequenceClassification.from_config(config), ["all"]
         else:
             whole, info = AutoModelForSequenceClassification.from_pretrained(
-                encoder.source, config=config, output_loading_info=True, dtype=torch.float32, local_files_only=True
-            )
+                encoder.source, config=config, output_loading_info=True, dtype=torch.float32, local_files_only=True,
+                trust_remote_code=encoder.execution.trust_remote_code,
+            )  # fmt: skip
             missing = sorted(info["missing_keys"])
         whole.base_model.load_state_dict(encoder.model.state_dict(), strict=False)
         head = cls(whole, encoder, dropout)

@@ -123,7 +123,9 @@ class TransformersForward:
             current = self.packing.current
             return nullcontext(), nullcontext() if current is None else self.packing.running(current)
 
-        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
+        # the second is the name until transformers 5.20
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False, "context_fn": contexts})
 
     def call(self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, segments: Tensor, **more: Any) -> Any:
         """Call the model on token ids [rows, columns]; segments go only to a model that reads them."""

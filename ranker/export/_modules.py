@@ -130,14 +130,14 @@ def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str,
         CheckpointError: A weight is missing, or the folder is one that `check_model_folder` refuses.
     """
     check_model_folder(folder)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=execution.trust_remote_code)
     check_config(config, str(folder))
-    model, info = text_model.read(folder, config)
+    model, info = text_model.read(folder, config, execution.trust_remote_code)
     if info["missing_keys"]:
         raise CheckpointError(
             f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing"
         )
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=execution.trust_remote_code)
     settings = read_object(folder / "sentence_bert_config.json")
     if settings.get("do_lower_case"):
         _lower_case(tokenizer)

@@ -107,7 +107,7 @@ def read(folder: Path, execution: Execution) -> Classifier:
     if (folder / HEAD_FILE).is_file():
         return _read_apart(folder, execution)
     check_model_folder(folder)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=execution.trust_remote_code)
     check_config(config, str(folder))
     if not is_classifier(config):
         raise CheckpointError(
@@ -126,7 +126,11 @@ def read(folder: Path, execution: Execution) -> Classifier:
         )
     config.use_cache = False
     model, info = AutoModelForSequenceClassification.from_pretrained(
-        folder, config=config, output_loading_info=True, dtype=torch.float32, trust_remote_code=False
+        folder,
+        config=config,
+        output_loading_info=True,
+        dtype=torch.float32,
+        trust_remote_code=execution.trust_remote_code,
     )
     if info["missing_keys"]:
         raise CheckpointError(f"{folder}: expected all weights, {', '.join(sorted(info['missing_keys']))} are missing")
@@ -136,9 +140,10 @@ def read(folder: Path, execution: Execution) -> Classifier:
             f"{folder}: expected the weights that its config.json describes, got {', '.join(unknown)} as well"
         )
     dropout = getattr(config, "classifier_dropout", None) or 0.0
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=execution.trust_remote_code)
     if family_of(config).classifier is None:
-        base, _ = text_model.read(folder, AutoConfig.from_pretrained(folder, trust_remote_code=False))
+        encoder_config = AutoConfig.from_pretrained(folder, trust_remote_code=execution.trust_remote_code)
+        base, _ = text_model.read(folder, encoder_config, execution.trust_remote_code)
         encoder = Encoder(base, tokenizer, execution)
         check_tokens(encoder)
         return Classifier(encoder, NativeHead(model, encoder, 0.0))

@@ -152,7 +152,9 @@ def initial_head(encoder: Encoder, dropout: float = 0.0) -> Classifier | None:
 def _language_model(modules: list[StoredModule], encoder: Encoder) -> Classifier:
     """Return the head that gives LogitScore's scores: rows of the language model's output layer, on the last token."""
     settings: dict[str, Any] = modules[1].config
-    model = AutoModelForCausalLM.from_pretrained(modules[0].folder, dtype=torch.float32, trust_remote_code=False)
+    model = AutoModelForCausalLM.from_pretrained(
+        modules[0].folder, dtype=torch.float32, trust_remote_code=encoder.execution.trust_remote_code
+    )
     output: Any = model.get_output_embeddings()
     yes, no = settings["true_token_id"], settings.get("false_token_id")
     rows = [part.detach() for part in (output.weight, output.bias) if part is not None]
