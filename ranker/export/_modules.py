@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,6 @@ from ranker.encoders.model_folder import check_model_folder, read_json, read_obj
 from ranker.errors import CheckpointError
 from ranker.files import leads_out
 
-# names of activations in `model.activation` and in a Dense module's configuration
-ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 
 
@@ -172,20 +170,45 @@ def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mappin
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
 
 
-def read_dense(module: Module) -> tuple[nn.Linear, str]:
-    """Read a Dense module: its linear layer, and the name of its activation in `ACTIVATIONS`.
+def read_dense(modules: Iterable[Module]) -> nn.Sequential | None:
+    """Read Dense modules, in order: each is a linear layer and its activation. None: there are none.
 
     Raises:
-        CheckpointError: A residual, an unknown activation, or no weights.
+        CheckpointError: One has a residual, an activation that is none of torch.nn without weights, or no weights.
     """
-    config = module.config
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
-    if activation not in ACTIVATIONS or config.get("use_residual"):
+    layers: list[nn.Module] = []
+    for module in modules:
+        if module.config.get("use_residual"):
+            raise CheckpointError(
+                f"{module.folder}: use_residual: expected a Dense without a residual, got one with it"
+            )
+        state = read_weights(module.folder)
+        linear = linear_of(state["linear.weight"], state.get("linear.bias"))
+        layers += [linear, _activation(module, linear.out_features)]
+    return nn.Sequential(*layers) if layers else None
+
+
+def _activation(module: Module, size: int) -> nn.Module:
+    """Return the activation of a Dense module, for vectors of `size`; Tanh if its configuration names none."""
+    name = str(module.config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    found: Any = getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.") else None
+    try:
+        activation: nn.Module = found()
+        fits = not list(activation.parameters()) and activation(torch.zeros(1, size)).shape == (1, size)
+    except Exception:  # no such class, or one with arguments
+        fits = False
+    if not fits:
         raise CheckpointError(
-            f"{module.folder}: expected a Dense with activation Identity or Tanh and no residual, got {config}"
+            f"{module.folder}: activation_function: expected an activation of torch.nn without weights, such as "
+            f"torch.nn.modules.activation.GELU; got {name!r}"
         )
-    state = read_weights(module.folder)
-    return linear_of(state["linear.weight"], state.get("linear.bias")), activation
+    return activation
+
+
+def dense_layers(projection: nn.Sequential | None) -> Iterator[tuple[nn.Linear, nn.Module]]:
+    """Yield each linear layer of a projection with its activation."""
+    parts: list[Any] = list(projection) if projection is not None else []
+    yield from zip(parts[::2], parts[1::2], strict=True)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -212,27 +235,35 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return linear
 
 
-def write_dense(folder: Path, linear: nn.Linear, activation: str, extra: dict[str, Any] | None = None) -> None:
-    """Write a Dense module.
+def write_dense(
+    folder: Path, first: int, projection: nn.Sequential | None, prefix: str = "", extra: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Write the linear layers of a projection as Dense modules; return their paths.
 
     Args:
-        folder: Its folder.
-        linear: The layer.
-        activation: A name in `ACTIVATIONS`.
-        extra: More keys of its config.json.
+        folder: The model's folder.
+        first: Index of the first of them among the model's modules.
+        projection: Linear layers, each followed by its activation; None writes nothing.
+        prefix: Start of the paths.
+        extra: More keys of each config.json.
     """
-    config = {
-        "in_features": linear.in_features,
-        "out_features": linear.out_features,
-        "bias": linear.bias is not None,
-        "activation_function": ACTIVATIONS[activation],
-        **(extra or {}),
-    }
-    write_json(folder / "config.json", config)
-    save_file(
-        {f"linear.{name}": value.detach().contiguous().cpu() for name, value in linear.named_parameters()},
-        folder / "model.safetensors",
-    )
+    paths = []
+    for i, (linear, activation) in enumerate(dense_layers(projection), first):
+        path = f"{prefix}{i}_Dense"
+        config = {
+            "in_features": linear.in_features,
+            "out_features": linear.out_features,
+            "bias": linear.bias is not None,
+            "activation_function": f"{type(activation).__module__}.{type(activation).__qualname__}",
+            **(extra or {}),
+        }
+        write_json(folder / path / "config.json", config)
+        save_file(
+            {f"linear.{name}": value.detach().contiguous().cpu() for name, value in linear.named_parameters()},
+            folder / path / "model.safetensors",
+        )
+        paths.append(path)
+    return paths
 
 
 def write_modules(

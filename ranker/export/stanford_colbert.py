@@ -6,6 +6,8 @@ import json
 import string
 from pathlib import Path
 
+from torch import nn
+
 from ranker.encoders.execution import Execution
 from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError
@@ -42,7 +44,7 @@ def read(folder: Path, execution: Execution) -> MultiVectorModel:
         )
     return MultiVectorModel(
         encoder,
-        linear_of(weights["linear.weight"], None),
+        nn.Sequential(linear_of(weights["linear.weight"], None), nn.Identity()),
         similarity="cosine",
         query_prompt=metadata.get("query_token_id") or "[unused0]",
         doc_prompt=metadata.get("doc_token_id") or "[unused1]",

@@ -20,7 +20,7 @@ from ranker.errors import ConfigError
 from ranker.export import multi_vector_encoder, stanford_colbert
 from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors, full_precision, maxsim_all, maxsim_pairs
-from ranker.models._bi_encoder import SIMILARITIES, check_choice, new_projection, text_limit
+from ranker.models._bi_encoder import SIMILARITIES, check_choice, new_projection, text_limit, vector_size
 from ranker.models._prompts import with_prompt
 from ranker.types import RankBatch, TokenBatch
 
@@ -112,7 +112,7 @@ class ColBERT(nn.Module):
     @property
     def dim(self) -> int:
         """Size of a vector."""
-        return self.projection.out_features if self.projection is not None else self.encoder.dim
+        return vector_size(self.encoder, self.projection)
 
     def layouts(self) -> tuple[Template, Template]:
         """Return the layouts of a query and of a doc: special tokens, marker, expansion."""
@@ -133,6 +133,7 @@ class ColBERT(nn.Module):
         return {
             "scorer": "colbert",
             "similarity": self.similarity,
+            "projection": repr(self.projection),
             "skiplist": self.skiplist,
             "layouts": repr(self.layouts()),
         }
