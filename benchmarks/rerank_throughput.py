@@ -99,7 +99,7 @@ def main() -> None:
             )
             batches = loaders.score_batches(data)
             clock = Clock(scorer, len(batches))
-            score_collection(scorer, batches, devices, loaders.batch.workers)
+            score_collection(scorer, batches, devices, loaders.batch_options.workers)
             rates.setdefault("product", []).append(clock.rate)
             from sentence_transformers.cross_encoder import CrossEncoder
 

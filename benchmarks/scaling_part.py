@@ -263,7 +263,7 @@ def evaluate(part: Part) -> dict[str, Any]:
         devices = Devices.of_fabric(fabric_of(part, precision))
         batches = loaders.score_batches(data, devices.rank, devices.world_size)
         clock = Clock(scorer, len(batches))
-        run = score_collection(scorer, batches, devices, loaders.batch.workers)
+        run = score_collection(scorer, batches, devices, loaders.batch_options.workers)
         if run is not None:
             say(f"one run of {len(run)} queries")
             write_run(part.file(f"{precision}.trec"), run)

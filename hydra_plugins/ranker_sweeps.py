@@ -25,7 +25,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ranker import run_folder
-from ranker.cli.sweep import close, is_held, job_folders, read_job, read_jobs
+from ranker.cli.sweep import finish_sweep, is_locked, job_folders, read_job, read_jobs
 from ranker.errors import ConfigError
 from ranker.files import write_whole
 
@@ -79,7 +79,9 @@ class SweepFolder(Callback):
         if config.hydra.launcher._target_.endswith(".DryRun"):
             return
         direction = str(config.hydra.sweeper.get("direction", "maximize"))
-        if not close(Path(config.hydra.sweep.dir), direction == "maximize", config.hydra.sweeper.get("n_trials")):
+        if not finish_sweep(
+            Path(config.hydra.sweep.dir), direction == "maximize", config.hydra.sweeper.get("n_trials")
+        ):
             raise SystemExit(1)
 
 
@@ -358,7 +360,7 @@ def settle_dead_trials(study: Any, folder: Path, own_lock: Path) -> None:
     """
     from optuna.trial import TrialState
 
-    others = {lock: is_held(lock) for lock in folder.glob(".sweeper-*.lock") if lock != own_lock}
+    others = {lock: is_locked(lock) for lock in folder.glob(".sweeper-*.lock") if lock != own_lock}
     alive = {lock.name for lock, held in others.items() if held}
     for lock in others:
         if lock.name not in alive:

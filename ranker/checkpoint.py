@@ -119,11 +119,13 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
 def _load(folder: Path, target: str, execution: Execution) -> Scorer:
     """Load the folder with the scorer class `target`; a library's error about the folder becomes one line."""
     module, _, name = target.rpartition(".")
-    scorer: Any = getattr(importlib.import_module(module), name) if is_trusted(target, "model") else None
-    if not hasattr(scorer, "load"):
+    scorer_class: type[Scorer] | None = (
+        getattr(importlib.import_module(module), name) if is_trusted(target, "model") else None
+    )
+    if scorer_class is None or not hasattr(scorer_class, "load"):
         raise CheckpointError(f"{folder}: model._target_: expected a scorer of ranker.models, got {target!r}")
     try:
-        return scorer.load(folder, execution)
+        return scorer_class.load(folder, execution)
     except RankerError:
         raise
     except Exception as error:  # the libraries raise errors of any type over a broken folder

@@ -26,6 +26,7 @@ from ranker.errors import ConfigError
 from ranker.evaluation import pictures
 from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
 from ranker.evaluation.scoring import Devices, score_collection
+from ranker.models.interface import Scorer
 from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.retrieval.pipeline import add_positives
 from ranker.types import Run
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 def evaluate_sets(
     cfg: DictConfig,
     folder: Path,
-    scorer: Any,
+    scorer: Scorer,
     data: RankData,
     devices: Devices,
     depth: int,
@@ -65,7 +66,7 @@ def evaluate_sets(
             scorer,
             data.score_batches(collection, devices.rank, devices.world_size),
             devices,
-            data.batch.workers,
+            data.batch_options.workers,
             progress=f"test {name}" if cfg.trainer.enable_progress_bar else None,
             inference_mode=cfg.trainer.inference_mode,
         )

@@ -121,7 +121,7 @@ def _run(command: str, cfg: DictConfig) -> float | None:
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN and "trainer" in cfg:
         build = importlib.import_module("ranker.assembly.trainer")
         if build.several_devices(cfg.trainer):
-            return sweep.run_apart(
+            return sweep.run_in_separate_process(
                 command, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_yaml(cfg, resolve=True)
             )
     function = getattr(importlib.import_module(f"ranker.commands.{command}"), command)

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import normalizers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
+from ranker.encoders import text_model
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
-from ranker.encoders.loading import without_pooler
 from ranker.encoders.model_folder import check_model_folder, read_json, read_object
 from ranker.errors import CheckpointError
 from ranker.files import leads_out
@@ -51,7 +51,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Module:
+class StoredModule:
     """One entry of modules.json.
 
     Args:
@@ -68,7 +68,7 @@ class Module:
         return read_object(self.folder / "config.json")
 
 
-def read_modules(folder: Path) -> dict[str, list[Module]]:
+def read_modules(folder: Path) -> dict[str, list[StoredModule]]:
     """Read modules.json: `{"query": [...], "document": [...]}`, two equal lists if queries and docs share all modules.
 
     Raises:
@@ -86,8 +86,8 @@ def read_modules(folder: Path) -> dict[str, list[Module]]:
         ) from error
 
 
-def _sides(folder: Path, entries: Any) -> dict[str, list[Module]]:
-    chain = [Module(entry["type"].rpartition(".")[2], _inside(folder, entry["path"])) for entry in entries]
+def _sides(folder: Path, entries: Any) -> dict[str, list[StoredModule]]:
+    chain = [StoredModule(entry["type"].rpartition(".")[2], _inside(folder, entry["path"])) for entry in entries]
     first, rest = chain[0], chain[1:]
     if first.name == "Transformer":
         return {"query": chain, "document": chain}
@@ -99,7 +99,8 @@ def _sides(folder: Path, entries: Any) -> dict[str, list[Module]]:
             f"{folder}: expected a router with the routes query and document, got {sorted(router.get('structure', {}))}"
         )
     return {
-        route: [Module(router["types"][name].rpartition(".")[2], _inside(first.folder, name)) for name in names] + rest
+        route: [StoredModule(router["types"][name].rpartition(".")[2], _inside(first.folder, name)) for name in names]
+        + rest
         for route, names in router["structure"].items()
     }
 
@@ -123,14 +124,7 @@ def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str,
     check_model_folder(folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     check_config(config, str(folder))
-    model, info = AutoModel.from_pretrained(
-        folder,
-        config=config,
-        output_loading_info=True,
-        dtype=torch.float32,
-        trust_remote_code=False,
-        **without_pooler(config),
-    )
+    model, info = text_model.read(folder, config)
     if info["missing_keys"]:
         raise CheckpointError(
             f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing"
@@ -170,7 +164,7 @@ def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mappin
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
 
 
-def read_dense(modules: Iterable[Module]) -> nn.Sequential | None:
+def read_dense(modules: Iterable[StoredModule]) -> nn.Sequential | None:
     """Read Dense modules, in order: each is a linear layer and its activation. None: there are none.
 
     Raises:
@@ -188,7 +182,7 @@ def read_dense(modules: Iterable[Module]) -> nn.Sequential | None:
     return nn.Sequential(*layers) if layers else None
 
 
-def _activation(module: Module, size: int) -> nn.Module:
+def _activation(module: StoredModule, size: int) -> nn.Module:
     """Return the activation of a Dense module, for vectors of `size`; Tanh if its configuration names none."""
     name = str(module.config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     found: Any = getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.") else None

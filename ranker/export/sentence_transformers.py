@@ -16,7 +16,7 @@ from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError
 from ranker.export._modules import (
     SETTINGS,
-    Module,
+    StoredModule,
     dense_layers,
     has_modules,
     is_multi_vector,
@@ -190,7 +190,7 @@ def read(folder: Path, execution: Execution) -> SingleVectorModel:
 class _ReadSide:
     """The modules of queries or of docs, read from a folder."""
 
-    def __init__(self, folder: Path, modules: list[Module], execution: Execution) -> None:
+    def __init__(self, folder: Path, modules: list[StoredModule], execution: Execution) -> None:
         names = [module.name for module in modules]
         places = [ORDER.index(name) for name in names if name in ORDER]
         if len(places) < len(names) or places != sorted(places) or any(places.count(i) != 1 for i in (0, 1)):
@@ -209,7 +209,7 @@ class _ReadSide:
         self.settings = (self.pooling, self.normalized, self.pools_prompt, size)
 
 
-def _pooling_of(module: Module) -> str:
+def _pooling_of(module: StoredModule) -> str:
     """Return the pooling that a configuration names, in the library's older or newer form; it takes mean if none is on.
 
     Raises:

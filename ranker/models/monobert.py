@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -84,7 +85,7 @@ class MonoBERT(nn.Module):
         huggingface.write(folder, model, max_tokens)
 
     @classmethod
-    def load(cls, folder: Path, execution: Execution = DEFAULT) -> MonoBERT:
+    def load(cls, folder: Path, execution: Execution = DEFAULT) -> Self:
         """Load a sequence classification folder: one written by `save`, or any of the same families with 1 or 2 labels.
 
         Raises:

@@ -169,7 +169,7 @@ def test_a_model_folder_s_files_stay_inside(tmp_path, path):
 
 
 def test_a_pickle_in_a_model_folder_does_not_run(tmp_path):
-    from ranker.export._modules import Module, read_dense
+    from ranker.export._modules import StoredModule, read_dense
 
     class Evil:
         def __reduce__(self):
@@ -178,7 +178,7 @@ def test_a_pickle_in_a_model_folder_does_not_run(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"activation_function": "torch.nn.modules.linear.Identity"}))
     torch.save({"linear.weight": Evil()}, tmp_path / "pytorch_model.bin")
     with pytest.raises(Exception, match=r"weights_only|Weights only|Unsupported"):
-        read_dense(Module("Dense", tmp_path))
+        read_dense(StoredModule("Dense", tmp_path))
     assert not (tmp_path / "ran").exists()
 
 

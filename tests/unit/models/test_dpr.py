@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import Execution
 from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError
 from ranker.interactions.maxsim import TextVectors
@@ -30,7 +32,7 @@ def test_a_score_is_the_same_alone_and_in_a_batch_ragged_and_padded(texts):
                 if doc >= 0:
                     alone = scorer(texts(scorer, [[doc] if i == group else [0] for i in range(3)]))[group, 0]
                     torch.testing.assert_close(alone, scores[group, place], rtol=0, atol=1e-5)
-        scorer.encoder.ragged = False
+        scorer.encoder = Encoder(scorer.encoder.model, scorer.encoder.tokenizer, Execution(ragged=False))
         torch.testing.assert_close(scorer(together), scores, rtol=0, atol=1e-5)
 
 
