@@ -74,7 +74,51 @@ def wordpiece() -> Tokenizer:
     return backend
 
 
+def prefixed_byte_level() -> Tokenizer:
+    """Byte-level BPE that puts a blank before a text, as in RoBERTa's tokenizers with `add_prefix_space`."""
+    backend = byte_level()
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    return backend
+
+
+def bpe_of_whole_texts(normalizer: normalizers.Normalizer) -> Tokenizer:
+    """SentencePiece's BPE: a blank is `▁`, and merges may cross words, as in Gemma and Llama 2."""
+    backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+    backend.normalizer = normalizer
+    # tokens of a whole text would hide the seams
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=SPECIAL, max_token_length=8)
+    backend.train_from_iterator(CORPUS, trainer)
+    backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return backend
+
+
+def gemma() -> Tokenizer:
+    return bpe_of_whole_texts(normalizers.Replace(" ", "▁"))
+
+
+def llama() -> Tokenizer:
+    return bpe_of_whole_texts(normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]))
+
+
+def metaspace_at_the_start() -> Tokenizer:
+    """Metaspace that puts a blank before a text, and none after a special token, as Llama's with `legacy=False`."""
+    backend = metaspace()
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    return backend
+
+
+def t5() -> Tokenizer:
+    backend = metaspace()
+    backend.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    return backend
+
+
 FAMILIES = {
+    "prefixed_byte_level": (prefixed_byte_level, RobertaConfig, RobertaModel),
+    "gemma": (gemma, RobertaConfig, RobertaModel),
+    "llama": (llama, RobertaConfig, RobertaModel),
+    "metaspace_at_the_start": (metaspace_at_the_start, XLMRobertaConfig, XLMRobertaModel),
+    "t5": (t5, XLMRobertaConfig, XLMRobertaModel),
     "byte_level": (byte_level, RobertaConfig, RobertaModel),
     "metaspace": (metaspace, XLMRobertaConfig, XLMRobertaModel),
     "wordpiece": (wordpiece, BertConfig, BertModel),
@@ -144,18 +188,23 @@ PROMPTS = [
     ("", "</s> x: "),
     ("apple\n", "<s>"),
     ("river", "[unused0]"),
+    ("Instruct: Given a river, find apples\nQuery:", ""),
 ]
 
 
 @pytest.mark.parametrize("prompts", PROMPTS)
-def test_pc2_10_prompts_of_a_sentence_transformer(folder, prompts):
-    _, path = folder
+def test_pc2_10_prompts_of_a_sentence_transformer(folder, prompts, caplog):
+    family, path = folder
     model = SentenceTransformer(
         modules=[Transformer(str(path / "plain")), Pooling(32, "mean"), Normalize()], device="cpu",
         prompts=dict(zip(("query", "document"), prompts, strict=True)),
     )  # fmt: skip
     model.save(str(path / "theirs"))
-    torch.testing.assert_close(ours(load_scorer(path / "theirs"), path / "cache"), theirs(model), rtol=0, atol=1e-5)
+    mine = ours(load_scorer(path / "theirs"), path / "cache")
+    if family == "metaspace_at_the_start" and prompts[1] == "<s>":
+        assert "prompt '<s>': the tokenizer cuts texts after it differently than alone" in caplog.text
+    else:
+        torch.testing.assert_close(mine, theirs(model), rtol=0, atol=1e-5)
 
 
 def test_pc2_10_prompts_that_are_trained_are_exported_with_the_same_scores(folder):
@@ -187,10 +236,24 @@ def test_pc2_10_markers_of_colbert_are_exported_with_the_same_scores(folder, mar
         mask_punctuation=False,
     )
     query, doc = scorer.layouts()
+    assert query.specials[0][-1:] == (scorer.encoder.tokenizer.convert_tokens_to_ids(marker),)  # one token
     scorer.save(path / "ours", 40 + doc.num_added, 20 + query.num_added)
     mine = ours(scorer, path / "cache", 20, 40)
     torch.testing.assert_close(mine, theirs(MultiVectorEncoder(str(path / "ours"), device="cpu")), rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(ours(load_scorer(path / "ours"), path / "cache"), mine, rtol=0, atol=0)
+
+
+def test_queries_are_filled_with_eos_where_there_is_no_mask_token(folder):
+    family, path = folder
+    model, tokenizer = parts(family)
+    tokenizer.mask_token = None
+    scorer = ColBERT(Encoder(model, tokenizer), projection=8, query_length=16)
+    assert scorer.layouts()[0].fill_token == tokenizer.eos_token_id
+    query, doc = scorer.layouts()
+    scorer.save(path / "ours", 40 + doc.num_added, 20 + query.num_added)
+    mine = ours(scorer, path / "cache", 20, 40)
+    torch.testing.assert_close(mine, theirs(MultiVectorEncoder(str(path / "ours"), device="cpu")), rtol=1e-6, atol=1e-5)
+    assert load_scorer(path / "ours").layouts()[0] == query
 
 
 def test_pc2_10_a_marker_that_a_multi_vector_folder_lets_be_cut_is_cut(folder):
