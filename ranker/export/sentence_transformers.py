@@ -187,6 +187,29 @@ def read(folder: Path, execution: Execution) -> SingleVectorModel:
     )
 
 
+def parts_beside_encoder(folder: Path) -> dict[str, str]:
+    """Return what a folder of that library, of whatever model type, has beside an encoder, in words.
+
+    Returns:
+        What each part is, by its name: `pooling`, `Dense`, `Normalize`, `prompts`, and other modules by their class.
+        Empty for other folders.
+    """
+    if not has_modules(folder):
+        return {}
+    parts: dict[str, str] = {}
+    for module in read_modules(folder)["document"][1:]:
+        if module.name == "Pooling":
+            parts["pooling"] = _pooling_of(module)
+        elif module.name == "Dense":
+            sizes = " to ".join(str(module.config.get(key)) for key in ("in_features", "out_features"))
+            parts["Dense"] = ", ".join([parts["Dense"], sizes] if "Dense" in parts else [sizes])
+        else:
+            parts[module.name] = ""
+    prompts = read_object(folder / SETTINGS).get("prompts") or {}
+    named = {name: text for name, text in prompts.items() if text}
+    return {**parts, **({"prompts": ", ".join(f"{name} {text!r}" for name, text in named.items())} if named else {})}
+
+
 class _ReadSide:
     """The modules of queries or of docs, read from a folder."""
 
