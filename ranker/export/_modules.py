@@ -160,6 +160,7 @@ def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mappin
     encoder.model.save_pretrained(folder)
     tokenizer = copy.deepcopy(encoder.tokenizer)
     tokenizer.model_max_length = max_tokens
+    tokenizer.padding_side = "right"  # that library puts ColBERT's filling where the padding is
     tokenizer.save_pretrained(folder)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
 
