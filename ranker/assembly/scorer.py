@@ -57,10 +57,12 @@ def build_scorer(cfg: DictConfig) -> Scorer:
 
 def _warn_of_parts_left_behind(scorer: Any) -> None:
     """Say what `encoder.name` does not take from the folder of a trained bi-encoder, if the new scorer has it not."""
-    folder = Path(scorer.encoder.config.name_or_path or ".")
+    if scorer.encoder.source is None:
+        return
+    folder = Path(scorer.encoder.source)
     same = {"pooling": getattr(scorer, "pooling", None), "Normalize": scorer.similarity == "cosine"}
     try:
-        parts = sentence_transformers.parts_beside_encoder(folder) if scorer.encoder.config.name_or_path else {}
+        parts = sentence_transformers.parts_beside_encoder(folder)
     except CheckpointError as error:
         parts = {"modules that are not known": str(error)}
     left = {name: text for name, text in parts.items() if same.get(name) not in (True, text)}

@@ -59,6 +59,9 @@ class Encoder(nn.Module):
     Attributes:
         path: See above.
         token_counts: Tokens of the training passes since it was last reset, see `TokenCounts`.
+        source: Folder or hub id that the weights are from; None: they are random, or not from `load_encoder`.
+        first_token_is_global: Whether first tokens read, and are read by, all tokens, where others see a window
+            (Longformer).
         dropout_seed: Seed of the dropout masks, set for each optimizer step; None: each forward pass draws one.
 
     Raises:
@@ -77,6 +80,8 @@ class Encoder(nn.Module):
         self.tokenizer = tokenizer
         self.execution = execution
         self.token_counts = TokenCounts()
+        self.source: str | None = None
+        self.first_token_is_global = False
         self.dropout_seed: int | None = None
         words: Any = model.get_input_embeddings()
         self._ragged_forward = RaggedForward(execution, ids_in_table=len(tokenizer) <= len(words.weight))
@@ -103,6 +108,11 @@ class Encoder(nn.Module):
     def ragged(self) -> bool:
         """Whether batches run without padding."""
         return self.path not in ("padded", "by_length")
+
+    @property
+    def reads_segments(self) -> bool:
+        """Whether states depend on segment ids."""
+        return getattr(self.config, "type_vocab_size", 0) > 1 if self._forward is None else self._forward.reads_segments
 
     @property
     def config(self) -> PretrainedConfig:
@@ -160,7 +170,7 @@ class Encoder(nn.Module):
         if self._forward is None:
             forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed)
         else:
-            request = Request(batch, output is Output.ALL_LAYERS, self._mask_seed())
+            request = Request(batch, output is Output.ALL_LAYERS, self._mask_seed(), self.first_token_is_global)
             if self.path == "packed":
                 forward = self._forward.packed(self.model, request)
             else:

@@ -92,6 +92,7 @@ def load_encoder(
     execution = Execution(ragged, compile, attention, fused, graphs, checkpointing)
     encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
+    encoder.source = name if pretrained and name != "tiny" else None
     return encoder
 
 

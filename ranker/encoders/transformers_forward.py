@@ -29,11 +29,13 @@ class Request:
         batch: The rows.
         all_layers: Whether to return the states of all layers.
         seed: Seed of the dropout masks; None: no hashed dropout.
+        first_token_is_global: See `Encoder`.
     """
 
     batch: TokenBatch
     all_layers: bool
     seed: int | None = None
+    first_token_is_global: bool = False
 
 
 class TransformersForward:
@@ -55,6 +57,7 @@ class TransformersForward:
         parameters = inspect.signature(model.forward).parameters
         self.reads_segments = reads_segments and "token_type_ids" in parameters
         self._takes_positions = "position_ids" in parameters
+        self._takes_global = "global_attention_mask" in parameters
 
     def packed(self, model: Any, request: Request) -> ForwardPass:
         """Run a batch as one row [1, tokens]."""
@@ -160,10 +163,15 @@ class TransformersForward:
         if request.seed is not None:
             hashes = torch.stack([layout.pad(site) for site in self.packing.hashes(layout, request.seed)])
         tokens = torch.where(layout.mask, layout.pad(batch.tokens), padding_id(model.config))
+        more = {}
+        if self._takes_global and request.first_token_is_global:
+            more["global_attention_mask"] = (
+                (torch.arange(batch.max_length, device=tokens.device) == 0).long().expand_as(tokens)
+            )
         with self.packing.running(Pass(batch, layout, False, hashes)):
             output = self.call(
                 model, tokens, layout.key_mask.long(), layout.pad(batch.segments),
-                output_hidden_states=request.all_layers,
+                output_hidden_states=request.all_layers, **more,
             )  # fmt: skip
         width = batch.max_length  # some families round their states up to more
         # and Funnel's middle layers have fewer states than tokens

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
 from ranker.encoders.model_folder import check_model_folder, read_json, read_object
+from ranker.encoders.native_head import padding_token_id
 from ranker.errors import CheckpointError
 from ranker.files import leads_out
 
@@ -37,6 +38,11 @@ def has_modules(folder: Path) -> bool:
 def is_multi_vector(folder: Path) -> bool:
     """Whether a folder's configuration says that texts have several vectors."""
     return read_object(folder / SETTINGS).get("model_type") == "MultiVectorEncoder" or is_stanford(folder)
+
+
+def is_cross_encoder(folder: Path) -> bool:
+    """Whether a folder's configuration says that a query and a doc are scored together."""
+    return has_modules(folder) and read_object(folder / SETTINGS).get("model_type") == "CrossEncoder"
 
 
 def is_stanford(folder: Path) -> bool:
@@ -158,38 +164,50 @@ def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mappin
     """
     folder.mkdir(parents=True, exist_ok=True)
     encoder.model.save_pretrained(folder)
-    tokenizer = copy.deepcopy(encoder.tokenizer)
-    tokenizer.model_max_length = max_tokens
-    tokenizer.padding_side = "right"  # that library puts ColBERT's filling where the padding is
-    tokenizer.save_pretrained(folder)
+    write_tokenizer(folder, encoder, max_tokens)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
 
 
-def read_dense(modules: Iterable[StoredModule]) -> nn.Sequential | None:
-    """Read Dense modules, in order: each is a linear layer and its activation. None: there are none.
+def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int) -> None:
+    """Write an encoder's tokenizer so that other programs lay texts out as this one does.
+
+    It gets a padding token, which they need for a batch, and gives no segment ids that the encoder does not read.
+
+    Args:
+        folder: The folder.
+        encoder: The encoder.
+        max_tokens: Longest row, special tokens included; stored with the tokenizer.
+    """
+    tokenizer = copy.deepcopy(encoder.tokenizer)
+    tokenizer.model_max_length = max_tokens
+    tokenizer.padding_side = "right"  # sentence-transformers puts ColBERT's filling where the padding is
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(padding_token_id(encoder))
+    if not encoder.reads_segments:
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+    tokenizer.save_pretrained(folder)
+    reread = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if reread("a", "b")["input_ids"] != tokenizer("a", "b")["input_ids"]:
+        # the classes of some families build the layout of special tokens anew, and lose one that is in tokenizer.json
+        path = folder / "tokenizer_config.json"
+        write_json(path, read_object(path) | {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def read_dense(module: StoredModule) -> tuple[nn.Linear, nn.Module]:
+    """Read a Dense module: its linear layer and its activation, Tanh if its configuration names none.
 
     Raises:
-        CheckpointError: One has a residual, an activation that is none of torch.nn without weights, or no weights.
+        CheckpointError: It has a residual, an activation that is none of torch.nn without weights, or no weights.
     """
-    layers: list[nn.Module] = []
-    for module in modules:
-        if module.config.get("use_residual"):
-            raise CheckpointError(
-                f"{module.folder}: use_residual: expected a Dense without a residual, got one with it"
-            )
-        state = read_weights(module.folder)
-        linear = linear_of(state["linear.weight"], state.get("linear.bias"))
-        layers += [linear, _activation(module, linear.out_features)]
-    return nn.Sequential(*layers) if layers else None
-
-
-def _activation(module: StoredModule, size: int) -> nn.Module:
-    """Return the activation of a Dense module, for vectors of `size`; Tanh if its configuration names none."""
+    if module.config.get("use_residual"):
+        raise CheckpointError(f"{module.folder}: use_residual: expected a Dense without a residual, got one with it")
+    state = read_weights(module.folder)
+    linear = linear_of(state["linear.weight"], state.get("linear.bias"))
     name = str(module.config.get("activation_function", "torch.nn.modules.activation.Tanh"))
     found: Any = getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.") else None
     try:
         activation: nn.Module = found()
-        fits = not list(activation.parameters()) and activation(torch.zeros(1, size)).shape == (1, size)
+        fits = not list(activation.parameters()) and activation(linear.weight[:, :1].T).shape[1] == len(linear.weight)
     except Exception:  # no such class, or one with arguments
         fits = False
     if not fits:
@@ -197,13 +215,7 @@ def _activation(module: StoredModule, size: int) -> nn.Module:
             f"{module.folder}: activation_function: expected an activation of torch.nn without weights, such as "
             f"torch.nn.modules.activation.GELU; got {name!r}"
         )
-    return activation
-
-
-def dense_layers(projection: nn.Sequential | None) -> Iterator[tuple[nn.Linear, nn.Module]]:
-    """Yield each linear layer of a projection with its activation."""
-    parts: list[Any] = list(projection) if projection is not None else []
-    yield from zip(parts[::2], parts[1::2], strict=True)
+    return linear, activation
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -230,35 +242,27 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return linear
 
 
-def write_dense(
-    folder: Path, first: int, projection: nn.Sequential | None, prefix: str = "", extra: Mapping[str, Any] | None = None
-) -> list[str]:
-    """Write the linear layers of a projection as Dense modules; return their paths.
+def write_dense(folder: Path, linear: nn.Linear, activation: nn.Module, extra: Mapping[str, Any] | None = None) -> None:
+    """Write a Dense module.
 
     Args:
-        folder: The model's folder.
-        first: Index of the first of them among the model's modules.
-        projection: Linear layers, each followed by its activation; None writes nothing.
-        prefix: Start of the paths.
-        extra: More keys of each config.json.
+        folder: Its folder.
+        linear: The layer.
+        activation: The activation after it.
+        extra: More keys of its config.json.
     """
-    paths = []
-    for i, (linear, activation) in enumerate(dense_layers(projection), first):
-        path = f"{prefix}{i}_Dense"
-        config = {
-            "in_features": linear.in_features,
-            "out_features": linear.out_features,
-            "bias": linear.bias is not None,
-            "activation_function": f"{type(activation).__module__}.{type(activation).__qualname__}",
-            **(extra or {}),
-        }
-        write_json(folder / path / "config.json", config)
-        save_file(
-            {f"linear.{name}": value.detach().contiguous().cpu() for name, value in linear.named_parameters()},
-            folder / path / "model.safetensors",
-        )
-        paths.append(path)
-    return paths
+    config = {
+        "in_features": linear.in_features,
+        "out_features": linear.out_features,
+        "bias": linear.bias is not None,
+        "activation_function": f"{type(activation).__module__}.{type(activation).__qualname__}",
+        **(extra or {}),
+    }
+    write_json(folder / "config.json", config)
+    save_file(
+        {f"linear.{name}": value.detach().contiguous().cpu() for name, value in linear.named_parameters()},
+        folder / "model.safetensors",
+    )
 
 
 def write_modules(
@@ -270,7 +274,7 @@ def write_modules(
         folder: The model's folder.
         modules: Path and dotted class of each module.
         prompts: Prompt by task: `query` and `document`.
-        model_type: `SentenceTransformer` or `MultiVectorEncoder`.
+        model_type: `SentenceTransformer`, `MultiVectorEncoder` or `CrossEncoder`.
         similarity: `cosine`, `dot` or `maxsim`.
     """
     write_json(

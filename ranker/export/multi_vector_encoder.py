@@ -11,15 +11,14 @@ from ranker.export._modules import (
     SETTINGS,
     has_modules,
     is_multi_vector,
-    read_dense,
     read_encoder,
     read_modules,
-    write_dense,
     write_encoder,
     write_json,
     write_modules,
 )
 from ranker.export._multi_vector import MultiVectorModel
+from ranker.export._projection import read_projection, write_projection
 
 SCORER = "ranker.models.colbert.ColBERT"
 TOKENS = {"module_input_name": "token_embeddings"}
@@ -51,7 +50,7 @@ def write(folder: Path, model: MultiVectorModel, max_tokens: int, max_query_toke
         lengths = {"query_length": max(max_query_tokens or max_tokens, model.query_length), **lengths}
     write_encoder(folder, model.encoder, max_tokens, lengths)
     modules = [("", "sentence_transformers.base.modules.transformer.Transformer")]
-    for path in write_dense(folder, 1, model.projection, extra=TOKENS):
+    for path in write_projection(folder, 1, model.projection, extra=TOKENS):
         modules.append((path, "sentence_transformers.base.modules.dense.Dense"))
     mask = f"{len(modules)}_MultiVectorMask"
     write_json(folder / mask / "config.json", {"skiplist_words": model.skiplist, "skiplist_tasks": ["document"]})
@@ -79,7 +78,7 @@ def read(folder: Path, execution: Execution) -> MultiVectorModel:
         )
     encoder, lengths = read_encoder(chain[0].folder, execution)
     by_name = {module.name: module for module in chain}
-    projection = read_dense(module for module in chain if module.name == "Dense")
+    projection = read_projection(chain)
     mask = by_name["MultiVectorMask"].config
     skiplist = mask.get("skiplist_words") or []
     expansion = lengths.get("query_expansion") or {}

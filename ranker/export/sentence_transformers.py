@@ -17,34 +17,26 @@ from ranker.errors import CheckpointError
 from ranker.export._modules import (
     SETTINGS,
     StoredModule,
-    dense_layers,
     has_modules,
+    is_cross_encoder,
     is_multi_vector,
-    read_dense,
     read_encoder,
     read_modules,
-    write_dense,
     write_encoder,
     write_json,
     write_modules,
 )
+from ranker.export._pooling import pooling_config, read_pooling
+from ranker.export._projection import dense_layers, read_projection, write_projection
 
 SCORER = "ranker.models.dpr.DPR"
 OWN_FILE = "scorer.json"  # the temperature, which sentence-transformers does not have
-# pooling: that library's name of it (the key `pooling_mode`, since 5.7), and its older key
-POOLING_NAMES = {
-    "cls": ("cls", "pooling_mode_cls_token"),
-    "mean": ("mean", "pooling_mode_mean_tokens"),
-    "max": ("max", "pooling_mode_max_tokens"),
-    "last": ("lasttoken", "pooling_mode_lasttoken"),
-    "weightedmean": ("weightedmean", "pooling_mode_weightedmean_tokens"),
-}
 ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 
 
 def recognises(folder: Path) -> bool:
     """Whether a folder is a bi-encoder of sentence-transformers with one vector per text."""
-    return has_modules(folder) and not is_multi_vector(folder)
+    return has_modules(folder) and not is_multi_vector(folder) and not is_cross_encoder(folder)
 
 
 @dataclass
@@ -140,10 +132,9 @@ def _write_side(
     """Write the modules of queries or of docs; return the path and the class of each."""
     transformer, pooling = f"{prefix}0_Transformer" if prefix else "", f"{prefix}1_Pooling"
     write_encoder(folder / transformer, side.encoder, max_tokens, lengths)
-    modes: dict[str, Any] = {key: name == model.pooling for name, (_, key) in POOLING_NAMES.items()}
-    modes |= {"include_prompt": model.pools_prompt}
-    write_json(folder / pooling / "config.json", {"word_embedding_dimension": side.encoder.dim, **modes})
-    dense = write_dense(folder, 2, side.projection, prefix)
+    pooled = pooling_config(side.encoder.dim, model.pooling, model.pools_prompt)
+    write_json(folder / pooling / "config.json", pooled)
+    dense = write_projection(folder, 2, side.projection, prefix)
     return [
         (transformer, "sentence_transformers.models.Transformer"),
         (pooling, "sentence_transformers.models.Pooling"),
@@ -199,7 +190,7 @@ def parts_beside_encoder(folder: Path) -> dict[str, str]:
     parts: dict[str, str] = {}
     for module in read_modules(folder)["document"][1:]:
         if module.name == "Pooling":
-            parts["pooling"] = _pooling_of(module)
+            parts["pooling"] = read_pooling(module)
         elif module.name == "Dense":
             sizes = " to ".join(str(module.config.get(key)) for key in ("in_features", "out_features"))
             parts["Dense"] = ", ".join([parts["Dense"], sizes] if "Dense" in parts else [sizes])
@@ -223,27 +214,10 @@ class _ReadSide:
                 f"order, got {', '.join(names)}{missing}"
             )
         encoder, lengths = read_encoder(modules[0].folder, execution)
-        projection = read_dense(module for module in modules if module.name == "Dense")
+        projection = read_projection(modules)
         self.side = Side(encoder, projection, lengths)
-        self.pooling, self.normalized = _pooling_of(modules[1]), "Normalize" in names
+        self.pooling, self.normalized = read_pooling(modules[1]), "Normalize" in names
         self.pools_prompt = bool(modules[1].config.get("include_prompt", True))
         layers = list(dense_layers(projection))
         size = layers[-1][0].out_features if layers else encoder.dim
         self.settings = (self.pooling, self.normalized, self.pools_prompt, size)
-
-
-def _pooling_of(module: StoredModule) -> str:
-    """Return the pooling that a configuration names, in the library's older or newer form; it takes mean if none is on.
-
-    Raises:
-        CheckpointError: It names another pooling, or several, which that library concatenates.
-    """
-    config = module.config
-    if "pooling_mode" in config:
-        chosen = config["pooling_mode"] if isinstance(config["pooling_mode"], list) else [config["pooling_mode"]]
-    else:
-        chosen = [key for key, on in config.items() if key.startswith("pooling_mode_") and on] or ["mean"]
-    names = [pooling for pooling, known in POOLING_NAMES.items() if chosen and chosen[0] in known]
-    if len(chosen) != 1 or not names:
-        raise CheckpointError(f"{module.folder}: expected one of {', '.join(POOLING_NAMES)} as pooling, got {chosen}")
-    return names[0]

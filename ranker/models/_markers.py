@@ -29,6 +29,9 @@ def add_markers(encoder: Encoder, markers: Sequence[str]) -> None:
     Args:
         encoder: Its tokenizer and its table of embeddings are changed.
         markers: Markers without blanks around them.
+
+    Raises:
+        ConfigError: A marker is new, and the family's table can't be extended.
     """
     tokenizer = encoder.tokenizer
     vocabulary = tokenizer.get_vocab()
@@ -43,8 +46,14 @@ def add_markers(encoder: Encoder, markers: Sequence[str]) -> None:
     rows, mean = len(table.weight), table.weight.detach()[: len(vocabulary)].mean(0)
     ids = [tokenizer.get_vocab()[marker] for marker in new]
     if max(ids) >= rows:
-        with torch.random.fork_rng(devices=[]):  # the library first fills new rows at random
-            encoder.model.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
+        try:
+            with torch.random.fork_rng(devices=[]):  # the library first fills new rows at random
+                encoder.model.resize_token_embeddings(max(ids) + 1, mean_resizing=False)
+        except (TypeError, NotImplementedError) as error:  # I-BERT
+            raise ConfigError(
+                f"model.query_prompt: expected a marker of the vocabulary, or a text, got {' and '.join(new)}; "
+                f"the embeddings of {encoder.config.model_type} models can't be extended"
+            ) from error
     with torch.no_grad():
         weight = encoder.model.get_input_embeddings().weight
         weight[[*ids, *range(rows, len(weight))]] = mean.to(weight)

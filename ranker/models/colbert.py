@@ -113,6 +113,8 @@ class ColBERT(nn.Module):
         tokenizer = self.encoder.tokenizer
         single = Template.of(tokenizer, 1)
         query, doc = (with_prompt(tokenizer, single, prompt) for prompt in (self.query_prompt, self.doc_prompt))
+        if not self.query_length:
+            return query, doc
         expanded = replace(
             query,
             fill_to=self.query_length,
