@@ -180,7 +180,6 @@ def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int) -> None:
     """
     tokenizer = copy.deepcopy(encoder.tokenizer)
     tokenizer.model_max_length = max_tokens
-    tokenizer.padding_side = "right"  # sentence-transformers puts ColBERT's filling where the padding is
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(padding_token_id(encoder))
     if not encoder.reads_segments:

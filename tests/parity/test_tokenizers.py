@@ -247,6 +247,7 @@ def test_queries_are_filled_with_eos_where_there_is_no_mask_token(folder):
     family, path = folder
     model, tokenizer = parts(family)
     tokenizer.mask_token = None
+    tokenizer.padding_side = "left"  # as Llama's and Gemma's
     scorer = ColBERT(Encoder(model, tokenizer), projection=8, query_length=16)
     assert scorer.layouts()[0].fill_token == tokenizer.eos_token_id
     query, doc = scorer.layouts()
