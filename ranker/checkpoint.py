@@ -104,7 +104,7 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
             raise CheckpointError(
                 f"{path}: expected a run that trained a model, got a config.yaml without model or encoder"
             )
-        scorer = built_for(path, description, execution)
+        scorer: Any = built_for(path, description, execution)
         _load_state(
             scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer."
         )

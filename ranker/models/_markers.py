@@ -54,7 +54,8 @@ def add_markers(encoder: Encoder, markers: Sequence[str]) -> None:
                 f"model.query_prompt: expected a marker of the vocabulary, or a text, got {' and '.join(new)}; "
                 f"the embeddings of {encoder.config.model_type} models can't be extended"
             ) from error
-        encoder.config.get_text_config(encoder=True).vocab_size = max(ids) + 1  # T5Gemma's encoder has its own
+        config: Any = encoder.config
+        getattr(config, "encoder", config).vocab_size = max(ids) + 1  # T5Gemma's encoder has a configuration of its own
     with torch.no_grad():
         weight = encoder.model.get_input_embeddings().weight
         weight[[*ids, *range(rows, len(weight))]] = mean.to(weight)
