@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any
 
 from tokenizers.processors import TemplateProcessing
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ranker.data.template import Template
 from ranker.encoders.family import family_of
@@ -83,9 +84,9 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
     config = encoder.config
     where = _name_of(encoder)
     template = Template.of(encoder.tokenizer, texts)
-    if texts == 2 and not template.specials[1] and _add_separator(encoder.tokenizer):
+    if (not template.num_special or (texts == 2 and not template.specials[1])) and _end_texts(encoder):
         template = Template.of(encoder.tokenizer, texts)
-        log.info("%s: the tokenizer puts nothing between two texts; it puts %s now", where, template.specials[1])
+        log.info("%s: the tokenizer adds no special tokens; it ends texts with %s now", where, template.specials[-1])
     if texts == 2 and not template.specials[1]:
         raise CheckpointError(
             f"{where}: expected a tokenizer that puts a separator between query and doc, got none in its post-processor"
@@ -109,17 +110,27 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
         )
 
 
-def _add_separator(tokenizer: Any) -> bool:
-    """Make a tokenizer end each text of a pair with its separator or end-of-text token; whether it has one."""
-    token = tokenizer.sep_token or tokenizer.eos_token
+def _end_texts(encoder: Any) -> bool:
+    """Give an encoder a tokenizer that ends texts with its separator or end-of-text token; whether it has one."""
+    old = encoder.tokenizer
+    token = old.sep_token or old.eos_token
     if token is None:
         return False
-    before, after = (tokenizer.convert_ids_to_tokens(list(ids)) for ids in Template.of(tokenizer, 1).specials)
-    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=" ".join([*before, "$A", *after]),
-        pair=" ".join([*before, "$A", token, "$B", *(after or [token])]),
-        special_tokens=[(name, tokenizer.convert_tokens_to_ids(name)) for name in {token, *before, *after}],
+    before, after = (old.convert_ids_to_tokens(list(ids)) for ids in Template.of(old, 1).specials)
+    # the classes of some families would build their own layout anew at each call, and after loading
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=copy.deepcopy(old.backend_tokenizer),
+        model_max_length=old.model_max_length,
+        model_input_names=old.model_input_names,
+        padding_side=old.padding_side,
+        **old.special_tokens_map,
     )
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=" ".join([*before, "$A", *(after or ([] if before else [token]))]),
+        pair=" ".join([*before, "$A", token, "$B", *(after or [token])]),
+        special_tokens=[(name, old.convert_tokens_to_ids(name)) for name in {token, *before, *after}],
+    )
+    encoder.tokenizer = tokenizer
     return True
 
 

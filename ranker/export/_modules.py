@@ -168,7 +168,7 @@ def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mappin
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
 
 
-def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int) -> None:
+def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int, pads_right: bool = True) -> None:
     """Write an encoder's tokenizer so that other programs lay texts out as this one does.
 
     It gets a padding token, which they need for a batch, and gives no segment ids that the encoder does not read.
@@ -177,19 +177,19 @@ def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int) -> None:
         folder: The folder.
         encoder: The encoder.
         max_tokens: Longest row, special tokens included; stored with the tokenizer.
+        pads_right: Whether others are to pad at the end of rows, where queries are filled, too.
     """
     tokenizer = copy.deepcopy(encoder.tokenizer)
     tokenizer.model_max_length = max_tokens
+    if pads_right:
+        tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(padding_token_id(encoder))
     if not encoder.reads_segments:
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     tokenizer.save_pretrained(folder)
-    reread = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    if reread("a", "b")["input_ids"] != tokenizer("a", "b")["input_ids"]:
-        # the classes of some families build the layout of special tokens anew, and lose one that is in tokenizer.json
-        path = folder / "tokenizer_config.json"
-        write_json(path, read_object(path) | {"tokenizer_class": "PreTrainedTokenizerFast"})
+    path = folder / "tokenizer_config.json"  # not all classes write the side
+    write_json(path, read_object(path) | {"padding_side": tokenizer.padding_side})
 
 
 def read_dense(module: StoredModule) -> tuple[nn.Linear, nn.Module]:
