@@ -7,10 +7,16 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import (
     BertConfig,
     BertModel,
+    Gemma3TextConfig,
+    Gemma3TextModel,
     PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3Model,
     RobertaConfig,
     RobertaForSequenceClassification,
     RobertaModel,
+    T5Config,
+    T5EncoderModel,
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
     XLMRobertaModel,
@@ -292,6 +298,77 @@ def test_pc2_10_a_prompt_that_no_layout_can_follow_is_reported(caplog):
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     with_prompt(tokenizer, Template.of(tokenizer, 1), "<s>")
     assert "prompt '<s>': the tokenizer cuts texts after it differently than alone" in caplog.text
+
+
+def qwen() -> Tokenizer:
+    """As Qwen3-Embedding's: byte-level BPE that ends a text with a special token and begins it with none."""
+    backend = byte_level()
+    backend.post_processor = processors.Sequence(
+        [
+            processors.ByteLevel(trim_offsets=False),
+            processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)]),
+        ]
+    )
+    return backend
+
+
+SIZES = {"vocab_size": 350, "pad_token_id": 1, "initializer_range": 0.3}
+FORMS = {
+    "Qwen3-Embedding": (
+        qwen,
+        lambda: Qwen3Model(
+            Qwen3Config(
+                hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+                intermediate_size=64, **SIZES,
+            )
+        ),
+        lambda: [Pooling(32, "lasttoken"), Normalize()],
+        {"query": "Instruct: Given a river, find apples\nQuery:"},
+    ),
+    "EmbeddingGemma": (
+        gemma,
+        lambda: Gemma3TextModel(
+            Gemma3TextConfig(
+                hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
+                intermediate_size=64, sliding_window=16, use_bidirectional_attention=True, **SIZES,
+            )
+        ),
+        lambda: [
+            Pooling(32, "mean"), Dense(32, 48, False, torch.nn.Identity()), Dense(48, 32, False, torch.nn.Identity()),
+            Normalize(),
+        ],
+        {"query": "task: search result | query: ", "document": "title: none | text: "},
+    ),
+    "sentence-t5": (
+        t5,
+        lambda: T5EncoderModel(
+            T5Config(d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, vocab_size=150, pad_token_id=1)
+        ),
+        lambda: [Pooling(32, "mean"), Dense(32, 16, bias=False, activation_function=torch.nn.Identity()), Normalize()],
+        {},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_folders_in_the_form_of_known_bi_encoders(tmp_path, form):
+    make, model, modules, prompts = FORMS[form]
+    torch.manual_seed(0)
+    model().eval().save_pretrained(tmp_path / "plain")
+    names = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=make(), model_max_length=60, padding_side="left", **names).save_pretrained(
+        tmp_path / "plain"
+    )
+    other = SentenceTransformer(
+        modules=[Transformer(str(tmp_path / "plain")), *modules()], device="cpu", prompts=prompts
+    )
+    other.save(str(tmp_path / "theirs"))
+    scorer = load_scorer(tmp_path / "theirs")
+    mine = ours(scorer, tmp_path / "cache")
+    torch.testing.assert_close(mine, theirs(other), rtol=0, atol=1e-5)
+    scorer.save(tmp_path / "ours", 60, 60)
+    again = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    torch.testing.assert_close(theirs(again), mine, rtol=0, atol=1e-5)
 
 
 def test_a_tokenizer_without_token_types_has_none_in_training_and_in_other_programs(tmp_path):
