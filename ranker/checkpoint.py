@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from ranker import export
-from ranker.config.stored import load_stored
+from ranker.config.stored import load_stored, resumed_runs
 from ranker.config.targets import constructor_keys, is_trusted
 from ranker.encoders.execution import Execution
 from ranker.encoders.loading import needs_trust
+from ranker.encoders.model_folder import check_no_adapter
 from ranker.errors import CheckpointError, RankerError
 from ranker.files import verify_folder, write_folder
 from ranker.models.interface import Scorer, is_bi_encoder
@@ -63,12 +65,13 @@ def read_description(path: Path) -> dict[str, Any]:
     """The `DESCRIBED` keys of a run folder or model folder; empty for a folder of another program.
 
     Raises:
-        CheckpointError: The folder is none of these.
+        CheckpointError: The folder is none of these, or an adapter.
     """
     for described in (path / "config.yaml", path / "ranker.yaml"):
         if described.is_file():
             content: Any = OmegaConf.to_container(load_stored(described))
             return {key: content[key] for key in DESCRIBED if key in content}
+    check_no_adapter(path)
     if (path / "config.json").is_file() or (path / "modules.json").is_file():
         return {}
     raise CheckpointError(
@@ -109,10 +112,7 @@ def load_scorer(
             raise CheckpointError(
                 f"{path}: expected a run that trained a model, got a config.yaml without model or encoder"
             )
-        scorer = instantiate(
-            OmegaConf.create(constructor_keys("model", description["model"])),
-            encoder=instantiate(constructor_keys("encoder", description["encoder"]), **vars(execution)),
-        )
+        scorer: Any = built_for(path, description, execution)
         _load_state(
             scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer."
         )
@@ -120,6 +120,31 @@ def load_scorer(
     verify_folder(model, error=CheckpointError)
     target = (description.get("model") or {}).get("_target_") or _target_of(model)
     return _load(model, target, execution)
+
+
+def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution: Execution | None = None) -> Scorer:
+    """Return a scorer for the weights in a run's checkpoints.
+
+    A run that started from a model folder (`checkpoint=`) has that folder's scorer, which may have parts that no
+    configuration names. Others have the scorer of their configuration, and so have runs whose start is gone.
+
+    Args:
+        run: The run folder.
+        description: Its configuration, of which `model` and `encoder` are read.
+        execution: How the encoders compute; None takes the run's setting.
+    """
+    first = resumed_runs(run)[0] / "config.yaml"
+    start = OmegaConf.select(load_stored(first), "checkpoint") if first.is_file() else None
+    if start is not None:
+        in_run = (Path(start) / "config.yaml").is_file()
+        if (Path(start) / "model").is_dir() if in_run else Path(start).is_dir():
+            return load_scorer(Path(start), "best", execution or Execution.of(description["encoder"]))
+    return instantiate(
+        OmegaConf.create(constructor_keys("model", description["model"])),
+        encoder=instantiate(
+            constructor_keys("encoder", description["encoder"]), **(vars(execution) if execution else {})
+        ),
+    )
 
 
 def _load(folder: Path, target: str, execution: Execution) -> Scorer:

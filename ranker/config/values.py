@@ -191,7 +191,7 @@ WORDS = {
     "Multitask.pooling": POOLINGS,
     "DPR.pooling": (*POOLINGS, "auto"),
     "DPR.similarity": SIMILARITIES,
-    "DPR.activation": ("identity", "tanh"),
+    "DPR.activation": ("identity", "tanh", "relu", "gelu", "silu", "sigmoid"),
     "ColBERT.similarity": SIMILARITIES,
     "load_encoder.attention": ("auto", "short", "library"),
     **dict.fromkeys(

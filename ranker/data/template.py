@@ -47,7 +47,8 @@ class Template:
     def of(cls, tokenizer: Any, texts: int) -> Template:
         """Derive the layout of 1 or 2 texts from what a fast tokenizer returns for them.
 
-        A tokenizer that returns no token types, as other programs call it, has segment 0 everywhere.
+        A tokenizer that returns no token types, as other programs call it, has segment 0 everywhere. One that puts no
+        special token around a text gets a row of one token for an empty text: its end-of-text token.
         """
         encoded = tokenizer(*(["a", "b"][:texts]))
         token_ids = encoded["input_ids"]
@@ -65,7 +66,10 @@ class Template:
                 segments.append(token_type_ids[position])
         usual = all(set(part) <= {segments[max(i - 1, 0)]} for i, part in enumerate(special_segments))
         kept = () if usual else tuple(map(tuple, special_segments))
-        return cls(tuple(map(tuple, specials)), tuple(segments), special_segments=kept)
+        layout = cls(tuple(map(tuple, specials)), tuple(segments), special_segments=kept)
+        if layout.num_special:
+            return layout
+        return replace(layout, fill_to=1, fill_token=tokenizer.eos_token_id or tokenizer.pad_token_id or 0)
 
     @property
     def num_special(self) -> int:

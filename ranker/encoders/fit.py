@@ -91,11 +91,10 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
         raise CheckpointError(
             f"{where}: expected a tokenizer that puts a separator between query and doc, got none in its post-processor"
         )
-    if not template.num_special or (pooling == "cls" and not template.specials[0]):
+    if pooling == "cls" and not template.specials[0]:
         raise CheckpointError(
             f"{where}: expected a tokenizer that puts a special token before a text, got {template.num_special} "
-            "special tokens around it; add a post-processor to tokenizer.json"
-            + (", or set model.pooling=mean" if pooling == "cls" and template.num_special else "")
+            "special tokens around it; set model.pooling=auto, or add a post-processor to tokenizer.json"
         )
     segments = getattr(config, "type_vocab_size", 0)
     reads_segments = segments > 1 or (segments == 1 and family_of(config).reads_single_segment)

@@ -123,7 +123,7 @@ class TransformersForward:
             current = self.packing.current
             return nullcontext(), nullcontext() if current is None else self.packing.running(current)
 
-        # the second is the name until transformers 5.20
+        # older versions have the second name only
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
         enable({"use_reentrant": False, "context_fn": contexts})
 

@@ -27,8 +27,6 @@ from ranker.encoders.native_head import padding_token_id
 from ranker.errors import CheckpointError
 from ranker.files import leads_out
 
-# names of activations in `model.activation` and in a Dense module's configuration
-ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 
 
@@ -194,20 +192,29 @@ def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int, pads_right:
     write_json(path, read_object(path) | {"padding_side": tokenizer.padding_side})
 
 
-def read_dense(module: StoredModule) -> tuple[nn.Linear, str]:
-    """Read a Dense module: its linear layer, and the name of its activation in `ACTIVATIONS`.
+def read_dense(module: StoredModule) -> tuple[nn.Linear, nn.Module]:
+    """Read a Dense module: its linear layer and its activation, Tanh if its configuration names none.
 
     Raises:
-        CheckpointError: A residual, an unknown activation, or no weights.
+        CheckpointError: It has a residual, an activation that is none of torch.nn without weights, or no weights.
     """
-    config = module.config
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
-    if activation not in ACTIVATIONS or config.get("use_residual"):
-        raise CheckpointError(
-            f"{module.folder}: expected a Dense with activation Identity or Tanh and no residual, got {config}"
-        )
+    if module.config.get("use_residual"):
+        raise CheckpointError(f"{module.folder}: use_residual: expected a Dense without a residual, got one with it")
     state = read_weights(module.folder)
-    return linear_of(state["linear.weight"], state.get("linear.bias")), activation
+    linear = linear_of(state["linear.weight"], state.get("linear.bias"))
+    name = str(module.config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    found: Any = getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.") else None
+    try:
+        activation: nn.Module = found()
+        fits = not list(activation.parameters()) and activation(linear.weight[:, :1].T).shape[1] == len(linear.weight)
+    except Exception:  # no such class, or one with arguments
+        fits = False
+    if not fits:
+        raise CheckpointError(
+            f"{module.folder}: activation_function: expected an activation of torch.nn without weights, such as "
+            f"torch.nn.modules.activation.GELU; got {name!r}"
+        )
+    return linear, activation
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -234,20 +241,20 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return linear
 
 
-def write_dense(folder: Path, linear: nn.Linear, activation: str, extra: dict[str, Any] | None = None) -> None:
+def write_dense(folder: Path, linear: nn.Linear, activation: nn.Module, extra: Mapping[str, Any] | None = None) -> None:
     """Write a Dense module.
 
     Args:
         folder: Its folder.
         linear: The layer.
-        activation: A name in `ACTIVATIONS`.
+        activation: The activation after it.
         extra: More keys of its config.json.
     """
     config = {
         "in_features": linear.in_features,
         "out_features": linear.out_features,
         "bias": linear.bias is not None,
-        "activation_function": ACTIVATIONS[activation],
+        "activation_function": f"{type(activation).__module__}.{type(activation).__qualname__}",
         **(extra or {}),
     }
     write_json(folder / "config.json", config)

@@ -17,15 +17,16 @@ POOLING_NAMES = {
 }
 
 
-def pooling_config(dim: int, pooling: str) -> dict[str, Any]:
+def pooling_config(dim: int, pooling: str, pools_prompt: bool = True) -> dict[str, Any]:
     """Return the configuration of a Pooling module.
 
     Args:
         dim: Size of a state.
         pooling: A key of `POOLING_NAMES`.
+        pools_prompt: Whether the tokens of a prompt are pooled with those of the text.
     """
     modes = {key: name == pooling for name, (_, key) in POOLING_NAMES.items()}
-    return {"word_embedding_dimension": dim, **modes}
+    return {"word_embedding_dimension": dim, **modes, "include_prompt": pools_prompt}
 
 
 def read_pooling(module: StoredModule) -> str:

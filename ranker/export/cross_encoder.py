@@ -24,7 +24,6 @@ from ranker.encoders.native_head import NativeHead, has_native_head
 from ranker.errors import CheckpointError
 from ranker.export import _sequence_classification as sequence_classification
 from ranker.export._modules import (
-    ACTIVATIONS,
     MODULES,
     SETTINGS,
     StoredModule,
@@ -44,6 +43,7 @@ log = logging.getLogger(__name__)
 
 SCORER = "ranker.models.monobert.MonoBERT"
 OWN_FILE = "scorer.json"  # the dropout rate, which sentence-transformers does not have
+IDENTITY = "torch.nn.modules.linear.Identity"
 SCORES = {"module_input_name": "sentence_embedding", "module_output_name": "scores"}
 
 
@@ -65,7 +65,7 @@ def write(folder: Path, model: Classifier, max_tokens: int) -> None:
     write_json(folder / "1_Pooling/config.json", pooling_config(model.encoder.dim, model.pooling))
     names = ["Transformer", "Pooling"]
     paths = ["", "1_Pooling"]
-    for linear, activation, extra in ((model.dense, "tanh", {}), (model.head, "identity", SCORES)):
+    for linear, activation, extra in ((model.dense, nn.Tanh(), {}), (model.head, nn.Identity(), SCORES)):
         if linear is not None:
             names.append("Dense")
             paths.append(f"{len(paths)}_Dense")
@@ -74,7 +74,7 @@ def write(folder: Path, model: Classifier, max_tokens: int) -> None:
     modules = [{"idx": i, "name": str(i), "path": paths[i], "type": classes[i]} for i in range(len(paths))]
     write_json(folder / MODULES, modules)
     # with the default activation, that library would put a sigmoid on the scores
-    settings = {"model_type": "CrossEncoder", "prompts": {}, "activation_fn": ACTIVATIONS["identity"]}
+    settings = {"model_type": "CrossEncoder", "prompts": {}, "activation_fn": IDENTITY}
     write_json(folder / SETTINGS, settings)
     write_json(folder / OWN_FILE, {"dropout": model.dropout})
 
@@ -108,7 +108,8 @@ def read_head(folder: Path, encoder: Encoder) -> Classifier | None:
         return _language_model(modules, encoder)
     if names in (["Transformer", "Pooling", "Dense"], ["Transformer", "Pooling", "Dense", "Dense"]):
         denses = [read_dense(module) for module in modules[2:]]
-        if denses[-1][1] == "identity" and all(activation == "tanh" for _, activation in denses[:-1]):
+        activations = [type(activation) for _, activation in denses]
+        if activations in ([nn.Identity], [nn.Tanh, nn.Identity]):
             dense = denses[0][0] if len(denses) == 2 else None
             dropout = float(read_object(folder / OWN_FILE).get("dropout", 0.0))
             return Classifier(encoder, denses[-1][0], read_pooling(modules[1]), dense, dropout)

@@ -301,6 +301,7 @@ def test_the_tables_name_keys_that_exist(composed):
 
 def test_the_words_are_those_of_the_code():
     from ranker.interactions.pooling import POOLINGS
+    from ranker.models._bi_encoder import ACTIVATIONS
     from ranker.probing.binning import METHODS
     from ranker.probing.code_length import UNITS
     from ranker.probing.controls import CONTROLS
@@ -313,6 +314,7 @@ def test_the_words_are_those_of_the_code():
     in_code = {
         "MonoBERT.pooling": POOLINGS,
         "DPR.pooling": {*POOLINGS, "auto"},
+        "DPR.activation": ACTIVATIONS,
         "BM25Score.binning": METHODS,
         "units": UNITS,
         "controls": CONTROLS,

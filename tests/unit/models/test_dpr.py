@@ -56,7 +56,7 @@ def test_pc59_dot_and_cosine_order():
 
 def test_pc59_a_zero_vector_is_not_nan(texts):
     scorer = scorer_of(projection=4)
-    torch.nn.init.zeros_(scorer.projection.weight)
+    torch.nn.init.zeros_(scorer.projection[0].weight)
     assert scorer(texts(scorer, [[0], [1], [2]])).tolist() == [[0.0], [0.0], [0.0]]
 
 
@@ -77,7 +77,7 @@ def test_tied_encoders_share_weights_and_separate_ones_learn_apart(texts):
     batch = texts(tied, ROWS)
     torch.testing.assert_close(tied(batch), apart(batch))  # docs start as a copy
     apart.encode_queries(batch.queries).values.sum().backward()
-    assert apart.projection.weight.grad is not None and apart.doc_projection.weight.grad is None
+    assert apart.projection[0].weight.grad is not None and apart.doc_projection[0].weight.grad is None
 
 
 def test_a_learned_temperature_starts_where_it_should_and_stops_at_a_hundredth(texts):
@@ -111,7 +111,7 @@ def test_auto_pooling_is_chosen_by_the_encoder_and_saved(tmp_path):
     ({"pooling": "avg"}, "model.pooling: expected one of cls, mean, max, last, weightedmean, auto; got 'avg'"),
     ({"similarity": "l2"}, "model.similarity: expected one of cosine, dot; got 'l2'"),
     ({"temperature": 0.0}, "model.temperature: expected a finite number above 0, got 0.0"),
-    ({"activation": "relu"}, "model.activation: expected one of identity, tanh; got 'relu'"),
+    ({"activation": "glu"}, "model.activation: expected one of identity, tanh, relu, gelu, silu, sigmoid; got 'glu'"),
 ])  # fmt: skip
 def test_wrong_options(options, message):
     with pytest.raises(ConfigError, match=message):

@@ -145,7 +145,7 @@ def test_a_query_whose_vector_is_not_finite_is_named(scorers, data_of, small):
     for kind in ("dpr", "colbert"):
         scorer = scorers(kind, projection=8)
         with torch.no_grad():
-            scorer.projection.weight.fill_(torch.nan)
+            scorer.projection[0].weight.fill_(torch.nan)
         with pytest.raises(DataError, match="in that of query 'q3'"):
             encode_queries(scorer, data_of(scorer).collator(small), np.array([3, 1]), Device())
 
