@@ -60,7 +60,7 @@ def test_the_one_before_serves_and_is_named(tmp_path, caplog):
     ):
         to_resume_from(tmp_path)
     last.unlink()
-    with pytest.raises(CheckpointError, match="which a training writes as it goes, got no such file"):
+    with pytest.raises(CheckpointError, match="which a training writes while it runs, got no such file"):
         to_resume_from(tmp_path)
 
 
