@@ -169,7 +169,8 @@ RANGES = {
     "Multitask.num_labels": Range(1, 2),
     "portions": Range(0, 1, above=True),
 }
-SPLITS, POOLINGS, SIMILARITIES = ("test", "val", "train"), ("cls", "mean", "max"), ("cosine", "dot")
+SPLITS, SIMILARITIES = ("test", "val", "train"), ("cosine", "dot")
+POOLINGS = ("cls", "mean", "max", "last", "weightedmean")
 WORDS = {
     "weights": ("best", "last"),
     "split": SPLITS,
@@ -188,7 +189,7 @@ WORDS = {
     "controls": ("label_prior", "random_embeddings", "random_encoder", "control_task", "shuffled", "surface"),
     "MonoBERT.pooling": POOLINGS,
     "Multitask.pooling": POOLINGS,
-    "DPR.pooling": POOLINGS,
+    "DPR.pooling": (*POOLINGS, "auto"),
     "DPR.similarity": SIMILARITIES,
     "DPR.activation": ("identity", "tanh"),
     "ColBERT.similarity": SIMILARITIES,

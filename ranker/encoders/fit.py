@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from tokenizers.processors import TemplateProcessing
 from transformers import PretrainedConfig
 
 from ranker.data.template import Template
 from ranker.encoders.family import family_of
 from ranker.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 
 def check_config(config: PretrainedConfig, where: str) -> None:
@@ -37,7 +41,7 @@ def check_tokens(encoder: Any) -> None:
         encoder: An `Encoder`, just loaded.
 
     Raises:
-        CheckpointError: An id is outside the table, or batches are padded and there is no padding token.
+        CheckpointError: An id is outside the table.
     """
     model, tokenizer = encoder.model, encoder.tokenizer
     where = _name_of(encoder)
@@ -62,10 +66,6 @@ def check_tokens(encoder: Any) -> None:
             f"with ids up to {outside[token]} ({token!r}); take the tokenizer that belongs to the model, or resize the "
             "table (resize_token_embeddings)"
         )
-    if not encoder.ragged and tokenizer.pad_token_id is None:
-        raise CheckpointError(
-            f"{where}: expected a padding token, got a tokenizer without one; set pad_token in tokenizer_config.json"
-        )
 
 
 def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
@@ -83,6 +83,9 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
     config = encoder.config
     where = _name_of(encoder)
     template = Template.of(encoder.tokenizer, texts)
+    if texts == 2 and not template.specials[1] and _add_separator(encoder.tokenizer):
+        template = Template.of(encoder.tokenizer, texts)
+        log.info("%s: the tokenizer puts nothing between two texts; it puts %s now", where, template.specials[1])
     if texts == 2 and not template.specials[1]:
         raise CheckpointError(
             f"{where}: expected a tokenizer that puts a separator between query and doc, got none in its post-processor"
@@ -105,6 +108,20 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
             f"{where}: expected positions for at least {template.num_special + texts} tokens, got {encoder.max_tokens} "
             f"(max_position_embeddings={config.max_position_embeddings}); take another encoder"
         )
+
+
+def _add_separator(tokenizer: Any) -> bool:
+    """Make a tokenizer end each text of a pair with its separator or end-of-text token; whether it has one."""
+    token = tokenizer.sep_token or tokenizer.eos_token
+    if token is None:
+        return False
+    before, after = (tokenizer.convert_ids_to_tokens(list(ids)) for ids in Template.of(tokenizer, 1).specials)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=" ".join([*before, "$A", *after]),
+        pair=" ".join([*before, "$A", token, "$B", *(after or [token])]),
+        special_tokens=[(name, tokenizer.convert_tokens_to_ids(name)) for name in {token, *before, *after}],
+    )
+    return True
 
 
 def _name_of(encoder: Any) -> str:

@@ -16,13 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import normalizers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
+from ranker.encoders import text_model
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
-from ranker.encoders.loading import without_pooler
 from ranker.encoders.model_folder import check_model_folder, read_json, read_object
+from ranker.encoders.native_head import padding_token_id
 from ranker.errors import CheckpointError
 from ranker.files import leads_out
 
@@ -39,6 +40,11 @@ def has_modules(folder: Path) -> bool:
 def is_multi_vector(folder: Path) -> bool:
     """Whether a folder's configuration says that texts have several vectors."""
     return read_object(folder / SETTINGS).get("model_type") == "MultiVectorEncoder" or is_stanford(folder)
+
+
+def is_cross_encoder(folder: Path) -> bool:
+    """Whether a folder's configuration says that a query and a doc are scored together."""
+    return has_modules(folder) and read_object(folder / SETTINGS).get("model_type") == "CrossEncoder"
 
 
 def is_stanford(folder: Path) -> bool:
@@ -126,14 +132,7 @@ def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str,
     check_model_folder(folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     check_config(config, str(folder))
-    model, info = AutoModel.from_pretrained(
-        folder,
-        config=config,
-        output_loading_info=True,
-        dtype=torch.float32,
-        trust_remote_code=False,
-        **without_pooler(config),
-    )
+    model, info = text_model.read(folder, config)
     if info["missing_keys"]:
         raise CheckpointError(
             f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing"
@@ -167,10 +166,32 @@ def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mappin
     """
     folder.mkdir(parents=True, exist_ok=True)
     encoder.model.save_pretrained(folder)
+    write_tokenizer(folder, encoder, max_tokens)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
+
+
+def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int) -> None:
+    """Write an encoder's tokenizer so that other programs lay texts out as this one does.
+
+    It gets a padding token, which they need for a batch, and gives no segment ids that the encoder does not read.
+
+    Args:
+        folder: The folder.
+        encoder: The encoder.
+        max_tokens: Longest row, special tokens included; stored with the tokenizer.
+    """
     tokenizer = copy.deepcopy(encoder.tokenizer)
     tokenizer.model_max_length = max_tokens
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(padding_token_id(encoder))
+    if not encoder.reads_segments:
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
     tokenizer.save_pretrained(folder)
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
+    reread = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    if reread("a", "b")["input_ids"] != tokenizer("a", "b")["input_ids"]:
+        # the classes of some families build the layout of special tokens anew, and lose one that is in tokenizer.json
+        path = folder / "tokenizer_config.json"
+        write_json(path, read_object(path) | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def read_dense(module: StoredModule) -> tuple[nn.Linear, str]:
@@ -245,7 +266,7 @@ def write_modules(
         folder: The model's folder.
         modules: Path and dotted class of each module.
         prompts: Prompt by task: `query` and `document`.
-        model_type: `SentenceTransformer` or `MultiVectorEncoder`.
+        model_type: `SentenceTransformer`, `MultiVectorEncoder` or `CrossEncoder`.
         similarity: `cosine`, `dot` or `maxsim`.
     """
     write_json(

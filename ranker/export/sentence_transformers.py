@@ -18,6 +18,7 @@ from ranker.export._modules import (
     SETTINGS,
     StoredModule,
     has_modules,
+    is_cross_encoder,
     is_multi_vector,
     read_dense,
     read_encoder,
@@ -27,17 +28,16 @@ from ranker.export._modules import (
     write_json,
     write_modules,
 )
-from ranker.interactions.pooling import POOLINGS
+from ranker.export._pooling import pooling_config, read_pooling
 
 SCORER = "ranker.models.dpr.DPR"
 OWN_FILE = "scorer.json"  # the temperature, which sentence-transformers does not have
-POOLING_KEYS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "max": "pooling_mode_max_tokens"}
 PARTS = ("0_Transformer", "1_Pooling", "2_Dense")
 
 
 def recognises(folder: Path) -> bool:
     """Whether a folder is a bi-encoder of sentence-transformers with one vector per text."""
-    return has_modules(folder) and not is_multi_vector(folder)
+    return has_modules(folder) and not is_multi_vector(folder) and not is_cross_encoder(folder)
 
 
 @dataclass
@@ -62,7 +62,7 @@ class SingleVectorModel:
     Args:
         query: The encoder of queries.
         doc: The encoder of docs; the same object if queries and docs share all weights.
-        pooling: `cls`, `mean` or `max`.
+        pooling: A key of `POOLING_NAMES`.
         activation: After the projection: `identity` or `tanh`.
         similarity: `cosine` or `dot`.
         query_prompt: Text before each query.
@@ -134,8 +134,7 @@ def _write_side(
     """Write the modules of queries or of docs; return the path and the class of each."""
     transformer, pooling, dense = paths
     write_encoder(folder / transformer, side.encoder, max_tokens, lengths)
-    modes = {key: name == model.pooling for name, key in POOLING_KEYS.items()}
-    write_json(folder / pooling / "config.json", {"word_embedding_dimension": side.encoder.dim, **modes})
+    write_json(folder / pooling / "config.json", pooling_config(side.encoder.dim, model.pooling))
     modules = [
         (transformer, "sentence_transformers.models.Transformer"),
         (pooling, "sentence_transformers.models.Pooling"),
@@ -195,7 +194,7 @@ class _ReadSide:
         self.side = Side(encoder, None, lengths)
         for module in modules[1:]:
             if module.name == "Pooling":
-                self.pooling, self.pools_prompt = _pooling_of(module), module.config.get("include_prompt", True)
+                self.pooling, self.pools_prompt = read_pooling(module), module.config.get("include_prompt", True)
             elif module.name == "Dense" and self.side.projection is None:
                 self.side.projection, self.activation = read_dense(module)
             elif module.name == "Normalize":
@@ -208,15 +207,3 @@ class _ReadSide:
             raise CheckpointError(
                 f"{folder}: expected a Pooling module, got none; a model of token vectors loads as colbert"
             )
-
-
-def _pooling_of(module: StoredModule) -> str:
-    """Return the pooling that a configuration names, in the library's older or newer form."""
-    config, names = module.config, {key: name for name, key in POOLING_KEYS.items()}
-    if "pooling_mode" in config:
-        chosen = [config["pooling_mode"]]
-    else:
-        chosen = [names.get(key, key) for key, on in config.items() if key.startswith("pooling_mode_") and on]
-    if len(chosen) != 1 or chosen[0] not in POOLINGS:
-        raise CheckpointError(f"{module.folder}: expected one of {', '.join(POOLINGS)} as pooling, got {chosen}")
-    return chosen[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ranker.data.template import Template
+from ranker.encoders.causality import auto_pooling
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.fit import check_layout
@@ -24,6 +26,8 @@ from ranker.models._bi_encoder import SIMILARITIES, check_choice, new_projection
 from ranker.models._prompts import with_prompt
 from ranker.types import RankBatch, TokenBatch
 
+log = logging.getLogger(__name__)
+
 ACTIVATIONS = ("identity", "tanh")
 LEAST_TEMPERATURE = 0.01  # lower bound of a learned temperature, as in CLIP
 
@@ -35,7 +39,8 @@ class DPR(nn.Module):
 
     Args:
         encoder: The encoder of queries, and of docs if `tied`; else the encoder of docs starts as a copy.
-        pooling: How token states become a vector: `cls`, `mean` or `max`.
+        pooling: How states become a vector: `cls`, `mean`, `max`, `last` or `weightedmean` (see `pool`), or `auto`
+            (see `auto_pooling`).
         tied: Whether queries and docs share all weights.
         similarity: `cosine` or `dot`.
         temperature: Divides similarities; must be positive.
@@ -70,11 +75,14 @@ class DPR(nn.Module):
         symmetric: bool = False,
     ) -> None:
         super().__init__()
-        check_choice("model.pooling", pooling, POOLINGS)
+        check_choice("model.pooling", pooling, (*POOLINGS, "auto"))
         check_choice("model.similarity", similarity, SIMILARITIES)
         check_choice("model.activation", activation, ACTIVATIONS)
         if not (math.isfinite(temperature) and temperature > 0):
             raise ConfigError(f"model.temperature: expected a finite number above 0, got {temperature}")
+        if pooling == "auto":
+            pooling = auto_pooling(encoder)
+            log.info("model.pooling=auto: %s", pooling)
         check_layout(encoder, 1, pooling)
         self.encoder, self.pooling, self.similarity, self.activation = encoder, pooling, similarity, activation
         self.query_prompt, self.doc_prompt = query_prompt, doc_prompt

@@ -90,7 +90,7 @@ def theirs(model, **options):
     )
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "lasttoken", "weightedmean"])
 @pytest.mark.parametrize("head", ["none", "tanh", "identity"])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_a_sentence_transformer_loads_as_dpr_with_the_same_scores(tmp_path, bert, pooling, head, similarity):
@@ -104,8 +104,23 @@ def test_a_sentence_transformer_loads_as_dpr_with_the_same_scores(tmp_path, bert
     model.save(str(tmp_path / "theirs"))
     scorer = load_scorer(tmp_path / "theirs")
     assert isinstance(scorer, DPR)
-    assert (scorer.pooling, scorer.similarity, scorer.tied) == (pooling, similarity, True)
+    expected = "last" if pooling == "lasttoken" else pooling
+    assert (scorer.pooling, scorer.similarity, scorer.tied) == (expected, similarity, True)
     torch.testing.assert_close(vectors(scorer, QUERIES, DOCS, tmp_path), theirs(model), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", [
+    {"pooling_mode_lasttoken": True}, {"pooling_mode_weightedmean_tokens": True, "pooling_mode_mean_tokens": False},
+    {"pooling_mode_cls_token": False, "pooling_mode_max_tokens": False}, {"pooling_mode": ["max"]},
+])  # fmt: skip
+def test_each_form_of_a_pooling_configuration_is_read_as_by_sentence_transformers(tmp_path, bert, config):
+    modules = [Transformer(str(bert)), Pooling(32, "cls")]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "theirs"))
+    pooling = {"word_embedding_dimension": 32, **config}
+    (tmp_path / "theirs/1_Pooling/config.json").write_text(json.dumps(pooling))
+    model = SentenceTransformer(str(tmp_path / "theirs"), device="cpu")
+    scores = vectors(DPR.load(tmp_path / "theirs"), QUERIES, DOCS, tmp_path)
+    torch.testing.assert_close(scores, theirs(model), rtol=0, atol=1e-5)
 
 
 def test_prompts_are_those_that_encode_query_and_encode_document_read(tmp_path, bert):
@@ -199,7 +214,7 @@ def test_prompts_that_are_not_pooled_are_refused(tmp_path, bert):
 @pytest.mark.parametrize("options", [
     {}, {"tied": False}, {"similarity": "dot", "projection": 8},
     {"pooling": "cls", "projection": 8, "activation": "tanh", "tied": False},
-    {"query_prompt": "query: ", "learn_temperature": True},
+    {"query_prompt": "query: ", "learn_temperature": True}, {"pooling": "last"}, {"pooling": "weightedmean"},
 ])  # fmt: skip
 def test_what_dpr_saves_loads_in_sentence_transformers_and_back_with_the_same_scores(tmp_path, options):
     scorer = DPR(encoder(), **options)
@@ -301,7 +316,7 @@ def test_stanford_colbert_loads_with_the_scores_of_sentence_transformers(tmp_pat
 def test_what_the_models_have_not_is_refused(tmp_path, bert):
     model = SentenceTransformer(modules=[Transformer(str(bert)), Pooling(32, ["cls", "mean"])], device="cpu")
     model.save(str(tmp_path / "two"))
-    with pytest.raises(CheckpointError, match="expected one of cls, mean, max as pooling, got"):
+    with pytest.raises(CheckpointError, match="expected one of cls, mean, max, last, weightedmean as pooling, got"):
         DPR.load(tmp_path / "two")
     with pytest.raises(CheckpointError, match="MultiVectorMask"):
         ColBERT.load(tmp_path / "two")

@@ -25,6 +25,7 @@ from ranker.encoders.encoder import Encoder
 from ranker.models._prompts import with_prompt
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
+from ranker.models.monobert import MonoBERT
 
 pytest.importorskip("sentence_transformers")
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SentenceTransformer
@@ -227,6 +228,25 @@ def test_pc2_10_a_prompt_that_no_layout_can_follow_is_reported(caplog):
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     with_prompt(tokenizer, Template.of(tokenizer, 1), "<s>")
     assert "prompt '<s>': the tokenizer cuts texts after it differently than alone" in caplog.text
+
+
+def test_a_tokenizer_without_token_types_has_none_in_training_and_in_other_programs(tmp_path):
+    model, tokenizer = parts("wordpiece")
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    torch.manual_seed(1)
+    scorer = MonoBERT(Encoder(model, tokenizer)).eval()
+    torch.nn.init.normal_(scorer.head.weight)
+    layout = ScorerInputs.of(scorer)
+    collection = Collection("x", MemoryDocs([Doc("d", "river apple")]), {"q": "apple river"}, {})
+    data = RankData(
+        Splits(None, None, {}), layout, BatchOptions(), TextLimits(50, 50, 60), cache_dir=tmp_path / "cache"
+    )
+    batch = data.collator(collection).collate(np.array([0]), np.array([[0]]), np.zeros((1, 1)), np.array([0]), 1.0)
+    assert not batch.pairs.segments.any()
+    scorer.save(tmp_path / "model", max_tokens=60)
+    other = CrossEncoder(str(tmp_path / "model"), device="cpu", activation_fn=torch.nn.Identity())
+    with torch.no_grad():
+        assert scorer(batch).item() == pytest.approx(other.predict([("apple river", "river apple")])[0], abs=1e-5)
 
 
 @pytest.mark.parametrize(("family", "classifier"), [

@@ -198,7 +198,12 @@ def test_one_key_with_any_value_is_legal_or_refused_in_words(composed):
             "/dev/null/x",
             "cache_dir: expected a folder, got '/dev/null/x', where '/dev/null' is a file; set another cache_dir",
         ),
-        ("train", "model.pooling", "median", "model.pooling: expected one of cls, mean, max; got 'median'"),
+        (
+            "train",
+            "model.pooling",
+            "median",
+            "model.pooling: expected one of cls, mean, max, last, weightedmean; got 'median'",
+        ),
         ("probe", "layers", [], "layers: expected at least one entry, got none; leave it out or name some"),
         ("probe", "seeds", [1, 1], "seeds: expected each entry once, got [1, 1]"),
         (
@@ -307,6 +312,7 @@ def test_the_words_are_those_of_the_code():
 
     in_code = {
         "MonoBERT.pooling": POOLINGS,
+        "DPR.pooling": {*POOLINGS, "auto"},
         "BM25Score.binning": METHODS,
         "units": UNITS,
         "controls": CONTROLS,

@@ -97,6 +97,34 @@ def test_templates_of_bert_and_roberta(tmp_path):
     assert Template.of(AutoTokenizer.from_pretrained(tmp_path), 2) == Template(((0,), (2, 2), (2,)), (0, 0))
 
 
+def test_token_types_are_those_of_the_tokenizers_own_call():
+    from tokenizers import processors
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    assert "token_type_ids" not in tokenizer("a", "b")
+    assert Template.of(tokenizer, 2) == Template(((2,), (3,), (3,)), (0, 0))
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(  # Funnel's
+        single="[CLS]:2 $A [SEP]:0", pair="[CLS]:2 $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    layout = Template.of(tokenizer, 2)
+    assert (layout.segments, layout.special_segments) == ((0, 1), ((2,), (0,), (1,)))
+    assert Template.of(tokenizer, 1).with_prompt([7, 8]).special_segments == ((2, 0, 0), (0,))
+
+
+def test_rows_have_the_token_types_of_the_tokenizers_own_call(collator_of):
+    from tokenizers import processors
+
+    tokenizer, collator = collator_of(["q r"], ["s t u"])
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:2 $A [SEP]:0", pair="[CLS]:2 $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    expected = tokenizer("q r", "s t u")
+    mine = pair(replace(collator, pair=Template.of(tokenizer, 2)), 0, 0)
+    assert mine == (expected["input_ids"], expected["token_type_ids"])
+
+
 def test_group_sizes_are_the_collated_tokens(collator_of):
     rng = np.random.default_rng(0)
     queries, docs = ["q " * int(n) for n in rng.integers(1, 20, 6)], ["d " * int(n) for n in rng.integers(0, 40, 9)]

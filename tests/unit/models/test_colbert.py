@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import Execution
 from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError
 from ranker.interactions.maxsim import TextVectors, maxsim_all, maxsim_pairs
@@ -44,7 +46,7 @@ def test_a_score_is_the_same_alone_and_in_a_batch_ragged_and_padded(texts):
                 if doc >= 0:
                     alone = scorer(texts(scorer, [[doc] if i == group else [0] for i in range(3)]))[group, 0]
                     torch.testing.assert_close(alone, scores[group, place], rtol=0, atol=1e-5)
-        scorer.encoder.ragged = False
+        scorer.encoder = Encoder(scorer.encoder.model, scorer.encoder.tokenizer, Execution(ragged=False))
         torch.testing.assert_close(scorer(together), scores, rtol=0, atol=1e-5)
 
 
@@ -71,7 +73,7 @@ def test_pc58_expansion_leaves_the_querys_own_vectors_as_they_are_unless_it_is_a
     plain, apart, attended = scorer_of(query_length=0), scorer_of(), scorer_of(attend_to_expansion=True)
     vectors = {}
     for name, scorer in (("plain", plain), ("apart", apart), ("attended", attended)):
-        scorer.encoder.ragged = ragged
+        scorer.encoder = Encoder(scorer.encoder.model, scorer.encoder.tokenizer, Execution(ragged=ragged))
         with torch.no_grad():
             vectors[name] = scorer.encode_queries(texts(scorer, [[0], [1], [2]]).queries)
     own = int(vectors["plain"].counts[0])
