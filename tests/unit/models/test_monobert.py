@@ -16,7 +16,6 @@ from ranker.assembly.scorer import build_scorer
 from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.token_store import build_token_store
 from ranker.encoders.encoder import Encoder
-from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
