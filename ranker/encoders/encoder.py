@@ -60,8 +60,6 @@ class Encoder(nn.Module):
         path: See above.
         token_counts: Tokens of the training passes since it was last reset, see `TokenCounts`.
         source: Folder or hub id that the weights are from; None: they are random, or not from `load_encoder`.
-        first_token_is_global: Whether first tokens read, and are read by, all tokens, where others see a window
-            (Longformer).
         dropout_seed: Seed of the dropout masks, set for each optimizer step; None: each forward pass draws one.
 
     Raises:
@@ -81,7 +79,7 @@ class Encoder(nn.Module):
         self.execution = execution
         self.token_counts = TokenCounts()
         self.source: str | None = None
-        self.first_token_is_global = False
+        self._first_token_is_global = False
         self.dropout_seed: int | None = None
         words: Any = model.get_input_embeddings()
         self._ragged_forward = RaggedForward(execution, ids_in_table=len(tokenizer) <= len(words.weight))
@@ -134,6 +132,13 @@ class Encoder(nn.Module):
         """Longest sequence that the position table has room for, special tokens included."""
         return max_positions(self.config, self.model)
 
+    def make_first_token_global(self) -> None:
+        """Let first tokens read all tokens, and all tokens read them, where others see a window (Longformer)."""
+        self._first_token_is_global = True
+        for name, weight in self.model.named_parameters():
+            if "_global." in name:
+                weight.requires_grad_(True)
+
     def forward(self, batch: TokenBatch) -> Tensor:
         """Return the last layer's states, [tokens, dim]."""
         return last(self._run(batch, Output.LAST_LAYER))[: batch.num_tokens].to(self.model.dtype)
@@ -170,7 +175,7 @@ class Encoder(nn.Module):
         if self._forward is None:
             forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed)
         else:
-            request = Request(batch, output is Output.ALL_LAYERS, self._mask_seed(), self.first_token_is_global)
+            request = Request(batch, output is Output.ALL_LAYERS, self._mask_seed(), self._first_token_is_global)
             if self.path == "packed":
                 forward = self._forward.packed(self.model, request)
             else:

@@ -83,9 +83,9 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
     config = encoder.config
     where = _name_of(encoder)
     template = Template.of(encoder.tokenizer, texts)
-    if texts == 2 and not template.specials[1] and _add_separator(encoder.tokenizer):
+    if (not template.num_special or (texts == 2 and not template.specials[1])) and _end_texts(encoder.tokenizer):
         template = Template.of(encoder.tokenizer, texts)
-        log.info("%s: the tokenizer puts nothing between two texts; it puts %s now", where, template.specials[1])
+        log.info("%s: the tokenizer adds no special tokens; it ends texts with %s now", where, template.specials[-1])
     if texts == 2 and not template.specials[1]:
         raise CheckpointError(
             f"{where}: expected a tokenizer that puts a separator between query and doc, got none in its post-processor"
@@ -110,14 +110,14 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
         )
 
 
-def _add_separator(tokenizer: Any) -> bool:
-    """Make a tokenizer end each text of a pair with its separator or end-of-text token; whether it has one."""
+def _end_texts(tokenizer: Any) -> bool:
+    """Make a tokenizer end texts without special tokens with its separator or end-of-text token; whether it has one."""
     token = tokenizer.sep_token or tokenizer.eos_token
     if token is None:
         return False
     before, after = (tokenizer.convert_ids_to_tokens(list(ids)) for ids in Template.of(tokenizer, 1).specials)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
-        single=" ".join([*before, "$A", *after]),
+        single=" ".join([*before, "$A", *(after or ([] if before else [token]))]),
         pair=" ".join([*before, "$A", token, "$B", *(after or [token])]),
         special_tokens=[(name, tokenizer.convert_tokens_to_ids(name)) for name in {token, *before, *after}],
     )

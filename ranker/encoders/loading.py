@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
@@ -66,7 +66,7 @@ def load_encoder(
         config: Any = tiny_config()
         tokenizer: Any = tiny_tokenizer()
     else:
-        name = str(_package_folder(package, name)) if package else name
+        name = _in_package(package, name) if package else name
         check_model_folder(name)
         offline = _no_hub(name)
         cached = offline is not None
@@ -80,6 +80,11 @@ def load_encoder(
             raise ConfigError(
                 f"encoder.name: expected a hub id or a folder with config.json and a tokenizer, got {name!r} ({reason})"
             ) from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise CheckpointError(
+            f"{name}: expected a fast tokenizer (tokenizer.json), got {type(tokenizer).__name__}, which is Python; "
+            f"{config.model_type} models are not supported"
+        )
     check_config(config, name)
     if layers is not None:
         keep_layers(config, layers, name)
@@ -94,6 +99,24 @@ def load_encoder(
     check_tokens(encoder)
     encoder.source = name if pretrained and name != "tiny" else None
     return encoder
+
+
+def _in_package(package: str, name: str) -> str:
+    """Return the folder of a name inside a package, or the name itself if it is another folder or a hub id."""
+    is_folder = Path(name).is_dir() and leads_out(name)
+    try:
+        if not is_folder:
+            return str(_package_folder(package, name))
+    except ConfigError:
+        if not (Path(name).is_dir() or name.count("/") == 1):
+            raise
+    log.warning(
+        "encoder.name=%s is not in the package %s, which is ignored; the other encoder options, such as suggested_lr, "
+        "stay those of the chosen encoder (encoder=bert_base has the usual ones)",
+        name,
+        package,
+    )
+    return name
 
 
 def _package_folder(package: str, folder: str) -> Path:

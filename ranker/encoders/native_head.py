@@ -59,7 +59,7 @@ class NativeHead(nn.Module):
         whole.eval()
         # a causal model's head reads the last token that is not padding
         whole.config.get_text_config().pad_token_id = padding_token_id(encoder)
-        encoder.first_token_is_global = True
+        encoder.make_first_token_global()
         ids = encoder.tokenizer("a b c", "d e f g")["input_ids"]
         row = one_row(ids, encoder.model.get_input_embeddings().weight.device)
         whole.to(row.tokens.device)

@@ -24,6 +24,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ranker.encoders.attention import unpadded_unavailable
 from ranker.encoders.dropout import HashedDropout, dropout_hashes
+from ranker.encoders.family import family_of
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.row_groups import RowGroup, row_groups
 from ranker.encoders.text_model import ATTENTION_DROPOUTS
@@ -44,12 +45,14 @@ class Pass:
         packed: Whether the model sees one row [1, tokens].
         hashes: Dropout hashes, int32 [sites, rows, columns], as the model's states [rows, columns, dim]; None: dropout
             is off, or plain.
+        seed: Seed of the hashes.
     """
 
     batch: TokenBatch
     layout: RaggedLayout
     packed: bool
     hashes: Tensor | None = None
+    seed: int = 0
 
     @cached_property
     def groups(self) -> list[RowGroup]:
@@ -73,6 +76,7 @@ class Packing:
         num_sites: Places with dropout on token states; None before `find_dropout`.
         own_implementation: The attention function that the model was built with.
         attention_dropout: Whether attention with padding may drop weights: the model has a rate for it alone.
+        window_excess: See `Family`.
     """
 
     def __init__(self, model: Any) -> None:
@@ -81,8 +85,11 @@ class Packing:
         self.own_implementation: str = model.config._attn_implementation
         self.attention_dropout = any(hasattr(model.config, key) for key in ATTENTION_DROPOUTS)
         self._calls: dict[int, int] = {}
+        self.window_excess = family_of(model.config).window_excess
         for module in model.modules():
             object.__setattr__(module, "packing", self)
+            if not self.attention_dropout and isinstance(getattr(module, "dropout", None), float):
+                module.dropout = 0.0  # T5's attention would take the rate of the other dropout
             if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
                 object.__setattr__(module, "compute_bias", _RowBias(module))
 
@@ -109,24 +116,36 @@ class Packing:
         rows = layout.row_indices if layout.batch.row_ids is None else layout.batch.row_ids[layout.row_indices]
         return dropout_hashes(seed, rows, layout.position_ids, self.num_sites or 1)
 
-    def next_hashes(self, module: HashedDropout) -> Tensor | None:
-        """Return the hashes of a dropout module's next call in the running pass, int32 [rows, columns]."""
+    def next_hashes(self, module: HashedDropout, shape: torch.Size) -> Tensor | None:
+        """Return the hashes of a dropout module's next call in the running pass, int32 [product of `shape`].
+
+        Args:
+            module: The module.
+            shape: [rows, columns] for states, also [columns, rows] (XLNet) or with more columns than the pass has
+                (Longformer pads to whole windows). Anything else is a table that does not depend on the batch, such as
+                DeBERTa's of relative positions; its hashes are those of its rows.
+        """
         if self.current is None or self.current.hashes is None:
             return None
-        call = 0
-        if len(module.sites) > 1:
-            call = self._calls.get(id(module), 0)
-            self._calls[id(module)] = call + 1
-        return self.current.hashes[module.sites[call % len(module.sites)]]
+        call = self._calls.get(id(module), 0)
+        self._calls[id(module)] = call + 1
+        site = module.sites[call % len(module.sites)]
+        hashes = self.current.hashes[site]
+        if shape == hashes.shape:
+            return hashes.flatten()
+        if len(shape) == 2 and shape[0] == hashes.shape[0] and shape[1] > hashes.shape[1]:
+            return functional.pad(hashes, (0, shape[1] - hashes.shape[1])).flatten()
+        if shape == hashes.T.shape:
+            return hashes.T.flatten()
+        columns = torch.arange(shape.numel(), device=hashes.device)
+        return dropout_hashes(self.current.seed, torch.zeros_like(columns), columns, site + 1)[site]
 
-    def find_dropout(self, model: nn.Module, run: Callable[[], Any], tokens: int) -> None:
+    def find_dropout(self, model: nn.Module, run: Callable[[], Any]) -> None:
         """Replace the model's dropout modules by hashed ones, once, with sites in the order of their calls.
 
         Args:
             model: The model.
-            run: Runs the model on one row.
-            tokens: Length of that row. Modules that drop something else than states [1, tokens, dim], such as attention
-                weights, stay as they are.
+            run: Runs the model on one row. Modules that drop attention weights [1, heads, ...] stay as they are.
         """
         if self.num_sites is not None:
             return
@@ -134,7 +153,7 @@ class Packing:
         calls = iter(range(10**6))
 
         def record(module: nn.Module, inputs: tuple[Any, ...], _: Any) -> None:
-            if inputs[0].shape[:-1] == (1, tokens):
+            if inputs[0].dim() < 4:
                 sites.setdefault(module, []).append(next(calls))
 
         dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
@@ -203,11 +222,12 @@ def packed_attention(
         raise NotImplementedError("attention sinks, cross-attention and caches have no packed form")
     causal = options.get("is_causal")
     causal = bool(getattr(module, "is_causal", False)) if causal is None else bool(causal)
+    window = options.get("sliding_window")
     rate = dropout if module.training and module.packing.attention_dropout else 0.0
     rule = _Rule(
         scaling if scaling is not None else query.shape[-1] ** -0.5,
         causal,
-        options.get("sliding_window"),
+        None if window is None else window + module.packing.window_excess,
         options.get("softcap"),
         options.get("position_bias"),
         rate,

@@ -29,7 +29,7 @@ class Request:
         batch: The rows.
         all_layers: Whether to return the states of all layers.
         seed: Seed of the dropout masks; None: no hashed dropout.
-        first_token_is_global: See `Encoder`.
+        first_token_is_global: See `Encoder.make_first_token_global`.
     """
 
     batch: TokenBatch
@@ -104,7 +104,7 @@ class TransformersForward:
                 next((self.packed if packed else self.padded)(model, request).states)
             model.train(training)
 
-        self.packing.find_dropout(model, run, batch.num_tokens)
+        self.packing.find_dropout(model, run)
 
     def checkpoint_activations(self, model: Any) -> None:
         """Recompute each layer's activations in the backward pass in place of storing them.
@@ -136,7 +136,7 @@ class TransformersForward:
         batch, layout = request.batch, RaggedLayout.of(request.batch)
         hashes = None if request.seed is None else self.packing.hashes(layout, request.seed).unsqueeze(1)
         positions = {"position_ids": (layout.position_ids + self.first_position).unsqueeze(0)}
-        with self.packing.running(Pass(batch, layout, True, hashes)):
+        with self.packing.running(Pass(batch, layout, True, hashes, request.seed or 0)):
             output = self.call(
                 model, batch.tokens.unsqueeze(0), None, batch.segments.unsqueeze(0),
                 output_hidden_states=request.all_layers, **(positions if self._takes_positions else {}),
@@ -168,7 +168,7 @@ class TransformersForward:
             more["global_attention_mask"] = (
                 (torch.arange(batch.max_length, device=tokens.device) == 0).long().expand_as(tokens)
             )
-        with self.packing.running(Pass(batch, layout, False, hashes)):
+        with self.packing.running(Pass(batch, layout, False, hashes, request.seed or 0)):
             output = self.call(
                 model, tokens, layout.key_mask.long(), layout.pad(batch.segments),
                 output_hidden_states=request.all_layers, **more,

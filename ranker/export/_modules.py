@@ -170,7 +170,7 @@ def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mappin
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
 
 
-def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int) -> None:
+def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int, pads_right: bool = True) -> None:
     """Write an encoder's tokenizer so that other programs lay texts out as this one does.
 
     It gets a padding token, which they need for a batch, and gives no segment ids that the encoder does not read.
@@ -179,9 +179,12 @@ def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int) -> None:
         folder: The folder.
         encoder: The encoder.
         max_tokens: Longest row, special tokens included; stored with the tokenizer.
+        pads_right: Whether others are to pad at the end of rows, where queries are filled, too.
     """
     tokenizer = copy.deepcopy(encoder.tokenizer)
     tokenizer.model_max_length = max_tokens
+    if pads_right:
+        tokenizer.padding_side = "right"
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(padding_token_id(encoder))
     if not encoder.reads_segments:

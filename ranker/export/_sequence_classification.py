@@ -60,7 +60,8 @@ def write(folder: Path, model: Classifier, max_tokens: int) -> bool:
         if classifier is None:
             return False
         classifier.save_pretrained(folder)
-    write_tokenizer(folder, model.encoder, max_tokens)
+    # XLNet's classifier reads the last column, padding or not
+    write_tokenizer(folder, model.encoder, max_tokens, pads_right=model.encoder.config.model_type != "xlnet")
     return True
 
 
