@@ -31,7 +31,7 @@ CHUNK = 1 << 20  # bytes per read
 THREADS = 8  # files read in parallel; zlib releases the GIL
 LOG_SECONDS = 10.0  # log comparisons that take longer
 REBUILD = "the file is damaged; delete {folder}, it is built anew"
-ACCEPT = "the file is damaged, or was changed on purpose: then run python -m ranker.files {folder} to accept it"
+ACCEPT = "the file is damaged; if you changed it on purpose, run python -m ranker.files {folder} to accept it"
 Sum = Mapping[str, int]  # bytes, crc32
 
 _verified: set[tuple[int, ...]] = set()  # files that this process has already compared
@@ -249,7 +249,7 @@ def read_sums(folder: Path, error: type[RankerError] = DataError) -> dict[str, S
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as fault:
         raise error(
             f"{path}: expected the sizes and checksums of the folder's files, got {fault!r}; "
-            "if the files are right, delete this one: then nothing is compared"
+            "if the other files are right, delete this one, and they are used unchecked"
         ) from fault
     return sums
 

@@ -39,7 +39,7 @@ def cause_of(error: BaseException) -> RankerError | None:
 
 
 def is_hydras(error: BaseException) -> bool:
-    """Whether Hydra raised an error while it read the command line and the files, not the job that it ran."""
+    """Whether an error comes from Hydra, which reads the command line and files, not from the command that it ran."""
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     programs = [HYDRA if HYDRA in file.parents else RANKER for file in files if {HYDRA, RANKER} & set(file.parents)]
     return bool(programs) and programs[-1] == HYDRA and not any(RANKER / "commands" in file.parents for file in files)
@@ -50,7 +50,8 @@ def path_in_one_line(error: OSError, making_folders: bool) -> str | None:
 
     Args:
         error: The error.
-        making_folders: Whether Hydra raised it when it created the run folder: then any error with a file name counts.
+        making_folders: Whether Hydra raised it when it created the run folder; if so, any error with a file name is
+            reworded, whatever its number.
 
     Returns:
         The message; None for an error that is about something else.
@@ -97,7 +98,7 @@ def _missing_choice(text: str) -> str | None:
 
 def _deleted_key(text: str) -> str | None:
     match = re.search(r"Could not delete from config\. '?([\w.]+)'?", text)
-    return match and f"{match.group(1)}: expected a key that can be left out, got ~{match.group(1)}"
+    return match and f"{match.group(1)}: expected a key that can be deleted, got ~{match.group(1)}"
 
 
 def _group_without_name(text: str) -> str | None:
@@ -118,7 +119,7 @@ def _unknown_interpolation(text: str) -> str | None:
     if match is None:
         return None
     key = _full_key(text) or "interpolation"
-    return f"{key}: expected a key that exists in ${{{match.group(1)}}}, got no such key"
+    return f"{key}: expected the name of a key in ${{...}}, got ${{{match.group(1)}}}, which is not a key"
 
 
 def _wrong_class(text: str) -> str | None:

@@ -1,4 +1,4 @@
-"""Between the command line and the commands: run folders, and errors as one message with exit code 1."""
+"""Start a command: set Hydra up, check the configuration, make the run folder, report a user's errors in one line."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _stamp() -> str:
 
 
 def _root(folder: str) -> str:
-    """The folder of all runs; processes other than the first get a temporary one and learn the run folder later."""
+    """The folder of all runs. On other processes than the first: a temporary folder, until they get the run folder."""
     return folder if global_rank() == 0 else os.path.join(tempfile.gettempdir(), f"ranker-process-{os.getpid()}")  # noqa: PTH118
 
 
@@ -111,7 +111,7 @@ def _own_folder(folder: Path) -> Iterator[None]:
 
 
 def _run(command: str, cfg: DictConfig) -> float | None:
-    # a child process reads config.yaml of the run folder, which is complete
+    # Not in a child process: it reads config.yaml of the run folder, which already has the keys of the resumed run
     if command == "train" and cfg.get("checkpoint") and Path(cfg.checkpoint).is_dir() and overrides_of("checkpoint"):
         cfg = resumed(cfg) if cfg.get("resume") else started_from(cfg)
     config.check(cfg)
@@ -126,7 +126,7 @@ def _run(command: str, cfg: DictConfig) -> float | None:
             )
     function = getattr(importlib.import_module(f"ranker.commands.{command}"), command)
     gc.freeze()  # objects of the start-up live until the end; no collection has to look at them
-    atexit.register(gc.unfreeze)  # at exit they are collected, or extension modules report leaks
+    atexit.register(gc.unfreeze)  # else they are not collected at exit, and extension modules report leaks
     gc.enable()  # `ranker.cli.main.run` disabled it
     return function(cfg)
 
@@ -166,7 +166,7 @@ def user_errors() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         cause = cause_of(error)
         _fail(in_one_line(error) if cause is None else str(cause))
-    except OSError as error:  # after Hydra's errors, some of which are OSErrors
+    except OSError as error:  # some of Hydra's errors are OSErrors too; they were caught above
         if (message := path_in_one_line(error, is_hydras(error))) is None:
             raise
         _fail(message)

@@ -19,15 +19,15 @@ class Template:
     """The special tokens around texts, as the tokenizer puts them: `[CLS] a [SEP] b [SEP]` or `<s> a </s></s> b </s>`.
 
     Args:
-        specials: Special token ids before the first text, after it, (and after the second).
+        specials: Special token ids before the first text, after it and, in a pair, after the second.
         segments: Segment (token type) id of each text.
         fill_to: Rows with fewer tokens are filled up to this many at their end (ColBERT's query expansion); 0 fills
             nothing.
         fill_token: Token id of the filling.
         attend_fill: Whether tokens attend to the filling.
         max_tokens: Longest row; None: the encoder's limit.
-        prefix: Text that is put before each text before tokenization. Used where the tokenizer splits prompt and text
-            differently when they are apart; the token store then holds both.
+        prefix: Prompt that is tokenized together with each text, and stored with it. Used for tokenizers that give
+            other tokens if prompt and text are tokenized apart.
         prefix_tokens: Number of tokens of `prefix` at the start of each text in the store.
         special_segments: Segment id of each special token. Empty: special tokens have the segment of the text before
             them, those at the start the first text's.

@@ -42,12 +42,12 @@ class ColBERT(nn.Module):
         doc_prompt: Marker before each doc, `[D]`.
         query_length: Shorter queries are extended with `[MASK]` to this number of tokens, special ones included; 0: no
             expansion. A tokenizer without a mask token gives its eos token instead (`filling`).
-        attend_to_expansion: Whether other tokens attend to the expansion. Off, as in the paper, the expansion does not
-            change the vectors of the query's tokens.
+        attend_to_expansion: Whether other tokens attend to the expansion. If not, as in the paper, the expansion does
+            not change the vectors of the query's tokens.
         cut_queries: Whether longer queries are cut to `query_length`, as in the paper.
-        mask_punctuation: Whether the punctuation of docs gets no vectors.
+        mask_punctuation: Whether tokens of docs that are punctuation marks have no vector.
         in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives (all token vectors of
-            the step are then in memory); None: unless labels are a teacher's scores.
+            the step are then in memory). None: yes, except if labels are a teacher's scores.
         symmetric: Whether each positive doc is also contrasted with the step's other queries.
 
     Attributes:

@@ -1,8 +1,8 @@
 """Cache of the states of all layers: memory-mapped files [layers, tokens, dim], computed once per subject and texts.
 
-The layer axis comes first: a probe reads one layer and touches only that layer's pages. A cache holds the states of
-all tokens in full size, unless it stores only the tokens of spans (with the same results) or one byte per number (with
-nearly the same results).
+The layer axis comes first: a probe reads one layer and touches only that layer's pages. Two options make a cache
+smaller: `tokens="spans"` stores only the tokens that probes read, with the same results; `dtype="int8"` stores one byte
+per number, with nearly the same results.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Vectors of a collection on disk: a folder of shards, each doc's id beside its vectors.
+"""Vectors of a collection on disk: a folder of shards, which hold the ids of docs and their vectors.
 
 A folder has `encoded.json` (its `Description`) and a folder per shard with the files
 
@@ -98,7 +98,7 @@ def claim(folder: Path, description: Description) -> None:
     stored = read_description(folder)
     for key, reason in {
         "scorer": "was made by other weights, tokenizer or pooling", "similarity": "is for another similarity",
-        "docs": "holds other docs", "num_docs": "holds other docs", "format": "is of another version",
+        "docs": "holds other docs", "num_docs": "holds other docs", "format": "has files of another version",
     }.items():  # fmt: skip
         if getattr(stored, key) != getattr(description, key):
             raise CheckpointError(
@@ -109,7 +109,7 @@ def claim(folder: Path, description: Description) -> None:
         other = {key: value for key, value in asdict(stored).items() if value != getattr(description, key)}
         raise CheckpointError(
             f"{folder}: expected vectors of the same settings, got {other}; name another folder, delete it, "
-            "or set these"
+            "or set these values"
         )
 
 

@@ -84,7 +84,8 @@ def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -
     damage = fault(path)
     if damage is not None:
         raise CheckpointError(
-            f"{path}: expected a whole checkpoint, got {damage}; use another one: previous.ckpt is the last.ckpt before"
+            f"{path}: expected a whole checkpoint, got {damage}; use another one, such as previous.ckpt, which was "
+            "written before last.ckpt"
         )
     try:
         content = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
@@ -140,6 +141,6 @@ def to_resume_from(folder: Path) -> Path:
     if not (folder / "checkpoints" / LAST).exists():
         raise CheckpointError(
             f"checkpoint: expected {folder / 'checkpoints' / LAST}, "
-            "which a training writes as it goes, got no such file"
+            "which a training writes while it runs, got no such file"
         )
     raise CheckpointError("; ".join(faults))

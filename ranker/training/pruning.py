@@ -16,15 +16,15 @@ class Prune(pl.Callback):
     """Report each validation to the study, and stop a trial that is worse than most others at the same validation.
 
     The sweeper adds this callback to its jobs. The n-th validation of a trial is compared with the n-th of the others,
-    regardless of the steps between validations. The last validation never prunes, because nothing would be saved.
+    regardless of the steps between validations. The last validation never prunes: the training is over by then.
 
     Args:
         storage: SQLAlchemy URL of the study.
         study: Name of the study.
         trial: The trial's number.
         monitor: The logged measure.
-        keep: Percentage of trials that are kept: 50 prunes trials below the others' median at this validation, 25 also
-            trials below their best quarter.
+        keep: Percentage of trials that are kept: 50 prunes a trial that is below the median of the others at this
+            validation, 25 also one that is not in their best quarter.
         startup_trials: Number of trials that must finish before any is pruned.
         warmup: Number of validations of a trial before it can be pruned.
     """

@@ -475,7 +475,7 @@ def test_a_token_store_in_the_other_byte_order_is_refused(tmp_path):
     (meta,) = (tmp_path / "cache").glob("*/meta.json")
     assert '"dtype": "<u2"' in meta.read_text()  # one bit away
     meta.write_text(meta.read_text().replace('"dtype": "<u2"', '"dtype": ">u2"'))
-    with pytest.raises(DataError, match=r"expected a token store's meta.json, dtype <u2 or <i4, got '>u2'"):
+    with pytest.raises(DataError, match=r"expected a token store's meta.json with dtype <u2 or <i4, got '>u2'"):
         stored.read(tmp_path / "cache")
 
 

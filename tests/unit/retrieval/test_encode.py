@@ -131,13 +131,11 @@ def test_a_vector_that_is_not_finite_names_its_doc_and_leaves_no_shard(encode, s
         return vectors
 
     scorer.encode_docs = poisoned
-    with pytest.raises(
-        DataError, match=r"expected finite vectors, got NaN or infinity in that of doc 'd\d+' as float32"
-    ):
+    with pytest.raises(DataError, match=r"expected finite vectors, got NaN or infinity for doc 'd\d+' in float32"):
         encode(scorer, "poisoned")
     assert not list((tmp_path / "poisoned").glob("shard-0000?"))
     scorer.encode_docs = lambda batch: replace(inner(batch), values=inner(batch).values * 1e6)
-    with pytest.raises(DataError, match=r"as float16; look at the checkpoint, or set encode.dtype=float32"):
+    with pytest.raises(DataError, match=r"in float16; look at the checkpoint, or set encode.dtype=float32"):
         encode(scorer, "large", dtype="float16")
 
 
@@ -146,7 +144,7 @@ def test_a_query_whose_vector_is_not_finite_is_named(scorers, data_of, small):
         scorer = scorers(kind, projection=8)
         with torch.no_grad():
             scorer.projection[0].weight.fill_(torch.nan)
-        with pytest.raises(DataError, match="in that of query 'q3'"):
+        with pytest.raises(DataError, match="for query 'q3'"):
             encode_queries(scorer, data_of(scorer).collator(small), np.array([3, 1]), Device())
 
 

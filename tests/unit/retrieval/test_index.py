@@ -124,7 +124,7 @@ def test_how_it_is_searched_may_change_without_building_it_again(vectors):
 def test_a_vector_that_is_not_finite_is_refused(vectors):
     points = vectors()
     points.values[130, 3] = np.nan
-    with pytest.raises(DataError, match="expected finite vectors, got NaN or infinity in that of doc 'd130'"):
+    with pytest.raises(DataError, match="expected finite vectors, got NaN or infinity for doc 'd130'"):
         VectorIndex.over(points, Flat())
 
 

@@ -60,7 +60,7 @@ def test_the_one_before_serves_and_is_named(tmp_path, caplog):
     ):
         to_resume_from(tmp_path)
     last.unlink()
-    with pytest.raises(CheckpointError, match="which a training writes as it goes, got no such file"):
+    with pytest.raises(CheckpointError, match="which a training writes while it runs, got no such file"):
         to_resume_from(tmp_path)
 
 
@@ -107,7 +107,7 @@ def test_a_damaged_best_is_sought_anew(tmp_path, caplog):
     first.best_model_path, first.best_model_score = str(tmp_path / "first/best.ckpt"), torch.tensor(0.5)
     second.load_state_dict(first.state_dict())
     assert second.best_model_path == "" and second.best_model_score is None
-    assert "the best is sought anew" in caplog.text
+    assert "the best of the following ones is kept" in caplog.text
 
 
 class Stagnant(pl.LightningModule):
