@@ -166,16 +166,15 @@ def user_errors() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         cause = cause_of(error)
         _fail(in_one_line(error) if cause is None else str(cause))
-    except OSError as error:  # after Hydra's errors, some of which are OSErrors
-        if (message := path_in_one_line(error, is_hydras(error))) is None:
-            raise
-        _fail(message)
     except KeyboardInterrupt:
         _fail("stopped by the keyboard")
-    except Exception as error:
-        if not is_hydras(error):
+    except Exception as error:  # after Hydra's errors, some of which are OSErrors
+        message = path_in_one_line(error, is_hydras(error))
+        if message is None and is_hydras(error) and not isinstance(error, OSError):
+            message = in_one_line(error)
+        if message is None:
             raise
-        _fail(in_one_line(error))
+        _fail(message)
 
 
 def _fail(message: str, exit_code: int = 1) -> None:
