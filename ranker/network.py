@@ -50,9 +50,9 @@ def unreachable(url: str, seconds: float = SECONDS) -> str | None:
 def watch_hub(name: str) -> None:
     """From now on, the first request for a model on the Hugging Face hub that times out ends all later ones at once.
 
-    huggingface_hub asks for each of a model's files, several times, and waits for each answer. After a time-out it reads
-    its cache, as it does offline. Requests without a limit get HF_HUB_ETAG_TIMEOUT, 10 seconds by default. A second call
-    makes it ask again.
+    huggingface_hub asks for each of a model's files, several times, and waits for each answer. After a time-out it
+    reads its cache, as it does offline. Requests without a limit get HF_HUB_ETAG_TIMEOUT, 10 seconds by default. A
+    second call makes it ask again.
 
     Args:
         name: The model's id on the hub; a time-out of another request, such as telemetry, ends only this request.

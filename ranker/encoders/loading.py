@@ -159,10 +159,7 @@ def _no_hub(name: str) -> str | None:
         endpoint,
         reason,
     )
-    return (
-        f"no such folder, {endpoint} is out of reach: {reason}, and it is not in the hub's cache; "
-        f"{OFFLINE}"
-    )
+    return f"no such folder, {endpoint} is out of reach: {reason}, and it is not in the hub's cache; {OFFLINE}"
 
 
 def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, cached: bool) -> PreTrainedModel:

@@ -1,4 +1,4 @@
-"""Full and read-only disks: one line of error, nothing half-written, nothing of the user's lost, and then it goes on."""
+"""Full and read-only disks: one line, nothing half-written, nothing of the user's lost; with room it goes on."""
 
 import os
 import resource
@@ -157,7 +157,7 @@ def test_the_first_checkpoint_and_a_later_one(tmp_path):
     )
     assert list(path.parent.iterdir()) == []
     WholeFiles().save_checkpoint(content, path)
-    with files_of_at_most(9999), pytest.raises(CheckpointError, match="the one before is kept; .* resume=true"):
+    with files_of_at_most(9999), pytest.raises(CheckpointError, match=r"the one before is kept; .* resume=true"):
         WholeFiles().save_checkpoint({**content, "global_step": 2}, path)
     assert fault(path) is None and read_checkpoint(path)["global_step"] == 1
     assert list(path.parent.iterdir()) == [path]

@@ -181,7 +181,7 @@ def test_a_hub_that_answers_and_then_hangs(tmp_path):
     tiny = loading.load_encoder("tiny")
     tiny.model.save_pretrained(tmp_path / "served")
     tiny.tokenizer.save_pretrained(tmp_path / "served")
-    code = f"""
+    code = """
 import json, sys, time
 from ranker.encoders.loading import load_encoder
 for name in ("works", "hangs-at-once", "hangs-in-a-file", "hangs-at-weights", "works"):
