@@ -10,6 +10,7 @@ import os
 import secrets
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ from ranker.config import roots
 from ranker.config.paths import make_absolute
 from ranker.config.targets import constructor_keys
 from ranker.errors import ConfigError, Preempted, RankerError
+from ranker.files import no_room
 from ranker.processes import global_rank, is_first_process, watch_from_the_start
 
 
@@ -156,9 +158,20 @@ def _one_line_errors() -> Iterator[None]:
         raise (cause_of(error) or ConfigError(in_one_line(error))) from error
 
 
+def _report_thread(failed: threading.ExceptHookArgs) -> None:
+    """Say in one line that a library's thread found the disk full; TensorBoard's caller gets the error, too."""
+    reason = no_room(failed.exc_value) if failed.exc_value is not None else None
+    if reason is None:
+        threading.__excepthook__(failed)
+    else:
+        name = failed.thread.name if failed.thread is not None else "a thread"
+        print(f"warning: {name}: expected room to write to, got {reason!r}", file=sys.stderr)  # noqa: T201
+
+
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
     """Print a user's mistake without a traceback and exit; any other error is a bug and keeps its traceback."""
+    threading.excepthook = _report_thread
     try:
         yield
     except RankerError as error:

@@ -211,3 +211,16 @@ def test_other_errors_are_no_full_disk():
     assert no_room(PermissionError(13, "Permission denied")) is None
     assert no_room(RuntimeError("no such file (os error 2)")) is None
     assert no_room(RuntimeError("I/O error: (os error 28)")) == "No space left on device"
+
+
+def test_a_library_s_thread_on_a_full_disk_is_one_line(disk, capsys):
+    from torch.utils.tensorboard import SummaryWriter
+
+    with only(1, disk), pytest.raises(SystemExit), entry.user_errors():
+        writer = SummaryWriter(str(disk / "events"), max_queue=1, flush_secs=1)
+        for number in range(2000):
+            writer.add_text("text", "word " * 500, number)
+            writer.flush()
+    out = capsys.readouterr().err
+    assert "Traceback" not in out and len([line for line in out.splitlines() if line.startswith("error: ")]) == 1
+    assert "warning: " in out and "expected room to write to, got 'No space left on device'" in out
