@@ -27,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from ranker import run_folder
 from ranker.cli.sweep import finish_sweep, is_locked, job_folders, read_job, read_jobs
 from ranker.errors import ConfigError
-from ranker.files import write_whole
+from ranker.files import no_room, room_for, write_whole
 
 
 def quoted(text: str) -> str:
@@ -233,7 +233,8 @@ class OptunaSweeper(Sweeper):
         self._lock = folder / f".sweeper-{secrets.token_hex(4)}.lock"
         from filelock import FileLock  # Hydra imports this module in every run
 
-        with FileLock(self._lock):
+        fix = "make room; the study is kept, and the same hydra.sweep.dir goes on with it"
+        with FileLock(self._lock), room_for(self.storage, fix):
             self._search(self._study(folder), space, fixed)
         self._lock.unlink(missing_ok=True)
 
@@ -253,6 +254,8 @@ class OptunaSweeper(Sweeper):
                 raise ValueError(f"no trials, though {folder} holds jobs")
             settle_dead_trials(study, folder, self._lock)
         except Exception as error:  # Optuna's, SQLAlchemy's and the database's
+            if no_room(error):
+                raise
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"hydra.sweeper.storage: expected Optuna's study in {self.storage}, "

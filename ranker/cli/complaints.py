@@ -14,9 +14,9 @@ import hydra
 from ranker.config import roots
 from ranker.config.roots import CONF
 from ranker.errors import RankerError, did_you_mean, shorten
+from ranker.files import no_room
 
 HYDRA, RANKER = Path(hydra.__file__).parent, Path(__file__).resolve().parents[1]
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNUSABLE_PATH = (
     errno.EACCES,
     errno.EPERM,
@@ -45,8 +45,8 @@ def is_hydras(error: BaseException) -> bool:
     return bool(programs) and programs[-1] == HYDRA and not any(RANKER / "commands" in file.parents for file in files)
 
 
-def path_in_one_line(error: OSError, making_folders: bool) -> str | None:
-    """Reword an error about a file, folder or disk.
+def path_in_one_line(error: Exception, making_folders: bool) -> str | None:
+    """Reword an error about a file, folder or disk; a full disk is also recognised as the cause of an error.
 
     Args:
         error: The error.
@@ -56,17 +56,18 @@ def path_in_one_line(error: OSError, making_folders: bool) -> str | None:
     Returns:
         The message; None for an error that is about something else.
     """
-    if error.errno in FULL_DISK:
-        return (
-            f"{error.filename or 'disk'}: expected room to write to, got {error.strerror!r}; "
-            "make room, and go on with checkpoint=RUN_FOLDER resume=true where the run has a checkpoints/last.ckpt"
-        )
-    if (error.errno in UNUSABLE_PATH or making_folders) and error.filename is not None:
+    if isinstance(error, OSError) and (error.errno in UNUSABLE_PATH or making_folders) and error.filename is not None:
         name = str(error.filename)
         shown = name if len(name) < 200 else f"{name[:200]}..."
         return (
             f"{shown}: expected a file or folder that this user can use, got {error.strerror!r}; "
             "check it, or set hydra.run.dir or cache_dir"
+        )
+    reason = no_room(error)
+    if reason is not None:
+        return (
+            f"{getattr(error, 'filename', None) or 'disk'}: expected room to write to, got {reason!r}; "
+            "make room, and go on with checkpoint=RUN_FOLDER resume=true where the run has a checkpoints/last.ckpt"
         )
     return None
 

@@ -10,6 +10,7 @@ import os
 import secrets
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ from ranker.config import roots
 from ranker.config.paths import make_absolute
 from ranker.config.targets import constructor_keys
 from ranker.errors import ConfigError, Preempted, RankerError
+from ranker.files import no_room
 from ranker.processes import global_rank, is_first_process, watch_from_the_start
 
 
@@ -156,9 +158,20 @@ def _one_line_errors() -> Iterator[None]:
         raise (cause_of(error) or ConfigError(in_one_line(error))) from error
 
 
+def _report_thread(failed: threading.ExceptHookArgs) -> None:
+    """Say in one line that a library's thread found the disk full; TensorBoard's caller gets the error, too."""
+    reason = no_room(failed.exc_value) if failed.exc_value is not None else None
+    if reason is None:
+        threading.__excepthook__(failed)
+    else:
+        name = failed.thread.name if failed.thread is not None else "a thread"
+        print(f"warning: {name}: expected room to write to, got {reason!r}", file=sys.stderr)  # noqa: T201
+
+
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
     """Print a user's mistake without a traceback and exit; any other error is a bug and keeps its traceback."""
+    threading.excepthook = _report_thread
     try:
         yield
     except RankerError as error:
@@ -166,16 +179,15 @@ def user_errors() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         cause = cause_of(error)
         _fail(in_one_line(error) if cause is None else str(cause))
-    except OSError as error:  # some of Hydra's errors are OSErrors too; they were caught above
-        if (message := path_in_one_line(error, is_hydras(error))) is None:
-            raise
-        _fail(message)
     except KeyboardInterrupt:
         _fail("stopped by the keyboard")
-    except Exception as error:
-        if not is_hydras(error):
+    except Exception as error:  # after Hydra's errors, some of which are OSErrors
+        message = path_in_one_line(error, is_hydras(error))
+        if message is None and is_hydras(error) and not isinstance(error, OSError):
+            message = in_one_line(error)
+        if message is None:
             raise
-        _fail(in_one_line(error))
+        _fail(message)
 
 
 def _fail(message: str, exit_code: int = 1) -> None:

@@ -223,13 +223,14 @@ def _build(
 ) -> TokenStore:
     """Build in a temporary folder and rename it to `folder` at the end; the caller holds the lock."""
     temp = _temp(folder)
-    temp.mkdir()
-    try:
-        write_store(texts, temp, tokenizer, max_tokens, fingerprint, chunk)
-        temp.replace(folder)
-    except BaseException:
-        shutil.rmtree(temp, ignore_errors=True)
-        raise
+    with files.room_for(folder):
+        temp.mkdir()
+        try:
+            write_store(texts, temp, tokenizer, max_tokens, fingerprint, chunk)
+            temp.replace(folder)
+        except BaseException:
+            shutil.rmtree(temp, ignore_errors=True)
+            raise
     store = TokenStore.open(folder)
     log.info("%s: %d texts, %d tokens in %.1f s", folder, len(store), len(store.tokens), store.meta["seconds"])
     return store

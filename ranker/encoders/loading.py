@@ -18,7 +18,7 @@ from ranker.encoders.text_model import build, keep_layers, read, set_dropout
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.errors import CheckpointError, ConfigError
 from ranker.files import leads_out
-from ranker.network import unreachable
+from ranker.network import OFFLINE, hub_failure, unreachable, watch_hub
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ def load_encoder(
                 name, trust_remote_code=trust_remote_code, local_files_only=cached
             )
         except Exception as error:  # the libraries raise many classes of exceptions for damaged files
-            reason = offline or needs_trust(error) or " ".join(str(error).split())[:300]
+            reason = offline or hub_failure() or needs_trust(error) or " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"encoder.name: expected a hub id or a folder with config.json and a tokenizer, got {name!r} ({reason})"
             ) from error
@@ -157,6 +157,7 @@ def _no_hub(name: str) -> str | None:
     endpoint = huggingface_hub.constants.ENDPOINT
     reason = unreachable(endpoint)
     if reason is None:
+        watch_hub(name)
         return None
     log.warning(
         "encoder %s: %s is out of reach (%s); looking for it in the cache only; HF_HUB_OFFLINE=1 does so at once",
@@ -164,10 +165,7 @@ def _no_hub(name: str) -> str | None:
         endpoint,
         reason,
     )
-    return (
-        f"no such folder, {endpoint} is out of reach: {reason}, and it is not in the hub's cache; "
-        "without a network set encoder.name=FOLDER, or fill the cache elsewhere and set HF_HUB_OFFLINE=1"
-    )
+    return f"no such folder, {endpoint} is out of reach: {reason}, and it is not in the hub's cache; {OFFLINE}"
 
 
 def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, cached: bool) -> PreTrainedModel:
@@ -175,7 +173,7 @@ def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, 
     try:
         model, info = read(name, config, trust_remote_code, cached)
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = hub_failure() or " ".join(str(error).split())
         raise CheckpointError(f"{name}: expected weights that load, got {type(error).__name__}: {reason}") from error
     missing = sorted(info["missing_keys"])
     inner = [key for key in missing if "pooler" not in key]

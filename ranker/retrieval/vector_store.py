@@ -29,7 +29,7 @@ from filelock import FileLock
 from ranker.data.ragged import ranges
 from ranker.data.token_writer import map_array
 from ranker.errors import CheckpointError, DataError
-from ranker.files import REBUILD, THREADS, verify_folder, write_whole
+from ranker.files import REBUILD, THREADS, reserve, verify_folder, write_whole
 from ranker.interactions.maxsim import TextVectors
 from ranker.run_folder import check_unused
 
@@ -146,12 +146,14 @@ class ShardWriter:
 
     def __init__(self, folder: Path, description: Description, first: int, ids: np.ndarray, counts: np.ndarray) -> None:
         if description.several:
-            counts.astype("<i4").tofile(folder / "counts.bin")
-        ids.tofile(folder / "ids.bin")
+            (folder / "counts.bin").write_bytes(counts.astype("<i4").data)  # `tofile` hides the system's error
+        (folder / "ids.bin").write_bytes(ids.data)
         num_vectors = int(counts.sum(dtype=np.int64))
         self._folder = folder
         self._meta = {"first": first, "docs": len(ids), "vectors": num_vectors, "id_bytes": ids.dtype.itemsize}
-        self.vectors = np.memmap(folder / "vectors.bin", description.dtype, "w+", shape=(num_vectors, description.dim))
+        path, shape = folder / "vectors.bin", (num_vectors, description.dim)
+        reserve(path, num_vectors * description.dim * np.dtype(description.dtype).itemsize)
+        self.vectors = np.memmap(path, description.dtype, "r+", shape=shape)
 
     def finish(self) -> None:
         """Write the vectors to disk, and meta.json, which marks a shard as complete."""

@@ -47,10 +47,12 @@ class WholeFiles(CheckpointIO):
                     link(path, storage_options["previous"])
         except DataError as error:
             reason = getattr(error.__cause__, "strerror", None)
-            raise CheckpointError(
-                f"{path}: expected to write a checkpoint, got {reason!r}; the one before is kept; "
-                f"make room, then go on with python train.py checkpoint={path.parent.parent} resume=true"
-            ) from error
+            if (path.parent / LAST).is_file():
+                fix = "the one before is kept; make room, then go on with python train.py "
+                fix += f"checkpoint={path.parent.parent} resume=true"
+            else:
+                fix = "there is none before it; make room, then start again"
+            raise CheckpointError(f"{path}: expected to write a checkpoint, got {reason!r}; {fix}") from error
 
     def load_checkpoint(
         self,

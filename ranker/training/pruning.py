@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from ranker.errors import ConfigError
+from ranker.files import room_for
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,8 @@ class Prune(pl.Callback):
         self.validations += 1
         prune = False
         if self._trial is not None:
-            self._trial.report(float(trainer.callback_metrics[self.monitor]), self.validations)
+            with room_for(self.storage):
+                self._trial.report(float(trainer.callback_metrics[self.monitor]), self.validations)
             prune = trainer.global_step < trainer.estimated_stepping_batches and self._trial.should_prune()
         self.pruned = bool(trainer.strategy.broadcast(prune))
         if self.pruned:

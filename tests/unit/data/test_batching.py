@@ -10,8 +10,11 @@ from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.step_plan import StepPlan, deal, fill
 from ranker.data.template import Template
 from ranker.data.token_store import build_token_store
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError, DataError
+from ranker.models.dpr import DPR
+from ranker.models.monobert import MonoBERT
 
 
 @pytest.fixture
@@ -225,3 +228,19 @@ def test_filled_rows_say_which_tokens_are_attended_to(collator_of, attend):
     assert batch.segments.tolist() == [0] * 10
     assert (None if attend else [3, 5]) == (None if batch.attended is None else batch.attended.tolist())
     assert batch.num_attended == (0 if attend else 8)
+
+
+def test_a_step_is_cut_into_as_few_micro_batches_as_its_deal_allows():
+    # 20 tokens would fill two of 10, but no two of 6, 6 and 5 fit together
+    assert StepPlan(6, 6, 10).cut([6, 6, 5, 1, 1, 1], 0, 1) == [[0, 4], [1, 5], [2, 3]]
+
+
+@pytest.mark.parametrize(("scorer", "reads"), [(MonoBERT, "pairs"), (DPR, "texts")])
+def test_the_inputs_of_a_scorer(scorer, reads):
+    made = scorer(load_encoder("tiny"))
+    inputs = ScorerInputs.of(made)
+    assert (inputs.tokenizer, inputs.reads, inputs.max_positions) == (
+        made.encoder.tokenizer,
+        reads,
+        made.encoder.max_tokens,
+    )

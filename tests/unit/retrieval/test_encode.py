@@ -139,6 +139,14 @@ def test_a_vector_that_is_not_finite_names_its_doc_and_leaves_no_shard(encode, s
         encode(scorer, "large", dtype="float16")
 
 
+def test_no_query_gives_no_vector(scorers, data_of, small):
+    for kind, counts in (("dpr", None), ("colbert", [])):
+        scorer = scorers(kind)
+        found = encode_queries(scorer, data_of(scorer).collator(small), np.array([], dtype=np.int64), Device())
+        assert found.values.shape == (0, scorer.dim)
+        assert (None if found.counts is None else found.counts.tolist()) == counts
+
+
 def test_a_query_whose_vector_is_not_finite_is_named(scorers, data_of, small):
     for kind in ("dpr", "colbert"):
         scorer = scorers(kind, projection=8)
