@@ -177,7 +177,7 @@ class Encoder(nn.Module):
         else:
             request = Request(batch, output is Output.ALL_LAYERS, self._mask_seed(), self._first_token_is_global)
             if self.path == "packed":
-                forward = self._forward.packed(self.model, request)
+                forward = self._forward.packed(self.model, request, self.execution.compile)
             else:
                 forward = self._forward.padded(self.model, request, 1.0 if self.path == "by_length" else NEAR)
         # a pass without gradients, as GradCache's first one, is repeated later and counted then

@@ -116,6 +116,7 @@ class Packing:
         rows = layout.row_indices if layout.batch.row_ids is None else layout.batch.row_ids[layout.row_indices]
         return dropout_hashes(seed, rows, layout.position_ids, self.num_sites or 1)
 
+    @torch._dynamo.disable  # type: ignore[attr-defined]
     def next_hashes(self, module: HashedDropout, shape: torch.Size) -> Tensor | None:
         """Return the hashes of a dropout module's next call in the running pass, int32 [product of `shape`].
 
@@ -184,6 +185,7 @@ class _RowBias:
         return type(self.module).compute_bias(self.module, *lengths, **options)
 
 
+@torch._dynamo.disable  # type: ignore[attr-defined]
 def packed_attention(
     module: Any,
     query: Tensor,

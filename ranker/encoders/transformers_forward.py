@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -13,12 +14,16 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ranker.encoders import packing
+from ranker.encoders.attention import unpadded_unavailable
+from ranker.encoders.compiled_layer import compile_layers, compile_unavailable
 from ranker.encoders.packing import IMPLEMENTATION, Packing, Pass
 from ranker.encoders.passes import ForwardPass
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.row_groups import NEAR, RowGroup, row_groups, select_rows
 from ranker.errors import ConfigError
 from ranker.types import TokenBatch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,22 @@ class TransformersForward:
         parameters = inspect.signature(model.forward).parameters
         self.reads_segments = reads_segments and "token_type_ids" in parameters
         self._takes_positions = "position_ids" in parameters
+        self._compiled = False
         self._takes_global = "global_attention_mask" in parameters
 
-    def packed(self, model: Any, request: Request) -> ForwardPass:
-        """Run a batch as one row [1, tokens]."""
+    def packed(self, model: Any, request: Request, compile: bool | str = False) -> ForwardPass:
+        """Run a batch as one row [1, tokens].
+
+        Args:
+            model: The model.
+            request: What to compute.
+            compile: Whether to compile the layers, see `Execution`; once they are, they stay so.
+
+        Raises:
+            ConfigError: They can't be compiled here, and `compile` insists.
+        """
+        if compile and not self._compiled:
+            self._compile(model, request.batch.tokens.device, compile is True)
         return ForwardPass(self._packed_states(model, request), request.batch.num_tokens)
 
     def padded(self, model: Any, request: Request, shortest: float = NEAR) -> ForwardPass:
@@ -132,6 +149,16 @@ class TransformersForward:
         if self.reads_segments:
             more["token_type_ids"] = segments
         return model(input_ids=input_ids, attention_mask=attention_mask, **more)
+
+    def _compile(self, model: Any, device: torch.device, required: bool) -> None:
+        weight = next(model.parameters())
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
+        reason = unpadded_unavailable(device, dtype) or compile_unavailable(device)
+        if reason and required:
+            raise ConfigError(f"encoder.compile: expected auto or false, got true, but {reason}")
+        if not reason:
+            self._compiled = True
+            log.info("encoder: %d layers run compiled", compile_layers(model))
 
     def _packed_states(self, model: Any, request: Request) -> Iterator[Tensor]:
         self.use(model, packed=True)
