@@ -164,7 +164,7 @@ def is_classifier(config: PretrainedConfig) -> bool:
 
 
 def _read_apart(folder: Path, execution: Execution) -> Classifier:
-    """Read an encoder with the head in a file beside it, as this program wrote heads until version 0.9."""
+    """Read an encoder with the head in a file beside it, the form of this program's first versions."""
     with safe_open(folder / HEAD_FILE, "pt") as stored:
         metadata, state = stored.metadata(), {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
     has_dense = "pooler.0.weight" in state
