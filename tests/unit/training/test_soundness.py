@@ -11,7 +11,7 @@ from ranker.errors import ConfigError
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
-from ranker.models.soundness import check_scores
+from ranker.training.soundness import check_scores
 
 
 def causal() -> Encoder:
