@@ -84,7 +84,9 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
     config = encoder.config
     where = _name_of(encoder)
     template = Template.of(encoder.tokenizer, texts)
-    if (not template.num_special or (texts == 2 and not template.specials[1])) and _end_texts(encoder):
+    # the layout of a trained bi-encoder, which is not from `load_encoder`, stays as it is
+    unended = not template.specials[1] if texts == 2 else not template.num_special and encoder.source is not None
+    if unended and _end_texts(encoder):
         template = Template.of(encoder.tokenizer, texts)
         log.info("%s: the tokenizer adds no special tokens; it ends texts with %s now", where, template.specials[-1])
     if texts == 2 and not template.specials[1]:

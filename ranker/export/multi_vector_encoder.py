@@ -49,9 +49,6 @@ def write(folder: Path, model: MultiVectorModel, max_tokens: int, max_query_toke
     if not model.cut_queries:
         lengths = {"query_length": max(max_query_tokens or max_tokens, model.query_length), **lengths}
     write_encoder(folder, model.encoder, max_tokens, lengths)
-    # that library puts the filling where the padding is, which some tokenizers put at the start
-    tokenizer = folder / "tokenizer_config.json"
-    write_json(tokenizer, read_object(tokenizer) | {"padding_side": "right"})
     modules = [("", "sentence_transformers.base.modules.transformer.Transformer")]
     for path in write_projection(folder, 1, model.projection, extra=TOKENS):
         modules.append((path, "sentence_transformers.base.modules.dense.Dense"))
