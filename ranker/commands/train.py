@@ -23,12 +23,12 @@ from ranker.data.collection import Splits
 from ranker.data.pair_cuts import warn_of_other_cuts
 from ranker.evaluation import pictures
 from ranker.evaluation.scoring import Devices
-from ranker.training.soundness import check_scores
 from ranker.training import dashboards
 from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_from
 from ranker.training.checkpointing import SaveBest, SaveLast
 from ranker.training.rerank_module import NonFiniteOptions, Optimization
 from ranker.training.run_writer import write_json
+from ranker.training.soundness import check_scores
 from ranker.training.throughput import Throughput
 
 log = logging.getLogger(__name__)

@@ -100,7 +100,7 @@ class NativeHead(nn.Module):
                 f"model.head: expected own, since transformers has no sequence classification model for "
                 f"{config.model_type} encoders; got native"
             )
-        config.num_labels, config.sentence_transformers = num_labels, None
+        config.num_labels = num_labels
         config._attn_implementation = None
         if encoder.source is None:
             whole, missing = AutoModelForSequenceClassification.from_config(config), ["all"]

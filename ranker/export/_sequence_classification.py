@@ -69,7 +69,7 @@ def _describe(config: PretrainedConfig, num_labels: int) -> None:
     config.num_labels = num_labels
     config.architectures = None
     # sentence-transformers would otherwise put a sigmoid on a single logit
-    config.sentence_transformers = {"activation_fn": IDENTITY} if num_labels == 1 else None
+    config.sentence_transformers = {"activation_fn": IDENTITY}
 
 
 def _classifier(model: Classifier) -> PreTrainedModel | None:

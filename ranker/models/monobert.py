@@ -61,7 +61,7 @@ class MonoBERT(nn.Module):
         if head not in ("auto", "own", "native"):
             raise ConfigError(f"model.head: expected auto, own or native; got {head!r}")
         if pooling not in (*POOLINGS, "auto"):
-            raise ConfigError(f"model.pooling: expected one of auto, {', '.join(POOLINGS)}; got {pooling!r}")
+            raise ConfigError(f"model.pooling: expected one of {', '.join((*POOLINGS, 'auto'))}; got {pooling!r}")
         if num_labels not in (1, 2):
             raise ConfigError(f"model.num_labels: expected 1 or 2, got {num_labels}")
         if head == "native" and (pooler or pooling != "auto"):

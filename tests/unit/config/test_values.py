@@ -202,7 +202,7 @@ def test_one_key_with_any_value_is_legal_or_refused_in_words(composed):
             "train",
             "model.pooling",
             "median",
-            "model.pooling: expected one of cls, mean, max, last, weightedmean; got 'median'",
+            "model.pooling: expected one of cls, mean, max, last, weightedmean, auto; got 'median'",
         ),
         ("probe", "layers", [], "layers: expected at least one entry, got none; leave it out or name some"),
         ("probe", "seeds", [1, 1], "seeds: expected each entry once, got [1, 1]"),
@@ -312,7 +312,8 @@ def test_the_words_are_those_of_the_code():
     from ranker.retrieval.mining import ORDERS
 
     in_code = {
-        "MonoBERT.pooling": POOLINGS,
+        "MonoBERT.pooling": {*POOLINGS, "auto"},
+        "Multitask.pooling": {*POOLINGS, "auto"},
         "DPR.pooling": {*POOLINGS, "auto"},
         "DPR.activation": ACTIVATIONS,
         "BM25Score.binning": METHODS,

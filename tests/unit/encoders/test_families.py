@@ -83,7 +83,8 @@ def test_facts_are_those_of_the_model(model_type, monkeypatch):
     config = small_config(model_type)
     model = AutoModel.from_config(config)
     stated = first_position(config)
-    assert max_positions(config) == config.max_position_embeddings - stated
+    if model_type not in ("xlnet", "t5gemma"):  # without a limit; with the limit in a part of the configuration
+        assert max_positions(config) == config.max_position_embeddings - stated
     classifier = family_of(config).classifier
     if classifier is not None:
         whole = AutoModelForSequenceClassification.from_config(config)

@@ -132,6 +132,12 @@ def test_pc2_19_positions_and_special_tokens(tmp_path):
     ):
         MonoBERT(short)
     bare = load_encoder(str(folder_of(tmp_path / "bare", without_specials())))
+    MonoBERT(bare)  # texts end with the separator now
+    first, second = (bare.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("red", "blue"))
+    end = [bare.tokenizer.sep_token_id]
+    assert bare.tokenizer("red", "blue")["input_ids"] == first + end + second + end
+    bare = load_encoder(str(tmp_path / "bare"))
+    bare.tokenizer.sep_token = None
     with pytest.raises(
         CheckpointError, match="expected a tokenizer that puts a separator between query and doc, got none"
     ):

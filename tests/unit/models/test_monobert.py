@@ -206,7 +206,7 @@ def test_pc74_old_position_ids_are_ignored_and_all_other_keys_count(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pooling": "avg"}, "model.pooling: expected one of cls, mean, max, last, weightedmean; got 'avg'"),
+        ({"pooling": "avg"}, "model.pooling: expected one of cls, mean, max, last, weightedmean, auto; got 'avg'"),
         ({"num_labels": 3}, "model.num_labels: expected 1 or 2, got 3"),
     ],
 )
@@ -219,9 +219,9 @@ def test_the_head_works_in_float32_under_autocast(batch):
     scorer = scorer_of()
     rows = batch(scorer.encoder.tokenizer, [[0, 1], [2, 3]])
     with torch.autocast("cpu", torch.bfloat16):
-        firsts = scorer.encoder.pooled(rows.pairs, "cls")
-        scores = scorer.read(firsts)
-    firsts = firsts.float()
+        states = scorer.encoder(rows.pairs)
+        scores = scorer.read(states, rows.pairs)
+    firsts = states[rows.pairs.cu_seqlens[:-1]].float()
     assert torch.equal(scores, firsts @ scorer.head.weight.t() + scorer.head.bias)
 
 
