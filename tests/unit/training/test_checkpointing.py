@@ -4,12 +4,14 @@ import contextlib
 import csv
 import os
 import signal
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from torch.utils.data import DataLoader
 
 from ranker.errors import CheckpointError, Preempted
@@ -300,3 +302,21 @@ def test_a_step_that_was_saved_before_it_was_logged_is_logged_once_after_a_resum
     after = rows(tmp_path / "second", Logged(), tmp_path / "first/last.ckpt", max_epochs=2)
     assert sorted({*before, *after}) == [(step, step + 1.0) for step in range(6)]
     assert len(before) + len(after) == 6
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "code", "text"),
+    [
+        (LightningEnvironment(), 0, 75, "stopped by SIGTERM after step 4, which is saved"),
+        (LightningEnvironment(), 1, 0, ""),  # the launcher would kill the first process for another code
+        (TorchElasticEnvironment(), 1, 75, ""),
+    ],
+)
+def test_the_exit_code_of_each_device_s_process_at_sigterm(tmp_path, environment, rank, code, text):
+    strategy = SimpleNamespace(cluster_environment=environment)
+    trainer = SimpleNamespace(strategy=strategy, local_rank=rank, global_rank=rank, global_step=4)
+    saver = SaveLast(tmp_path / "run/checkpoints/last.ckpt", 1)
+    with pytest.raises(Preempted) as stopped, saver.ends_at_sigterm(trainer):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stopped.value.exit_code == code
+    assert str(stopped.value).split(";")[0] == text
