@@ -23,7 +23,8 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 
 
 def small_config(model_type: str):
-    positions = {} if model_type == "xlnet" else {"max_position_embeddings": 40}  # XLNet has no limit
+    # XLNet has no limit of positions, and states the size of its heads
+    positions = {"d_head": 8} if model_type == "xlnet" else {"max_position_embeddings": 40}
     return AutoConfig.for_model(
         model_type,
         **SIZES,
