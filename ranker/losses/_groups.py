@@ -60,6 +60,33 @@ def log_softmax(values: Tensor, doc_mask: Tensor) -> Tensor:
     return functional.log_softmax(logits, dim=1).masked_fill(~doc_mask, 0.0)
 
 
+def label_ranks(labels: Tensor, doc_mask: Tensor) -> Tensor:
+    """Return each doc's 1-based rank by descending label, [batch, docs]; equal labels share the mean of their ranks.
+
+    A cell without a doc has rank 1, so that no function of it is infinite.
+    """
+    higher = ordered_pairs(labels, doc_mask).sum(1)
+    equal = ((labels.unsqueeze(2) == labels.unsqueeze(1)) & doc_mask.unsqueeze(2)).sum(1)
+    return (higher + (equal + 1) / 2).masked_fill(~doc_mask, 1.0).to(labels.dtype)
+
+
+def has_lower(labels: Tensor, doc_mask: Tensor) -> Tensor:
+    """Return whether another doc of the group has a lower label, bool [batch, docs]."""
+    return ordered_pairs(labels, doc_mask).any(2)
+
+
+def choice_losses(scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
+    """Return each doc's negative log-probability among the docs whose label is not higher, [batch, docs].
+
+    With distinct labels these are the factors of the Plackett-Luce probability of the order by label. Equal labels
+    share their denominator (Breslow, 1974), so the value does not depend on the order of docs in the batch.
+    """
+    not_higher = (labels.unsqueeze(2) >= labels.unsqueeze(1)) & doc_mask.unsqueeze(1)
+    lowest = torch.finfo(scores.dtype).min
+    logits = scores.unsqueeze(1).expand_as(not_higher).masked_fill(~not_higher, lowest)
+    return logits.logsumexp(2) - scores
+
+
 def discounts(ranks: Tensor) -> Tensor:
     """Return the discount of nDCG at 1-based ranks, 1 / log2(1 + rank); any shape."""
     return 1.0 / torch.log2(1.0 + ranks)

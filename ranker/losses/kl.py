@@ -11,17 +11,18 @@ class KL(nn.Module):
     r"""Fit the softmax over a group's scores to the softmax over its labels, which are a teacher's scores.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \sum_i p_i (\log p_i - \log q_i), \quad
-        p = \mathrm{softmax}(y / \tau), \; q = \mathrm{softmax}(s / \tau)
+        p = \mathrm{softmax}(y / \tau_y), \; q = \mathrm{softmax}(s / \tau)
 
-    The minimum, 0, is reached where student and teacher scores differ by a constant. A group with equal labels counts
-    too: it pulls the scores together. A group with no or one doc counts 0. The value is not multiplied by
+    The minimum, 0, is reached where the divided scores of student and teacher differ by a constant. A group with equal
+    labels counts too: it pulls the scores together. A group with no or one doc counts 0. The value is not multiplied by
     :math:`\tau^2`.
 
     Source: Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural Network", arXiv:1503.02531, 2015.
 
     Args:
-        temperature: Divisor of scores and labels; a larger value gives more weight to docs with low labels. Must be
-            positive.
+        temperature: Divisor :math:`\tau` of the scores; must be positive.
+        teacher_temperature: Divisor :math:`\tau_y` of the labels; a larger value gives more weight to docs with low
+            labels. Must be positive. None: `temperature`.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[3.0, 1.0]]), torch.tensor([[7.0, 5.0]])
@@ -31,13 +32,16 @@ class KL(nn.Module):
 
     pairwise = False
 
-    def __init__(self, temperature: float = 1.0) -> None:
+    def __init__(self, temperature: float = 1.0, teacher_temperature: float | None = None) -> None:
         super().__init__()
         self.temperature = require_positive("loss.temperature", temperature)
+        if teacher_temperature is None:
+            teacher_temperature = temperature
+        self.teacher_temperature = require_positive("loss.teacher_temperature", teacher_temperature)
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return the mean over groups of each group's divergence in nats. All inputs [batch, docs]."""
         scores, labels = real_cells(scores, labels, doc_mask)
-        teacher = log_softmax(labels / self.temperature, doc_mask)
+        teacher = log_softmax(labels / self.teacher_temperature, doc_mask)
         student = log_softmax(scores / self.temperature, doc_mask)
         return (teacher.exp() * (teacher - student)).sum(1).mean()  # 1 * (0 - 0) for a cell without a doc

@@ -295,6 +295,13 @@ FAULTS: dict[str, Callable[[Loss, Tensor, Tensor, Tensor], Tensor]] = {
 }
 
 
+def is_symmetric(loss: Loss) -> bool:
+    """Whether a loss is the same function of labels and scores as of scores and labels, as a squared difference is."""
+    return all(
+        torch.equal(loss(scores, labels, mask), loss(labels, scores, mask)) for scores, labels, mask in map(groups, KINDS)
+    )
+
+
 def failed_checks(loss: Loss) -> Iterator[str]:
     for name, check in CHECKS.items():
         try:
@@ -307,6 +314,8 @@ def failed_checks(loss: Loss) -> Iterator[str]:
 @pytest.mark.parametrize("name", YAMLS)
 def test_seeded_fault_fails_the_contract(name: str, fault: str) -> None:
     right = load(YAMLS[name])
+    if fault == "labels_and_scores_swapped" and is_symmetric(right):
+        pytest.skip("scores and labels have the same role in this loss, so that exchanging them is no fault")
     assert next(failed_checks(lambda *inputs: FAULTS[fault](right, *inputs)), None), f"no check sees {fault} in {name}"
 
 

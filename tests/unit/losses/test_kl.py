@@ -19,6 +19,14 @@ def test_direction_and_temperature_by_hand(value):
     assert value(KL(temperature=2.0), [[1.0, 1.0]], [[2.0, 0.0]]) == pytest.approx(0.110944, abs=1e-6)
 
 
+def test_two_temperatures_by_hand(value):
+    # Teacher (4, 0) / 4 -> p = softmax(1, 0) = (0.731059, 0.268941); student (2, 0) / 2 the same: 0. With the student
+    # divided by 4, too, it would not be.
+    loss = KL(temperature=2.0, teacher_temperature=4.0)
+    assert value(loss, [[2.0, 0.0]], [[4.0, 0.0]]) == pytest.approx(0.0, abs=1e-6)
+    assert value(KL(temperature=4.0), [[2.0, 0.0]], [[4.0, 0.0]]) > 0.02
+
+
 def test_equals_the_library_function():
     rng = torch.Generator().manual_seed(0)
     scores, labels = torch.randn(4, 6, generator=rng), torch.randn(4, 6, generator=rng)
