@@ -12,6 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.scorer import in_batch_negatives
+from ranker.config.signatures import parameters_of
 from ranker.config.targets import constructor_keys
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
@@ -27,9 +28,16 @@ from ranker.retrieval.bm25 import FirstStage, with_candidates
 log = logging.getLogger(__name__)
 
 
-def load_source(node: Any) -> Splits:
-    """Load the collections of a `data` node, with its rule for queries that are docs of the collection."""
-    splits = instantiate(constructor_keys("data", node)).load()
+def load_source(node: Any, cache_dir: str = ".cache") -> Splits:
+    """Load the collections of a `data` node, with its rule for queries that are docs of the collection.
+
+    Args:
+        node: The node.
+        cache_dir: Folder for sources that keep files of their own.
+    """
+    takes_cache = "cache_dir" in (parameters_of(str(node.get("_target_"))) or {})
+    passed = {"cache_dir": cache_dir} if takes_cache else {}
+    splits = instantiate(constructor_keys("data", node), **passed).load()
     return apply_mode(splits, node.get("drop_query_docs", "auto"))
 
 
@@ -39,7 +47,7 @@ def load_splits(cfg: DictConfig) -> Splits:
     Raises:
         ConfigError: The data has no training set.
     """
-    loaded = load_source(cfg.data)
+    loaded = load_source(cfg.data, cfg.cache_dir)
     if loaded.train is None:
         raise ConfigError(
             "data: expected a training set, got a source without one; use evaluate.py, or name training data"

@@ -104,7 +104,7 @@ def write_set(
     written = write_evaluation(
         folder / "evaluation" / name,
         run,
-        collection.qrels,
+        dict(collection.qrels),
         list(cfg.measures),
         collection.relevance,
         compared,
@@ -113,7 +113,7 @@ def write_set(
     means = written["measures"]
     if compared and means:  # there are none if no query is judged
         measure = next(iter(means))
-        pictures.write_comparison(folder, name, measure, run, compared, collection.qrels, collection.relevance)
+        pictures.write_comparison(folder, name, measure, run, compared, dict(collection.qrels), collection.relevance)
     return written
 
 
@@ -158,7 +158,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
 
 def _sets_to_rerank(cfg: DictConfig, source: Any, depth: int) -> Splits:
     """The collections of the chosen split as test sets, with the candidates to re-rank."""
-    loaded = load_source(source)
+    loaded = load_source(source, cfg.cache_dir)
     print_notice(loaded)
     chosen = chosen_sets(loaded, cfg.split)
     if cfg.candidates is not None:

@@ -68,7 +68,7 @@ def probe(cfg: DictConfig) -> None:
     folder = open_run(cfg)
     pl.seed_everything(cfg.seed, verbose=False)  # an encoder may be random
     tasks = [instantiate(node) for node in cfg.probe.values()]
-    splits = load_source(cfg.data)
+    splits = load_source(cfg.data, cfg.cache_dir)
     print_notice(splits)
     if cfg.checkpoint is not None:
         subject = Subject.of_checkpoint(Path(cfg.checkpoint), cfg.weights)

@@ -59,7 +59,7 @@ def search(cfg: DictConfig) -> None:
         rehearse_fabric(cfg)
         instantiate(cfg.index)  # discarded; it only reports wrong options before the docs are encoded
     source = cfg.data if cfg.data is not None else trained.data
-    loaded = load_source(source)
+    loaded = load_source(source, cfg.cache_dir)
     sets = chosen_sets(loaded, cfg.split) if cfg.split is not None else {}
     mined = mined_set(loaded, cfg.mine)
     if cfg.baseline == "bm25" and cfg.model is None:
@@ -114,7 +114,7 @@ def _search(
     written = write_evaluation(
         folder / "evaluation" / name,
         run,
-        collection.qrels,
+        dict(collection.qrels),
         list(cfg.measures),
         collection.relevance,
         compared,

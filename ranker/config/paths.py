@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +31,9 @@ PATHS = (
 PATHS_IF_EXISTING = ("baseline", "encoder.name", "data.train_candidates", "data.candidates")
 # The source whose `candidates` are relative to its `path`.
 RELATIVE_TO_DATA = "ranker.data.sources.files.Files"
+# The source whose keys are files, globs of files, or names of data sets on the hub.
+ROWS = "ranker.data.sources.rows.Rows"
+ROWS_FILES = ("train", "val", "test", "docs", "queries")
 
 
 def make_absolute(cfg: DictConfig) -> None:
@@ -44,6 +48,9 @@ def make_absolute(cfg: DictConfig) -> None:
         if key == "data.candidates" and OmegaConf.select(cfg, "data._target_") == RELATIVE_TO_DATA:
             continue
         _replace(cfg, key, if_existing=True)
+    if OmegaConf.select(cfg, "data._target_") == ROWS:
+        for key in ROWS_FILES:
+            _replace(cfg, f"data.{key}", if_existing=True)
     for node, target in _built_nodes(cfg):
         for name, parameter in _parameters(target).items():
             if parameter.is_path:
@@ -88,13 +95,25 @@ def _replace(cfg: DictConfig, key: str, if_existing: bool) -> None:
     value: Any = OmegaConf.select(cfg, key)
     if isinstance(value, str):
         OmegaConf.update(cfg, key, _absolute(value, if_existing))
-    elif isinstance(value, (DictConfig, ListConfig)):
+    else:
+        _replace_parts(value, if_existing)
+
+
+def _replace_parts(value: Any, if_existing: bool) -> None:
+    if isinstance(value, (DictConfig, ListConfig)):
         for part in list(value) if isinstance(value, DictConfig) else range(len(value)):
             if isinstance(value[part], str):
                 value[part] = _absolute(value[part], if_existing)
+            else:
+                _replace_parts(value[part], if_existing)
 
 
 def _absolute(value: str, if_existing: bool) -> str:
-    if not value or value.startswith("~") or (if_existing and not Path(value).exists()):
+    if not value or value.startswith("~") or (if_existing and not _exists(value)):
         return value
     return os.path.abspath(value)  # noqa: PTH100 - Path.resolve would follow links
+
+
+def _exists(value: str) -> bool:
+    """Whether there is a file or folder of that name, or one that the pattern matches."""
+    return Path(value).exists() or (glob.has_magic(value) and next(glob.iglob(value, recursive=True), None) is not None)  # noqa: PTH207

@@ -50,6 +50,7 @@ SHARED_KEYS: dict[str, dict[str, tuple[str, ...]]] = {
 BUILD_KEYS = {"_partial_": ("bool",), "_recursive_": ("bool",), "_convert_": ("str",)}
 # Arguments that the program passes itself when it builds a group's object; a yaml does not set them.
 PASSED = {
+    "data": ("cache_dir",),
     "model": ("encoder", "docs"),
     "optim": ("params",),
     "schedule": ("step", "total"),

@@ -16,7 +16,8 @@ from ranker.data.ragged import ranges, row_offsets
 from ranker.errors import DataError
 
 if TYPE_CHECKING:  # ranker.types imports torch, which readers of data do not need
-    from ranker.types import Qrels, Run
+    from ranker.data.row_pairs import RowSet
+    from ranker.types import Run
 
 
 @dataclass(frozen=True)
@@ -205,16 +206,21 @@ class Collection:
         relevance: Smallest grade that counts as relevant, for positives in training and for binary measures.
         drop_query_docs: Whether docs with the query's own id are left out of candidates and search results
             (`ranker.data.query_docs`).
+        rows: The same judgements and a teacher's scores as arrays, from which training groups are drawn; None: from
+            `qrels` and `candidates`. `queries` and `qrels` then read these arrays.
+        alike: Whether the docs of `rows` are drawn without regard to their grade; None: if they have scores only.
     """
 
     name: str
     docs: Docs
-    queries: dict[str, str]
-    qrels: Qrels
+    queries: Mapping[str, str]
+    qrels: Mapping[str, dict[str, int]]
     candidates: Candidates | None = None
     triples: Iterable[tuple[str, str, str]] | None = None
     relevance: int = 1
     drop_query_docs: bool = False
+    rows: RowSet | None = None
+    alike: bool | None = None
 
 
 @dataclass(frozen=True)

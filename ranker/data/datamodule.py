@@ -17,6 +17,7 @@ from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.contrast import KnownPositives
 from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
+from ranker.data.row_groups import RowGroups
 from ranker.data.sampling import GroupOptions, GroupSampler, JudgedGroups, TripleGroups
 from ranker.data.splits import check_candidates
 from ranker.data.step_plan import StepPlan
@@ -117,7 +118,8 @@ class RankData(pl.LightningDataModule):
     def _query_store(self, collection: Collection) -> TokenStore:
         queries = collection.queries
         layout = self.inputs.layouts[0] if self.inputs.layouts is not None else None
-        fingerprint = fingerprint_texts(queries.items())
+        rows = collection.rows
+        fingerprint = fingerprint_texts(queries.items()) if rows is None else rows.queries.fingerprint
         return self._store("queries", lambda: iter(queries.items()), fingerprint, self.limits.query, layout)
 
     def _store(
@@ -175,20 +177,29 @@ class RankData(pl.LightningDataModule):
                     collection.name,
                 )
             return TripleGroups(triple_rows(collection, collator.queries, collator.docs, self.cache_dir))
+        options = GroupOptions(
+            self.batch_options.docs,
+            self.batch_options.positives,
+            self.batch_options.depth,
+            self.seed,
+            self.train_docs.random_negatives,
+        )
+        prompt_tokens = (collator.query.prefix_tokens, collator.doc.prefix_tokens)
+        if collection.rows is not None and not self.train_docs.teacher and not self.train_docs.negatives:
+            if collection.rows.scores is not None and self.train_docs.in_batch:
+                raise ConfigError(
+                    "model.in_batch_negatives: expected false with rows that have a teacher's scores, "
+                    "which has none for other queries' docs"
+                )
+            return RowGroups(collection.rows, collator.queries, collator.docs, options, collection.alike, prompt_tokens)
         return JudgedGroups(
             collection,
             collator.queries,
             collator.docs,
-            GroupOptions(
-                self.batch_options.docs,
-                self.batch_options.positives,
-                self.batch_options.depth,
-                self.seed,
-                self.train_docs.random_negatives,
-            ),
+            options,
             _read_negatives(self.train_docs.negatives, collection) if self.train_docs.negatives else None,
             _read_teacher(self.train_docs.teacher, collection) if self.train_docs.teacher else None,
-            (collator.query.prefix_tokens, collator.doc.prefix_tokens),
+            prompt_tokens,
         )
 
     def train_steps(self, rank: int = 0, world: int = 1) -> TrainSteps:

@@ -163,7 +163,7 @@ class SplitReader:
         collection = self._collection(dataset_id, name)
         if collection.qrels:
             collection = take_queries(collection, collection.qrels, name)
-            check_judged_docs(collection.qrels, collection, f"ir_datasets {dataset_id}")
+            check_judged_docs(dict(collection.qrels), collection, f"ir_datasets {dataset_id}")
         where = self.candidates.get(dataset_id) if isinstance(self.candidates, dict) else self.candidates
         if where is None:
             where = "scoreddocs" if load_dataset(dataset_id).has_scoreddocs() else "bm25"

@@ -67,17 +67,35 @@ class GroupOptions:
 
 
 @dataclass(frozen=True)
-class _Pool:
-    """Docs to draw from, ragged: group g has `rows[offsets[g]:offsets[g + 1]]`, with their labels."""
+class Pool:
+    """Docs to draw from, ragged: group g has `rows[starts[g]:starts[g] + sizes[g]]`, with their labels.
 
-    offsets: np.ndarray
+    Args:
+        starts: int64 [groups].
+        sizes: int64 [groups].
+        rows: Rows of the doc store, int32 [docs]; may be a mapped file that has other docs, too.
+        labels: Numbers [docs].
+    """
+
+    starts: np.ndarray
+    sizes: np.ndarray
     rows: np.ndarray
     labels: np.ndarray
 
     @classmethod
-    def of(cls, rows: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> _Pool:
-        offsets = row_offsets([len(part) for part in rows])
-        return cls(offsets, np.concatenate(rows).astype(np.int32), np.concatenate(labels).astype(np.float32))
+    def of(cls, rows: Sequence[np.ndarray], labels: Sequence[np.ndarray]) -> Pool:
+        """Build from the rows and labels of each group."""
+        sizes = np.array([len(part) for part in rows], dtype=np.int64)
+        return cls(
+            row_offsets(sizes)[:-1],
+            sizes,
+            np.concatenate(rows).astype(np.int32),
+            np.concatenate(labels).astype(np.float32),
+        )
+
+    def group(self, group: int) -> np.ndarray:
+        """Return the rows of a group."""
+        return self.rows[self.starts[group] : self.starts[group] + self.sizes[group]]
 
     def draw(self, groups: np.ndarray, count: int, *seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Draw `count` docs of each group without replacement: the docs with the smallest hashes.
@@ -85,7 +103,7 @@ class _Pool:
         Returns:
             Doc rows, int64 [groups, count], -1 where the pool is smaller; and labels, float32 [groups, count].
         """
-        sizes = self.offsets[groups + 1] - self.offsets[groups]
+        sizes = self.sizes[groups]
         width = max(int(sizes.max(initial=0)), count)
         positions = np.arange(width)
         mask = positions < sizes[:, None]
@@ -98,9 +116,9 @@ class _Pool:
         chosen_mask = np.take_along_axis(mask, chosen, 1)
         if not len(self.rows):
             return np.full(chosen.shape, -1, dtype=np.int64), np.zeros(chosen.shape, dtype=np.float32)
-        flat = np.where(chosen_mask, self.offsets[groups][:, None] + chosen, 0)
+        flat = np.where(chosen_mask, self.starts[groups][:, None] + chosen, 0)
         rows = np.where(chosen_mask, self.rows[flat].astype(np.int64), -1)
-        return rows, np.where(chosen_mask, self.labels[flat], np.float32(0.0))
+        return rows, np.where(chosen_mask, self.labels[flat], 0).astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -116,7 +134,70 @@ class _Group:
         return np.array([self.label_of(doc_id) for doc_id in doc_ids], dtype=np.float32)
 
 
-class JudgedGroups:
+class PooledGroups:
+    """Groups of docs from two pools: relevant docs, and negatives.
+
+    Args:
+        options: Size of a group and of its pools.
+        query_rows: Row of each group's query, integers [groups].
+        positives: Relevant docs of each group.
+        negatives: Other docs of each group.
+        corpus_size: Number of docs in the store.
+        query_doc_rows: Row of the doc with the query's own id, -1 where there is none [groups]; for random negatives.
+    """
+
+    def __init__(
+        self,
+        options: GroupOptions,
+        query_rows: np.ndarray,
+        positives: Pool,
+        negatives: Pool,
+        corpus_size: int,
+        query_doc_rows: np.ndarray | None,
+    ) -> None:
+        self.options, self.query_rows, self.corpus_size = options, query_rows, corpus_size
+        self._positives, self._negatives, self._query_doc_rows = positives, negatives, query_doc_rows
+
+    def __len__(self) -> int:
+        return len(self.query_rows)
+
+    def draw(self, epoch: int, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Draw doc rows [groups, docs], relevant docs first, and their labels [groups, docs]; see `GroupSampler`."""
+        options = self.options
+        num_negatives = options.num_docs - options.positives
+        positive_rows, positive_labels = self._positives.draw(groups, options.positives, options.seed, epoch, 1)
+        negative_rows, negative_labels = self._negatives.draw(groups, num_negatives, options.seed, epoch, 2)
+        rows = np.concatenate([positive_rows, self._usable(groups, negative_rows)], axis=1)
+        if options.random_negatives:
+            self._fill(rows, epoch, groups)
+        return rows, np.concatenate([positive_labels, negative_labels], axis=1)
+
+    def _usable(self, groups: np.ndarray, rows: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Return the drawn negatives [groups, docs], with -1 for those that may not be used."""
+        return rows
+
+    def _has_query_text(self, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
+        """Return which docs have the text of their query, bool [pairs]."""
+        raise NotImplementedError
+
+    def _fill(self, rows: np.ndarray, epoch: int, groups: np.ndarray) -> None:
+        """Put random docs of the corpus into the free cells of `rows`, in place.
+
+        Relevant docs, the query itself and docs that are already in the group are not used.
+        """
+        assert self._query_doc_rows is not None
+        for i, slot in zip(*np.nonzero(rows < 0), strict=True):
+            group = int(groups[i])
+            excluded = {*rows[i].tolist(), *self._positives.group(group).tolist(), int(self._query_doc_rows[group])}
+            for attempt in range(_ATTEMPTS):
+                row = int(mix(self.options.seed, epoch, 3, group, int(slot), attempt)) % self.corpus_size
+                query_row = self.query_rows[group : group + 1]
+                if row not in excluded and not self._has_query_text(query_row, np.array([row]))[0]:
+                    rows[i, slot] = row
+                    break
+
+
+class JudgedGroups(PooledGroups):
     """One group per training query: relevant docs from the qrels, negatives from the candidates.
 
     A doc whose grade reaches `collection.relevance` is never drawn as a negative. Other judged docs may be drawn as
@@ -148,7 +229,6 @@ class JudgedGroups:
         teacher: Run | None = None,
         prompt_tokens: tuple[int, int] = (0, 0),
     ) -> None:
-        self.options, self.corpus_size = options, len(docs)
         groups, num_without_negatives = _groups_of(collection, options, negatives, teacher)
         query_rows = queries.rows([group.query_id for group in groups])
         negative_rows = _rows(docs, [group.negative_ids for group in groups])
@@ -159,56 +239,31 @@ class JudgedGroups:
 
         kept_groups = [groups[i] for i in kept]
         self.query_ids = [group.query_id for group in kept_groups]
-        self.query_rows = query_rows[kept]
-        self._has_query_text = partial(same_text, queries, docs, prompt_tokens=prompt_tokens)
-        # Docs with the queries' own ids, -1 where there is none
-        self._query_doc_rows = docs.find(self.query_ids) if options.random_negatives else None
-        self._positives = _Pool.of(
-            _rows(docs, [group.positive_ids for group in kept_groups]),
-            [group.labels(group.positive_ids) for group in kept_groups],
+        self._stores, self._prompt_tokens = (queries, docs), prompt_tokens
+        super().__init__(
+            options,
+            query_rows[kept],
+            Pool.of(
+                _rows(docs, [group.positive_ids for group in kept_groups]),
+                [group.labels(group.positive_ids) for group in kept_groups],
+            ),
+            Pool.of(
+                [negative_rows[i][allowed[i]] for i in kept],
+                [groups[i].labels(groups[i].negative_ids)[allowed[i]] for i in kept],
+            ),
+            len(docs),
+            # docs with the queries' own ids, -1 where there is none
+            docs.find(self.query_ids) if options.random_negatives else None,
         )
-        self._negatives = _Pool.of(
-            [negative_rows[i][allowed[i]] for i in kept],
-            [groups[i].labels(groups[i].negative_ids)[allowed[i]] for i in kept],
-        )
-
-    def __len__(self) -> int:
-        return len(self.query_rows)
-
-    def draw(self, epoch: int, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Draw doc rows [groups, docs], relevant docs first, and their labels [groups, docs]; see `GroupSampler`."""
-        options = self.options
-        num_negatives = options.num_docs - options.positives
-        positive_rows, positive_labels = self._positives.draw(groups, options.positives, options.seed, epoch, 1)
-        negative_rows, negative_labels = self._negatives.draw(groups, num_negatives, options.seed, epoch, 2)
-        rows = np.concatenate([positive_rows, negative_rows], axis=1)
-        if options.random_negatives:
-            self._fill(rows, epoch, groups)
-        return rows, np.concatenate([positive_labels, negative_labels], axis=1)
 
     def fingerprint(self) -> str:
         """Return a hash of each query's relevant docs, its negatives and their labels."""
         pools = (self._positives, self._negatives)
-        return digest(self.query_rows, *(part for pool in pools for part in (pool.offsets, pool.rows, pool.labels)))
+        parts = [part for pool in pools for part in (row_offsets(pool.sizes), pool.rows, pool.labels)]
+        return digest(self.query_rows, *parts)
 
-    def _fill(self, rows: np.ndarray, epoch: int, groups: np.ndarray) -> None:
-        """Put random docs of the corpus into the free cells of `rows`, in place.
-
-        Relevant docs, the query itself and docs that are already in the group are not used.
-        """
-        assert self._query_doc_rows is not None
-        positives, seed = self._positives, self.options.seed
-        for i, slot in zip(*np.nonzero(rows < 0), strict=True):
-            group = int(groups[i])
-            excluded = set(rows[i].tolist())
-            excluded |= set(positives.rows[positives.offsets[group] : positives.offsets[group + 1]].tolist())
-            excluded.add(int(self._query_doc_rows[group]))
-            for attempt in range(_ATTEMPTS):
-                row = int(mix(seed, epoch, 3, group, int(slot), attempt)) % self.corpus_size
-                query_row = self.query_rows[group : group + 1]
-                if row not in excluded and not self._has_query_text(query_row, np.array([row]))[0]:
-                    rows[i, slot] = row
-                    break
+    def _has_query_text(self, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
+        return same_text(*self._stores, query_rows, doc_rows, self._prompt_tokens)
 
 
 def _groups_of(

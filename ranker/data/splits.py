@@ -78,7 +78,7 @@ class TriplesWithout:
 
 
 def take_queries(collection: Collection, query_ids: Iterable[str], name: str) -> Collection:
-    """Return the collection under a new name with some of its queries, in its order, and without triples."""
+    """Return the collection under a new name with some of its queries, in its order, and without triples and rows."""
     wanted = set(query_ids)
     return replace(
         collection,
@@ -86,6 +86,7 @@ def take_queries(collection: Collection, query_ids: Iterable[str], name: str) ->
         queries={query_id: text for query_id, text in collection.queries.items() if query_id in wanted},
         qrels={query_id: judged for query_id, judged in collection.qrels.items() if query_id in wanted},
         triples=None,
+        rows=None,
     )
 
 

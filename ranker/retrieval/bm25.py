@@ -132,7 +132,7 @@ class BM25:
         offsets = np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))])
         return _TokenIds(offsets, np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)), vocabulary
 
-    def search(self, queries: dict[str, str], depth: int) -> Candidates:
+    def search(self, queries: Mapping[str, str], depth: int) -> Candidates:
         """Return the best docs of each query, only docs that share a word with it.
 
         Equal scores are in trec_eval's order, by doc id descending, also where `depth` cuts through them.
@@ -253,9 +253,9 @@ def _warn_again(collection: Collection, cached: Candidates, options: FirstStage)
 
 
 def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, options: FirstStage = FirstStage()) -> Splits:
-    """Add BM25 candidates to each split without candidates, except to a training set with triples.
+    """Add BM25 candidates to each split without candidates, except to a training set with triples or rows.
 
-    A corpus is indexed at most once.
+    The candidates of a set of rows that is evaluated are its rows' docs. A corpus is indexed at most once.
 
     Args:
         splits: The collections.
@@ -271,6 +271,12 @@ def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, options: 
     def fill(collection: Collection) -> Collection:
         if collection.candidates is not None or collection.triples is not None:
             return collection
+        if collection.rows is not None:
+            return (
+                collection
+                if collection is splits.train
+                else replace(collection, candidates=collection.rows.candidates())
+            )
         candidates = first_stage(collection, depth, cache_dir, options, indexes=indexes)
         if collection.queries and not len(candidates.doc_ids):
             raise DataError(

@@ -1,0 +1,295 @@
+"""Read rows of parquet, Arrow, JSON lines, CSV and TSV files, some thousand at a time; errors name file and row."""
+
+from __future__ import annotations
+
+import csv
+import glob
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ranker.data.corpus_files import check_regular, read_lines
+from ranker.data.parsing import parse_json, shown
+from ranker.errors import DataError
+from ranker.files import leads_out
+
+CHUNK = 2048  # rows that are read at a time
+MAX_FIELD = 2**31 - 1  # characters of a CSV field; the module's default is 131,072
+KINDS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".ipc": "arrow",
+    ".feather": "arrow",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
+}
+_EXTRA = "pip install -e '.[rows]'"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some consecutive rows of a file.
+
+    Args:
+        path: The file.
+        numbers: Number of each row, from 1: the line of a text file, else the row.
+        columns: Name -> values; a text file has strings, and None where a JSON object lacks a key.
+        text: Whether the file is a text file.
+    """
+
+    path: Path
+    numbers: list[int]
+    columns: dict[str, list[Any]]
+    text: bool
+
+    def where(self, row: int, column: str) -> str:
+        """Return the start of a message: file, row and column."""
+        place = f"{self.path}:{self.numbers[row]}" if self.text else f"{self.path}: row {self.numbers[row]}"
+        return f"{place}: column {column!r}"
+
+
+def find_files(names: str | list[str], key: str, split: str) -> list[Path]:
+    """Return the files behind names: files, globs, folders that `datasets` saved, or names of the hub.
+
+    Args:
+        names: One name or several. `NAME`, `NAME:SPLIT` or `NAME:CONFIG:SPLIT` is a data set of the hub if it has no
+            known ending and no such file exists; its files are downloaded by the package `datasets`.
+        key: Config key, for messages.
+        split: Split to take where a folder or a data set of the hub has several.
+
+    Raises:
+        DataError: There is no such file, or it has no known ending, or a package is missing.
+    """
+    paths: list[Path] = []
+    for name in [names] if isinstance(names, str) else names:
+        path = Path(name).expanduser()
+        if path.is_dir():
+            found = _saved_files(path, split)
+        elif path.exists():
+            found = [path]
+        elif glob.has_magic(name):
+            found = sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207 - absolute patterns, too
+        elif kind_of(path) is None and not name.startswith(("/", ".", "~")):
+            found = _hub_files(name, key, split)
+        else:
+            found = []
+        if not found:
+            raise DataError(f"{key}: expected files, got {name!r}, which matches none; check the path")
+        paths += found
+    for path in paths:
+        check_regular(path)
+        if kind_of(path) is None:
+            raise DataError(
+                f"{key}: expected files that end in {', '.join(KINDS)} (or .gz after a text file's), "
+                f"got {str(path)!r}; rename or convert it"
+            )
+    return paths
+
+
+def kind_of(path: Path) -> str | None:
+    """Return the format of a file by its ending, without `.gz`; None for an unknown one."""
+    packed = path.suffix == ".gz"
+    kind = KINDS.get(Path(path.stem).suffix.lower() if packed else path.suffix.lower())
+    return None if packed and kind in ("parquet", "arrow") else kind
+
+
+def _saved_files(folder: Path, split: str) -> list[Path]:
+    """Return the files of a folder that `Dataset.save_to_disk` or `DatasetDict.save_to_disk` wrote."""
+    if (folder / "dataset_dict.json").is_file():
+        names = {"train": ["train"], "val": ["validation", "val", "dev"], "test": ["test"]}.get(split, [split])
+        known = _json(folder / "dataset_dict.json").get("splits", [])
+        chosen = next((name for name in names if name in known), None)
+        if chosen is None or leads_out(str(chosen)):
+            raise DataError(
+                f"{folder}: expected the split {names[0]}, got {', '.join(map(str, known)) or 'none'}; "
+                "name the folder of one split"
+            )
+        folder = folder / chosen
+    if not (folder / "state.json").is_file():
+        raise DataError(
+            f"{folder}: expected a folder that `datasets` saved (with state.json), got another; name its files, as "
+            f"'{folder}/*.parquet'"
+        )
+    files = [str(part.get("filename")) for part in _json(folder / "state.json").get("_data_files", [])]
+    if any(leads_out(name) for name in files):
+        raise DataError(f"{folder / 'state.json'}: expected files inside the folder, got {files}; save it again")
+    return [folder / name for name in files]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: expected JSON, got {error}; save the data set again") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: expected a JSON object, got {shown(content)}; save the data set again")
+    return content
+
+
+def _hub_files(name: str, key: str, split: str) -> list[Path]:
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            f"{key}: expected a file, got {name!r}, which does not exist; as the name of a data set on the hub it "
+            f"needs the package datasets: {_EXTRA}"
+        ) from None
+    parts = name.split(":")
+    config, chosen = (parts[1] if len(parts) > 2 else None), (parts[-1] if len(parts) > 1 else split)
+    try:
+        loaded = datasets.load_dataset(parts[0], config, split="validation" if chosen == "val" else chosen)
+    except Exception as error:  # of many classes: no network, no such name, no such split
+        raise DataError(
+            f"{key}: expected a file or the name of a data set on the hub, got {name!r} "
+            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); check the name"
+        ) from error
+    return [Path(part["filename"]) for part in loaded.cache_files]
+
+
+def read_columns(path: Path) -> list[str]:
+    """Return the names of a file's columns; of JSON lines, the keys of the first object.
+
+    Raises:
+        DataError: The file is empty or unreadable.
+    """
+    kind = kind_of(path)
+    if kind == "parquet":
+        with _arrow_errors(path) as pa:
+            return list(pa.parquet.read_schema(path).names)
+    if kind == "arrow":
+        with _arrow_errors(path) as pa, pa.memory_map(str(path)) as source:
+            return list(_arrow_reader(pa, source).schema.names)
+    first = next(_text_rows(path, None), None)
+    if first is None:
+        raise DataError(f"{path}: expected rows, got an empty file; remove it")
+    return list(first.columns)
+
+
+def read_rows(path: Path, columns: list[str]) -> Iterator[Rows]:
+    """Yield the rows of a file, `CHUNK` at a time, with these columns only.
+
+    Memory does not grow with the file: parquet is read in pages of a row group, Arrow is mapped.
+
+    Raises:
+        DataError: The file is unreadable; or a line of a text file is no row.
+    """
+    if kind_of(path) not in ("parquet", "arrow"):
+        yield from _text_rows(path, columns)
+        return
+    number = 1
+    with _arrow_errors(path) as pa:
+        for batch in _arrow_batches(pa, path, columns):
+            for start in range(0, batch.num_rows, CHUNK):
+                part = batch.slice(start, CHUNK)
+                values = {name: part.column(name).to_pylist() for name in columns}
+                yield Rows(path, list(range(number, number + part.num_rows)), values, text=False)
+                number += part.num_rows
+
+
+# Arrow and parquet
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _arrow_errors(path: Path) -> Iterator[Any]:
+    """Import pyarrow for a block; its errors become a DataError with the file's name."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise DataError(f"{path}: expected the package pyarrow to read this file, got none; run {_EXTRA}") from None
+    try:
+        yield pyarrow
+    except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
+        kind = kind_of(path)
+        raise DataError(f"{path}: expected a whole {kind} file, got {shown(str(error))}; write it again") from error
+
+
+def _arrow_batches(pa: Any, path: Path, columns: list[str]) -> Iterator[Any]:
+    if kind_of(path) == "parquet":
+        with pa.parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+            yield from file.iter_batches(batch_size=CHUNK, columns=columns)
+        return
+    with pa.memory_map(str(path)) as source:
+        reader = _arrow_reader(pa, source)
+        is_file = isinstance(reader, pa.ipc.RecordBatchFileReader)
+        yield from (reader.get_batch(i) for i in range(reader.num_record_batches)) if is_file else reader
+
+
+def _arrow_reader(pa: Any, source: Any) -> Any:
+    try:
+        return pa.ipc.open_file(source)
+    except pa.ArrowInvalid:
+        source.seek(0)
+        return pa.ipc.open_stream(source)  # what `datasets` writes
+
+
+# text files
+# ----------------------------------------------------------------------------------------------------------------------
+
+
+def _text_rows(path: Path, columns: list[str] | None) -> Iterator[Rows]:
+    """Yield the rows of a text file; `columns` None: those of the first row only, with all columns."""
+    records = _json_records(path) if kind_of(path) == "jsonl" else _table_records(path)
+    while part := list(islice(records, CHUNK if columns is not None else 1)):
+        names = columns if columns is not None else list(part[0][1])
+        yield Rows(
+            path,
+            [number for number, _ in part],
+            {name: [record.get(name) for _, record in part] for name in names},
+            text=True,
+        )
+
+
+def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    for number, line in read_lines(path):
+        record = parse_json(line, f"{path}:{number}")
+        if not isinstance(record, dict):
+            raise DataError(f"{path}:{number}: expected a JSON object, got {shown(line.strip())}; correct the line")
+        yield number, record
+
+
+def _table_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line, row) of a file with a header; fields of CSV may be quoted, those of TSV are taken as they are."""
+    lines = _tsv_fields(path) if ".tsv" in path.suffixes else _csv_fields(path)
+    header: list[str] | None = None
+    for number, fields in lines:
+        if header is None:
+            header = fields
+            if len(set(header)) < len(header):
+                raise DataError(f"{path}:{number}: expected a header of different names, got {header}; rename one")
+            continue
+        if len(fields) != len(header):
+            raise DataError(
+                f"{path}:{number}: expected {len(header)} fields, as the header has, got {len(fields)}; "
+                "correct the line"
+            )
+        yield number, dict(zip(header, fields, strict=True))
+
+
+def _tsv_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+    return ((number, line.split("\t")) for number, line in read_lines(path))
+
+
+def _csv_fields(path: Path) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(MAX_FIELD)
+    opener: Any = gzip.open if path.suffix == ".gz" else io.open
+    line = 1
+    try:
+        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            for fields in reader:
+                if fields:
+                    yield line, fields
+                line = reader.line_num + 1
+    except (OSError, EOFError, ValueError, csv.Error) as error:
+        raise DataError(f"{path}:{line}: expected a row of CSV in UTF-8, got {error}; correct the line") from None

@@ -1,0 +1,319 @@
+"""The shapes of rows to train on: which columns hold the query, its docs, grades and scores, and how they are read."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ranker.data.parsing import check_grade, check_id, read_score, shown
+from ranker.data.row_files import Rows
+from ranker.errors import DataError
+
+# Role -> names of columns that are recognised. `negative_1`, `negative_2`, ... are found by their numbers.
+NAMES = {
+    "query": ("query", "question", "anchor"),
+    "prompt": ("prompt",),
+    "positive": ("positive", "pos", "positives"),
+    "negative": ("negative", "neg", "negatives"),
+    "positive_scores": ("pos_scores", "positive_scores"),
+    "negative_scores": ("neg_scores", "negative_scores"),
+    "docs": ("docs", "documents", "passages"),
+    "scores": ("scores",),
+    "labels": ("labels",),
+    "query_id": ("query_id", "qid"),
+    "doc_ids": ("document_ids", "doc_ids", "passage_ids"),
+    "document": ("document", "doc", "passage", "text"),
+    "score": ("score",),
+    "label": ("label", "relevance", "grade"),
+}
+_NUMBERED = re.compile(r"neg(ative)?_?(\d+)")
+# Shape -> roles that it needs, and roles of which it needs at least one
+SHAPES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "contrast": (("query", "positive", "negative"), ()),
+    "list": (("query", "docs"), ("scores", "labels")),
+    "ids": (("query_id", "doc_ids"), ("scores", "labels")),
+    "pair": (("query", "document"), ("label", "score")),
+}
+EXAMPLES = (
+    "(query, positive, negative_1 ..), (query, docs, scores), (query_id, document_ids, scores), "
+    "(query, document, label or score), (query, pos, neg, pos_scores, neg_scores, prompt)"
+)
+Columns = Mapping[str, str | list[str]]
+
+
+@dataclass
+class Examples:
+    """Rows in one form: query i has the next `counts[i]` of the docs.
+
+    Args:
+        queries: Texts, or ids in the shape `ids`, with the row of each in its file's chunk.
+        counts: Number of docs of each query.
+        docs: Texts or ids.
+        grades: Grade of each doc; empty if the rows have none.
+        scores: Score of each doc; empty if the rows have none.
+    """
+
+    queries: list[str] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    docs: list[str] = field(default_factory=list)
+    grades: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How rows are read.
+
+    Args:
+        name: A key of `SHAPES`.
+        columns: Role -> columns, one except for `negative`.
+    """
+
+    name: str
+    columns: dict[str, tuple[str, ...]]
+
+    @property
+    def judged(self) -> bool:
+        """Whether rows have grades, or say which docs are relevant."""
+        return self.name == "contrast" or "label" in self.columns or "labels" in self.columns
+
+    @property
+    def scored(self) -> bool:
+        """Whether rows have a teacher's scores."""
+        return bool({"score", "scores", "positive_scores"} & self.columns.keys())
+
+    @property
+    def needed(self) -> list[str]:
+        """Names of all columns to read."""
+        return list(dict.fromkeys(name for names in self.columns.values() for name in names))
+
+    def __str__(self) -> str:
+        parts = (f"{role}={'+'.join(names)}" for role, names in self.columns.items())
+        return f"{self.name} ({', '.join(parts)})"
+
+    def read(self, rows: Rows) -> Examples:
+        """Read rows.
+
+        Raises:
+            DataError: A value is missing, empty or of another type, or lists of a row differ in length; the message
+                names file, row and column.
+        """
+        examples = Examples()
+        for row in range(len(rows.numbers)):
+            _READERS[self.name](_Row(rows, row, self.columns), examples)
+        return examples
+
+
+def recognise(columns: Iterable[str], path: Path, given: Columns | None = None) -> Shape:
+    """Return the shape of a file's rows.
+
+    Args:
+        columns: Names of its columns.
+        path: The file, for messages.
+        given: Role -> column, or columns for `negative`; other columns are then ignored. None: by `NAMES`.
+
+    Raises:
+        DataError: The columns fit no shape or several; or a given column is missing, or a role is unknown.
+    """
+    known = list(columns)
+    if given is not None:
+        roles = {role: (names,) if isinstance(names, str) else tuple(names) for role, names in given.items()}
+        for role, names in roles.items():
+            if role not in NAMES:
+                raise DataError(f"data.columns: expected roles such as {', '.join(NAMES)}, got {role!r}; correct it")
+            for name in names:
+                if name not in known:
+                    raise DataError(
+                        f"{path}: expected the column {name!r} of data.columns, got {', '.join(known)}; correct one of "
+                        "them"
+                    )
+    else:
+        roles = {
+            role: (next(name for name in names if name in known),)
+            for role, names in NAMES.items()
+            if any(name in known for name in names)
+        }
+        numbered = sorted((int(match[2]), name) for name in known if (match := _NUMBERED.fullmatch(name)))
+        if numbered:
+            roles["negative"] = (*roles.get("negative", ()), *(name for _, name in numbered))
+    fitting = [
+        name
+        for name, (all_of, one_of) in SHAPES.items()
+        if set(all_of) <= roles.keys() and (not one_of or set(one_of) & roles.keys())
+    ]
+    if len(fitting) != 1:
+        fault = f"those of several ({' and '.join(fitting)})" if fitting else "none of them"
+        raise DataError(
+            f"{path}: expected the columns of one shape: {EXAMPLES}; got {', '.join(known)}, {fault}; name them with "
+            "data.columns"
+        )
+    all_of, one_of = SHAPES[fitting[0]]
+    optional = ("prompt", *(("positive_scores", "negative_scores") if fitting[0] == "contrast" else ()))
+    used = {role: roles[role] for role in (*all_of, *one_of, *optional) if role in roles}
+    if ("positive_scores" in used) != ("negative_scores" in used):
+        raise DataError(
+            f"{path}: expected scores of both positives and negatives, got {', '.join(used)}; add the others, or leave "
+            "these out with data.columns"
+        )
+    return Shape(fitting[0], used)
+
+
+class _Row:
+    """One row, by role."""
+
+    def __init__(self, rows: Rows, row: int, columns: dict[str, tuple[str, ...]]) -> None:
+        self._rows, self._row, self.columns = rows, row, columns
+
+    def value(self, role: str, column: int = 0) -> Any:
+        return self._rows.columns[self.columns[role][column]][self._row]
+
+    def where(self, role: str, column: int = 0) -> str:
+        return self._rows.where(self._row, self.columns[role][column])
+
+    def text(self, role: str, filled: bool = False, column: int = 0) -> str:
+        """A text; `filled`: not only white space."""
+        return _text(self.value(role, column), lambda: self.where(role, column), filled)
+
+    def query(self) -> str:
+        query = self.text("query", filled=True)
+        prompt = self.value("prompt") if "prompt" in self.columns else None
+        return f"{self.text('prompt')} {query}" if prompt else query
+
+    def values(self, role: str, column: int = 0) -> list[Any]:
+        """A list that is not empty; in CSV and TSV it is written in JSON."""
+        value = self.value(role, column)
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                value = None
+        if not isinstance(value, list) or not value:
+            raise DataError(
+                f"{self.where(role, column)}: expected a list of at least one, got {shown(self.value(role, column))}; "
+                "fill it in or remove the row"
+            )
+        return value
+
+    def texts(self, role: str, column: int = 0) -> list[str]:
+        """The texts of a list."""
+        where = lambda: self.where(role, column)  # noqa: E731 - messages are made only where they are needed
+        return [_text(value, where) for value in self.values(role, column)]
+
+    def ids(self, role: str) -> list[str]:
+        return [read_id(value, lambda: self.where(role)) for value in self.values(role)]
+
+    def numbers(self, role: str, count: int, read: Callable[[Any, Callable[[], str]], Any]) -> list[Any]:
+        """The numbers of a list that belongs to `count` docs."""
+        values = self.values(role)
+        if len(values) != count:
+            raise DataError(
+                f"{self.where(role)}: expected {count} numbers, one for each doc, got {len(values)}; correct the row"
+            )
+        return [read(value, lambda: self.where(role)) for value in values]
+
+
+def _text(value: Any, where: Callable[[], str], filled: bool = False) -> str:
+    if not isinstance(value, str) or (filled and not value.strip()):
+        raise DataError(f"{where()}: expected a text, got {shown(value)}; fill it in or remove the row")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"{where()}: expected characters, got the lone surrogate {value[error.start]!r}; remove it"
+            ) from None
+    return value
+
+
+def read_id(value: Any, where: Callable[[], str]) -> str:
+    """Return an id; a whole number is converted to its digits.
+
+    Raises:
+        DataError: The value is missing or no id.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = str(value)
+    if not isinstance(value, str) or not value:
+        raise DataError(f"{where()}: expected an id, got {shown(value)}; fill it in or remove the row")
+    check_id(_text(value, where), where())
+    return value
+
+
+def _score(value: Any, where: Callable[[], str]) -> float:
+    if isinstance(value, str):
+        return read_score(value, where(), single=True)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise DataError(f"{where()}: expected a finite number as score, got {shown(value)}; correct or remove the row")
+    if abs(value) > 3.4e38:
+        raise DataError(
+            f"{where()}: expected a score within single precision (3.4e38), got {value!r}; scale scores down"
+        )
+    return float(value)
+
+
+def _grade(value: Any, where: Callable[[], str]) -> int:
+    number = _score(value, where)
+    if number != int(number):
+        raise DataError(
+            f"{where()}: expected a whole number as grade, got {shown(value)}; if these are a teacher's scores, "
+            "name the column as score (or scores) with data.columns"
+        )
+    check_grade(int(number), where())
+    return int(number)
+
+
+def _read_contrast(row: _Row, examples: Examples) -> None:
+    value = row.value("positive")
+    positives = row.texts("positive") if _is_list(value) else [row.text("positive")]
+    negatives: list[str] = []
+    for column in range(len(row.columns["negative"])):
+        many = _is_list(row.value("negative", column))
+        negatives += row.texts("negative", column) if many else [row.text("negative", column=column)]
+    examples.queries.append(row.query())
+    examples.counts.append(len(positives) + len(negatives))
+    examples.docs += positives + negatives
+    examples.grades += [1] * len(positives) + [0] * len(negatives)
+    if "positive_scores" in row.columns:
+        examples.scores += row.numbers("positive_scores", len(positives), _score)
+        examples.scores += row.numbers("negative_scores", len(negatives), _score)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, str) and value.startswith('["') and value.endswith('"]'))
+
+
+def _read_list(row: _Row, examples: Examples) -> None:
+    examples.queries.append(row.query())
+    _add_list(row, examples, row.texts("docs"))
+
+
+def _read_ids(row: _Row, examples: Examples) -> None:
+    examples.queries.append(read_id(row.value("query_id"), lambda: row.where("query_id")))
+    _add_list(row, examples, row.ids("doc_ids"))
+
+
+def _add_list(row: _Row, examples: Examples, docs: list[str]) -> None:
+    examples.counts.append(len(docs))
+    examples.docs += docs
+    if "labels" in row.columns:
+        examples.grades += row.numbers("labels", len(docs), _grade)
+    if "scores" in row.columns:
+        examples.scores += row.numbers("scores", len(docs), _score)
+
+
+def _read_pair(row: _Row, examples: Examples) -> None:
+    examples.queries.append(row.query())
+    examples.counts.append(1)
+    examples.docs.append(row.text("document"))
+    if "label" in row.columns:
+        examples.grades.append(_grade(row.value("label"), lambda: row.where("label")))
+    if "score" in row.columns:
+        examples.scores.append(_score(row.value("score"), lambda: row.where("score")))
+
+
+_READERS = {"contrast": _read_contrast, "list": _read_list, "ids": _read_ids, "pair": _read_pair}
