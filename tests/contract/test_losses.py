@@ -298,7 +298,8 @@ FAULTS: dict[str, Callable[[Loss, Tensor, Tensor, Tensor], Tensor]] = {
 def is_symmetric(loss: Loss) -> bool:
     """Whether a loss is the same function of labels and scores as of scores and labels, as a squared difference is."""
     return all(
-        torch.equal(loss(scores, labels, mask), loss(labels, scores, mask)) for scores, labels, mask in map(groups, KINDS)
+        torch.equal(loss(scores, labels, mask), loss(labels, scores, mask))
+        for scores, labels, mask in map(groups, KINDS)
     )
 
 

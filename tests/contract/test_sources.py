@@ -14,7 +14,7 @@ import pytest
 from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
 
-from ranker.config.targets import SHARED_KEYS
+from ranker.config.targets import PASSED, SHARED_KEYS
 from ranker.data.collection import Splits
 from ranker.retrieval.bm25 import with_candidates
 
@@ -44,6 +44,30 @@ def files_options(folder):
     return {"path": str(folder)}
 
 
+def rows_options(folder):
+    """Rows of texts: scores to train on, labels to test on."""
+    scored = [
+        {
+            "query": f"number{i} of the texts",
+            "docs": [f"text number{j}" for j in range(i, i + 4)],
+            "scores": [3, 1, 2, 0],
+        }
+        for i in range(30)
+    ]
+    labelled = [
+        {"query": f"test {i} of number{i}", "document": f"text number{i + j}", "label": 2 * (j == 0)}
+        for i in range(5)
+        for j in range(3)
+    ]
+    for name, rows in (("train", scored), ("test", labelled)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {
+        "train": str(folder / "train.jsonl"),
+        "test": {"labelled": str(folder / "test.jsonl")},
+        "cache_dir": str(folder / "cache"),
+    }
+
+
 @pytest.fixture(scope="module")
 def options(tmp_path_factory):
     """Options by source, over a home of ir_datasets that needs no network."""
@@ -51,6 +75,7 @@ def options(tmp_path_factory):
     with pytest.MonkeyPatch.context() as monkeypatch:
         assets.lay_out_msmarco(home, assets.fresh_ir_datasets(monkeypatch, home))
         options = {"files": files_options(tmp_path_factory.mktemp("files") / "mine"), "msmarco_passage": {}}
+        options["rows"] = rows_options(tmp_path_factory.mktemp("rows"))
         if assets.shared_data() is not None:
             assets.lay_out_small(home)
             options["ir_datasets"] = {"train": "beir/scifact/train", "test": ["beir/scifact/test", "cranfield"]}
@@ -79,7 +104,11 @@ def test_yaml_lists_every_argument_with_its_default_and_a_comment(path):
     node = node_of(path)
     target = get_class(node._target_)
     assert node._target_.split(".")[-2] == path.stem and target.__module__ == f"ranker.data.sources.{path.stem}"
-    parameters = inspect.signature(target).parameters
+    parameters = {
+        name: parameter
+        for name, parameter in inspect.signature(target).parameters.items()
+        if name not in PASSED.get("data", ())
+    }
     assert {key for key in node if not key.startswith("_")} - set(SHARED_KEYS["data"]) == set(parameters)
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty:
@@ -176,7 +205,7 @@ def test_triples_come_again_and_name_training_queries(loads):
 def test_every_split_can_be_given_candidates_from_its_corpus(loads, tmp_path):
     filled = with_candidates(loads[0], 5, tmp_path)
     for part in parts(filled):
-        if part.triples is not None:
+        if part.triples is not None or (part.rows is not None and part is filled.train):
             continue
         assert set(part.candidates) == set(part.queries)
         for query_id in itertools.islice(part.queries, 50):

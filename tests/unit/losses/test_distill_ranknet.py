@@ -39,9 +39,7 @@ def test_same_as_loop(same_as_loop):
         losses = [log(1 + exp(-1.7 * (scores[i] - scores[j]))) for i, j in pairs]
         return sum(w * v for w, v in zip(weights, losses, strict=True)) / sum(weights) if pairs else 0.0
 
-    same_as_loop(
-        DistillRankNet("inverse_ranks", sigma=1.7), group_value, grades=(-3.2, 0.1, 0.1, 1.7, 4.4, 9.0)
-    )
+    same_as_loop(DistillRankNet("inverse_ranks", sigma=1.7), group_value, grades=(-3.2, 0.1, 0.1, 1.7, 4.4, 9.0))
 
 
 def test_other_weights_are_refused():
