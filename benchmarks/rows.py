@@ -20,7 +20,7 @@ from pathlib import Path
 
 
 def generate(path: Path, rows: int, docs_per_row: int) -> None:
-    """Write rows of a query of 6 words, a positive and negatives of 40 words; about a third of the queries come again."""
+    """Write rows of a query of 6 words, a positive and negatives of 40 words; a third of the queries come again."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -86,12 +86,12 @@ def main() -> None:
     before, cpu, started = resident(), time.process_time(), time.perf_counter()
     splits = Rows(train=[str(path) for path in files], val_queries=0, cache_dir=str(options.folder)).load()
     wall = time.perf_counter() - started
+    options.rows *= options.copies
     print(
-        f"build: {wall:.0f} s, {time.process_time() - cpu:.0f} s of CPU, {options.rows * options.copies / wall:.0f} rows/s; resident "
-        f"{before:.0f} MiB before, {resident():.0f} MiB at most; {len(splits.train.docs)} docs, "
+        f"build: {wall:.0f} s, {time.process_time() - cpu:.0f} s of CPU, {options.rows / wall:.0f} rows/s; "
+        f"resident {before:.0f} MiB before, {resident():.0f} MiB at most; {len(splits.train.docs)} docs, "
         f"{len(splits.train.queries)} queries"
     )
-    options.rows *= options.copies
     tables = [path for folder in options.folder.glob("rows-*") if folder.is_dir() for path in folder.iterdir()]
     print(f"tables: {sum(path.stat().st_size for path in tables) / 2**20:.0f} MiB")
     if options.build_only:

@@ -51,6 +51,29 @@ def test_pc2_17_each_path_key_is_absolute_and_nothing_else_changes(tmp_path, mon
     assert absolute(absolute(PLAIN)) == absolute(PLAIN)
 
 
+def test_files_of_rows_are_paths_and_names_of_the_hub_are_not(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.parquet", "b.parquet", "docs.jsonl"):
+        (tmp_path / name).touch()
+    rows = {
+        "_target_": "ranker.data.sources.rows.Rows",
+        "train": ["a.parquet", "org/name:train"],
+        "val": "*.parquet",
+        "test": {"mine": ["b.parquet", "c.parquet"], "hub": "org/name"},
+        "docs": "docs.jsonl",
+        "queries": None,
+    }
+    assert absolute({"data": rows})["data"] == {
+        **rows,
+        "train": [f"{tmp_path}/a.parquet", "org/name:train"],
+        "val": f"{tmp_path}/*.parquet",
+        "test": {"mine": [f"{tmp_path}/b.parquet", "c.parquet"], "hub": "org/name"},
+        "docs": f"{tmp_path}/docs.jsonl",
+    }
+    other = {"_target_": "ranker.data.sources.ir_datasets.IrDatasets", "train": "docs.jsonl"}
+    assert absolute({"data": other}) == {"data": other}
+
+
 def test_words_that_may_be_paths_are_where_there_is_such_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = {

@@ -20,8 +20,8 @@ from ranker.errors import ConfigError, DataError
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-# Shape -> rows, and what they mean: query -> doc -> (grade, score). "red" comes in two rows of each shape; "an apple" is
-# its positive in one row and a negative in another.
+# Shape -> rows, and what they mean: query -> doc -> (grade, score). "red" comes in two rows; "an apple" is its positive
+# in one row and a negative in another.
 SHAPES = {
     "contrast": (
         [
@@ -275,7 +275,7 @@ def test_a_damaged_table_is_an_error(tmp_path):
     load(tmp_path, train=name)
     texts = next(tmp_path.glob("cache/rows-*/docs.texts"))
     texts.write_bytes(texts.read_bytes()[::-1])
-    with pytest.raises(DataError, match="docs.texts: expected CRC-32 .* it is built anew"):
+    with pytest.raises(DataError, match=r"docs.texts: expected CRC-32 .* it is built anew"):
         load(tmp_path, train=name)
 
 
@@ -377,8 +377,8 @@ def test_unknown_and_repeated_ids_are_refused(tmp_path):
     }
     rows = [{"query_id": "q", "doc_ids": ["a"], "scores": [1.0]}]
     for change, message in (
-        ({"doc_ids": ["a", "z"], "scores": [1.0, 2.0]}, r"rows.jsonl:2: column 'doc_ids': expected ids of data.docs, got 'z'"),
-        ({"query_id": "p"}, r"rows.jsonl:2: column 'query_id': expected ids of data.queries, got 'p'"),
+        ({"doc_ids": ["a", "z"], "scores": [1.0, 2.0]}, r"rows.jsonl:2: column 'doc_ids': .* of data.docs, got 'z'"),
+        ({"query_id": "p"}, r"rows.jsonl:2: column 'query_id': .* of data.queries, got 'p'"),
         ({"query_id": None}, r"rows.jsonl:2: column 'query_id': expected an id, got None"),
         ({"doc_ids": [None]}, r"rows.jsonl:2: column 'doc_ids': expected an id, got None"),
         ({"doc_ids": ["a b"]}, r"rows.jsonl:2: column 'doc_ids': expected an id without white space"),
@@ -389,15 +389,15 @@ def test_unknown_and_repeated_ids_are_refused(tmp_path):
     write(tmp_path / "docs", [{"id": "a", "text": "b"}, {"id": "a", "text": "c"}], "jsonl")
     with pytest.raises(DataError, match=r"docs.jsonl:2: column 'id': expected each id once, got 'a' again"):
         load(tmp_path, train=write(tmp_path / "rows", rows, "jsonl"), **names)
-    with pytest.raises(DataError, match="expected data.docs and data.queries, the files with their texts"):
+    with pytest.raises(DataError, match=r"expected data.docs and data.queries, the files with their texts"):
         load(tmp_path, train=str(tmp_path / "rows.jsonl"))
-    with pytest.raises(ConfigError, match="expected data.docs and data.queries together"):
+    with pytest.raises(ConfigError, match=r"expected data.docs and data.queries together"):
         load(tmp_path, train=str(tmp_path / "rows.jsonl"), docs="docs.jsonl")
 
 
 def test_missing_files_are_named(tmp_path):
     for name in (str(tmp_path / "no.parquet"), str(tmp_path / "*.parquet")):
-        with pytest.raises(DataError, match="data.train: expected files, got .*, which matches none"):
+        with pytest.raises(DataError, match=r"data.train: expected files, got .*, which matches none"):
             Rows(train=name, cache_dir=str(tmp_path)).check()
     with pytest.raises(DataError, match=r"expected a folder that `datasets` saved \(with state.json\)"):
         Rows(train=str(tmp_path), cache_dir=str(tmp_path)).check()
@@ -493,7 +493,7 @@ def groups_of(tmp_path, rows, options, **more):
 
 
 def test_a_positive_of_another_row_is_never_a_negative(tmp_path):
-    sampler, draw = groups_of(tmp_path, SHAPES["contrast"][0], GroupOptions(num_docs=3))
+    _, draw = groups_of(tmp_path, SHAPES["contrast"][0], GroupOptions(num_docs=3))
     drawn = [draw(epoch) for epoch in range(20)]
     assert {group["red"][0] for group in drawn} == {("an apple", 1.0), ("blood", 1.0)}
     for group in drawn:
@@ -550,7 +550,7 @@ def test_random_negatives_fill_groups_but_not_beside_a_teacher(tmp_path):
         assert query != "blue" or docs[0] == "a sky"
     (tmp_path / "more").mkdir()
     with pytest.raises(
-        ConfigError, match="data.random_negatives: expected false with rows that have a teacher's scores"
+        ConfigError, match=r"data.random_negatives: expected false with rows that have a teacher's scores"
     ):
         groups_of(tmp_path / "more", SHAPES["list"][0], GroupOptions(random_negatives=True))
 
