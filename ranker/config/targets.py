@@ -158,6 +158,10 @@ def _signature_faults(node: DictConfig, path: str, target: str) -> list[str]:
         for key in sorted(given - set(parameters))
     ]
     passed = PASSED.get(path, ())
+    faults += [
+        f"{path}.{key}: expected no such key, since the program sets it, got {node.get(key)!r}"
+        for key in sorted(given & set(passed))
+    ]
     for name, parameter in parameters.items():
         if name in given and not OmegaConf.is_missing(node, name):
             fault = parameter.fault(node.get(name))

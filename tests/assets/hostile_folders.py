@@ -100,6 +100,7 @@ CONFIGURATIONS = {
     ),
     "code of the hub": "encoder: {_target_: torch.hub.load, repo_or_dir: evil/evil, source: github}",
     "function that writes": "data: {_target_: ranker.training.run_writer.write_text, path: OUT/new, text: x}",
+    "a folder to write to": "data: {_target_: ranker.data.sources.rows.Rows, train: a.jsonl, cache_dir: OUT/new}",
     "positional arguments": "model: {_target_: ranker.models.monobert.MonoBERT, _args_: [1]}",
     "Hydra's logging": f"job_logging: {{{LOGGING}}}",
     "Hydra itself": f"hydra: {{job_logging: {{{LOGGING}}}}}",

@@ -63,7 +63,7 @@ def test_groups_of_relevant_docs_alone_are_for_losses_that_say_so(composed, loss
 
 def test_which_losses_need_no_negatives():
     assert {name for name, target in LOSSES.items() if not getattr(get_class(target), "needs_negatives", True)} == {
-        "bce", "pointwise_cross_entropy",
+        "bce", "mse", "pointwise_cross_entropy",
     }  # fmt: skip
 
 

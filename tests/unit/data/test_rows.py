@@ -150,6 +150,22 @@ def test_each_shape_from_a_folder_of_datasets(tmp_path):
         assert meaning(load(tmp_path, train=str(folder / "shuffled")).train) == expected
 
 
+def test_a_name_of_the_hub_is_read_from_its_cached_files(tmp_path, monkeypatch):
+    """Only the download is replaced: the package builds its Arrow files from a local file, as from a downloaded one."""
+    datasets = pytest.importorskip("datasets")
+    records, expected = SHAPES["list"]
+    name, loaded, real = write(tmp_path / "rows", records, "parquet"), [], datasets.load_dataset
+
+    def load_dataset(*arguments, split):
+        loaded.append((*arguments, split))
+        return real("parquet", data_files=name, split="train", cache_dir=str(tmp_path / "hub"))
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert meaning(load(tmp_path, train="org/name").train) == expected
+    assert meaning(load(tmp_path, train="org/name:config:part", test=None).train) == expected
+    assert set(loaded) == {("org/name", None, "train"), ("org/name", "config", "part")}
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_rows_of_ids_with_two_tables(tmp_path, kind):
     docs = [{"id": i, "text": f"doc {i}"} for i in (7, 8)] + [{"id": 9, "text": "doc 7"}]
