@@ -276,6 +276,17 @@ def test_candidates_are_in_the_order_of_trec_eval(tmp_path):
         assert not candidates.scores_of(query_id).any()
 
 
+def test_a_pair_that_comes_again_keeps_its_highest_score(tmp_path, caplog):
+    rows = [{"query": "red", "document": doc, "score": score} for doc, score in (("a", 2.0), ("b", 3.0), ("a", -1.0))]
+    for order in (rows, rows[::-1]):
+        with caplog.at_level("INFO"):
+            collection = load(tmp_path, train=write(tmp_path / "rows", order, "jsonl")).train
+        assert meaning(collection) == {"red": {"b": (1, 3.0), "a": (0, 2.0)}}
+        assert (
+            "train: 1 pairs came again and keep their highest grade and score; 0 of them had two grades" in caplog.text
+        )
+
+
 def test_files_are_read_once_and_again_when_they_change(tmp_path, monkeypatch):
     name = write(tmp_path / "rows", SHAPES["pair"][0], "jsonl")
     before = load(tmp_path, train=name).train
@@ -284,6 +295,9 @@ def test_files_are_read_once_and_again_when_they_change(tmp_path, monkeypatch):
     monkeypatch.undo()
     write(tmp_path / "rows", SHAPES["pair"][0][:2], "jsonl")
     assert len(load(tmp_path, train=name).train.queries) == 1
+    text = (tmp_path / "rows.jsonl").read_text()
+    (tmp_path / "rows.jsonl").write_text(text.replace("red", "sun"))  # of the same size
+    assert list(load(tmp_path, train=name).train.queries.values()) == ["sun"]
 
 
 def test_a_damaged_table_is_an_error(tmp_path):
@@ -523,6 +537,12 @@ def test_labels_are_grades_or_scores(tmp_path):
     assert set(draw(0)["red"]) == {("an apple", 2.0), ("blood", 1.0), ("a sky", 0.0), (None, 0.0)}
     assert {doc for doc, _ in draw(0)["red"][:2]} == {"an apple", "blood"}
     assert "blue" not in draw(0), "a query without another doc than relevant ones teaches no order"
+
+
+def test_the_label_of_a_negative_grade_is_zero(tmp_path):
+    rows = [{"query": "red", "document": doc, "label": label} for doc, label in (("a", 1), ("b", -2))]
+    _, draw = groups_of(tmp_path, rows, GroupOptions(num_docs=2))
+    assert draw(0)["red"] == [("a", 1.0), ("b", 0.0)]
 
 
 def test_scored_rows_are_drawn_alike_with_their_scores(tmp_path):
