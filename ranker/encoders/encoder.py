@@ -39,8 +39,8 @@ class Work:
 class Encoder(nn.Module):
     """Turn ragged token batches into states, one vector per token.
 
-    Families with BERT's modules (`Family.bert_modules`) run without padding: every linear layer sees real tokens only
-    (`ragged_forward`). Others are padded and run through transformers' own forward (`padded`). Both give the same
+    Families whose layers this package knows (`Family.layers`) run without padding: every linear layer sees real tokens
+    only (`ragged_forward`). Others are padded and run through transformers' own forward (`padded`). Both give the same
     states. On CUDA in half precision, attention also runs without padding; it then applies no attention dropout. Layers
     run through this package's kernels, or as compiled functions where the kernels cannot run (`paths`).
 
@@ -65,7 +65,7 @@ class Encoder(nn.Module):
         self.model: Any = model
         self.tokenizer = tokenizer
         self.execution = execution
-        self.ragged = execution.ragged and family_of(model.config).bert_modules
+        self.ragged = execution.ragged and family_of(model.config).layers is not None
         self.work = Work()
         self.dropout_seed: int | None = None
         words: Any = model.get_input_embeddings()

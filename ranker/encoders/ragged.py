@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +15,34 @@ from ranker.encoders.kernels.blocks import BLOCK
 from ranker.types import TokenBatch
 
 TILE = 64  # tokens; see pad_to_tiles
+FILLED = 0.75  # rows of a group for padded attention are longer than this share of the longest
+
+
+class RowGroup(NamedTuple):
+    """Rows of near lengths, padded to the longest of them.
+
+    Args:
+        rows: Indices of the rows, int64 [group rows].
+        tokens: Index of each of their tokens in the batch, int64 [group tokens].
+        cells: Index of each of these tokens in the flattened padded tensor, int64 [group tokens].
+        key_mask: True for tokens that are attended to, bool [group rows, length].
+    """
+
+    rows: Tensor
+    tokens: Tensor
+    cells: Tensor
+    key_mask: Tensor
+
+    def pad(self, flat: Tensor) -> Tensor:
+        """Convert [tokens, ...] of the batch to [group rows, length, ...]; padding is 0."""
+        taken, shape = flat.index_select(0, self.tokens), self.key_mask.shape
+        if len(taken) < shape.numel():
+            taken = flat.new_zeros(shape.numel(), *flat.shape[1:]).index_copy(0, self.cells, taken)
+        return taken.view(*shape, *flat.shape[1:])
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """Convert [group rows, length, ...] to [group tokens, ...]."""
+        return padded.reshape(-1, *padded.shape[2:]).index_select(0, self.cells)
 
 
 @dataclass(frozen=True)
@@ -62,6 +91,44 @@ class RaggedLayout:
         valid_rows = rows.clamp(max=self.batch.num_rows - 1)
         first_positions = (numbers - (ends - counts)[valid_rows]) * BLOCK
         return torch.stack([torch.where(rows < self.batch.num_rows, rows, -1), first_positions], 1).int()
+
+    @cached_property
+    def groups(self) -> tuple[RowGroup, ...]:
+        """Groups of rows for padded attention, the longest first.
+
+        On a CPU their lengths are near each other. On other devices all rows are one group, because the host would wait
+        for the lengths.
+        """
+        lengths = self.batch.cu_seqlens.diff().long()
+        attended = lengths if self.batch.attended is None else self.batch.attended.long()
+        if lengths.device.type != "cpu":
+            return (self._group(torch.arange(len(lengths), device=lengths.device), self.batch.max_length, attended),)
+        longest_first = lengths.argsort(descending=True, stable=True)
+        groups, first = [], 0
+        counts = lengths[longest_first].tolist()
+        for end in range(1, len(counts) + 1):
+            if end == len(counts) or counts[end] < FILLED * counts[first]:
+                groups.append(self._group(longest_first[first:end], counts[first], attended))
+                first = end
+        return tuple(groups)
+
+    def _group(self, rows: Tensor, length: int, attended: Tensor) -> RowGroup:
+        columns = torch.arange(length, device=rows.device)
+        starts = self.batch.cu_seqlens[:-1].long()
+        if len(rows) == self.batch.num_rows and rows.device.type != "cpu":  # all, in order: no count from the device
+            return RowGroup(rows, torch.arange(self.batch.num_tokens, device=rows.device), self.cells,
+                            columns < attended[rows].unsqueeze(1))  # fmt: skip
+        cells = (columns < self.batch.cu_seqlens.diff()[rows].unsqueeze(1)).flatten().nonzero().squeeze(1)
+        tokens = (starts[rows].unsqueeze(1) + columns).flatten()[cells]
+        return RowGroup(rows, tokens, cells, columns < attended[rows].unsqueeze(1))
+
+    @cached_property
+    def from_groups(self) -> tuple[Tensor, Tensor]:
+        """Place of each token, int64 [tokens], and of each row, int64 [rows], in the concatenation of the groups."""
+        return (
+            torch.cat([group.tokens for group in self.groups]).argsort(),
+            torch.cat([group.rows for group in self.groups]).argsort(),
+        )
 
     @cached_property
     def _columns(self) -> Tensor:

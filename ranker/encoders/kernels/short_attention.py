@@ -33,9 +33,36 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def _is_near(i, j, num_keys, WINDOW: tl.constexpr):
+    """Whether queries at positions `i` attend to keys at positions `j`; a negative WINDOW is no limit."""
+    if WINDOW >= 0:
+        return (j < num_keys) & (i - j <= WINDOW) & (j - i <= WINDOW)
+    else:
+        return j < num_keys
+
+
+@triton.jit
+def _first(begin, WINDOW: tl.constexpr, SIZE: tl.constexpr):
+    """Return the first position, a multiple of SIZE, of the blocks that are near a block from `begin`."""
+    if WINDOW >= 0:
+        return tl.maximum(begin - WINDOW, 0) // SIZE * SIZE
+    else:
+        return 0
+
+
+@triton.jit
+def _end(end, length, WINDOW: tl.constexpr):
+    """Return the end of the positions that are near a block up to `end`."""
+    if WINDOW >= 0:
+        return tl.minimum(end + WINDOW, length)
+    else:
+        return length
+
+
+@triton.jit
 def _attend(
     qkv, out, sums, cu_seqlens, cu_keys, blocks, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    DIM: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Compute one head of a block of queries."""
     row, head = tl.load(blocks + tl.program_id(0) // HEADS * 2), tl.program_id(0) % HEADS
@@ -44,25 +71,33 @@ def _attend(
         length = tl.load(cu_seqlens + row + 1) - start
         num_keys = tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)
         dims = tl.arange(0, DIM)
-        i = tl.load(blocks + tl.program_id(0) // HEADS * 2 + 1) + tl.arange(0, QUERIES)
+        begin = tl.load(blocks + tl.program_id(0) // HEADS * 2 + 1)
+        i = begin + tl.arange(0, QUERIES)
         base = qkv + start * (3 * HEADS * DIM) + head * DIM
         query = tl.load(base + i[:, None] * (3 * HEADS * DIM) + dims[None, :], mask=(i < length)[:, None], other=0.0)
         running_max = tl.full([QUERIES], float("-inf"), tl.float32)
         running_sum = tl.zeros([QUERIES], tl.float32)
         mixed = tl.zeros([QUERIES, DIM], tl.float32)
-        for first in range(0, num_keys, KEYS):
+        for first in range(_first(begin, WINDOW, KEYS), _end(begin + QUERIES, num_keys, WINDOW), KEYS):
             j = first + tl.arange(0, KEYS)
             key_pointers = base + j[:, None] * (3 * HEADS * DIM) + dims[None, :]
             key = tl.load(key_pointers + HEADS * DIM, mask=(j < num_keys)[:, None], other=0.0)
             value = tl.load(key_pointers + 2 * HEADS * DIM, mask=(j < num_keys)[:, None], other=0.0)
             logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
-            logits = tl.where((j < num_keys)[None, :], logits, float("-inf"))
+            logits = tl.where(_is_near(i[:, None], j[None, :], num_keys, WINDOW), logits, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(logits, 1))
-            weights = tl.exp2(logits - new_max[:, None])
-            rescale = tl.exp2(running_max - new_max)
+            if WINDOW >= 0:  # no key of this block may be near a query
+                safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+            else:
+                safe_max = new_max
+            weights = tl.exp2(logits - safe_max[:, None])
+            rescale = tl.exp2(running_max - safe_max)
             running_sum = running_sum * rescale + tl.sum(weights, 1)
             mixed = mixed * rescale[:, None] + tl.dot(weights.to(value.dtype), value)
             running_max = new_max
+        if WINDOW >= 0:  # a query without keys has weights 0
+            running_max = tl.where(running_sum > 0, running_max, float("inf"))
+            running_sum = tl.where(running_sum > 0, running_sum, 1.0)
         out_pointers = out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
         tl.store(out_pointers, (mixed / running_sum[:, None]).to(out.dtype.element_ty), mask=(i < length)[:, None])
         tl.store(sums + head.to(tl.int64) * num_tokens + start + i, running_max + tl.log2(running_sum), mask=i < length)
@@ -71,7 +106,7 @@ def _attend(
 @triton.jit
 def _tile_backward(
     grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,  # noqa: ARG001
-    DIM: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
+    DIM: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of one row and head with more than SHORTEST and at most SIZE tokens, as one tile.
 
@@ -93,26 +128,31 @@ def _tile_backward(
             grad_out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :], mask=in_row, other=0.0
         )
         log_sum = tl.load(sums + head.to(tl.int64) * num_tokens + start + i, mask=i < length, other=float("inf"))
-        logits = tl.where((i < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
+        near = _is_near(i[:, None], i[None, :], num_keys, WINDOW)
+        logits = tl.where(near, tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
         weights = tl.exp2(logits - log_sum[:, None])
         summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
         partial = tl.dot(tl.trans(weights.to(value.dtype)), upstream)
         tl.store(grad + offsets + 2 * HEADS * DIM, partial.to(grad.dtype.element_ty), mask=in_row)
-        tl.store(summed + 2 * HEADS * DIM, tl.sum(partial, 0))
+        if SUMS:
+            tl.store(summed + 2 * HEADS * DIM, tl.sum(partial, 0))
         grad_weights = tl.dot(upstream, tl.trans(value))
         slope = (weights * (grad_weights - tl.sum(weights * grad_weights, 1)[:, None]) * SCALE).to(query.dtype)
         partial = tl.dot(slope, key)
         tl.store(grad + offsets, partial.to(grad.dtype.element_ty), mask=in_row)
-        tl.store(summed, tl.sum(partial, 0))
+        if SUMS:
+            tl.store(summed, tl.sum(partial, 0))
         partial = tl.dot(tl.trans(slope), query)
         tl.store(grad + offsets + HEADS * DIM, partial.to(grad.dtype.element_ty), mask=in_row)
-        tl.store(summed + HEADS * DIM, tl.sum(partial, 0))
+        if SUMS:
+            tl.store(summed + HEADS * DIM, tl.sum(partial, 0))
 
 
 @triton.jit
 def _keys_backward(
     grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
+    DIM: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
+    QUERIES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of one row and head with more than SHORTEST and at most SIZE tokens.
 
@@ -144,9 +184,9 @@ def _keys_backward(
             mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
             log_sum = tl.load(totals + i, mask=i < length, other=float("inf"))
             # keys as rows, queries as columns, so that two of the products need no transposed weights
-            weights = tl.exp2(
-                tl.where(is_key, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf")) - log_sum[None, :]
-            )
+            near = _is_near(i[None, :], j[:, None], num_keys, WINDOW)
+            logits = tl.where(near, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf"))
+            weights = tl.exp2(logits - log_sum[None, :])
             grad_value += tl.dot(weights.to(value.dtype), upstream)
             slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
             grad_key += tl.dot(slope, query)
@@ -162,16 +202,17 @@ def _keys_backward(
             grad_value.to(grad.dtype.element_ty),
             mask=in_row,
         )
-        summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
-        tl.store(summed, query_sum)
-        tl.store(summed + HEADS * DIM, tl.sum(grad_key, 0))
-        tl.store(summed + 2 * HEADS * DIM, tl.sum(grad_value, 0))
+        if SUMS:
+            summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
+            tl.store(summed, query_sum)
+            tl.store(summed + HEADS * DIM, tl.sum(grad_key, 0))
+            tl.store(summed + 2 * HEADS * DIM, tl.sum(grad_value, 0))
 
 
 @triton.jit
 def _block_backward(
     grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
+    DIM: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of one row and head with more than SHORTEST tokens, block by block.
 
@@ -197,16 +238,15 @@ def _block_backward(
             value = tl.load(qkv + block_offsets + 2 * HEADS * DIM, mask=in_row, other=0.0)
             grad_key = tl.zeros([SIZE, DIM], tl.float32)
             grad_value = tl.zeros([SIZE, DIM], tl.float32)
-            for first in range(0, length, SIZE):
+            for first in range(_first(begin, WINDOW, SIZE), _end(begin + SIZE, length, WINDOW), SIZE):
                 i = first + tl.arange(0, SIZE)
                 in_row_i = (i < length)[:, None]
                 query = tl.load(qkv + base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
                 upstream = tl.load(grad_out + out_base + i[:, None] * (HEADS * DIM), mask=in_row_i, other=0.0)
                 output = tl.load(out + out_base + i[:, None] * (HEADS * DIM), mask=in_row_i, other=0.0)
                 log_sum = tl.load(totals + i, mask=i < length, other=float("inf"))
-                logits = tl.where(
-                    (k < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf")
-                )
+                near = _is_near(i[:, None], k[None, :], num_keys, WINDOW)
+                logits = tl.where(near, tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
                 weights = tl.exp2(logits - log_sum[:, None])
                 grad_value += tl.dot(tl.trans(weights.to(value.dtype)), upstream)
                 mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
@@ -223,23 +263,23 @@ def _block_backward(
             log_sum = tl.load(totals + k, mask=k < length, other=float("inf"))
             mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
             grad_query = tl.zeros([SIZE, DIM], tl.float32)
-            for first in range(0, num_keys, SIZE):
+            for first in range(_first(begin, WINDOW, SIZE), _end(begin + SIZE, num_keys, WINDOW), SIZE):
                 j = first + tl.arange(0, SIZE)
                 in_row_i = (j < num_keys)[:, None]
                 key = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=in_row_i, other=0.0)
                 value = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=in_row_i, other=0.0)
-                logits = tl.where(
-                    (j < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf")
-                )
+                near = _is_near(k[:, None], j[None, :], num_keys, WINDOW)
+                logits = tl.where(near, tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
                 weights = tl.exp2(logits - log_sum[:, None])
                 slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None]) * SCALE).to(key.dtype)
                 grad_query += tl.dot(slope, key)
             tl.store(grad + block_offsets, grad_query.to(grad.dtype.element_ty), mask=in_row)
             query_sum += tl.sum(grad_query, 0)
-        summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
-        tl.store(summed, query_sum)
-        tl.store(summed + HEADS * DIM, key_sum)
-        tl.store(summed + 2 * HEADS * DIM, value_sum)
+        if SUMS:
+            summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
+            tl.store(summed, query_sum)
+            tl.store(summed + HEADS * DIM, key_sum)
+            tl.store(summed + 2 * HEADS * DIM, value_sum)
 
 
 # launches: measured on an H200, see docs/performance.md
@@ -270,7 +310,8 @@ def backward_launches(dim: int, shared_memory: int) -> list[tuple[Any, dict[str,
 
 
 def attend(
-    qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor, wrap: Callable[..., Any] = lambda kernel: kernel
+    qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor, wrap: Callable[..., Any] = lambda kernel: kernel,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attend within each row.
 
@@ -281,6 +322,8 @@ def attend(
         blocks: Row and first position of each block of `BLOCK` tokens, int32 [blocks, 2]; row -1 if unused
             (`RaggedLayout.blocks`).
         wrap: Wrapper of the kernel; `wrap_triton` if it is traced.
+        window: Largest distance between a token and those that it attends to; None: no limit. A token without any gets
+            zeros.
 
     Returns:
         Attention output [tokens, heads, dim]; base-2 logarithms of the softmax sums, float32 [heads, tokens].
@@ -291,7 +334,8 @@ def attend(
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=qkv.device)
     with torch.cuda.device_of(qkv):  # Triton launches on the current device
         wrap(_attend)[(blocks.shape[0] * heads,)](
-            qkv, out, sums, cu_seqlens, cu_keys, blocks, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim, **FORWARD
+            qkv, out, sums, cu_seqlens, cu_keys, blocks, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim,
+            WINDOW=-1 if window is None else window, **FORWARD,
         )  # fmt: skip
     return out, sums
 
@@ -306,24 +350,26 @@ def _shared_memory(device: torch.device) -> int:
 def attend_backward(
     grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor,
     blocks: Tensor,  # noqa: ARG001
-    wrap: Callable[..., Any] = lambda kernel: kernel,
+    wrap: Callable[..., Any] = lambda kernel: kernel, window: int | None = None, bias: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute the gradients of `attend`; arguments as there, `out` and `sums` are its results, `grad_out` is as `out`.
 
     Returns:
-        d/d(qkv) [tokens, 3, heads, dim]; d/d(bias) of the linear layer that computed `qkv`, float32 [3 * heads * dim].
+        d/d(qkv) [tokens, 3, heads, dim]; d/d(bias) of the linear layer that computed `qkv`, float32 [3 * heads * dim],
+        empty if not `bias`.
     """
     tokens, _, heads, dim = qkv.shape
     qkv, grad_out = qkv.contiguous(), grad_out.contiguous()
     grad = torch.empty_like(qkv)
     rows = cu_seqlens.shape[0] - 1
-    parts = torch.empty(rows, 3 * heads * dim, dtype=torch.float32, device=qkv.device)
+    parts = torch.empty(rows if bias else 0, 3 * heads * dim, dtype=torch.float32, device=qkv.device)
+    constants = {"SCALE": dim**-0.5, "HEADS": heads, "DIM": dim, "WINDOW": -1 if window is None else window}
     tensors = (grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys)
     # programs of rows outside a launch's range of lengths end at once
     with torch.cuda.device_of(qkv):
         for kernel, settings in backward_launches(dim, _shared_memory(qkv.device)):
-            wrap(kernel)[(rows * heads,)](*tensors, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim, **settings)
-    return grad, column_sums(parts, wrap)
+            wrap(kernel)[(rows * heads,)](*tensors, tokens, SUMS=bias, **constants, **settings)
+    return grad, column_sums(parts, wrap) if bias else parts
 
 
 @triton_op("ranker::short_attention", mutates_args=())
