@@ -86,7 +86,8 @@ class RankBatch(Movable):
         labels: Grades or a teacher's scores, float32 [batch, docs]; 0 where `doc_mask` is False.
         doc_mask: True where a group has a doc, bool [batch, docs]. Rows of `pairs` and of `docs` are its True cells in
             row-major order.
-        places: Index of each group within the optimizer step, int64 [batch]; in evaluation, the index of the query.
+        group_ids: Index of each group within the optimizer step, int64 [batch]. In evaluation, where a group of a
+            cross-encoder is one candidate: the index of the candidate; for a bi-encoder, of the query.
         share: Number of groups here divided by the number of groups of the whole step on all devices. The shares of a
             step sum to 1.
         pairs: One row per real doc: query and doc in one sequence.
@@ -96,7 +97,7 @@ class RankBatch(Movable):
 
     labels: Tensor
     doc_mask: Tensor
-    places: Tensor
+    group_ids: Tensor
     share: float
     pairs: TokenBatch | None = None
     queries: TokenBatch | None = None

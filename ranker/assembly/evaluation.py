@@ -65,7 +65,7 @@ def evaluate_sets(
             scorer,
             data.score_batches(collection, devices.rank, devices.world_size),
             devices,
-            data.batch.workers,
+            data.batch_options.workers,
             progress=f"test {name}" if cfg.trainer.enable_progress_bar else None,
             inference_mode=cfg.trainer.inference_mode,
         )

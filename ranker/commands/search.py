@@ -148,7 +148,7 @@ def _vector_engines(
     )
     fabric = build_fabric(cfg, folder, "search")
     scorer = scorer.to(fabric.device)
-    budget = data.batch.eval_max_tokens or data.batch.max_tokens
+    budget = data.batch_options.eval_max_tokens or data.batch_options.max_tokens
     device = Device(fabric.device, fabric.autocast, fabric.global_rank, fabric.world_size, budget)
     vectors = None if cfg.encode.folder is None else Path(cfg.encode.folder)
     options = EncodeOptions(Path(cfg.cache_dir), vectors, cfg.encode.dtype, cfg.encode.shard_docs)

@@ -156,7 +156,7 @@ class Collator:
         return self.query.row_lengths(query_lengths) + (self.doc.row_lengths(doc_lengths) * mask).sum(axis=1)
 
     def collate(
-        self, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray, places: np.ndarray, share: float
+        self, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray, group_ids: np.ndarray, share: float
     ) -> RankBatch:
         """Make the micro-batch of some groups.
 
@@ -164,7 +164,7 @@ class Collator:
             query_rows: Rows of the query store [groups].
             doc_rows: Rows of the doc store [groups, docs], -1 where a group has no doc.
             labels: Label of each doc [groups, docs].
-            places: Index of each group in the optimizer step [groups].
+            group_ids: Index of each group in the optimizer step [groups].
             share: Groups of this micro-batch divided by groups of the whole step.
         """
         mask = doc_rows >= 0
@@ -173,22 +173,22 @@ class Collator:
         query_lengths = self.query_lengths(query_rows)
         doc_lengths = self.doc_lengths(flat_docs, query_lengths[group_of_doc])
         # Row ids count the step's queries and docs group by group, so they do not depend on how the step is split
-        query_ids = torch.from_numpy((places * (doc_rows.shape[1] + 1)).astype(np.int64))
-        doc_ids = query_ids[group_of_doc] + 1 + torch.from_numpy(slot_of_doc)
+        query_row_ids = torch.from_numpy((group_ids * (doc_rows.shape[1] + 1)).astype(np.int64))
+        doc_row_ids = query_row_ids[group_of_doc] + 1 + torch.from_numpy(slot_of_doc)
         batches: dict[str, TokenBatch] = {}
         if self.reads == "pairs":
             texts = [
                 (self.queries, query_rows[group_of_doc], query_lengths[group_of_doc]),
                 (self.docs, flat_docs, doc_lengths),
             ]
-            batches["pairs"] = replace(self.pair.lay_out(texts), row_ids=doc_ids)
+            batches["pairs"] = replace(self.pair.lay_out(texts), row_ids=doc_row_ids)
         else:
-            batches["queries"] = replace(self.query_batch(query_rows), row_ids=query_ids)
-            batches["docs"] = replace(self.doc_batch(flat_docs), row_ids=doc_ids)
+            batches["queries"] = replace(self.query_batch(query_rows), row_ids=query_row_ids)
+            batches["docs"] = replace(self.doc_batch(flat_docs), row_ids=doc_row_ids)
         return RankBatch(
             labels=torch.from_numpy(np.where(mask, labels, 0.0).astype(np.float32)),
             doc_mask=torch.from_numpy(mask),
-            places=torch.from_numpy(places.astype(np.int64)),
+            group_ids=torch.from_numpy(group_ids.astype(np.int64)),
             share=share,
             **batches,
         )

@@ -79,7 +79,7 @@ class RankData(pl.LightningDataModule):
     Args:
         splits: The source's splits, with candidates.
         inputs: What the scorer reads.
-        batch: Sizes of steps and micro-batches.
+        batch_options: Sizes of steps and micro-batches.
         limits: Maximum text lengths in tokens.
         depth: Candidates per query that are re-ranked in validation and tests; None: all.
         seed: Seed of shuffles and draws.
@@ -91,7 +91,7 @@ class RankData(pl.LightningDataModule):
         self,
         splits: Splits,
         inputs: ScorerInputs,
-        batch: BatchOptions,
+        batch_options: BatchOptions,
         limits: TextLimits,
         depth: int | None = 100,
         seed: int = 0,
@@ -99,7 +99,7 @@ class RankData(pl.LightningDataModule):
         train_docs: TrainDocs = TrainDocs(),
     ) -> None:
         super().__init__()
-        self.splits, self.inputs, self.batch, self.limits = splits, inputs, batch, limits
+        self.splits, self.inputs, self.batch_options, self.limits = splits, inputs, batch_options, limits
         self.depth, self.seed, self.cache_dir, self.train_docs = depth, seed, Path(cache_dir), train_docs
         self._stores: dict[str, TokenStore] = {}
         self._samplers: dict[int, GroupSampler] = {}
@@ -168,7 +168,7 @@ class RankData(pl.LightningDataModule):
 
     def _sampler(self, collection: Collection, collator: Collator) -> GroupSampler:
         if self.trains_on_triples:
-            if self.batch.docs != 2 or self.batch.positives != 1:
+            if self.batch_options.docs != 2 or self.batch_options.positives != 1:
                 log.info(
                     "%s: a training group is a triple, one relevant doc and one other; batch.docs and batch.positives "
                     "don't apply",
@@ -180,7 +180,11 @@ class RankData(pl.LightningDataModule):
             collator.queries,
             collator.docs,
             GroupOptions(
-                self.batch.docs, self.batch.positives, self.batch.depth, self.seed, self.train_docs.random_negatives
+                self.batch_options.docs,
+                self.batch_options.positives,
+                self.batch_options.depth,
+                self.seed,
+                self.train_docs.random_negatives,
             ),
             _read_negatives(self.train_docs.negatives, collection) if self.train_docs.negatives else None,
             _read_teacher(self.train_docs.teacher, collection) if self.train_docs.teacher else None,
@@ -207,36 +211,42 @@ class RankData(pl.LightningDataModule):
             self._samplers[id(collection)] = self._sampler(collection, collator)
             self._warn_of_few_groups(len(self._samplers[id(collection)]))
         sampler = self._samplers[id(collection)]
-        docs = 2 if isinstance(sampler, TripleGroups) else self.batch.docs
+        docs = 2 if isinstance(sampler, TripleGroups) else self.batch_options.docs
         largest = _largest_group(collator, docs)
-        if largest > self.batch.max_tokens:
+        if largest > self.batch_options.max_tokens:
             raise ConfigError(
                 f"batch.max_tokens: expected at least {largest}, the tokens of the largest possible group of {docs} "
-                f"docs, got {self.batch.max_tokens}; raise it, or lower batch.docs or max_doc_tokens"
+                f"docs, got {self.batch_options.max_tokens}; raise it, or lower batch.docs or max_doc_tokens"
             )
         plan = StepPlan(
-            len(sampler), self.batch.queries, self.batch.max_tokens, self.seed, self.batch.min_micro_batches
+            len(sampler),
+            self.batch_options.queries,
+            self.batch_options.max_tokens,
+            self.seed,
+            self.batch_options.min_micro_batches,
         )
         in_batch = self.train_docs.in_batch
         positives = KnownPositives.of(collection, collator.queries, collator.docs) if in_batch else None
         return TrainSteps(plan, sampler, collator, rank, world, positives)
 
     def _warn_of_few_groups(self, num_groups: int) -> None:
-        groups = min(num_groups, self.batch.queries)
-        if self.batch.min_micro_batches > groups:
+        groups = min(num_groups, self.batch_options.queries)
+        if self.batch_options.min_micro_batches > groups:
             rank_zero_only(log.warning)(
                 "trainer.accumulate_grad_batches: a step has %d query groups, so it is split into %d micro-batches at "
                 "most, not %d",
                 groups,
                 groups,
-                self.batch.min_micro_batches,
+                self.batch_options.min_micro_batches,
             )
 
     def train_dataloader(self) -> StepLoader:
         """Return the loader of this device's steps; it can resume in the middle of an epoch."""
         assert self.trainer is not None
         steps = self.train_steps(self.trainer.global_rank, self.trainer.world_size)
-        return StepLoader(steps, self.batch.workers, pin_memory=self.trainer.strategy.root_device.type == "cuda")
+        return StepLoader(
+            steps, self.batch_options.workers, pin_memory=self.trainer.strategy.root_device.type == "cuda"
+        )
 
     # evaluation
     # ------------------------------------------------------------------------------------------------------------------
@@ -249,7 +259,7 @@ class RankData(pl.LightningDataModule):
             rank: Number of the device.
             world: Number of devices.
         """
-        budget = self.batch.eval_max_tokens or self.batch.max_tokens
+        budget = self.batch_options.eval_max_tokens or self.batch_options.max_tokens
         return ScoreBatches(collection, self.depth, self.collator(collection), budget, rank, world)
 
     def _loader(self, collection: Collection) -> DataLoader[Any]:
@@ -257,7 +267,7 @@ class RankData(pl.LightningDataModule):
         return DataLoader(
             self.score_batches(collection, self.trainer.global_rank, self.trainer.world_size),
             batch_size=None,
-            num_workers=self.batch.workers,
+            num_workers=self.batch_options.workers,
             pin_memory=self.trainer.strategy.root_device.type == "cuda",
         )
 

@@ -58,9 +58,9 @@ class TrainSteps(Dataset[TrainStep]):
         sizes = self.collator.group_sizes(query_rows, doc_rows)
         micro_batches = tuple(
             self.collator.collate(
-                query_rows[part], doc_rows[part], labels[part], np.asarray(part), len(part) / len(groups)
+                query_rows[chosen], doc_rows[chosen], labels[chosen], np.asarray(chosen), len(chosen) / len(groups)
             )
-            for part in self.plan.cut(sizes.tolist(), self.rank, self.world)
+            for chosen in self.plan.micro_batches(sizes.tolist(), self.rank, self.world)
         )
         step_contrast = None
         if self.positives is not None:

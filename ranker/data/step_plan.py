@@ -101,26 +101,28 @@ class StepPlan:
 
     Args:
         num_groups: Groups in the training set.
-        queries: Groups per optimizer step, over all devices; the last step of an epoch may have fewer.
+        groups_per_step: Groups per optimizer step, over all devices; the last step of an epoch may have fewer.
         max_tokens: Token budget of a micro-batch on one device.
         seed: Seed of the shuffle.
         min_micro_batches: Smallest number of micro-batches per device and step, where there are enough groups.
     """
 
     num_groups: int
-    queries: int
+    groups_per_step: int
     max_tokens: int
     seed: int = 0
     min_micro_batches: int = 1
 
     def __len__(self) -> int:
-        return -(-self.num_groups // self.queries)
+        return -(-self.num_groups // self.groups_per_step)
 
     def groups(self, epoch: int, step: int) -> np.ndarray:
         """Return the groups of a step, int64 [groups]; the order is the same on every device."""
-        return _order(self.num_groups, self.seed, epoch)[step * self.queries : (step + 1) * self.queries]
+        return _order(self.num_groups, self.seed, epoch)[
+            step * self.groups_per_step : (step + 1) * self.groups_per_step
+        ]
 
-    def cut(self, sizes: Sequence[int], rank: int, world: int) -> list[list[int]]:
+    def micro_batches(self, sizes: Sequence[int], rank: int, world: int) -> list[list[int]]:
         """Return this device's micro-batches, as indices into the step's groups.
 
         Args:
@@ -142,6 +144,6 @@ class StepPlan:
         device_groups = deal(sizes, world)[rank]
         device_sizes = [sizes[group] for group in device_groups]
         bins = max(self.min_micro_batches, -(-sum(device_sizes) // self.max_tokens))
-        while any(sum(device_sizes[i] for i in part) > self.max_tokens for part in deal(device_sizes, bins)):
+        while any(sum(device_sizes[i] for i in items) > self.max_tokens for items in deal(device_sizes, bins)):
             bins += 1
-        return [sorted(device_groups[i] for i in part) for part in deal(device_sizes, bins) if part]
+        return [sorted(device_groups[i] for i in items) for items in deal(device_sizes, bins) if items]

@@ -6,8 +6,10 @@ change nothing, no random state has to be stored, and a repeated pass has the sa
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def _int32(number: int) -> int:
@@ -76,3 +78,34 @@ def _finalise(bits: Tensor, last_shift: bool = True) -> Tensor:
         bits ^= shifted
         bits *= multiplier
     return bits ^ ((bits >> 16) & 0xFFFF) if last_shift else bits
+
+
+class HashedDropout(nn.Dropout):
+    """Dropout of a transformers model by hash: takes the place of the `nn.Dropout` modules that drop token states.
+
+    Args:
+        rate: Probability of dropping a value.
+        sites: Numbers of this module's places in the model, one per call in a forward pass.
+        source: Holds the hashes of the running forward pass.
+    """
+
+    def __init__(self, rate: float, sites: list[int], source: HashSource) -> None:
+        super().__init__(rate)
+        self.sites, self.source = sites, source
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Drop values, [..., dim]; outside of the encoder's forward pass, or on another shape, as `nn.Dropout`."""
+        if not self.training or self.p == 0:
+            return values
+        hashes = self.source.next_hashes(self)
+        if hashes is None or hashes.shape != values.shape[:-1]:
+            return super().forward(values)
+        return hashed_dropout(values.flatten(0, -2), hashes.flatten(), self.p).view_as(values)
+
+
+class HashSource(Protocol):
+    """Gives dropout modules the hashes of the running forward pass."""
+
+    def next_hashes(self, module: HashedDropout) -> Tensor | None:
+        """Return the hashes of a module's next call, int32 [rows, columns]; None outside of a forward pass."""
+        ...

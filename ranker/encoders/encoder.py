@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from ranker.encoders.dropout import HashedDropout
 from ranker.encoders.execution import DEFAULT, Execution
-from ranker.encoders.family import family_of, max_positions
+from ranker.encoders.family import family_of, first_position, max_positions
 from ranker.encoders.graphs import Graphs
-from ranker.encoders.padded import padded_forward
 from ranker.encoders.passes import Output
 from ranker.encoders.ragged_forward import RaggedForward, last
+from ranker.encoders.traits import Traits, common_tokens, measure, one_row, reads_segments
+from ranker.encoders.transformers_forward import NEAR, Request, TransformersForward
 from ranker.interactions.pooling import pool
 from ranker.types import TokenBatch
 
@@ -24,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Work:
+class TokenCounts:
     """What the training passes of an encoder computed, in tokens.
 
     Args:
@@ -39,10 +41,16 @@ class Work:
 class Encoder(nn.Module):
     """Turn ragged token batches into states, one vector per token.
 
-    Families whose layers this package knows (`Family.layers`) run without padding: every linear layer sees real tokens
-    only (`ragged_forward`). Others are padded and run through transformers' own forward (`padded`). Both give the same
-    states. On CUDA in half precision, attention also runs without padding; it then applies no attention dropout. Layers
-    run through this package's kernels, or as compiled functions where the kernels cannot run (`paths`).
+    Every family runs on the fastest path that gives a row the states that it has alone (`path`):
+
+    - `own`: families whose layers this package knows (`Family.layers`) without padding, by its own layers
+      (`ragged_forward`);
+    - `packed`: transformers' own forward on one row that holds all texts, without padding;
+    - `padded`: transformers' own forward on groups of rows of near lengths, each padded to its longest row;
+    - `by_length`: the same on groups of equal length, for families whose states depend on padding.
+
+    For families without a table entry the path is measured (`traits`). All paths give the same states. On CUDA in half
+    precision, attention also runs without padding; it then applies no attention dropout.
 
     Args:
         model: The transformers model, without its pooler.
@@ -50,9 +58,13 @@ class Encoder(nn.Module):
         execution: How to compute.
 
     Attributes:
-        ragged: Whether batches run without padding: `execution.ragged`, if the family can.
-        work: Tokens of the training passes since it was last reset, see `Work`.
+        path: See above.
+        token_counts: Tokens of the training passes since it was last reset, see `TokenCounts`.
         dropout_seed: Seed of the dropout masks, set for each optimizer step; None: each forward pass draws one.
+
+    Raises:
+        CheckpointError: The model does not run on a row by itself.
+        ConfigError: An option insists on something that the family does not have.
     """
 
     def __init__(
@@ -65,12 +77,34 @@ class Encoder(nn.Module):
         self.model: Any = model
         self.tokenizer = tokenizer
         self.execution = execution
-        self.ragged = execution.ragged and family_of(model.config).layers is not None
-        self.work = Work()
+        self.token_counts = TokenCounts()
         self.dropout_seed: int | None = None
         words: Any = model.get_input_embeddings()
         self._ragged_forward = RaggedForward(execution, ids_in_table=len(tokenizer) <= len(words.weight))
-        self._logged_padded = False
+        self._logged_path = False
+        family = family_of(model.config)
+        if execution.ragged and family.layers is not None:
+            self._traits = Traits(
+                "own", first_position(model.config), model.config.hidden_size, model.config.num_hidden_layers
+            )
+            self._forward = None
+        else:
+            ids = common_tokens(tokenizer, len(words.weight))
+            self._forward = TransformersForward(model, reads_segments(model.config, tokenizer))
+            self._traits = measure(model, self._forward, ids, execution.ragged, family)
+            self._forward.find_dropout(model, one_row(ids, words.weight.device), self.path == "packed")
+            if execution.checkpointing:
+                self._forward.checkpoint_activations(model)
+
+    @property
+    def path(self) -> str:
+        """How batches run: `own`, `packed`, `padded` or `by_length`."""
+        return self._traits.path
+
+    @property
+    def ragged(self) -> bool:
+        """Whether batches run without padding."""
+        return self.path not in ("padded", "by_length")
 
     @property
     def config(self) -> PretrainedConfig:
@@ -80,12 +114,12 @@ class Encoder(nn.Module):
     @property
     def dim(self) -> int:
         """Size of a state."""
-        return self.config.hidden_size
+        return self._traits.dim
 
     @property
     def num_layers(self) -> int:
         """Number of transformer layers."""
-        return self.config.num_hidden_layers
+        return self._traits.num_layers
 
     @property
     def max_tokens(self) -> int:
@@ -103,9 +137,9 @@ class Encoder(nn.Module):
 
         Args:
             batch: The batch.
-            pooling: `cls`, `mean` or `max`.
+            pooling: One of `ranker.interactions.pooling.POOLINGS`.
         """
-        first_tokens = pooling == "cls" and self.ragged
+        first_tokens = pooling == "cls" and self._forward is None
         if not (first_tokens and self._ragged_forward.can_skip_other_tokens(self.model, batch.tokens.device)):
             return pool(self(batch), batch, pooling)
         return last(self._run(batch, Output.FIRST_TOKENS))[: batch.num_rows].to(self.model.dtype)
@@ -113,7 +147,7 @@ class Encoder(nn.Module):
     def layers(self, batch: TokenBatch) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer, each [tokens, dim].
 
-        Layers run when they are read: stop early to skip the rest.
+        Layers run when they are read: stop early to skip the rest (not in transformers' own forward).
         """
         for states in self._run(batch, Output.ALL_LAYERS):
             yield states[: batch.num_tokens].to(self.model.dtype)
@@ -123,20 +157,31 @@ class Encoder(nn.Module):
         self.dropout_seed, self._ragged_forward.graphs = None, Graphs()
 
     def _run(self, batch: TokenBatch, output: Output) -> Iterator[Tensor]:
-        """Yield the states of a forward pass, see `ForwardPass`, and add a training pass to `work`."""
-        if self.ragged:
+        """Yield the states of a forward pass, see `ForwardPass`, and add a training pass to `token_counts`."""
+        self._log_path()
+        if self._forward is None:
             forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed)
         else:
-            self._log_padded()
-            forward = padded_forward(self.model, batch, self.tokenizer.pad_token_id)
+            request = Request(batch, output is Output.ALL_LAYERS, self._mask_seed())
+            if self.path == "packed":
+                forward = self._forward.packed(self.model, request)
+            else:
+                forward = self._forward.padded(self.model, request, 1.0 if self.path == "by_length" else NEAR)
         # a pass without gradients, as GradCache's first one, is repeated later and counted then
         if self.training and torch.is_grad_enabled():
-            self.work.computed_tokens += forward.computed_tokens
-            self.work.last_layer_tokens += batch.num_rows if output is Output.FIRST_TOKENS else batch.num_tokens
+            self.token_counts.computed_tokens += forward.computed_tokens
+            self.token_counts.last_layer_tokens += batch.num_rows if output is Output.FIRST_TOKENS else batch.num_tokens
         yield from forward.states
 
-    def _log_padded(self) -> None:
-        if not self._logged_padded:
-            self._logged_padded = True
-            model_type = self.config.model_type
-            log.info("encoder: padded batches through transformers' own forward (%s, ragged=false)", model_type)
+    def _mask_seed(self) -> int | None:
+        """Return the seed of this pass's dropout masks; None if no dropout is on."""
+        dropouts = (module for module in self.model.modules() if isinstance(module, HashedDropout))
+        if not any(module.p for module in dropouts if module.training):
+            return None
+        return int(torch.randint(2**62, ())) if self.dropout_seed is None else self.dropout_seed
+
+    def _log_path(self) -> None:
+        if not self._logged_path:
+            self._logged_path = True
+            if self._forward is not None:
+                log.info("encoder: %s", self._traits.described(self.config.model_type))

@@ -14,7 +14,7 @@ class Execution:
     """Options of execution. They change the speed; results change by rounding only.
 
     Args:
-        ragged: Run without padding if the family can; False runs transformers' own forward.
+        ragged: Run without padding if the family can; False runs transformers' own forward over padded rows.
         compile: Compile layers on CUDA in half precision that are not `fused`. `auto`: if the tools are available;
             True: required.
         attention: Kernel on CUDA in half precision: `short`, `library` or `auto` (short if it supports the sizes).
@@ -22,6 +22,8 @@ class Execution:
             support the batch (Triton, GELU, rows that the short kernel takes); True: Triton and GELU are required.
         graphs: Replay training passes through these kernels as CUDA graphs. `auto`: on one device, micro-batches that
             are small enough to gain from it; True: all.
+        checkpointing: Compute the activations of each layer again in the backward pass, in place of storing them: a
+            third more work for a fraction of the memory.
 
     Raises:
         ConfigError: An option has an unknown value.
@@ -32,10 +34,12 @@ class Execution:
     attention: str = "auto"
     fused: bool | str = "auto"
     graphs: bool | str = "auto"
+    checkpointing: bool = False
 
     def __post_init__(self) -> None:
-        if self.ragged not in (True, False):
-            raise ConfigError(f"encoder.ragged: expected true or false; got {self.ragged!r}")
+        for key in ("ragged", "checkpointing"):
+            if getattr(self, key) not in (True, False):
+                raise ConfigError(f"encoder.{key}: expected true or false; got {getattr(self, key)!r}")
         for key in ("compile", "fused", "graphs"):
             value = getattr(self, key)
             if value not in (True, False, "auto"):

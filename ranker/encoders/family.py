@@ -53,6 +53,9 @@ class Family:
         reads_single_segment: The model looks up token type ids even if `type_vocab_size` is 1, so an id of 1 would
             be outside its table. False: a model with one token type ignores the ids.
         classifier: Layers of the family's sequence classification model; None if it computes something else.
+        path: The path of transformers' own forward, see `ranker.encoders.traits.Traits`. None: it is measured.
+        why_padded: Why this path is not `packed`, for the log.
+        refused: Why models of the family can't be trained; empty if they can.
     """
 
     model_type: str
@@ -60,6 +63,9 @@ class Family:
     positions_after_padding: bool | None = None
     reads_single_segment: bool = False
     classifier: Classifier | None = None
+    path: str | None = None
+    why_padded: str = ""
+    refused: str = ""
 
 
 @cache
@@ -101,4 +107,5 @@ def max_positions(config: PretrainedConfig, model: nn.Module | None = None) -> i
         config: The model's configuration.
         model: The model, see `first_position`.
     """
-    return getattr(config, "max_position_embeddings", UNLIMITED) - first_position(config, model)
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return UNLIMITED if limit is None or limit <= 0 else limit - first_position(config, model)

@@ -37,7 +37,7 @@ def check_tokens(encoder: Any) -> None:
         encoder: An `Encoder`, just loaded.
 
     Raises:
-        CheckpointError: An id is outside the table, or batches are padded and there is no padding token.
+        CheckpointError: An id is outside the table.
     """
     model, tokenizer = encoder.model, encoder.tokenizer
     where = _name_of(encoder)
@@ -61,10 +61,6 @@ def check_tokens(encoder: Any) -> None:
             f"{where}: expected token ids below {rows}, the rows of the embedding table, got {len(tokenizer)} tokens "
             f"with ids up to {outside[token]} ({token!r}); take the tokenizer that belongs to the model, or resize the "
             "table (resize_token_embeddings)"
-        )
-    if not encoder.ragged and tokenizer.pad_token_id is None:
-        raise CheckpointError(
-            f"{where}: expected a padding token, got a tokenizer without one; set pad_token in tokenizer_config.json"
         )
 
 

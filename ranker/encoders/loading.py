@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import logging
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import torch
-from transformers import (
-    MODEL_MAPPING,
-    AutoConfig,
-    AutoModel,
-    AutoTokenizer,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
 from ranker.encoders.model_folder import check_model_folder
+from ranker.encoders.text_model import build, keep_layers, read, set_dropout
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.errors import CheckpointError, ConfigError
 from ranker.files import leads_out
@@ -43,6 +35,7 @@ def load_encoder(
     attention: str = "auto",
     fused: bool | str = "auto",
     graphs: bool | str = "auto",
+    checkpointing: bool = False,
     trust_remote_code: bool = False,
 ) -> Encoder:
     """Load an encoder and its tokenizer.
@@ -55,11 +48,12 @@ def load_encoder(
         attention_dropout: Dropout on attention weights (off in attention without padding: CUDA in half precision);
             None keeps the checkpoint's.
         pretrained: False: random weights with the checkpoint's configuration.
-        ragged: See `Execution`, as for the next four.
+        ragged: See `Execution`, as for the next five.
         compile: See `Execution`.
         attention: See `Execution`.
         fused: See `Execution`.
         graphs: See `Execution`.
+        checkpointing: See `Execution`.
         trust_remote_code: Whether code in the weights' repository may run.
 
     Raises:
@@ -88,22 +82,15 @@ def load_encoder(
             ) from error
     check_config(config, name)
     if layers is not None:
-        if not 1 <= layers <= config.num_hidden_layers:
-            raise ConfigError(f"encoder.layers: expected 1 to {config.num_hidden_layers} for {name!r}, got {layers}")
-        config.num_hidden_layers = layers
-    for key, config_key, rate in (
-        ("dropout", "hidden_dropout_prob", dropout),
-        ("attention_dropout", "attention_probs_dropout_prob", attention_dropout),
-    ):
-        if rate is not None:
-            if not 0 <= rate < 1:
-                raise ConfigError(f"encoder.{key}: expected at least 0 and below 1, got {rate}")
-            setattr(config, config_key, rate)
-    model = (
-        _build(config) if name == "tiny" or not pretrained else _load_weights(name, config, trust_remote_code, cached)
-    )
+        keep_layers(config, layers, name)
+    set_dropout(config, dropout, attention_dropout, name)
+    if name == "tiny" or not pretrained:
+        model = build(config)
+    else:
+        model = _load_weights(name, config, trust_remote_code, cached)
     model.train()  # from_pretrained returns eval mode, which Lightning keeps: dropout would be off
-    encoder = Encoder(model, tokenizer, Execution(ragged, compile, attention, fused, graphs))
+    execution = Execution(ragged, compile, attention, fused, graphs, checkpointing)
+    encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
     return encoder
 
@@ -127,18 +114,6 @@ def _package_folder(package: str, folder: str) -> Path:
     if not path.is_dir():
         raise ConfigError(f"encoder.name: expected a folder inside the package {package!r}, got {folder!r}")
     return path
-
-
-def without_pooler(config: PretrainedConfig) -> dict[str, bool]:
-    """Return the constructor arguments that leave out the pooler, whose parameters would be unused under DDP."""
-    model_class: Any = MODEL_MAPPING.get(type(config), None)
-    if model_class is not None and "add_pooling_layer" in inspect.signature(model_class).parameters:
-        return {"add_pooling_layer": False}
-    return {}
-
-
-def _build(config: PretrainedConfig) -> PreTrainedModel:
-    return AutoModel.from_config(config, **without_pooler(config))
 
 
 def _no_hub(name: str) -> str | None:
@@ -167,10 +142,7 @@ def _no_hub(name: str) -> str | None:
 def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, cached: bool) -> PreTrainedModel:
     """Load trained weights; refuse a checkpoint that lacks a matrix, or more than a tenth of all weights."""
     try:
-        model, info = AutoModel.from_pretrained(
-            name, config=config, output_loading_info=True, trust_remote_code=trust_remote_code, local_files_only=cached,
-            dtype=torch.float32, **without_pooler(config),
-        )  # fmt: skip
+        model, info = read(name, config, trust_remote_code, cached)
     except Exception as error:
         reason = " ".join(str(error).split())
         raise CheckpointError(f"{name}: expected weights that load, got {type(error).__name__}: {reason}") from error

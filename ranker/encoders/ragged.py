@@ -12,13 +12,12 @@ from torch.nn import functional
 
 from ranker.data.ragged import tensor_ranges
 from ranker.encoders.kernels.blocks import BLOCK
+from ranker.encoders.row_groups import row_groups
 from ranker.types import TokenBatch
 
 TILE = 64  # tokens; see pad_to_tiles
-FILLED = 0.75  # rows of a group for padded attention are longer than this share of the longest
 
-
-class RowGroup(NamedTuple):
+class PaddedGroup(NamedTuple):
     """Rows of near lengths, padded to the longest of them.
 
     Args:
@@ -93,42 +92,23 @@ class RaggedLayout:
         return torch.stack([torch.where(rows < self.batch.num_rows, rows, -1), first_positions], 1).int()
 
     @cached_property
-    def groups(self) -> tuple[RowGroup, ...]:
-        """Groups of rows for padded attention, the longest first.
-
-        On a CPU their lengths are near each other. On other devices all rows are one group, because the host would wait
-        for the lengths.
-        """
-        lengths = self.batch.cu_seqlens.diff().long()
-        attended = lengths if self.batch.attended is None else self.batch.attended.long()
-        if lengths.device.type != "cpu":
-            return (self._group(torch.arange(len(lengths), device=lengths.device), self.batch.max_length, attended),)
-        longest_first = lengths.argsort(descending=True, stable=True)
-        groups, first = [], 0
-        counts = lengths[longest_first].tolist()
-        for end in range(1, len(counts) + 1):
-            if end == len(counts) or counts[end] < FILLED * counts[first]:
-                groups.append(self._group(longest_first[first:end], counts[first], attended))
-                first = end
+    def groups(self) -> tuple[PaddedGroup, ...]:
+        """Groups of rows for padded attention, without empty rows; on a GPU the host waits for their lengths."""
+        starts, attended = self.batch.cu_seqlens[:-1].long(), self.batch.attended
+        groups = []
+        for group in row_groups(self.batch.cu_seqlens):
+            columns = torch.arange(group.longest, device=starts.device)
+            real = columns < group.lengths.unsqueeze(1)
+            cells = real.flatten().nonzero_static(size=int(group.lengths.sum()))[:, 0]
+            tokens = (starts[group.rows].unsqueeze(1) + columns).flatten()[cells]
+            keys = real if attended is None else columns < attended[group.rows].unsqueeze(1)
+            groups.append(PaddedGroup(group.rows, tokens, cells, keys))
         return tuple(groups)
 
-    def _group(self, rows: Tensor, length: int, attended: Tensor) -> RowGroup:
-        columns = torch.arange(length, device=rows.device)
-        starts = self.batch.cu_seqlens[:-1].long()
-        if len(rows) == self.batch.num_rows and rows.device.type != "cpu":  # all, in order: no count from the device
-            return RowGroup(rows, torch.arange(self.batch.num_tokens, device=rows.device), self.cells,
-                            columns < attended[rows].unsqueeze(1))  # fmt: skip
-        cells = (columns < self.batch.cu_seqlens.diff()[rows].unsqueeze(1)).flatten().nonzero().squeeze(1)
-        tokens = (starts[rows].unsqueeze(1) + columns).flatten()[cells]
-        return RowGroup(rows, tokens, cells, columns < attended[rows].unsqueeze(1))
-
     @cached_property
-    def from_groups(self) -> tuple[Tensor, Tensor]:
-        """Place of each token, int64 [tokens], and of each row, int64 [rows], in the concatenation of the groups."""
-        return (
-            torch.cat([group.tokens for group in self.groups]).argsort(),
-            torch.cat([group.rows for group in self.groups]).argsort(),
-        )
+    def from_groups(self) -> Tensor:
+        """Place of each token in the concatenation of the groups, int64 [tokens]."""
+        return torch.cat([group.tokens for group in self.groups]).argsort()
 
     @cached_property
     def _columns(self) -> Tensor:

@@ -16,12 +16,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import normalizers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
+from ranker.encoders import text_model
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
-from ranker.encoders.loading import without_pooler
 from ranker.encoders.model_folder import check_model_folder, read_json, read_object
 from ranker.errors import CheckpointError
 from ranker.files import leads_out
@@ -53,7 +53,7 @@ def write_json(path: Path, content: Any) -> None:
 
 
 @dataclass(frozen=True)
-class Module:
+class StoredModule:
     """One entry of modules.json.
 
     Args:
@@ -70,7 +70,7 @@ class Module:
         return read_object(self.folder / "config.json")
 
 
-def read_modules(folder: Path) -> dict[str, list[Module]]:
+def read_modules(folder: Path) -> dict[str, list[StoredModule]]:
     """Read modules.json: `{"query": [...], "document": [...]}`, two equal lists if queries and docs share all modules.
 
     Raises:
@@ -88,8 +88,8 @@ def read_modules(folder: Path) -> dict[str, list[Module]]:
         ) from error
 
 
-def _sides(folder: Path, entries: Any) -> dict[str, list[Module]]:
-    chain = [Module(entry["type"].rpartition(".")[2], _inside(folder, entry["path"])) for entry in entries]
+def _sides(folder: Path, entries: Any) -> dict[str, list[StoredModule]]:
+    chain = [StoredModule(entry["type"].rpartition(".")[2], _inside(folder, entry["path"])) for entry in entries]
     first, rest = chain[0], chain[1:]
     if first.name == "Transformer":
         return {"query": chain, "document": chain}
@@ -101,7 +101,8 @@ def _sides(folder: Path, entries: Any) -> dict[str, list[Module]]:
             f"{folder}: expected a router with the routes query and document, got {sorted(router.get('structure', {}))}"
         )
     return {
-        route: [Module(router["types"][name].rpartition(".")[2], _inside(first.folder, name)) for name in names] + rest
+        route: [StoredModule(router["types"][name].rpartition(".")[2], _inside(first.folder, name)) for name in names]
+        + rest
         for route, names in router["structure"].items()
     }
 
@@ -125,14 +126,7 @@ def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str,
     check_model_folder(folder)
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     check_config(config, str(folder))
-    model, info = AutoModel.from_pretrained(
-        folder,
-        config=config,
-        output_loading_info=True,
-        dtype=torch.float32,
-        trust_remote_code=False,
-        **without_pooler(config),
-    )
+    model, info = text_model.read(folder, config)
     if info["missing_keys"]:
         raise CheckpointError(
             f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing"
@@ -172,7 +166,7 @@ def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mappin
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
 
 
-def read_dense(module: Module) -> tuple[nn.Linear, str]:
+def read_dense(module: StoredModule) -> tuple[nn.Linear, str]:
     """Read a Dense module: its linear layer, and the name of its activation in `ACTIVATIONS`.
 
     Raises:

@@ -16,7 +16,7 @@ from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError
 from ranker.export._modules import (
     SETTINGS,
-    Module,
+    StoredModule,
     has_modules,
     is_multi_vector,
     read_dense,
@@ -187,7 +187,7 @@ def read(folder: Path, execution: Execution) -> SingleVectorModel:
 class _ReadSide:
     """The modules of queries or of docs, read from a folder."""
 
-    def __init__(self, folder: Path, modules: list[Module], execution: Execution) -> None:
+    def __init__(self, folder: Path, modules: list[StoredModule], execution: Execution) -> None:
         self.pooling, self.activation, self.normalized, self.pools_prompt = "", "identity", False, True
         if modules[0].name != "Transformer":
             raise CheckpointError(f"{folder}: expected a Transformer first, got {modules[0].name}")
@@ -210,7 +210,7 @@ class _ReadSide:
             )
 
 
-def _pooling_of(module: Module) -> str:
+def _pooling_of(module: StoredModule) -> str:
     """Return the pooling that a configuration names, in the library's older or newer form."""
     config, names = module.config, {key: name for name, key in POOLING_KEYS.items()}
     if "pooling_mode" in config:

@@ -71,19 +71,19 @@ class LambdaLoss(nn.Module):
     def _pair_weights(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
         """Return (rho + mu delta) |G_i - G_j|, [batch, docs, docs]; the diagonal is not used."""
         ranks = _ranks(scores, labels, doc_mask).to(scores.dtype)
-        worth = discounts(ranks)
+        rank_discounts = discounts(ranks)
         # distance is 0 only on the diagonal; the clamp avoids the infinite delta there (the diagonal is not used)
         distance = gaps(ranks).abs().clamp(min=1.0)
         weight = self.mu * (discounts(distance) - discounts(distance + 1.0)).abs()
         if self.k is not None:
-            worth = worth.masked_fill(ranks > self.k, 0.0)
+            rank_discounts = rank_discounts.masked_fill(ranks > self.k, 0.0)
             weight = weight.masked_fill(torch.minimum(ranks.unsqueeze(2), ranks.unsqueeze(1)) > self.k, 0.0)
-        return (weight + gaps(worth).abs()) * gaps(ndcg_gains(labels, doc_mask, self.k)).abs()
+        return (weight + gaps(rank_discounts).abs()) * gaps(ndcg_gains(labels, doc_mask, self.k)).abs()
 
 
 def _ranks(scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
     """Return 1-based ranks [batch, docs] by descending score, then ascending label; cells without a doc come last."""
     by_label = labels.argsort(dim=1, stable=True)
-    shown = scores.masked_fill(~doc_mask, -torch.inf).gather(1, by_label)
-    order = by_label.gather(1, shown.argsort(dim=1, descending=True, stable=True))
+    scores_by_label = scores.masked_fill(~doc_mask, -torch.inf).gather(1, by_label)
+    order = by_label.gather(1, scores_by_label.argsort(dim=1, descending=True, stable=True))
     return order.argsort(dim=1) + 1

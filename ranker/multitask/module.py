@@ -85,15 +85,18 @@ class MultitaskModule(RerankModule):
         for i, batch in enumerate(step.micro_batches):
             assert isinstance(batch, TaskBatch)
             self._seed_dropout(step, i)
-            parts = self.task_losses(batch)
-            for task, part in parts.items():
-                losses[task] += part.detach()
+            batch_losses = self.task_losses(batch)
+            for task, loss in batch_losses.items():
+                losses[task] += loss.detach()
             if per_task:
-                for number, (task, part) in enumerate(parts.items()):
-                    gradients.add(part, task, keep_graph=number < len(parts) - 1)
+                for number, (task, loss) in enumerate(batch_losses.items()):
+                    gradients.add(loss, task, keep_graph=number < len(batch_losses) - 1)
             else:
                 gradients.add(
-                    torch.stack([coefficients[task].to(part.dtype) * part for task, part in parts.items()]).sum(), 0
+                    torch.stack(
+                        [coefficients[task].to(loss.dtype) * loss for task, loss in batch_losses.items()]
+                    ).sum(),
+                    0,
                 )
         gradients.sum_over_devices()
         if dist.is_initialized():
@@ -110,14 +113,14 @@ class MultitaskModule(RerankModule):
             total.double() if self.trainer.is_global_zero else torch.zeros((), dtype=torch.float64, device=self.device)
         )
 
-    def learn(self, step: TrainStep, finite: Tensor) -> None:
+    def update_other_state(self, step: TrainStep, finite: Tensor) -> None:
         """Count the step's rows and update learned weights if `finite`, bool [], without a host synchronisation."""
         assert isinstance(step, TaskStep) and self._step_losses is not None
         (losses, norms), self._step_losses = self._step_losses, None
         self.rows_seen += torch.stack([finite * count for count in step.rows])
         for task, name in enumerate(self.tasks):
             self.log(f"rows/{name}", self.rows_seen[task].float())
-        self.weights.learn(losses, step.rows, norms, finite)
+        self.weights.update(losses, step.rows, norms, finite)
 
     def on_train_epoch_end(self) -> None:
         """Warn of tasks that had no rows in the epoch (PC-55)."""
@@ -133,16 +136,16 @@ class MultitaskModule(RerankModule):
             )
 
     def task_losses(self, batch: TaskBatch) -> dict[int, Tensor]:
-        """Return this micro-batch's part of each task's loss, by task number; a step's parts add up to its loss."""
+        """Return this micro-batch's part of each task's loss, by task number; a step's loss is the sum of its parts."""
         scorer: Any = self.scorer
         scores, outputs = scorer.outputs(batch)
-        parts = {}
+        losses = {}
         if scores is not None:
             assert self.loss is not None
-            parts[0] = self.loss(scores, batch.labels, batch.doc_mask) * batch.share
+            losses[0] = self.loss(scores, batch.labels, batch.doc_mask) * batch.share
         for head_batch, head_outputs in zip(batch.heads, outputs, strict=True):
-            parts[1 + head_batch.task] = scorer.task_heads()[head_batch.task].loss(head_outputs, head_batch)
-        return parts
+            losses[1 + head_batch.task] = scorer.task_heads()[head_batch.task].loss(head_outputs, head_batch)
+        return losses
 
     def _compares_gradients(self, step: TaskStep) -> bool:
         """Whether gradient cosines are logged at this step; it must have rows of ranking and of another task."""

@@ -50,10 +50,10 @@ class TaskHead(nn.Module):
     ) -> None:
         super().__init__()
         self.spec, self.layers, self.pooling, self.num_outputs = spec, tuple(layers), pooling, num_outputs
-        self.parts = MAX_SPANS if pooling == "span" else 1
+        self.num_spans = MAX_SPANS if pooling == "span" else 1
         self.mix = nn.Parameter(torch.zeros(len(layers))) if len(layers) > 1 else None
         self.dropout = nn.Dropout(dropout)
-        self.inner = nn.Linear(self.parts * dim, hidden)
+        self.inner = nn.Linear(self.num_spans * dim, hidden)
         self.out = nn.Linear(hidden, num_outputs)
 
     @property
@@ -78,7 +78,7 @@ class TaskHead(nn.Module):
         if self.mix is not None:
             mixed = torch.einsum("l,ltd->td", self.mix.softmax(0).to(mixed.dtype), torch.stack(read))
         sums = mixed.new_zeros(len(batch.lengths), mixed.shape[1]).index_add(0, batch.owners, mixed)
-        pooled = (sums / batch.lengths.unsqueeze(1).to(sums.dtype)).view(-1, self.parts * mixed.shape[1])
+        pooled = (sums / batch.lengths.unsqueeze(1).to(sums.dtype)).view(-1, self.num_spans * mixed.shape[1])
         outputs = self.out(self.dropout(functional.relu(self.inner(self.dropout(pooled)))))
         return outputs if outputs.dtype == torch.float64 else outputs.float()
 

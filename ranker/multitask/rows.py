@@ -50,15 +50,15 @@ class TaskRows:
     Args:
         name: Name of the head.
         rows: Row of each pair in `Sequences`, int64 [pairs].
-        targets: Offsets: pair i has the targets `targets[i]` to `targets[i + 1] - 1`, int64 [pairs + 1].
+        target_starts: Pair i has the targets `target_starts[i]` to `target_starts[i + 1] - 1`, int64 [pairs + 1].
         spans: Start (inclusive) and end (exclusive) of each token span that the head reads for a target, relative to
-            the row's first token, int64 [targets, parts, 2]. For an unused span, start equals end.
+            the row's first token, int64 [targets, spans, 2]. For an unused span, start equals end.
         labels: Class (int64) or number (float32) of each target [targets].
     """
 
     name: str
     rows: np.ndarray
-    targets: np.ndarray
+    target_starts: np.ndarray
     spans: np.ndarray
     labels: np.ndarray
 
@@ -141,7 +141,7 @@ def refuse_held_out(
     not_in_train = sorted(
         {(example.query_id, example.doc_id) for example in examples if example.query_id not in train.queries}
     )
-    for part, collection in held_out.items():
+    for split, collection in held_out.items():
         shared = [
             (query_id, texts[_normalised(text)], "text")
             for query_id, text in collection.queries.items()
@@ -156,8 +156,8 @@ def refuse_held_out(
             held_out_id, labelled_id, what = shared[0]
             count = len({query_id for _, query_id, _ in shared})
             raise DataError(
-                f"model.heads.{name}: expected labels on training queries only, got {count} queries of {part}, as "
-                f"{labelled_id!r} ({part}'s {held_out_id!r} has the same {what}); remove them from the labels or from "
+                f"model.heads.{name}: expected labels on training queries only, got {count} queries of {split}, as "
+                f"{labelled_id!r} ({split}'s {held_out_id!r} has the same {what}); remove them from the labels or from "
                 "the training queries"
             )
 
@@ -182,10 +182,10 @@ def to_rows(
         DataError: Truncation removes all targets of a task.
     """
     assert limits.pair is not None
-    texts = list(dict.fromkeys((example.query, example.doc) for part in examples for example in part))
+    texts = list(dict.fromkeys((example.query, example.doc) for of_task in examples for example in of_task))
     sequences = Sequences.of(texts, tokenizer, "pairs", limits.pair, limits.query, limits.doc)
     pair_of = {pair: number for number, pair in enumerate(texts)}
-    rows = [_rows_of(task, part, sequences, pair_of) for task, part in zip(tasks, examples, strict=True)]
+    rows = [_rows_of(task, of_task, sequences, pair_of) for task, of_task in zip(tasks, examples, strict=True)]
     return sequences, rows
 
 
@@ -196,8 +196,8 @@ def _rows_of(
     pair_of: dict[tuple[str, str], int],
 ) -> TaskRows:
     head, pooling = auxiliary.head, auxiliary.pooling
-    rows, offsets, spans, targets, num_cut = [], [0], [], [], 0
-    parts = MAX_SPANS if pooling == "span" else 1
+    rows, target_starts, spans, targets, num_cut = [], [0], [], [], 0
+    num_spans = MAX_SPANS if pooling == "span" else 1
     for example in examples:
         pair = pair_of[example.query, example.doc]
         row = int(sequences.pair_rows[pair, 1])
@@ -208,11 +208,13 @@ def _rows_of(
                 num_cut += 1
                 continue
             read: list[Any] = {"cls": [(start, start + 1)], "mean": [(start, end)]}.get(pooling, token_spans)
-            spans.append([(first - start, last - start) for first, last in [*read, *[(start, start)] * parts][:parts]])
+            spans.append(
+                [(first - start, last - start) for first, last in [*read, *[(start, start)] * num_spans][:num_spans]]
+            )
             targets.append(target)
-        if len(targets) > offsets[-1]:
+        if len(targets) > target_starts[-1]:
             rows.append(row)
-            offsets.append(len(targets))
+            target_starts.append(len(targets))
     if not targets:
         raise DataError(
             f"model.heads.{head.label}: expected at least one target that truncation leaves intact, got none in "
@@ -223,7 +225,7 @@ def _rows_of(
             "%s: %d of %d targets are left out, since truncation cut them", head.label, num_cut, num_cut + len(targets)
         )
     labels = _labels(head, auxiliary.task, [target.value for target in targets], [target.label for target in targets])
-    return TaskRows(head.label, np.array(rows), np.array(offsets), np.array(spans, dtype=np.int64), labels)
+    return TaskRows(head.label, np.array(rows), np.array(target_starts), np.array(spans, dtype=np.int64), labels)
 
 
 def _labels(head: Head, task: ProbeTask, values: Sequence[float | None], names: Sequence[str | None]) -> np.ndarray:

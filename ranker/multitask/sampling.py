@@ -125,7 +125,7 @@ def _draws(plan: TaskPlan, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         0 counts ranking steps, the others count rows.
     """
     shares, steps, seed = plan.shares(epoch), len(plan), plan.ranking.seed
-    rows = plan.ranking.queries * plan.docs
+    rows = plan.ranking.groups_per_step * plan.docs
     counts = np.zeros((steps, len(shares)), dtype=np.int64)
     if plan.sampling.composition == "mixed":
         counts[:, 0] = 1

@@ -29,13 +29,13 @@ from ranker.types import Movable, RankBatch, TokenBatch, TrainStep
 class HeadBatch(Movable):
     """The targets of one auxiliary task in a micro-batch.
 
-    A head reads one or more parts (spans of tokens) per target; target i has the parts from i * parts on.
+    A head reads the same number of token spans, one or more, for every target; spans of a target follow each other.
 
     Args:
         task: Index of the head.
-        tokens: Indices of the tokens of all parts in the micro-batch's states, int64 [read tokens].
-        owners: Part that each of these tokens belongs to, int64 [read tokens].
-        lengths: Number of tokens of each part, at least 1, int64 [targets * parts].
+        tokens: Indices of the tokens of all spans in the micro-batch's states, int64 [read tokens].
+        owners: Span that each of these tokens belongs to, int64 [read tokens].
+        lengths: Number of tokens of each span, at least 1, int64 [targets * spans].
         labels: Class (int64) or number (float32) of each target [targets].
         num_targets: Targets of the task in the whole step, on all devices.
     """
@@ -128,16 +128,22 @@ class TaskSteps(Dataset[TaskStep]):
         task_of = np.repeat(np.arange(len(self.tasks)), np.array([len(rows) for rows in task_rows], dtype=np.int64))
         number_of = np.concatenate([*task_rows, np.zeros(0, dtype=np.int64)]).astype(np.int64)
         rows = self._rows(task_of, number_of)
-        num_targets = [int(np.diff(task.targets)[rows].sum()) for task, rows in zip(self.tasks, task_rows, strict=True)]
+        num_targets = [
+            int(np.diff(task.target_starts)[rows].sum()) for task, rows in zip(self.tasks, task_rows, strict=True)
+        ]
         micro_batches = []
-        for part in self.plan.ranking.cut([*sizes, *self._lengths[rows].tolist()], self.rank, self.world):
-            group = np.array([item for item in part if item < num_groups], dtype=np.int64)
-            item = np.array([item - num_groups for item in part if item >= num_groups], dtype=np.int64)
+        for items in self.plan.ranking.micro_batches([*sizes, *self._lengths[rows].tolist()], self.rank, self.world):
+            groups_here = np.array([item for item in items if item < num_groups], dtype=np.int64)
+            rows_here = np.array([item - num_groups for item in items if item >= num_groups], dtype=np.int64)
             ranked = None
-            if len(group):
-                share = len(group) / num_groups
-                ranked = self.collator.collate(query_rows[group], doc_rows[group], labels[group], group, share)
-            micro_batches.append(self._with_rows(ranked, item, task_of[item], number_of[item], num_targets))
+            if len(groups_here):
+                share = len(groups_here) / num_groups
+                ranked = self.collator.collate(
+                    query_rows[groups_here], doc_rows[groups_here], labels[groups_here], groups_here, share
+                )
+            micro_batches.append(
+                self._with_rows(ranked, rows_here, task_of[rows_here], number_of[rows_here], num_targets)
+            )
         num_docs = int((doc_rows >= 0).sum())
         return TaskStep(
             epoch,
@@ -194,7 +200,7 @@ class TaskSteps(Dataset[TaskStep]):
         return TaskBatch(
             ranked.labels,
             ranked.doc_mask,
-            ranked.places,
+            ranked.group_ids,
             ranked.share,
             concatenate([ranked.pairs, *blocks]),
             heads=heads,
@@ -230,10 +236,10 @@ def _head_batch(task: int, rows: TaskRows, numbers: np.ndarray, starts: np.ndarr
         starts: First token of each of these rows in the micro-batch [rows].
         num_targets: Targets of the task in the whole step.
     """
-    counts = np.diff(rows.targets)[numbers]
-    targets = ranges(rows.targets[numbers], counts)
+    counts = np.diff(rows.target_starts)[numbers]
+    targets = ranges(rows.target_starts[numbers], counts)
     spans = rows.spans[targets] + np.repeat(starts, counts)[:, None, None]
-    spans = spans.reshape(-1, 2)  # [targets * parts, 2]
+    spans = spans.reshape(-1, 2)  # [targets * spans, 2]
     lengths = spans[:, 1] - spans[:, 0]
     return HeadBatch(
         task,
@@ -288,7 +294,7 @@ class TaskData(RankData):
         super().__init__(
             ranking.splits,
             ranking.inputs,
-            ranking.batch,
+            ranking.batch_options,
             ranking.limits,
             ranking.depth,
             ranking.seed,
@@ -312,12 +318,12 @@ class TaskData(RankData):
             self._rows = self._label(self.splits.train, ranking.collator)
         sequences, rows = self._rows
         longest = int(np.diff(sequences.starts).max(initial=0))
-        if longest > self.batch.max_tokens:
+        if longest > self.batch_options.max_tokens:
             raise ConfigError(
                 f"batch.max_tokens: expected at least {longest}, the tokens of the longest auxiliary row, "
-                f"got {self.batch.max_tokens}"
+                f"got {self.batch_options.max_tokens}"
             )
-        docs = 2 if self.trains_on_triples else self.batch.docs
+        docs = 2 if self.trains_on_triples else self.batch_options.docs
         plan = TaskPlan(ranking.plan, docs, tuple(map(len, rows)), self.sampling).until(self.max_epochs, self.max_steps)
         steps: Any = TaskSteps(plan, ranking.sampler, ranking.collator, sequences, rows, rank, world)
         return steps

@@ -74,7 +74,7 @@ class TaskWeights(nn.Module):
             total = total + (self.log_variance * (self.fixed.new_tensor(rows) > 0)).sum().to(losses.dtype) / 2
         return total
 
-    def learn(
+    def update(
         self, losses: Tensor, rows: Sequence[int], norms: Tensor | None = None, finite: Tensor | bool = True
     ) -> None:
         """Update the learned weights, identically on every device. Losses and norms that are not finite are ignored.

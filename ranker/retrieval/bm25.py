@@ -127,8 +127,8 @@ class BM25:
             ids.extend(doc.doc_id.encode() for doc in chunk)
             words = self._words([doc.full_text for doc in chunk])
             lengths.extend(map(len, words))
-            numbers = (vocabulary.setdefault(word, len(vocabulary)) for word in chain.from_iterable(words))
-            parts.append(np.fromiter(numbers, dtype=np.int32))
+            word_ids = (vocabulary.setdefault(word, len(vocabulary)) for word in chain.from_iterable(words))
+            parts.append(np.fromiter(word_ids, dtype=np.int32))
         offsets = np.concatenate([[0], np.cumsum(np.array(lengths, dtype=np.int64))])
         return _TokenIds(offsets, np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)), vocabulary
 

@@ -131,7 +131,7 @@ class VectorIndex:
             count: Vectors per query; all if there are fewer.
 
         Returns:
-            Inner products (approximate for compressed vectors), float32, and numbers of vectors, int64, both
+            Inner products (approximate for compressed vectors), float32, and indices of vectors, int64, both
             [queries, min(count, vectors)]. Where the index returns fewer vectors, the rest is -inf and -1.
         """
         count = min(count, self.num_vectors)
@@ -141,8 +141,8 @@ class VectorIndex:
         hnsw = getattr(index, "hnsw", None)
         if hnsw is not None and hnsw.efSearch < count:
             hnsw.efSearch = count
-        scores, numbers = index.search(np.ascontiguousarray(queries, dtype=np.float32), count)
-        empty = numbers < 0
+        scores, indices = index.search(np.ascontiguousarray(queries, dtype=np.float32), count)
+        empty = indices < 0
         if empty.any() and not self._warned:
             self._warned = True
             fewest = int((~empty).sum(axis=1).min())
@@ -153,7 +153,7 @@ class VectorIndex:
                 count,
                 fewest,
             )
-        return np.where(empty, -np.inf, scores), numbers
+        return np.where(empty, -np.inf, scores), indices
 
     def _copied(self, count: int) -> Any:
         """Return the copy of a GPU index in main memory, for a search of more vectors than a GPU fetches."""

@@ -24,8 +24,8 @@ from ranker.retrieval.vector_store import VectorStore
 log = logging.getLogger(__name__)
 
 SPARE = 32  # vectors fetched beyond the depth, so that ties at the cut are broken by descending doc id
-QUERIES = 256  # queries per search of the index
-ENCODED = 8192  # queries whose vectors are in memory at a time
+QUERIES_PER_SEARCH = 256  # queries per search of the index
+QUERIES_IN_MEMORY = 8192  # queries whose vectors are in memory at a time
 QUERY_VECTORS, DOC_VECTORS = 1024, 8192  # vectors that MaxSim compares at a time: 32 MiB of similarities
 
 Ranked = tuple[np.ndarray, np.ndarray]  # rows of docs, int64 [docs], and their scores, float32 [docs], best first
@@ -124,10 +124,12 @@ class VectorEngine:
         """
         query_rows = self.collator.queries.rows(list(query_ids))
         rankings: list[Ranked] = []
-        for first in range(0, len(query_ids), ENCODED):
-            vectors = encode_queries(self.scorer, self.collator, query_rows[first : first + ENCODED], self.device)
-            for start in range(0, vectors.num_texts, QUERIES):
-                queries = vectors.take(torch.arange(start, min(start + QUERIES, vectors.num_texts)))
+        for first in range(0, len(query_ids), QUERIES_IN_MEMORY):
+            vectors = encode_queries(
+                self.scorer, self.collator, query_rows[first : first + QUERIES_IN_MEMORY], self.device
+            )
+            for start in range(0, vectors.num_texts, QUERIES_PER_SEARCH):
+                queries = vectors.take(torch.arange(start, min(start + QUERIES_PER_SEARCH, vectors.num_texts)))
                 if self.store.description.several:
                     rankings += self._search_tokens(queries, depth)
                 else:
@@ -166,10 +168,12 @@ class VectorEngine:
         rankings: list[Ranked] = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))] * len(queries)
         pending, count = np.arange(len(queries)), depth * self.index.index_type.rescore + SPARE
         while len(pending):
-            scores, numbers = self.index.search(queries[pending], count)
+            scores, indices = self.index.search(queries[pending], count)
             tied = []
-            for query, query_scores, query_numbers in zip(pending.tolist(), scores, numbers, strict=True):
-                rows = query_numbers[query_numbers >= 0]
+            for query, query_scores, query_indices in zip(pending.tolist(), scores, indices, strict=True):
+                rows = query_indices[
+                    query_indices >= 0
+                ]  # a doc has one vector: the index of the vector is the row of the doc
                 vector = TextVectors(torch.from_numpy(queries[query : query + 1]))
                 rankings[query] = self._best(rows, self._exact(vector, rows), depth)
                 # if docs that were not fetched may tie with the doc at the last rank, fetch more, so that ties at the
@@ -191,12 +195,12 @@ class VectorEngine:
             every_doc = np.arange(self.store.num_docs)
             return [self._best(every_doc, scores, depth) for scores in self._maxsim(queries, every_doc)]
         count = self.late.token_depth * self.index.index_type.rescore
-        scores, numbers = self.index.search(queries.values.numpy(), count)
+        scores, indices = self.index.search(queries.values.numpy(), count)
         rankings = []
         ends = queries.counts.cumsum(0).tolist()
         for query, (end, num_vectors) in enumerate(zip(ends, queries.counts.tolist(), strict=True)):
             part = slice(end - num_vectors, end)
-            rows = self._promising(scores[part], numbers[part], num_candidates)
+            rows = self._promising(scores[part], indices[part], num_candidates)
             rankings.append(self._best(rows, self._exact(queries.take(torch.tensor([query])), rows), depth))
         lengths = [len(rows) for rows, _ in rankings]
         if min(lengths) < depth and not self._warned:
@@ -210,7 +214,7 @@ class VectorEngine:
             )
         return rankings
 
-    def _promising(self, scores: np.ndarray, numbers: np.ndarray, count: int) -> np.ndarray:
+    def _promising(self, scores: np.ndarray, indices: np.ndarray, count: int) -> np.ndarray:
         """Return rows of the docs with the best approximate MaxSim, at most `count`.
 
         The approximation sums, over query vectors, the best fetched similarity of a doc; where none of its vectors was
@@ -218,11 +222,11 @@ class VectorEngine:
 
         Args:
             scores: Similarities of the fetched vectors, float32 [query vectors, fetched].
-            numbers: Numbers of these vectors, -1 where fewer were fetched, int64 [query vectors, fetched].
+            indices: Indices of these vectors in the index, -1 where fewer were fetched, int64 [query vectors, fetched].
             count: Number of docs.
         """
-        real = numbers >= 0
-        rows = np.searchsorted(self.store.ends, np.where(real, numbers, 0), side="right")
+        real = indices >= 0
+        rows = np.searchsorted(self.store.ends, np.where(real, indices, 0), side="right")
         query_vectors = np.broadcast_to(np.arange(len(scores))[:, None], rows.shape)[real]
         docs, doc_of = np.unique(rows[real], return_inverse=True)
         lowest = np.where(real, scores, np.inf).min(axis=1)

@@ -253,12 +253,12 @@ class VectorStore:
         values = torch.from_numpy(self._at(ranges(self.ends[rows] - counts, counts)))
         return TextVectors(values, torch.from_numpy(counts) if self.description.several else None)
 
-    def _at(self, numbers: np.ndarray) -> np.ndarray:
-        """Return vectors by their numbers over all shards, int64 [vectors]; float32 [vectors, dim]."""
-        out = np.empty((len(numbers), self.description.dim), dtype=np.float32)
-        shards = np.searchsorted(self._shard_ends, numbers, side="right")
+    def _at(self, indices: np.ndarray) -> np.ndarray:
+        """Return vectors by their indices over all shards, int64 [vectors]; float32 [vectors, dim]."""
+        out = np.empty((len(indices), self.description.dim), dtype=np.float32)
+        shards = np.searchsorted(self._shard_ends, indices, side="right")
         for shard in np.unique(shards):
             in_shard = shards == shard
             start = self._shard_ends[shard - 1] if shard else 0
-            out[in_shard] = self._vectors[shard][numbers[in_shard] - start]
+            out[in_shard] = self._vectors[shard][indices[in_shard] - start]
         return out

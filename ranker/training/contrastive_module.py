@@ -270,9 +270,9 @@ class Direction(NamedTuple):
 def _rows_in_step(batch: RankBatch, contrast: Contrast) -> tuple[Tensor, Tensor]:
     """The step's row numbers of a micro-batch's queries, int64 [batch], and docs, int64 [docs of the micro-batch]."""
     counts = batch.doc_mask.sum(1)
-    starts = pad(torch.bincount(contrast.owners, minlength=contrast.mask.shape[0]).cumsum(0), (1, 0))[batch.places]
+    starts = pad(torch.bincount(contrast.owners, minlength=contrast.mask.shape[0]).cumsum(0), (1, 0))[batch.group_ids]
     assert batch.docs is not None
-    return batch.places, tensor_ranges(starts, counts, batch.docs.num_rows)
+    return batch.group_ids, tensor_ranges(starts, counts, batch.docs.num_rows)
 
 
 def _sum_over_devices(values: Tensor) -> None:

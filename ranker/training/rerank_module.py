@@ -139,7 +139,7 @@ class RerankModule(pl.LightningModule):
             optimizer.optimizer.found_inf = (~finite).float()
         elif not self._check_pending():
             optimizer.zero_grad()  # without gradients the optimizer's step changes nothing
-        self.learn(step, finite)
+        self.update_other_state(step, finite)
         optimizer.step()
         optimizer.zero_grad()
         schedulers: Any = self.lr_schedulers()
@@ -212,7 +212,7 @@ class RerankModule(pl.LightningModule):
             total += loss.detach()
         return total
 
-    def learn(self, step: TrainStep, finite: Tensor) -> None:
+    def update_other_state(self, step: TrainStep, finite: Tensor) -> None:
         """Hook for subclasses: update state that the optimizer does not own, such as loss weights.
 
         Args:

@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from ranker.encoders.encoder import Encoder, Work
+from ranker.encoders.encoder import Encoder, TokenCounts
 from ranker.types import TrainStep
 
 WARM_UP = 3  # the first steps compile and fill caches; they are reported separately if more steps follow
@@ -84,7 +84,7 @@ class Throughput(pl.Callback):
         self._config = getattr(getattr(getattr(module, "scorer", None), "encoder", None), "config", None)
         self._encoders = [part for part in module.modules() if isinstance(part, Encoder)]
         for encoder in self._encoders:
-            encoder.work = Work()
+            encoder.token_counts = TokenCounts()
         self._device = module.device
         if self._device.type == "cuda":
             self.matmul_rate = measure_matmul(self._device) * trainer.world_size
@@ -115,9 +115,9 @@ class Throughput(pl.Callback):
                         counts.squares + trainer.world_size * texts.cu_seqlens.diff().double().square().sum()
                     )
         for encoder in self._encoders:
-            counts.computed_tokens += trainer.world_size * encoder.work.computed_tokens
-            counts.last_layer_tokens += trainer.world_size * encoder.work.last_layer_tokens
-            encoder.work = Work()
+            counts.computed_tokens += trainer.world_size * encoder.token_counts.computed_tokens
+            counts.last_layer_tokens += trainer.world_size * encoder.token_counts.last_layer_tokens
+            encoder.token_counts = TokenCounts()
         is_logged = batch_idx % trainer.log_every_n_steps == 0  # type: ignore[attr-defined]
         if self.steps == WARM_UP or is_logged:
             self._wait_for_device()

@@ -122,34 +122,34 @@ def test_no_room_for_a_pair_is_a_config_error(collator_of):
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("max_tokens", [40, 100, 10_000])
 def test_a_step_is_dealt_whole_and_within_the_budget(world, max_tokens):
-    plan = StepPlan(num_groups=23, queries=8, max_tokens=max_tokens, seed=1)
+    plan = StepPlan(num_groups=23, groups_per_step=8, max_tokens=max_tokens, seed=1)
     sizes_of = np.random.default_rng(0).integers(5, 40, 23)
     seen = []
     for step in range(len(plan)):
         groups = plan.groups(0, step)
-        parts = [part for rank in range(world) for part in plan.cut(sizes_of[groups].tolist(), rank, world)]
+        parts = [part for rank in range(world) for part in plan.micro_batches(sizes_of[groups].tolist(), rank, world)]
         assert all(sizes_of[groups][part].sum() <= max_tokens for part in parts)
-        assert sorted(place for part in parts for place in part) == list(range(len(groups)))
+        assert sorted(group for part in parts for group in part) == list(range(len(groups)))
         seen += groups.tolist()
     assert len(plan) == 3
     assert sorted(seen) == list(range(23))
 
 
 def test_pc70_epochs_differ_and_repeat():
-    plan = StepPlan(num_groups=40, queries=40, max_tokens=100, seed=1)
+    plan = StepPlan(num_groups=40, groups_per_step=40, max_tokens=100, seed=1)
     assert plan.groups(0, 0).tolist() != plan.groups(1, 0).tolist()
     assert plan.groups(1, 0).tolist() == StepPlan(40, 40, 100, seed=1).groups(1, 0).tolist()
 
 
 def test_min_micro_batches_and_an_empty_device():
-    plan = StepPlan(num_groups=4, queries=4, max_tokens=100, min_micro_batches=3)
-    assert len(plan.cut([5, 5, 5, 5], 0, 1)) == 3
-    assert plan.cut([5], 1, 2) == []
+    plan = StepPlan(num_groups=4, groups_per_step=4, max_tokens=100, min_micro_batches=3)
+    assert len(plan.micro_batches([5, 5, 5, 5], 0, 1)) == 3
+    assert plan.micro_batches([5], 1, 2) == []
 
 
 def test_a_group_over_the_budget_is_refused():
     with pytest.raises(DataError, match="max_tokens: expected at least 41"):
-        StepPlan(2, 2, 40).cut([41, 3], 0, 1)
+        StepPlan(2, 2, 40).micro_batches([41, 3], 0, 1)
 
 
 def test_deal_is_balanced():

@@ -15,7 +15,7 @@ from transformers import (
     RobertaModel,
 )
 
-from ranker.encoders.encoder import Encoder, Work
+from ranker.encoders.encoder import Encoder, TokenCounts
 from ranker.encoders.execution import Execution
 from ranker.encoders.family import max_positions
 from ranker.encoders.loading import load_encoder
@@ -120,13 +120,13 @@ def test_the_count_of_flops_is_torchs_own_also_where_the_last_layer_works_for_fi
             part.p = 0.0
     batch = batch_of(ROWS[0], ROWS[0])  # rows of one length, so padding adds no FLOPs
     for run, last_layer_tokens in ((encoder, batch.num_tokens), (lambda batch: encoder.pooled(batch, "cls"), 2)):
-        encoder.work = Work()
+        encoder.token_counts = TokenCounts()
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             run(batch)
-        assert encoder.work == Work(batch.num_tokens, last_layer_tokens)
+        assert encoder.token_counts == TokenCounts(batch.num_tokens, last_layer_tokens)
         squares = 2.0 * len(ROWS[0]) ** 2
         assert (
-            matmul_flops(encoder.config, batch.num_tokens, squares, encoder.work.last_layer_tokens)
+            matmul_flops(encoder.config, batch.num_tokens, squares, encoder.token_counts.last_layer_tokens)
             == counter.get_total_flops()
         )
 
@@ -139,7 +139,7 @@ def test_work_is_of_each_training_pass_by_its_own_path_and_of_no_other_pass():
         encoder(batch_of(ROWS[0]))
     encoder.eval()(batch_of(ROWS[0]))
     real = len(ROWS[0]) + len(ROWS[1]) + len(ROWS[2])
-    assert encoder.work == Work(len(ROWS[0]) + 2 * max(len(ROWS[1]), len(ROWS[2])), real)
+    assert encoder.token_counts == TokenCounts(len(ROWS[0]) + 2 * max(len(ROWS[1]), len(ROWS[2])), real)
 
 
 def test_pc40_segments_reach_bert_and_do_not_break_roberta():

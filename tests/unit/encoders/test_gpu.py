@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel
 from ranker.encoders.attention import PackedRows, library_attention, short_attention
 from ranker.encoders.dropout import dropout_hashes, hashed_dropout
 from ranker.encoders.embeddings import EmbeddingInputs, fused_embedding
-from ranker.encoders.encoder import Encoder, Work
+from ranker.encoders.encoder import Encoder, TokenCounts
 from ranker.encoders.execution import Execution
 from ranker.encoders.graphs import Graphs
 from ranker.encoders.kernel_layer import triton_kernels
@@ -357,9 +357,9 @@ def test_small_passes_are_replayed_and_others_not():
     encoder = build_encoder(0.1)
     small, large = random_batch(*[60] * 20), random_batch(*[500] * 200)
     for batch, computed in ((small, 1216), (large, 100_032)) * 4:
-        encoder.work = Work()
+        encoder.token_counts = TokenCounts()
         read(encoder, batch, "cls").sum().backward()
-        assert encoder.work == Work(computed, batch.num_rows)
+        assert encoder.token_counts == TokenCounts(computed, batch.num_rows)
     encoder.eval()
     read(encoder, small, "cls").sum().backward()
     with torch.no_grad():

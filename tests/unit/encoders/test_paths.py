@@ -9,7 +9,7 @@ from ranker.encoders import paths, ragged_forward
 from ranker.encoders.attention import PackedRows, PaddedRows, library_attention, padded_attention, padded_average
 from ranker.encoders.compiled_layer import compiled_dropout, compiled_layer
 from ranker.encoders.dropout import hashed_dropout
-from ranker.encoders.encoder import Encoder, Work
+from ranker.encoders.encoder import Encoder, TokenCounts
 from ranker.encoders.execution import Execution
 from ranker.encoders.kernel_layer import Kernels, kernel_layer, triton_kernels
 from ranker.encoders.layer import linear_attention, post_norm_layer
@@ -118,4 +118,6 @@ def test_the_unpadded_pass_has_the_states_of_the_padded_one(dropout, graphs, fas
     got = [unpadded(batch), unpadded.pooled(batch, "cls"), *unpadded.layers(batch)]
     for states, right in zip(got, expected, strict=True):
         torch.testing.assert_close(states, right, rtol=0, atol=1e-10)
-    assert unpadded.work == Work(3 * 64, 13 + 3 + 13) and padded.work == Work(3 * 13, 13 + 3 + 13)
+    assert unpadded.token_counts == TokenCounts(3 * 64, 13 + 3 + 13) and padded.token_counts == TokenCounts(
+        3 * 13, 13 + 3 + 13
+    )

@@ -39,7 +39,7 @@ def test_uncertainty_settles_at_its_optimum(regression, loss, optimum, value):
     # exp(s) = 2 L for classes, L for numbers; L = 2 gives s = ln 4 and 1.193147
     made = weights("uncertainty", classes=(2,), regression=(regression,), given=(1.0,), lr=0.5)
     for _ in range(400):
-        made.learn(torch.tensor([loss]).double(), [1])
+        made.update(torch.tensor([loss]).double(), [1])
     assert made.log_variance.item() == pytest.approx(optimum, abs=1e-6)
     assert made.total(torch.tensor([loss]).double(), [1]).item() == pytest.approx(value, abs=1e-6)
 
@@ -47,9 +47,9 @@ def test_uncertainty_settles_at_its_optimum(regression, loss, optimum, value):
 def test_uncertainty_starts_at_no_weighting_is_clamped_and_leaves_absent_tasks_alone():
     made = weights("uncertainty", classes=(2, 2), regression=(False, False), given=(1.0, 1.0), lr=1e6)
     assert made.coefficients([1, 1]).tolist() == [1, 1]
-    made.learn(torch.tensor([2.0, 0.0]).double(), [1, 0])
+    made.update(torch.tensor([2.0, 0.0]).double(), [1, 0])
     assert made.log_variance.tolist() == [5, 0]
-    made.learn(torch.tensor([math.nan, 0.0]).double(), [1, 1])
+    made.update(torch.tensor([math.nan, 0.0]).double(), [1, 1])
     assert made.log_variance.tolist() == [5, -5]  # a loss that is no number spoils nothing
 
 
@@ -66,11 +66,11 @@ def test_gradnorm_by_hand():
     )
     assert slopes.tolist() == [3.0, -1.0]
     made = weights("gradnorm", classes=(2, 2), regression=(False, False), given=(1.0, 1.0), lr=0.1, alpha=1.0)
-    made.learn(torch.tensor([1.0, 1.0]).double(), [1, 1], torch.tensor([3.0, 1.0]).double())
+    made.update(torch.tensor([1.0, 1.0]).double(), [1, 1], torch.tensor([3.0, 1.0]).double())
     # 1 - 0.3 and 1 + 0.1, brought back to a sum of 2
     assert made.learned.tolist() == pytest.approx([0.7 * 2 / 1.8, 1.1 * 2 / 1.8])
     assert made.first_losses.tolist() == [1, 1]
-    made.learn(torch.tensor([0.5, 7.0]).double(), [1, 0], torch.tensor([1.0, 0.0]).double())
+    made.update(torch.tensor([0.5, 7.0]).double(), [1, 0], torch.tensor([1.0, 0.0]).double())
     assert made.first_losses.tolist() == [1, 1] and made.learned.sum().item() == pytest.approx(2)
 
 
@@ -78,11 +78,11 @@ def test_gradnorm_by_hand():
 def test_nothing_is_learned_of_a_step_that_is_not_finite(mode):
     made = weights(mode, classes=(2, 2), regression=(False, False), given=(1.0, 1.0), lr=0.1)
     usual = torch.tensor([0.3, 0.7]).double(), [1, 1], torch.tensor([3.0, 1.0]).double()
-    made.learn(*usual)
+    made.update(*usual)
     before = {name: value.clone() for name, value in made.state_dict().items()}
-    made.learn(*usual, torch.tensor(False))
+    made.update(*usual, torch.tensor(False))
     assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())
-    made.learn(torch.tensor([0.3, 0.7]).double(), [1, 1], torch.tensor([math.inf, math.nan]).double())
+    made.update(torch.tensor([0.3, 0.7]).double(), [1, 1], torch.tensor([math.inf, math.nan]).double())
     assert all(value.isfinite().all() for value in made.state_dict().values())
     if mode == "gradnorm":
         assert all(torch.equal(value, before[name]) for name, value in made.state_dict().items())

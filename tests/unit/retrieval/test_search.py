@@ -167,7 +167,7 @@ def test_no_queries_and_a_query_without_text(engine_of, scorers, small, caplog):
 
 
 def test_all_queries_of_a_set_without_judgements_are_searched(engine_of, scorers, small, monkeypatch):
-    monkeypatch.setattr(search, "ENCODED", 5)  # several blocks
+    monkeypatch.setattr(search, "QUERIES_IN_MEMORY", 5)  # several blocks
     judged, _ = pipeline.search_set(engine_of(scorers()), small, 10, 0)
     unjudged = replace(small, qrels={})
     run, report = pipeline.search_set(engine_of(scorers(), collection=unjudged), unjudged, 10, 0)
@@ -215,7 +215,7 @@ def test_small_blocks_change_nothing(engine_of, scorers, monkeypatch):
     whole = engine.search(QUERIES, 10).to_run()
     monkeypatch.setattr(search, "QUERY_VECTORS", 20)
     monkeypatch.setattr(search, "DOC_VECTORS", 50)
-    monkeypatch.setattr(search, "QUERIES", 5)
+    monkeypatch.setattr(search, "QUERIES_PER_SEARCH", 5)
     small_blocks = engine.search(QUERIES, 10).to_run()
     assert {query_id: list(docs) for query_id, docs in whole.items()} == {
         query_id: list(docs) for query_id, docs in small_blocks.items()

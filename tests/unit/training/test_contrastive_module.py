@@ -59,12 +59,19 @@ def step_of(groups: int, size: int, docs: int = 1) -> TrainStep:
     """Groups of docs, the first one relevant, cut into micro-batches of `size`; docs are numbered over the step."""
     batches = []
     for start in range(0, groups, size):
-        places = torch.arange(start, min(start + size, groups))
-        numbers = torch.arange(start * docs, (start + len(places)) * docs).tolist()
-        labels = torch.zeros(len(places), docs)
-        mask = torch.ones(len(places), docs, dtype=torch.bool)
+        group_ids = torch.arange(start, min(start + size, groups))
+        numbers = torch.arange(start * docs, (start + len(group_ids)) * docs).tolist()
+        labels = torch.zeros(len(group_ids), docs)
+        mask = torch.ones(len(group_ids), docs, dtype=torch.bool)
         batches.append(
-            RankBatch(labels, mask, places, len(places) / groups, queries=tokens(places.tolist()), docs=tokens(numbers))
+            RankBatch(
+                labels,
+                mask,
+                group_ids,
+                len(group_ids) / groups,
+                queries=tokens(group_ids.tolist()),
+                docs=tokens(numbers),
+            )
         )
     return TrainStep(0, 0, tuple(batches), groups, groups * docs, contrast_of(groups, docs))
 

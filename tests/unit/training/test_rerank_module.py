@@ -34,7 +34,7 @@ class Steps:
 
     def __getitem__(self, key) -> TrainStep:
         groups = self.plan.groups(*key)
-        parts = self.plan.cut([1] * len(groups), self.rank, self.world)
+        parts = self.plan.micro_batches([1] * len(groups), self.rank, self.world)
         batches = tuple(
             RankBatch(
                 torch.ones(len(part), 1),
@@ -148,10 +148,10 @@ def test_pc70_two_devices_share_the_rows_of_an_epoch():
         for rank in (0, 1):
             steps = Steps(plan, rank, 2)
             own = [
-                (index, int(plan.groups(epoch, index)[place]))
+                (index, int(plan.groups(epoch, index)[group]))
                 for index in range(len(plan))
                 for batch in steps[epoch, index].micro_batches
-                for place in batch.places
+                for group in batch.group_ids
             ]
             assert len({index for index, _ in own}) == 2  # one batch of two rows in each of the two steps
             assert len(own) == 4

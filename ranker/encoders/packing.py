@@ -1,0 +1,301 @@
+"""Attention and dropout of transformers' own models while they run on packed rows.
+
+transformers calls the attention function that is registered under a model's attention implementation. The function
+here finds the row boundaries of the running forward pass in a `Packing`, which the encoder gives to every module of its
+model, so a model runs on one row [1, tokens] that holds all texts end to end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention.varlen import varlen_attn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from ranker.encoders.attention import unpadded_unavailable
+from ranker.encoders.dropout import HashedDropout, dropout_hashes
+from ranker.encoders.ragged import RaggedLayout
+from ranker.encoders.row_groups import RowGroup, row_groups
+from ranker.types import TokenBatch
+
+IMPLEMENTATION = "packed_rows"  # the name of the attention function in transformers' registry
+LARGEST_HEAD = 256  # of the kernel behind varlen_attn
+
+
+@dataclass
+class Pass:
+    """What attention and dropout need to know of one forward pass.
+
+    Args:
+        batch: The rows.
+        layout: Row and position of each token.
+        packed: Whether the model sees one row [1, tokens].
+        hashes: Dropout hashes, int32 [sites, rows, columns], as the model's states [rows, columns, dim]; None: dropout
+            is off, or plain.
+    """
+
+    batch: TokenBatch
+    layout: RaggedLayout
+    packed: bool
+    hashes: Tensor | None = None
+
+    @cached_property
+    def groups(self) -> list[RowGroup]:
+        """Groups of rows for attention with padding."""
+        return row_groups(self.batch.cu_seqlens)
+
+    @cached_property
+    def longest(self) -> int:
+        """An upper bound of the row lengths that changes seldom, for kernels that are compiled for it."""
+        return max(64, 1 << (self.batch.max_length - 1).bit_length())
+
+
+class Packing:
+    """The running forward pass of one model.
+
+    Args:
+        model: The model; each of its modules gets a reference to this object.
+        attention_dropout: Rate for attention with padding; None: the model's own.
+
+    Attributes:
+        current: The running pass; None outside of one.
+        num_sites: Places with dropout on token states; None before `find_dropout`.
+    """
+
+    def __init__(self, model: nn.Module, attention_dropout: float | None = None) -> None:
+        self.current: Pass | None = None
+        self.attention_dropout = attention_dropout
+        self.num_sites: int | None = None
+        self._calls: dict[int, int] = {}
+        for module in model.modules():
+            object.__setattr__(module, "packing", self)
+            if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
+                object.__setattr__(module, "compute_bias", _RowBias(module))
+
+    @contextmanager
+    def running(self, forward: Pass) -> Iterator[None]:
+        """Make a pass the current one."""
+        before, calls = self.current, self._calls
+        self.current, self._calls = forward, {}
+        try:
+            yield
+        finally:
+            self.current, self._calls = before, calls
+
+    def hashes(self, layout: RaggedLayout, seed: int) -> Tensor:
+        """Return the dropout hashes of all sites, int32 [sites, tokens]."""
+        rows = layout.row_indices if layout.batch.row_ids is None else layout.batch.row_ids[layout.row_indices]
+        return dropout_hashes(seed, rows, layout.position_ids, self.num_sites or 1)
+
+    def next_hashes(self, module: HashedDropout) -> Tensor | None:
+        """Return the hashes of a dropout module's next call in the running pass, int32 [rows, columns]."""
+        if self.current is None or self.current.hashes is None:
+            return None
+        call = 0
+        if len(module.sites) > 1:
+            call = self._calls.get(id(module), 0)
+            self._calls[id(module)] = call + 1
+        return self.current.hashes[module.sites[call % len(module.sites)]]
+
+    def find_dropout(self, model: nn.Module, run: Callable[[], Any], tokens: int) -> None:
+        """Replace the model's dropout modules by hashed ones, with sites in the order of their calls.
+
+        Args:
+            model: The model.
+            run: Runs the model on one row.
+            tokens: Length of that row. Modules that drop something else than states [1, tokens, dim], such as attention
+                weights, stay as they are.
+        """
+        sites: dict[Any, list[int]] = {}
+        calls = iter(range(10**6))
+
+        def record(module: nn.Module, inputs: tuple[Any, ...], _: Any) -> None:
+            if inputs[0].shape[:-1] == (1, tokens):
+                sites.setdefault(module, []).append(next(calls))
+
+        dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
+        hooks = [module.register_forward_hook(record) for module in dropouts]
+        try:
+            run()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for dropout, numbers in sites.items():
+            hashed = HashedDropout(dropout.p, numbers, self).train(dropout.training)
+            for parent in list(model.modules()):  # a module may have several parents
+                for name in [name for name, child in parent._modules.items() if child is dropout]:
+                    setattr(parent, name, hashed)
+        self.num_sites = next(calls)
+
+
+class _RowBias:
+    """T5's relative position bias for one longest row, [1, heads, longest, longest], while packed rows run."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, *lengths: Any, **options: Any) -> Tensor:
+        forward = self.module.packing.current
+        if forward is not None and forward.packed and len(lengths) == 2:
+            lengths = (forward.batch.max_length, forward.batch.max_length)
+        return type(self.module).compute_bias(self.module, *lengths, **options)
+
+
+def packed_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,  # noqa: ARG001, part of transformers' signature
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Attend within rows: the function that transformers calls for the implementation `packed_rows`.
+
+    Args:
+        module: The attention module.
+        query: [1, heads, tokens, head size].
+        key: [1, key heads, tokens, head size].
+        value: [1, key heads, tokens, head size].
+        attention_mask: None, since row boundaries take its place.
+        dropout: Rate on attention weights; applied with padding only.
+        scaling: Factor of the logits; None: head size ** -0.5.
+        options: `sliding_window`: tokens attend to those nearer than this; `softcap`: the logits become
+            softcap * tanh(logits / softcap); `position_bias` [1, heads, longest, longest] is added to the logits.
+
+    Returns:
+        [1, tokens, heads, head size], and None for the attention weights.
+
+    Raises:
+        NotImplementedError: The model passes an option that is not known here.
+    """
+    forward = module.packing.current
+    if forward is None:
+        raise RuntimeError("the model runs on packed rows inside its Encoder; call that, or set_attn_implementation")
+    if options.get("s_aux") is not None or key.shape[2] != query.shape[2] or query.shape[0] != 1:
+        raise NotImplementedError("attention sinks, cross-attention and caches have no packed form")
+    causal = options.get("is_causal")
+    causal = bool(getattr(module, "is_causal", False)) if causal is None else bool(causal)
+    own = module.packing.attention_dropout
+    rule = _Rule(
+        scaling if scaling is not None else query.shape[-1] ** -0.5,
+        causal,
+        options.get("sliding_window"),
+        options.get("softcap"),
+        options.get("position_bias"),
+        (dropout if own is None else own) if module.training else 0.0,
+    )
+    states = [part[0].transpose(0, 1) for part in (query, key, value)]
+    plain = rule.softcap is None and rule.bias is None and query.shape[-1] <= LARGEST_HEAD
+    if plain and not unpadded_unavailable(query.device, query.dtype):
+        return _unpadded(states, forward, rule).unsqueeze(0), None
+    return _grouped(states, forward, rule).unsqueeze(0), None
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """Who attends to whom, and how logits are formed; see `packed_attention`."""
+
+    scale: float
+    causal: bool
+    window: int | None
+    softcap: float | None
+    bias: Tensor | None
+    dropout: float
+
+
+def _unpadded(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
+    """Attend by torch's kernel for rows of different lengths, [tokens, heads, head size]."""
+    query, key, value = states
+    if key.shape[1] != query.shape[1]:
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value))
+    layout, batch = forward.layout, forward.batch
+    if layout.key_indices is not None:
+        key, value = key.index_select(0, layout.key_indices), value.index_select(0, layout.key_indices)
+    reach = -1 if rule.window is None else rule.window - 1
+    window = (reach, 0) if rule.causal else (reach, reach)
+    mixed: Any = varlen_attn(
+        query, key, value, batch.cu_seqlens, layout.cu_keys, forward.longest, forward.longest,
+        scale=rule.scale, window_size=window,
+    )  # fmt: skip
+    return mixed
+
+
+def _grouped(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
+    """Attend with padding in groups of rows of near lengths, [tokens, heads, head size]."""
+    starts, attended = forward.batch.cu_seqlens[:-1].long(), forward.batch.attended
+    results, indices = [], []
+    for group in forward.groups:
+        columns = torch.arange(group.longest, device=starts.device)
+        real = columns < group.lengths.unsqueeze(1)
+        cells = starts[group.rows].unsqueeze(1) + torch.minimum(columns, group.lengths.unsqueeze(1) - 1)
+        padded = [part[cells].transpose(1, 2) for part in states]
+        keys = real if attended is None else columns < attended[group.rows].unsqueeze(1)
+        all_keys = attended is None and group.uniform
+        mixed = _attend(padded, _mask(keys, all_keys, rule, columns), rule).transpose(1, 2)
+        real_cells = real.flatten().nonzero_static(size=int(group.lengths.sum()))[:, 0]
+        results.append(mixed.flatten(0, 1).index_select(0, real_cells))
+        indices.append(cells.flatten().index_select(0, real_cells))
+    order = torch.cat(indices)
+    numbers = torch.arange(len(order), device=order.device)
+    return torch.cat(results).index_select(0, torch.empty_like(order).index_copy_(0, order, numbers))
+
+
+def _mask(keys: Tensor, all_keys: bool, rule: _Rule, columns: Tensor) -> Tensor | None:
+    """Return which keys each query reads, bool [rows, 1, queries or 1, keys]; None if the rule alone says it."""
+    reach = len(columns) if rule.window is None else rule.window
+    windowed = reach < len(columns)
+    if all_keys and not windowed:
+        return None
+    mask = keys[:, None, None, :]
+    distance = columns.unsqueeze(1) - columns
+    if rule.causal:
+        mask = mask & (distance >= 0)
+    if windowed:
+        mask = mask & (distance.abs() < reach)
+        # a padding query whose window holds no key would give NaN
+        mask = mask | (columns.unsqueeze(1) == columns)
+    return mask
+
+
+def _attend(states: list[Tensor], mask: Tensor | None, rule: _Rule) -> Tensor:
+    """Attend over padded tensors [rows, heads, columns, head size]."""
+    query, key, value = states
+    if rule.softcap is None:
+        bias = rule.bias
+        if bias is not None:
+            bias = bias[:, :, : query.shape[2], : query.shape[2]].to(query.dtype)
+            mask = bias if mask is None else bias.masked_fill(~mask, torch.finfo(query.dtype).min)
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, dropout_p=rule.dropout, scale=rule.scale,
+            is_causal=rule.causal and mask is None, enable_gqa=key.shape[1] != query.shape[1],
+        )  # fmt: skip
+    repeats = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value))
+    logits = rule.softcap * torch.tanh(query @ key.transpose(2, 3) * rule.scale / rule.softcap)
+    if mask is None and rule.causal:
+        mask = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).tril()
+    if mask is not None:
+        logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+    weights = functional.softmax(logits, dim=-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+    return functional.dropout(weights.to(value.dtype), rule.dropout) @ value
+
+
+def no_mask(*args: Any, **kwargs: Any) -> None:
+    """Return no mask: row boundaries and the attention module's own flags say who attends to whom."""
+
+
+def register() -> None:
+    """Make `packed_rows` known to transformers."""
+    AttentionInterface.register(IMPLEMENTATION, packed_attention)
+    AttentionMaskInterface.register(IMPLEMENTATION, no_mask)

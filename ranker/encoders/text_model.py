@@ -1,0 +1,144 @@
+"""The text encoder of a transformers checkpoint: which class, how many layers, which dropout rates."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import MODEL_MAPPING, AutoModel, PretrainedConfig, PreTrainedModel
+
+from ranker.errors import ConfigError
+
+# configuration keys of dropout on token states, and of dropout on attention weights, over all families
+DROPOUTS = (
+    "hidden_dropout_prob", "hidden_dropout", "dropout", "dropout_rate", "resid_pdrop", "embd_pdrop", "mlp_dropout",
+    "embedding_dropout", "embd_dropout", "feed_forward_dropout",
+)  # fmt: skip
+ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
+
+
+def model_class(config: PretrainedConfig) -> Any:
+    """Return the class that encodes texts: of an encoder-decoder, its encoder, where transformers has a class for it.
+
+    Where it has none (BART), the whole model is taken, and the decoder's states are the text's, as its own classifier
+    does.
+    """
+    own = _own_class(config)
+    return getattr(transformers, own.__name__.removesuffix("Model") + "EncoderModel", AutoModel) if own else AutoModel
+
+
+def _own_class(config: PretrainedConfig) -> Any:
+    """Return the class that `AutoModel` takes; None for a model with code of its own."""
+    own: Any = MODEL_MAPPING.get(type(config), None)
+    return own[0] if isinstance(own, tuple) else own
+
+
+def without_pooler(config: PretrainedConfig) -> dict[str, bool]:
+    """Return the constructor arguments that leave out the pooler, whose parameters would be unused under DDP."""
+    own = _own_class(config)
+    if own is not None and "add_pooling_layer" in inspect.signature(own).parameters:
+        return {"add_pooling_layer": False}
+    return {}
+
+
+def build(config: PretrainedConfig) -> PreTrainedModel:
+    """Return a model with random weights."""
+    chosen = model_class(config)
+    if chosen is AutoModel:
+        return _without_unused(AutoModel.from_config(config, **without_pooler(config)))
+    return _without_unused(chosen(_encoder_config(config)))
+
+
+def read(
+    name: str | Path, config: PretrainedConfig, trust_remote_code: bool = False, cached: bool = False
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """Load a model in float32.
+
+    Args:
+        name: Folder or hub id.
+        config: Its configuration, perhaps changed.
+        trust_remote_code: Whether code in the folder may run.
+        cached: Whether to read the hub's cache only.
+
+    Returns:
+        The model, and transformers' report on missing and unexpected weights.
+    """
+    chosen = model_class(config)
+    options: dict[str, Any] = {"output_loading_info": True, "local_files_only": cached, "dtype": torch.float32}
+    if chosen is AutoModel:
+        options |= {"trust_remote_code": trust_remote_code, **without_pooler(config)}
+    model, info = chosen.from_pretrained(name, config=_encoder_config(config), **options)
+    return _without_unused(model), info
+
+
+def _without_unused(model: PreTrainedModel) -> PreTrainedModel:
+    """Freeze a pooler that could not be left out: no state depends on it, and DDP expects a gradient."""
+    for name, weight in model.named_parameters():
+        if "pooler." in name:
+            weight.requires_grad_(False)
+    return model
+
+
+def _encoder_config(config: PretrainedConfig) -> PretrainedConfig:
+    # T5Gemma's encoder refuses a configuration that says it has a decoder
+    if config.model_type == "t5gemma":
+        config.is_encoder_decoder = False
+    config.use_cache = False
+    return config
+
+
+def keep_layers(config: PretrainedConfig, layers: int, name: str) -> None:
+    """Change a configuration to the lower layers.
+
+    Args:
+        config: The configuration.
+        layers: Number of layers.
+        name: Name of the model, for the message.
+
+    Raises:
+        ConfigError: The model has fewer layers, or its number of layers can't be changed.
+    """
+    if hasattr(config, "block_sizes") or (config.is_encoder_decoder and model_class(config) is AutoModel):
+        raise ConfigError(f"encoder.layers: expected null for {name!r} ({config.model_type}), got {layers}")
+    config = config.get_text_config(encoder=True)
+    total = config.num_hidden_layers
+    if not 1 <= layers <= total:
+        raise ConfigError(f"encoder.layers: expected 1 to {total} for {name!r}, got {layers}")
+    for key, value in list(vars(config).items()):
+        if isinstance(value, list) and len(value) == total:  # one entry per layer, such as layer_types
+            setattr(config, key, value[:layers])
+    config.num_hidden_layers = layers
+
+
+def set_dropout(config: PretrainedConfig, rate: float | None, attention_rate: float | None, name: str) -> None:
+    """Set the rates of dropout on token states and on attention weights.
+
+    Args:
+        config: The configuration, before the model is built.
+        rate: Probability; None keeps the checkpoint's.
+        attention_rate: Probability; None keeps the checkpoint's.
+        name: Name of the model, for the message.
+
+    Raises:
+        ConfigError: A rate is out of range, or above 0 for a family without such dropout.
+    """
+    config = config.get_text_config(encoder=True)
+    for option, keys, value in (
+        ("dropout", DROPOUTS, rate),
+        ("attention_dropout", ATTENTION_DROPOUTS, attention_rate),
+    ):
+        if value is None:
+            continue
+        if not 0 <= value < 1:
+            raise ConfigError(f"encoder.{option}: expected at least 0 and below 1, got {value}")
+        present = [key for key in keys if hasattr(config, key)]
+        if value > 0 and not present:
+            raise ConfigError(
+                f"encoder.{option}: expected null or 0 for {name!r}, since {config.model_type} has no such dropout; "
+                f"got {value}"
+            )
+        for key in present:
+            setattr(config, key, value)
