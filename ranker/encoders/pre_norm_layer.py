@@ -156,10 +156,10 @@ def rotated(qkv: Tensor, rotary: Rotary) -> Tensor:
         qkv: [tokens, 3, heads, head size].
         rotary: Rotations.
     """
-    both, value = qkv[:, :2].float(), qkv[:, 2:]
-    one, other = both.chunk(2, -1)
-    cos, sin = (part[rotary.position_ids][:, None, None, :] for part in (rotary.cos, rotary.sin))
-    turned = torch.cat([one * cos - other * sin, other * cos + one * sin], -1)
+    both, value = qkv[:, :2], qkv[:, 2:]
+    cos, sin = (torch.cat([part, part], -1)[rotary.position_ids][:, None, None] for part in (rotary.cos, rotary.sin))
+    one, other = both.float().chunk(2, -1)
+    turned = both.float() * cos + torch.cat([-other, one], -1) * sin
     return torch.cat([turned.to(qkv.dtype), value], 1)
 
 
