@@ -59,25 +59,25 @@ def _backward(
     gain_sum = tl.zeros([WIDTH], tl.float32)
     for step in range(count):
         row = tl.program_id(0).to(tl.int64) * count + step
-        mask = in_dim & (row < tokens)
-        value = tl.load(summed + row * DIM + columns, mask=mask, other=0.0).to(tl.float32)
-        grad = tl.load(grad_out + row * DIM + columns, mask=mask, other=0.0).to(tl.float32)
-        centred = tl.where(in_dim, value - tl.sum(value, 0) / DIM, 0.0)
-        spread = tl.rsqrt(tl.sum(centred * centred, 0) / DIM + EPSILON)
-        normed = centred * spread
-        gain_sum += grad * normed
-        grad *= gains
-        grad = (grad - tl.sum(grad, 0) / DIM - normed * (tl.sum(grad * normed, 0) / DIM)) * spread
-        grad += tl.load(grad_summed + row * DIM + columns, mask=mask, other=0.0).to(tl.float32)
-        tl.store(grad_residual + row * DIM + columns, grad.to(grad_residual.dtype.element_ty), mask=mask)
-        if DROP:
-            hash = tl.load(hashes + row + tl.arange(0, 1), mask=row + tl.arange(0, 1) < tokens, other=0)
-            keep = tl.reshape(kept(hash, columns, THRESHOLD, COLUMN, FIRST, SECOND), [WIDTH])
-            tl.store(
-                grad_x + row * DIM + columns,
-                tl.where(keep, grad * SCALE, 0.0).to(grad_x.dtype.element_ty),
-                mask=mask,
-            )
+        if row < tokens:
+            value = tl.load(summed + row * DIM + columns, mask=in_dim, other=0.0).to(tl.float32)
+            grad = tl.load(grad_out + row * DIM + columns, mask=in_dim, other=0.0).to(tl.float32)
+            centred = tl.where(in_dim, value - tl.sum(value, 0) / DIM, 0.0)
+            spread = tl.rsqrt(tl.sum(centred * centred, 0) / DIM + EPSILON)
+            normed = centred * spread
+            gain_sum += grad * normed
+            grad *= gains
+            grad = (grad - tl.sum(grad, 0) / DIM - normed * (tl.sum(grad * normed, 0) / DIM)) * spread
+            grad += tl.load(grad_summed + row * DIM + columns, mask=in_dim, other=0.0).to(tl.float32)
+            tl.store(grad_residual + row * DIM + columns, grad.to(grad_residual.dtype.element_ty), mask=in_dim)
+            if DROP:
+                row_hash = tl.load(hashes + row + tl.arange(0, 1))
+                keep = tl.reshape(kept(row_hash, columns, THRESHOLD, COLUMN, FIRST, SECOND), [WIDTH])
+                tl.store(
+                    grad_x + row * DIM + columns,
+                    tl.where(keep, grad * SCALE, 0.0).to(grad_x.dtype.element_ty),
+                    mask=in_dim,
+                )
     tl.store(sums + tl.program_id(0) * DIM + columns, gain_sum, mask=in_dim)
 
 
