@@ -143,7 +143,7 @@ def scorer_of(part: Part, dropout: bool) -> Any:
     if not dropout:
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     torch.manual_seed(0)
-    encoder = Encoder(BertModel(config, add_pooling_layer=False), tokenizer())
+    encoder = Encoder(BertModel(config, add_pooling_layer=False), tokenizer(part.size))
     return DPR(encoder) if part.model == "dpr" else MonoBERT(encoder)
 
 
@@ -263,7 +263,7 @@ def evaluate(part: Part) -> dict[str, Any]:
         devices = Devices.of_fabric(fabric_of(part, precision))
         batches = loaders.score_batches(data, devices.rank, devices.world_size)
         clock = Clock(scorer, len(batches))
-        run = score_collection(scorer, batches, devices, loaders.batch.workers)
+        run = score_collection(scorer, batches, devices, loaders.batch_options.workers)
         if run is not None:
             say(f"one run of {len(run)} queries")
             write_run(part.file(f"{precision}.trec"), run)

@@ -11,7 +11,9 @@ LAUNCH = {"ROWS": 64, "num_warps": 4}  # heads of tokens; measured on an H200, s
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _rotate(qkv, cos, sin, position_ids, rows, SIGN: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip  # noqa: E501
+def _rotate(
+    qkv, cos, sin, position_ids, rows, SIGN: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr
+):
     """Rotate ROWS heads; a token has 2 * HEADS, first those of its query, then those of its key."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token, head = row // (2 * HEADS), row % (2 * HEADS)
