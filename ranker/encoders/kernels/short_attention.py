@@ -6,7 +6,8 @@ reads everything three times. Here, with head sizes of up to 64:
 - a row of up to 128 tokens is one tile. Its backward pass is one pass without atomics: five products, which read only
   the states and the logarithms of the softmax sums;
 - in a row of up to 256 tokens all keys stay in shared memory, if the card has enough, while blocks of queries pass;
-- other rows go through blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135).
+- other rows go through blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135). In their backward
+  pass tiles of keys stay in shared memory, one after another, while blocks of queries pass.
 
 Queries, keys and values are one packed tensor, so one matrix product computes them and there is one gradient. The
 gradient of their bias is summed in the same pass.
@@ -210,6 +211,85 @@ def _keys_backward(
 
 
 @triton.jit
+def _tiles_backward(
+    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, partial, SCALE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr,
+    SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Compute all gradients of one row and head with more than SHORTEST tokens.
+
+    The keys pass in tiles, and the queries in blocks for each tile. A query's gradient is summed over the tiles in
+    `partial`, float32 [tokens, HEADS * DIM], from the first tile that is near the query to the last.
+    """
+    row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    start = tl.load(cu_seqlens + row).to(tl.int64)
+    length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
+    if length > SHORTEST:
+        num_keys = (tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)).to(tl.int32)
+        dims = tl.arange(0, DIM)
+        base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
+        grad_base = grad + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
+        totals = sums + head.to(tl.int64) * num_tokens + start
+        summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
+        query_sum = tl.zeros([DIM], tl.float32)
+        key_sum = tl.zeros([DIM], tl.float32)
+        value_sum = tl.zeros([DIM], tl.float32)
+        last_tile = tl.maximum(num_keys - 1, 0) // SIZE * SIZE
+        for begin in range(0, length, SIZE):
+            j = begin + tl.arange(0, SIZE)
+            is_key, in_row = (j < num_keys)[:, None], (j < length)[:, None]
+            key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
+            value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
+            grad_key = tl.zeros([SIZE, DIM], tl.float32)
+            grad_value = tl.zeros([SIZE, DIM], tl.float32)
+            lowest, highest = _first(begin, WINDOW, QUERIES), _end(begin + SIZE, length, WINDOW)
+            if WINDOW >= 0:  # queries that are near no key get their gradient, 0, from the first tile
+                highest = tl.where((begin == 0) & (num_keys < length), length, highest)
+            highest = tl.where(begin < tl.maximum(num_keys, 1), highest, lowest)
+            for first in tl.range(lowest, highest, QUERIES, num_stages=STAGES):
+                i = first + tl.arange(0, QUERIES)
+                in_row_i = (i < length)[:, None]
+                out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
+                query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
+                upstream = tl.load(grad_out + out_offsets, mask=in_row_i, other=0.0)
+                output = tl.load(out + out_offsets, mask=in_row_i, other=0.0)
+                mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
+                log_sum = tl.load(totals + i, mask=i < length, other=float("inf"))
+                near = _is_near(i[None, :], j[:, None], num_keys, WINDOW)
+                logits = tl.where(near, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf"))
+                weights = tl.exp2(logits - log_sum[None, :])
+                grad_value += tl.dot(weights.to(value.dtype), upstream)
+                slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
+                grad_key += tl.dot(slope, query)
+                grad_query = tl.dot(tl.trans(slope), key) * SCALE
+                if WINDOW >= 0:
+                    first_tile = tl.where(num_keys < length, 0, tl.maximum(first - WINDOW, 0) // SIZE * SIZE)
+                    final_tile = tl.minimum((first + QUERIES - 1 + WINDOW) // SIZE * SIZE, last_tile)
+                    final_tile = tl.where(first - WINDOW < num_keys, final_tile, 0)
+                else:
+                    first_tile, final_tile = 0, last_tile
+                earlier = (i < tl.where(begin > first_tile, length, 0))[:, None]
+                later = (i < tl.where(begin < final_tile, length, 0))[:, None]
+                complete = (i < tl.where(begin < final_tile, 0, length))[:, None]
+                grad_query += tl.load(partial + out_offsets, mask=earlier, other=0.0)
+                tl.store(partial + out_offsets, grad_query, mask=later)
+                grad_pointers = grad_base + i[:, None] * (3 * HEADS * DIM)
+                tl.store(grad_pointers, grad_query.to(grad.dtype.element_ty), mask=complete)
+                query_sum += tl.where(begin >= final_tile, tl.sum(grad_query, 0), 0.0)
+            grad_key *= SCALE
+            key_offsets = j[:, None] * (3 * HEADS * DIM) + HEADS * DIM
+            tl.store(grad_base + key_offsets, grad_key.to(grad.dtype.element_ty), mask=in_row)
+            tl.store(grad_base + key_offsets + HEADS * DIM, grad_value.to(grad.dtype.element_ty), mask=in_row)
+            key_sum += tl.sum(grad_key, 0)
+            value_sum += tl.sum(grad_value, 0)
+            tl.debug_barrier()  # the next tile reads `partial`
+        if SUMS:
+            tl.store(summed, query_sum)
+            tl.store(summed + HEADS * DIM, key_sum)
+            tl.store(summed + 2 * HEADS * DIM, value_sum)
+
+
+@triton.jit
 def _block_backward(
     grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
     DIM: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
@@ -287,6 +367,7 @@ FORWARD = {"QUERIES": BLOCK, "KEYS": 32, "num_warps": 4, "num_stages": 3}
 SMALL_TILE = {"SIZE": 64, "num_warps": 4, "num_stages": 1}
 LARGE_TILE = {"SIZE": 128, "num_warps": 4, "num_stages": 1}
 KEYS = {"SIZE": 256, "QUERIES": 64, "STAGES": 2, "num_warps": 8}
+TILES = {"SIZE": 128, "QUERIES": 64, "STAGES": 2, "num_warps": 8}
 BLOCKS = {"SIZE": 64, "num_warps": 4, "num_stages": 2}
 # bytes of shared memory that `KEYS` needs at a head size of 64; cards for data centres have it, others have 101,376
 KEYS_MEMORY = 135_000
@@ -306,6 +387,7 @@ def backward_launches(dim: int, shared_memory: int) -> list[tuple[Any, dict[str,
         launches.append((_tile_backward, {"SHORTEST": launches[-1][1]["SIZE"], **LARGE_TILE}))
         if shared_memory >= KEYS_MEMORY:
             launches.append((_keys_backward, {"SHORTEST": launches[-1][1]["SIZE"], **KEYS}))
+            return [*launches, (_tiles_backward, {"SHORTEST": launches[-1][1]["SIZE"], **TILES})]
     return [*launches, (_block_backward, {"SHORTEST": launches[-1][1]["SIZE"], **BLOCKS})]
 
 
@@ -368,6 +450,8 @@ def attend_backward(
     # programs of rows outside a launch's range of lengths end at once
     with torch.cuda.device_of(qkv):
         for kernel, settings in backward_launches(dim, _shared_memory(qkv.device)):
+            if kernel is _tiles_backward:
+                settings["partial"] = torch.empty_like(out, dtype=torch.float32)
             wrap(kernel)[(rows * heads,)](*tensors, tokens, SUMS=bias, **constants, **settings)
     return grad, column_sums(parts, wrap) if bias else parts
 

@@ -1,0 +1,140 @@
+"""Times of single kernels of the fast path on a GPU, for several launch settings.
+
+    python benchmarks/kernels.py --only attention
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention.varlen import varlen_attn
+from triton.testing import do_bench
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from train_throughput import lognormal  # noqa: E402
+
+from ranker.encoders.kernels import add_norm, gated_gelu, rotation, short_attention  # noqa: E402
+from ranker.encoders.ragged import RaggedLayout  # noqa: E402
+from ranker.types import TokenBatch  # noqa: E402
+
+TOKENS = 65536
+
+
+def rows_of(mean: int, deviation: int) -> tuple[RaggedLayout, int]:
+    """Rows of `TOKENS` tokens and the longest length."""
+    rng = np.random.default_rng(0)
+    lengths = lognormal(rng, mean, deviation, TOKENS // mean, 512)
+    ends = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
+    nothing = torch.zeros(int(ends[-1]), dtype=torch.long, device="cuda")
+    return RaggedLayout.of(TokenBatch(nothing, nothing, ends, int(lengths.max()))), int(lengths.max())
+
+
+def show(name: str, call: Callable[[], Any]) -> None:
+    """Print a call's median time."""
+    try:
+        print(f"{name:64s} {do_bench(call, return_mode='median'):.4f} ms", flush=True)
+    except Exception as error:  # settings that do not fit must not end the others
+        print(f"{name:64s} failed: {str(error)[:80]}", flush=True)
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").bfloat16()
+
+
+def attention() -> None:
+    heads, dim = 12, 64
+    for mean, deviation in ((87, 35), (200, 60), (410, 40)):
+        layout, longest = rows_of(mean, deviation)
+        ends, blocks, tokens = layout.batch.cu_seqlens, layout.blocks, layout.batch.num_tokens
+        qkv, above = half(tokens, 3, heads, dim), half(tokens, heads, dim)
+        query, key, value = (part.contiguous().requires_grad_() for part in qkv.unbind(1))
+        own = short_attention
+        for window in (None, 64):
+            label, boundaries = f"{mean} tokens, window {window}", (ends, ends, blocks)
+            sides = (-1, -1) if window is None else (window, window)
+            theirs = lambda: varlen_attn(query, key, value, ends, ends, longest, longest, window_size=sides)  # noqa: B023, E731
+            show(f"{label}: torch forward", theirs)
+            result = theirs()
+            show(
+                f"{label}: torch backward",
+                lambda: torch.autograd.grad(result, (query, key, value), above, retain_graph=True),  # noqa: B023
+            )
+            usual = dict(own.FORWARD)
+            for keys, warps, stages in ((32, 4, 3), (64, 4, 3), (64, 4, 2), (128, 4, 2), (32, 4, 4)):
+                own.FORWARD.update(KEYS=keys, num_warps=warps, num_stages=stages)
+                show(
+                    f"{label}: forward, {keys} keys, {warps} warps, {stages} stages",
+                    lambda: own.attend(qkv, *boundaries, window=window),  # noqa: B023
+                )
+            own.FORWARD.update(usual)
+            mixed, sums = own.attend(qkv, *boundaries, window=window)
+            backward = lambda: own.attend_backward(above, qkv, mixed, sums, *boundaries, window=window)  # noqa: B023, E731
+            if mean < 300:
+                show(f"{label}: backward", backward)
+                continue
+            usual = dict(own.TILES)
+            for size, queries, stages, warps in ((128, 64, 2, 8), (128, 64, 1, 8), (128, 32, 2, 8), (64, 64, 2, 4),
+                                                 (64, 64, 1, 4), (128, 64, 1, 4), (256, 64, 1, 8)):  # fmt: skip
+                own.TILES.update(SIZE=size, QUERIES=queries, STAGES=stages, num_warps=warps)
+                show(f"{label}: backward, tiles {size} x {queries}, {stages} stages, {warps} warps", backward)
+            own.TILES.update(usual)
+            chosen, own.backward_launches = own.backward_launches, _blocks_for_long(own)
+            for size, warps, stages in ((64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 8, 2)):
+                own.BLOCKS.update(SIZE=size, num_warps=warps, num_stages=stages)
+                show(f"{label}: backward, blocks {size}, {warps} warps, {stages} stages", backward)
+            own.BLOCKS.update(SIZE=64, num_warps=4, num_stages=2)
+            own.backward_launches = chosen
+
+
+def _blocks_for_long(own: Any) -> Callable[..., Any]:
+    usual = own.backward_launches
+    return lambda dim, shared_memory: [
+        *usual(dim, shared_memory)[:-1], (own._block_backward, {"SHORTEST": 256, **own.BLOCKS})
+    ]  # fmt: skip
+
+
+def others() -> None:
+    for dim in (768, 1024):
+        x, residual, gain = half(TOKENS, dim), half(TOKENS, dim), torch.randn(dim, device="cuda")
+        for warps in (1, 2, 4):
+            add_norm.FORWARD["num_warps"] = add_norm.BACKWARD["num_warps"] = warps
+            show(f"add_norm {dim}: forward, {warps} warps", lambda: add_norm.add_norm(x, residual, None, 0.0, gain, 1e-5))  # noqa: B023, E501
+            show(
+                f"add_norm {dim}: backward, {warps} warps",
+                lambda: add_norm.add_norm_backward(x, residual, x, None, 0.0, gain, 1e-5),  # noqa: B023
+            )
+    for dim in (1152, 2624):
+        wide, above = half(TOKENS, 2 * dim), half(TOKENS, dim)
+        for rows, columns, warps in ((16, 128, 4), (8, 128, 4), (4, 256, 4), (2, 1024, 4), (4, 128, 2), (8, 128, 2), (8, 128, 8)):  # noqa: E501
+            gated_gelu.LAUNCH.update(ROWS=rows, COLUMNS=columns, num_warps=warps)
+            label = f"gated_gelu {dim}: {rows} x {columns}, {warps} warps"
+            show(f"{label}, forward", lambda: gated_gelu.gated_gelu(wide, None, 0.0))  # noqa: B023
+            show(f"{label}, backward", lambda: gated_gelu.gated_gelu_backward(above, wide, None, 0.0))  # noqa: B023
+    layout, longest = rows_of(87, 35)
+    qkv = half(layout.batch.num_tokens, 3, 12, 64)
+    cos, sin = torch.randn(2, longest, 32, device="cuda")
+    for rows, warps in ((64, 4), (32, 4), (32, 2), (128, 4), (128, 8)):
+        rotation.LAUNCH.update(ROWS=rows, num_warps=warps)
+        show(f"rotation: {rows} rows, {warps} warps", lambda: rotation.rotate_(qkv, cos, sin, layout.position_ids))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--only", choices=["attention", "others"])
+    only = parser.parse_args().only
+    if only != "others":
+        attention()
+    if only != "attention":
+        others()
+
+
+if __name__ == "__main__":
+    main()
