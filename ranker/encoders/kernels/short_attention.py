@@ -242,7 +242,8 @@ def _tiles_backward(
             value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
             grad_key = tl.zeros([SIZE, DIM], tl.float32)
             grad_value = tl.zeros([SIZE, DIM], tl.float32)
-            lowest, highest = _first(begin, WINDOW, QUERIES), _end(begin + SIZE, length, WINDOW)
+            lowest = _first(begin, WINDOW, QUERIES)
+            highest = _end(tl.minimum(begin + SIZE, num_keys), length, WINDOW)
             if WINDOW >= 0:  # queries that are near no key get their gradient, 0, from the first tile
                 highest = tl.where((begin == 0) & (num_keys < length), length, highest)
             highest = tl.where(begin < tl.maximum(num_keys, 1), highest, lowest)

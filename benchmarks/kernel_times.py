@@ -1,6 +1,6 @@
 """Times of single kernels of the fast path on a GPU, for several launch settings.
 
-    python benchmarks/kernels.py --only attention
+    python benchmarks/kernel_times.py --only attention
 """
 
 from __future__ import annotations
