@@ -134,12 +134,11 @@ def _attend(
     qkv: Tensor, settings: PreNormSettings, kernels: PreNormKernels, rows: PackedRows, rotary: Rotary
 ) -> Tensor:
     """Rotate queries and keys of [tokens, 3 * dim] in place, and attend; returns [tokens, heads, head size]."""
-    rotated: Any = _Rotation.apply(qkv, settings.num_heads, rotary, kernels)
-    rotated = rotated.view(len(qkv), 3, settings.num_heads, -1)
     if kernels.attention is None:
-        return library_attention(rotated, rows, settings.window)
+        rotated: Any = _Rotation.apply(qkv, settings.num_heads, rotary, kernels)
+        return library_attention(rotated.view(len(qkv), 3, settings.num_heads, -1), rows, settings.window)
     boundaries = (rows.cu_seqlens, rows.cu_keys, rows.blocks)
-    mixed: Any = _ShortAttention.apply(rotated, boundaries, settings.window, kernels)
+    mixed: Any = _ShortAttention.apply(qkv, settings.num_heads, rotary, boundaries, settings.window, kernels)
     return mixed
 
 
@@ -210,24 +209,29 @@ class _Rotation(torch.autograd.Function):
 
 
 class _ShortAttention(torch.autograd.Function):
-    """Attention through the kernel for short rows."""
+    """Rotation, in place as in `_Rotation`, and attention through the kernel for short rows."""
 
     @staticmethod
     def forward(
-        ctx: Any, qkv: Tensor, rows: tuple[Tensor, ...], window: int | None, kernels: PreNormKernels
-    ) -> Tensor:
-        mixed, log_sums = kernels.attention.attend(qkv, *rows, window=window)
-        ctx.rows, ctx.window, ctx.kernels = rows, window, kernels
+        ctx: Any, qkv: Tensor, num_heads: int, rotary: Rotary, rows: tuple[Tensor, ...], window: int | None,
+        kernels: PreNormKernels,
+    ) -> Tensor:  # fmt: skip
+        ctx.shape, ctx.rows, ctx.window, ctx.kernels = (len(qkv), 3, num_heads, -1), rows, window, kernels
+        ctx.angles = (rotary.cos, rotary.sin)
+        mixed, log_sums = kernels.attention.attend(
+            kernels.rotation.rotate_(qkv.view(ctx.shape), *rotary), *rows, window=window
+        )
         ctx.save_for_backward(qkv, mixed, log_sums)
         return mixed
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+        qkv, mixed, log_sums = ctx.saved_tensors
         grad, _ = ctx.kernels.attention.attend_backward(
-            grad_out, *ctx.saved_tensors, *ctx.rows, window=ctx.window, bias=False
+            grad_out, qkv.view(ctx.shape), mixed, log_sums, *ctx.rows, window=ctx.window, bias=False, angles=ctx.angles
         )
-        return grad, None, None, None
+        return grad.view(len(grad), -1), *[None] * 5
 
 
 class _GatedGelu(torch.autograd.Function):

@@ -105,9 +105,31 @@ def _attend(
 
 
 @triton.jit
+def _store_gradient(
+    pointers, grad, in_row, positions, cos, sin, SIZE: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr
+):
+    """Store gradients of queries or keys, [SIZE, DIM], at pointers [SIZE, 1] to the first value of each.
+
+    ROTARY: they are gradients of rotated values (`rotation.rotate_`), so they are turned back by their positions.
+    """
+    if ROTARY:
+        half = tl.arange(0, DIM // 2)
+        one, other = tl.split(tl.permute(tl.reshape(grad, [SIZE, 2, DIM // 2]), [0, 2, 1]))
+        angles = positions[:, None] * (DIM // 2) + half[None, :]
+        cosine = tl.load(cos + angles, mask=in_row, other=0.0)
+        sine = tl.load(sin + angles, mask=in_row, other=0.0)
+        first = one * cosine + other * sine
+        second = other * cosine - one * sine
+        tl.store(pointers + half[None, :], first.to(pointers.dtype.element_ty), mask=in_row)
+        tl.store(pointers + DIM // 2 + half[None, :], second.to(pointers.dtype.element_ty), mask=in_row)
+    else:
+        tl.store(pointers + tl.arange(0, DIM)[None, :], grad.to(pointers.dtype.element_ty), mask=in_row)
+
+
+@triton.jit
 def _tile_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,  # noqa: ARG001
-    DIM: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
+    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, cos, sin, num_tokens,  # noqa: ARG001
+    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of one row and head with more than SHORTEST and at most SIZE tokens, as one tile.
 
@@ -140,19 +162,20 @@ def _tile_backward(
         grad_weights = tl.dot(upstream, tl.trans(value))
         slope = (weights * (grad_weights - tl.sum(weights * grad_weights, 1)[:, None]) * SCALE).to(query.dtype)
         partial = tl.dot(slope, key)
-        tl.store(grad + offsets, partial.to(grad.dtype.element_ty), mask=in_row)
+        pointers = grad + (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM
+        _store_gradient(pointers, partial, in_row, i, cos, sin, SIZE, DIM, ROTARY)
         if SUMS:
             tl.store(summed, tl.sum(partial, 0))
         partial = tl.dot(tl.trans(slope), query)
-        tl.store(grad + offsets + HEADS * DIM, partial.to(grad.dtype.element_ty), mask=in_row)
+        _store_gradient(pointers + HEADS * DIM, partial, in_row, i, cos, sin, SIZE, DIM, ROTARY)
         if SUMS:
             tl.store(summed + HEADS * DIM, tl.sum(partial, 0))
 
 
 @triton.jit
 def _keys_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
+    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, cos, sin, num_tokens, SCALE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
     QUERIES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of one row and head with more than SHORTEST and at most SIZE tokens.
@@ -168,7 +191,7 @@ def _keys_backward(
         j = tl.arange(0, SIZE)
         is_key, in_row = (j < num_keys)[:, None], (j < length)[:, None]
         base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-        grad_base = grad + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
+        grad_base = grad + start * (3 * HEADS * DIM) + head * DIM
         totals = sums + head.to(tl.int64) * num_tokens + start
         key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
         value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
@@ -192,17 +215,13 @@ def _keys_backward(
             slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
             grad_key += tl.dot(slope, query)
             grad_query = tl.dot(tl.trans(slope), key) * SCALE
-            tl.store(grad_base + i[:, None] * (3 * HEADS * DIM), grad_query.to(grad.dtype.element_ty), mask=in_row_i)
+            pointers = grad_base + i[:, None] * (3 * HEADS * DIM)
+            _store_gradient(pointers, grad_query, in_row_i, i, cos, sin, QUERIES, DIM, ROTARY)
             query_sum += tl.sum(grad_query, 0)
         grad_key *= SCALE
-        tl.store(
-            grad_base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, grad_key.to(grad.dtype.element_ty), mask=in_row
-        )
-        tl.store(
-            grad_base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM,
-            grad_value.to(grad.dtype.element_ty),
-            mask=in_row,
-        )
+        pointers = grad_base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM
+        _store_gradient(pointers, grad_key, in_row, j, cos, sin, SIZE, DIM, ROTARY)
+        tl.store(pointers + HEADS * DIM + dims[None, :], grad_value.to(grad.dtype.element_ty), mask=in_row)
         if SUMS:
             summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
             tl.store(summed, query_sum)
@@ -212,8 +231,8 @@ def _keys_backward(
 
 @triton.jit
 def _tiles_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, partial, SCALE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr,
+    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, cos, sin, num_tokens, partial,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr,
     SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of one row and head with more than SHORTEST tokens.
@@ -228,7 +247,7 @@ def _tiles_backward(
         num_keys = (tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)).to(tl.int32)
         dims = tl.arange(0, DIM)
         base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-        grad_base = grad + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
+        grad_base = grad + start * (3 * HEADS * DIM) + head * DIM
         totals = sums + head.to(tl.int64) * num_tokens + start
         summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
         query_sum = tl.zeros([DIM], tl.float32)
@@ -274,13 +293,13 @@ def _tiles_backward(
                 complete = (i < tl.where(begin < final_tile, 0, length))[:, None]
                 grad_query += tl.load(partial + out_offsets, mask=earlier, other=0.0)
                 tl.store(partial + out_offsets, grad_query, mask=later)
-                grad_pointers = grad_base + i[:, None] * (3 * HEADS * DIM)
-                tl.store(grad_pointers, grad_query.to(grad.dtype.element_ty), mask=complete)
+                pointers = grad_base + i[:, None] * (3 * HEADS * DIM)
+                _store_gradient(pointers, grad_query, complete, i, cos, sin, QUERIES, DIM, ROTARY)
                 query_sum += tl.where(begin >= final_tile, tl.sum(grad_query, 0), 0.0)
             grad_key *= SCALE
-            key_offsets = j[:, None] * (3 * HEADS * DIM) + HEADS * DIM
-            tl.store(grad_base + key_offsets, grad_key.to(grad.dtype.element_ty), mask=in_row)
-            tl.store(grad_base + key_offsets + HEADS * DIM, grad_value.to(grad.dtype.element_ty), mask=in_row)
+            pointers = grad_base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM
+            _store_gradient(pointers, grad_key, in_row, j, cos, sin, SIZE, DIM, ROTARY)
+            tl.store(pointers + HEADS * DIM + dims[None, :], grad_value.to(grad.dtype.element_ty), mask=in_row)
             key_sum += tl.sum(grad_key, 0)
             value_sum += tl.sum(grad_value, 0)
             tl.debug_barrier()  # the next tile reads `partial`
@@ -292,8 +311,8 @@ def _tiles_backward(
 
 @triton.jit
 def _block_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
+    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, cos, sin, num_tokens, SCALE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of one row and head with more than SHORTEST tokens, block by block.
 
@@ -333,7 +352,8 @@ def _block_backward(
                 mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
                 slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None]) * SCALE).to(query.dtype)
                 grad_key += tl.dot(tl.trans(slope), query)
-            tl.store(grad + block_offsets + HEADS * DIM, grad_key.to(grad.dtype.element_ty), mask=in_row)
+            pointers = grad + (start + k)[:, None] * (3 * HEADS * DIM) + head * DIM
+            _store_gradient(pointers + HEADS * DIM, grad_key, in_row, k, cos, sin, SIZE, DIM, ROTARY)
             tl.store(grad + block_offsets + 2 * HEADS * DIM, grad_value.to(grad.dtype.element_ty), mask=in_row)
             key_sum += tl.sum(grad_key, 0)
             value_sum += tl.sum(grad_value, 0)
@@ -354,7 +374,7 @@ def _block_backward(
                 weights = tl.exp2(logits - log_sum[:, None])
                 slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None]) * SCALE).to(key.dtype)
                 grad_query += tl.dot(slope, key)
-            tl.store(grad + block_offsets, grad_query.to(grad.dtype.element_ty), mask=in_row)
+            _store_gradient(pointers, grad_query, in_row, k, cos, sin, SIZE, DIM, ROTARY)
             query_sum += tl.sum(grad_query, 0)
         if SUMS:
             summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
@@ -434,8 +454,12 @@ def attend_backward(
     grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor,
     blocks: Tensor,  # noqa: ARG001
     wrap: Callable[..., Any] = lambda kernel: kernel, window: int | None = None, bias: bool = True,
+    angles: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute the gradients of `attend`; arguments as there, `out` and `sums` are its results, `grad_out` is as `out`.
+
+    With `angles`, queries and keys were rotated by `rotation.rotate_`, and the gradients are those of the values
+    before: cosines and sines as there, float32 [at least the longest row's length, dim / 2].
 
     Returns:
         d/d(qkv) [tokens, 3, heads, dim]; d/d(bias) of the linear layer that computed `qkv`, float32 [3 * heads * dim],
@@ -446,8 +470,9 @@ def attend_backward(
     grad = torch.empty_like(qkv)
     rows = cu_seqlens.shape[0] - 1
     parts = torch.empty(rows if bias else 0, 3 * heads * dim, dtype=torch.float32, device=qkv.device)
-    constants = {"SCALE": dim**-0.5, "HEADS": heads, "DIM": dim, "WINDOW": -1 if window is None else window}
-    tensors = (grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys)
+    constants: dict[str, Any] = {"SCALE": dim**-0.5, "HEADS": heads, "DIM": dim, "WINDOW": -1 if window is None else window}
+    tensors = (grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, *(angles or (sums, sums)))
+    constants["ROTARY"] = angles is not None
     # programs of rows outside a launch's range of lengths end at once
     with torch.cuda.device_of(qkv):
         for kernel, settings in backward_launches(dim, _shared_memory(qkv.device)):

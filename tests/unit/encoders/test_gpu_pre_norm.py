@@ -157,6 +157,14 @@ def test_attention_in_windows_equals_float64(window, dim, partly):
         for part in range(3):
             assert error(own[:, part], right[:, part]) < 1e-2
         assert error(total, right.sum(0).flatten()) < 1e-2 if bias else total.numel() == 0
+    angles = torch.randn(max(lengths), dim // 2, device="cuda")
+    positions = RaggedLayout.of(TokenBatch(nothing, nothing, ends, max(lengths))).position_ids
+    turned, _ = kernels.attend_backward(
+        above, qkv, mixed, sums, ends, cu_keys, blocks, window=window, bias=False, angles=(angles.cos(), angles.sin())
+    )
+    unturned = rotated(right.float(), Rotary(angles.cos(), -angles.sin(), positions))
+    for part in range(3):
+        assert error(turned[:, part], unturned[:, part]) < 1e-2
 
 
 def model_of(**options) -> ModernBertModel:

@@ -66,7 +66,7 @@ def test_attention_fits(capability: int, dim: int) -> None:
     ], "no row is left out"
     for kernel, settings in [(short_attention._attend, short_attention.FORWARD), *launches]:
         for window, bias in ((-1, True), (64, False)):
-            sums_too = {} if kernel is short_attention._attend else {"SUMS": bias}
+            sums_too = {} if kernel is short_attention._attend else {"SUMS": bias, "ROTARY": not bias}
             taken = shared_memory(
                 kernel, capability, SCALE=dim**-0.5, HEADS=12, DIM=dim, WINDOW=window, **sums_too, **settings
             )

@@ -73,9 +73,10 @@ def plain_kernels() -> PreNormKernels:
     def attend(qkv, *boundaries, window):
         return padded_attention(qkv, PaddedRows(layout()), window), None
 
-    def attend_backward(grad_out, qkv, mixed, log_sums, *boundaries, window, bias):
+    def attend_backward(grad_out, qkv, mixed, log_sums, *boundaries, window, bias, angles):
         assert not bias
-        return gradients(lambda leaf: padded_attention(leaf, PaddedRows(layout()), window), grad_out, qkv)[0], None
+        grad = gradients(lambda leaf: padded_attention(leaf, PaddedRows(layout()), window), grad_out, qkv)[0]
+        return rotate_(grad, *angles, layout().position_ids, back=True), None
 
     return PreNormKernels(
         SimpleNamespace(add_norm=add_norm, add_norm_backward=add_norm_backward),
