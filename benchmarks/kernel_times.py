@@ -68,7 +68,7 @@ def attention() -> None:
                 lambda: torch.autograd.grad(result, (query, key, value), above, retain_graph=True),  # noqa: B023
             )
             usual = dict(own.FORWARD)
-            for keys, warps, stages in ((32, 4, 3), (64, 4, 3), (64, 4, 2), (128, 4, 2), (32, 4, 4)):
+            for keys, warps, stages in ((32, 4, 3), (64, 4, 3)):
                 own.FORWARD.update(KEYS=keys, num_warps=warps, num_stages=stages)
                 show(
                     f"{label}: forward, {keys} keys, {warps} warps, {stages} stages",
@@ -77,20 +77,27 @@ def attention() -> None:
             own.FORWARD.update(usual)
             mixed, sums = own.attend(qkv, *boundaries, window=window)
             backward = lambda: own.attend_backward(above, qkv, mixed, sums, *boundaries, window=window)  # noqa: B023, E731
+            angles = tuple(torch.randn(2, 512, dim // 2, device="cuda"))
+            show(
+                f"{label}: backward, turned back, without bias",
+                lambda: own.attend_backward(  # noqa: B023
+                    above, qkv, mixed, sums, *boundaries, window=window, bias=False, angles=angles  # noqa: B023
+                ),
+            )
             if mean < 300:
                 show(f"{label}: backward", backward)
                 continue
             usual = dict(own.TILES)
-            for size, queries, stages, warps in ((128, 64, 2, 8), (128, 64, 1, 8), (128, 32, 2, 8), (64, 64, 2, 4),
-                                                 (64, 64, 1, 4), (128, 64, 1, 4), (256, 64, 1, 8)):  # fmt: skip
+            for size, queries, stages, warps in ((128, 64, 2, 8), (128, 64, 3, 8), (128, 32, 3, 8), (128, 32, 2, 8),
+                                                 (64, 64, 2, 4), (64, 32, 3, 4), (64, 32, 2, 4)):  # fmt: skip
                 own.TILES.update(SIZE=size, QUERIES=queries, STAGES=stages, num_warps=warps)
                 show(f"{label}: backward, tiles {size} x {queries}, {stages} stages, {warps} warps", backward)
             own.TILES.update(usual)
             chosen, own.backward_launches = own.backward_launches, _blocks_for_long(own)
-            for size, warps, stages in ((64, 4, 2), (64, 4, 3), (64, 8, 2), (128, 8, 2)):
+            for size, warps, stages in ((64, 4, 3), (64, 4, 4)):
                 own.BLOCKS.update(SIZE=size, num_warps=warps, num_stages=stages)
                 show(f"{label}: backward, blocks {size}, {warps} warps, {stages} stages", backward)
-            own.BLOCKS.update(SIZE=64, num_warps=4, num_stages=2)
+            own.BLOCKS.update(SIZE=64, num_warps=4, num_stages=3)
             own.backward_launches = chosen
 
 
@@ -104,16 +111,16 @@ def _blocks_for_long(own: Any) -> Callable[..., Any]:
 def others() -> None:
     for dim in (768, 1024):
         x, residual, gain = half(TOKENS, dim), half(TOKENS, dim), torch.randn(dim, device="cuda")
-        for warps in (1, 2, 4):
-            add_norm.FORWARD["num_warps"] = add_norm.BACKWARD["num_warps"] = warps
-            show(f"add_norm {dim}: forward, {warps} warps", lambda: add_norm.add_norm(x, residual, None, 0.0, gain, 1e-5))  # noqa: B023, E501
+        show(f"add_norm {dim}: forward", lambda: add_norm.add_norm(x, residual, None, 0.0, gain, 1e-5))  # noqa: B023
+        for programs in (1056, 2112, 4224):
+            add_norm.PROGRAMS = programs
             show(
-                f"add_norm {dim}: backward, {warps} warps",
+                f"add_norm {dim}: backward, {programs} programs",
                 lambda: add_norm.add_norm_backward(x, residual, x, None, 0.0, gain, 1e-5),  # noqa: B023
             )
     for dim in (1152, 2624):
         wide, above = half(TOKENS, 2 * dim), half(TOKENS, dim)
-        for rows, columns, warps in ((16, 128, 4), (8, 128, 4), (4, 256, 4), (2, 1024, 4), (4, 128, 2), (8, 128, 2), (8, 128, 8)):  # noqa: E501
+        for rows, columns, warps in ((16, 128, 4), (8, 128, 4), (2, 1024, 4)):
             gated_gelu.LAUNCH.update(ROWS=rows, COLUMNS=columns, num_warps=warps)
             label = f"gated_gelu {dim}: {rows} x {columns}, {warps} warps"
             show(f"{label}, forward", lambda: gated_gelu.gated_gelu(wide, None, 0.0))  # noqa: B023
@@ -121,7 +128,7 @@ def others() -> None:
     layout, longest = rows_of(87, 35)
     qkv = half(layout.batch.num_tokens, 3, 12, 64)
     cos, sin = torch.randn(2, longest, 32, device="cuda")
-    for rows, warps in ((64, 4), (32, 4), (32, 2), (128, 4), (128, 8)):
+    for rows, warps in ((64, 4), (32, 2)):
         rotation.LAUNCH.update(ROWS=rows, num_warps=warps)
         show(f"rotation: {rows} rows, {warps} warps", lambda: rotation.rotate_(qkv, cos, sin, layout.position_ids))
 

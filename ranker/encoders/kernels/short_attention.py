@@ -230,80 +230,109 @@ def _keys_backward(
 
 
 @triton.jit
+def _key_tile(
+    begin, length, num_keys, start, head, qkv, out, grad_out, grad, totals, partial, cos, sin, SCALE: tl.constexpr,
+    HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr, STEP: tl.constexpr,
+    SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of SIZE keys and values from `begin`, and add to those of the queries near them.
+
+    A query's gradient is summed over the tiles, STEP positions apart, in `partial`, from the first tile that is near
+    the query to the last.
+
+    Returns:
+        The sums of the gradients of queries that are complete, of keys and of values, each [DIM].
+    """
+    dims = tl.arange(0, DIM)
+    base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
+    grad_base = grad + start * (3 * HEADS * DIM) + head * DIM
+    j = begin + tl.arange(0, SIZE)
+    is_key, in_row = (j < num_keys)[:, None], (j < length)[:, None]
+    key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
+    value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
+    grad_key = tl.zeros([SIZE, DIM], tl.float32)
+    grad_value = tl.zeros([SIZE, DIM], tl.float32)
+    query_sum = tl.zeros([DIM], tl.float32)
+    last_tile = tl.maximum(num_keys - 1, 0) // STEP * STEP
+    lowest = _first(begin, WINDOW, QUERIES)
+    highest = _end(tl.minimum(begin + SIZE, num_keys), length, WINDOW)
+    if WINDOW >= 0:  # queries that are near no key get their gradient, 0, from the first tile
+        highest = tl.where((begin == 0) & (num_keys < length), length, highest)
+    highest = tl.where(begin < tl.maximum(num_keys, 1), highest, lowest)
+    for first in tl.range(lowest, highest, QUERIES, num_stages=STAGES):
+        i = first + tl.arange(0, QUERIES)
+        in_row_i = (i < length)[:, None]
+        if WINDOW >= 0:
+            first_tile = tl.where(num_keys < length, 0, tl.maximum(first - WINDOW, 0) // STEP * STEP)
+            final_tile = tl.minimum((first + QUERIES - 1 + WINDOW) // STEP * STEP, last_tile)
+            final_tile = tl.where(first - WINDOW < num_keys, final_tile, 0)
+        else:
+            first_tile, final_tile = 0, last_tile
+        earlier = (i < tl.where(begin > first_tile, length, 0))[:, None]
+        later = (i < tl.where(begin < final_tile, length, 0))[:, None]
+        complete = (i < tl.where(begin < final_tile, 0, length))[:, None]
+        out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
+        before = tl.load(partial + out_offsets, mask=earlier, other=0.0)
+        query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
+        upstream = tl.load(grad_out + out_offsets, mask=in_row_i, other=0.0)
+        output = tl.load(out + out_offsets, mask=in_row_i, other=0.0)
+        mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
+        log_sum = tl.load(totals + i, mask=i < length, other=float("inf"))
+        near = _is_near(i[None, :], j[:, None], num_keys, WINDOW)
+        logits = tl.where(near, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf"))
+        weights = tl.exp2(logits - log_sum[None, :])
+        grad_value += tl.dot(weights.to(value.dtype), upstream)
+        slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
+        grad_key += tl.dot(slope, query)
+        grad_query = tl.dot(tl.trans(slope), key) * SCALE + before
+        tl.store(partial + out_offsets, grad_query, mask=later)
+        pointers = grad_base + i[:, None] * (3 * HEADS * DIM)
+        _store_gradient(pointers, grad_query, complete, i, cos, sin, QUERIES, DIM, ROTARY)
+        query_sum += tl.where(begin >= final_tile, tl.sum(grad_query, 0), 0.0)
+    grad_key *= SCALE
+    pointers = grad_base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM
+    _store_gradient(pointers, grad_key, in_row, j, cos, sin, SIZE, DIM, ROTARY)
+    tl.store(pointers + HEADS * DIM + dims[None, :], grad_value.to(grad.dtype.element_ty), mask=in_row)
+    return query_sum, tl.sum(grad_key, 0), tl.sum(grad_value, 0)
+
+
+@triton.jit
 def _tiles_backward(
     grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, cos, sin, num_tokens, partial,
-    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr,
-    SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
+    SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of one row and head with more than SHORTEST tokens.
 
-    The keys pass in tiles, and the queries in blocks for each tile. A query's gradient is summed over the tiles in
-    `partial`, float32 [tokens, HEADS * DIM], from the first tile that is near the query to the last.
+    The keys pass in tiles, the last perhaps of half the size, and the queries in blocks for each tile; see `_key_tile`.
+    `partial` is float32 [tokens, HEADS * DIM].
     """
     row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     start = tl.load(cu_seqlens + row).to(tl.int64)
     length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
     if length > SHORTEST:
         num_keys = (tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)).to(tl.int32)
-        dims = tl.arange(0, DIM)
-        base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-        grad_base = grad + start * (3 * HEADS * DIM) + head * DIM
         totals = sums + head.to(tl.int64) * num_tokens + start
-        summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
         query_sum = tl.zeros([DIM], tl.float32)
         key_sum = tl.zeros([DIM], tl.float32)
         value_sum = tl.zeros([DIM], tl.float32)
-        last_tile = tl.maximum(num_keys - 1, 0) // SIZE * SIZE
-        for begin in range(0, length, SIZE):
-            j = begin + tl.arange(0, SIZE)
-            is_key, in_row = (j < num_keys)[:, None], (j < length)[:, None]
-            key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
-            value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
-            grad_key = tl.zeros([SIZE, DIM], tl.float32)
-            grad_value = tl.zeros([SIZE, DIM], tl.float32)
-            lowest = _first(begin, WINDOW, QUERIES)
-            highest = _end(tl.minimum(begin + SIZE, num_keys), length, WINDOW)
-            if WINDOW >= 0:  # queries that are near no key get their gradient, 0, from the first tile
-                highest = tl.where((begin == 0) & (num_keys < length), length, highest)
-            highest = tl.where(begin < tl.maximum(num_keys, 1), highest, lowest)
-            for first in tl.range(lowest, highest, QUERIES, num_stages=STAGES):
-                i = first + tl.arange(0, QUERIES)
-                in_row_i = (i < length)[:, None]
-                out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
-                query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
-                upstream = tl.load(grad_out + out_offsets, mask=in_row_i, other=0.0)
-                output = tl.load(out + out_offsets, mask=in_row_i, other=0.0)
-                mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
-                log_sum = tl.load(totals + i, mask=i < length, other=float("inf"))
-                near = _is_near(i[None, :], j[:, None], num_keys, WINDOW)
-                logits = tl.where(near, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf"))
-                weights = tl.exp2(logits - log_sum[None, :])
-                grad_value += tl.dot(weights.to(value.dtype), upstream)
-                slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
-                grad_key += tl.dot(slope, query)
-                grad_query = tl.dot(tl.trans(slope), key) * SCALE
-                if WINDOW >= 0:
-                    first_tile = tl.where(num_keys < length, 0, tl.maximum(first - WINDOW, 0) // SIZE * SIZE)
-                    final_tile = tl.minimum((first + QUERIES - 1 + WINDOW) // SIZE * SIZE, last_tile)
-                    final_tile = tl.where(first - WINDOW < num_keys, final_tile, 0)
-                else:
-                    first_tile, final_tile = 0, last_tile
-                earlier = (i < tl.where(begin > first_tile, length, 0))[:, None]
-                later = (i < tl.where(begin < final_tile, length, 0))[:, None]
-                complete = (i < tl.where(begin < final_tile, 0, length))[:, None]
-                grad_query += tl.load(partial + out_offsets, mask=earlier, other=0.0)
-                tl.store(partial + out_offsets, grad_query, mask=later)
-                pointers = grad_base + i[:, None] * (3 * HEADS * DIM)
-                _store_gradient(pointers, grad_query, complete, i, cos, sin, QUERIES, DIM, ROTARY)
-                query_sum += tl.where(begin >= final_tile, tl.sum(grad_query, 0), 0.0)
-            grad_key *= SCALE
-            pointers = grad_base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM
-            _store_gradient(pointers, grad_key, in_row, j, cos, sin, SIZE, DIM, ROTARY)
-            tl.store(pointers + HEADS * DIM + dims[None, :], grad_value.to(grad.dtype.element_ty), mask=in_row)
-            key_sum += tl.sum(grad_key, 0)
-            value_sum += tl.sum(grad_value, 0)
+        rest = length % SIZE
+        full = tl.where((rest > 0) & (rest <= SIZE // 2), length - rest, length)
+        for begin in range(0, full, SIZE):
+            of_queries, of_keys, of_values = _key_tile(
+                begin, length, num_keys, start, head, qkv, out, grad_out, grad, totals, partial, cos, sin,
+                SCALE, HEADS, DIM, ROTARY, WINDOW, SIZE, SIZE, QUERIES, STAGES,
+            )  # fmt: skip
+            query_sum, key_sum, value_sum = query_sum + of_queries, key_sum + of_keys, value_sum + of_values
             tl.debug_barrier()  # the next tile reads `partial`
+        if full < length:
+            of_queries, of_keys, of_values = _key_tile(
+                full, length, num_keys, start, head, qkv, out, grad_out, grad, totals, partial, cos, sin,
+                SCALE, HEADS, DIM, ROTARY, WINDOW, SIZE, SIZE // 2, QUERIES, STAGES,
+            )  # fmt: skip
+            query_sum, key_sum, value_sum = query_sum + of_queries, key_sum + of_keys, value_sum + of_values
         if SUMS:
+            summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + tl.arange(0, DIM)
             tl.store(summed, query_sum)
             tl.store(summed + HEADS * DIM, key_sum)
             tl.store(summed + 2 * HEADS * DIM, value_sum)
@@ -389,7 +418,7 @@ SMALL_TILE = {"SIZE": 64, "num_warps": 4, "num_stages": 1}
 LARGE_TILE = {"SIZE": 128, "num_warps": 4, "num_stages": 1}
 KEYS = {"SIZE": 256, "QUERIES": 64, "STAGES": 2, "num_warps": 8}
 TILES = {"SIZE": 128, "QUERIES": 64, "STAGES": 2, "num_warps": 8}
-BLOCKS = {"SIZE": 64, "num_warps": 4, "num_stages": 2}
+BLOCKS = {"SIZE": 64, "num_warps": 4, "num_stages": 3}
 # bytes of shared memory that `KEYS` needs at a head size of 64; cards for data centres have it, others have 101,376
 KEYS_MEMORY = 135_000
 
