@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from train_throughput import lognormal  # noqa: E402
 
-from ranker.encoders.kernels import add_norm, gated_gelu, rotation, short_attention  # noqa: E402
+from ranker.encoders.kernels import add_norm, gated_gelu, residual_norm, rotation, short_attention  # noqa: E402
 from ranker.encoders.ragged import RaggedLayout  # noqa: E402
 from ranker.types import TokenBatch  # noqa: E402
 
@@ -51,7 +51,7 @@ def half(*shape: int) -> torch.Tensor:
 
 def attention() -> None:
     heads, dim = 12, 64
-    for mean, deviation in ((87, 35), (200, 60), (410, 40)):
+    for mean, deviation in ((87, 35), (200, 40), (410, 40)):
         layout, longest = rows_of(mean, deviation)
         ends, blocks, tokens = layout.batch.cu_seqlens, layout.blocks, layout.batch.num_tokens
         qkv, above = half(tokens, 3, heads, dim), half(tokens, heads, dim)
@@ -84,35 +84,21 @@ def attention() -> None:
                     above, qkv, mixed, sums, *boundaries, window=window, bias=False, angles=angles  # noqa: B023
                 ),
             )
-            if mean < 300:
-                show(f"{label}: backward", backward)
-                continue
-            usual = dict(own.TILES)
-            for size, queries, stages, warps in ((128, 64, 2, 8), (128, 64, 3, 8), (128, 32, 3, 8), (128, 32, 2, 8),
-                                                 (64, 64, 2, 4), (64, 32, 3, 4), (64, 32, 2, 4)):  # fmt: skip
-                own.TILES.update(SIZE=size, QUERIES=queries, STAGES=stages, num_warps=warps)
-                show(f"{label}: backward, tiles {size} x {queries}, {stages} stages, {warps} warps", backward)
-            own.TILES.update(usual)
-            chosen, own.backward_launches = own.backward_launches, _blocks_for_long(own)
-            for size, warps, stages in ((64, 4, 3), (64, 4, 4)):
-                own.BLOCKS.update(SIZE=size, num_warps=warps, num_stages=stages)
-                show(f"{label}: backward, blocks {size}, {warps} warps, {stages} stages", backward)
-            own.BLOCKS.update(SIZE=64, num_warps=4, num_stages=3)
-            own.backward_launches = chosen
-
-
-def _blocks_for_long(own: Any) -> Callable[..., Any]:
-    usual = own.backward_launches
-    return lambda dim, shared_memory: [
-        *usual(dim, shared_memory)[:-1], (own._block_backward, {"SHORTEST": 256, **own.BLOCKS})
-    ]  # fmt: skip
+            show(f"{label}: backward", backward)
 
 
 def others() -> None:
     for dim in (768, 1024):
+        x, bias, hashes = half(TOKENS, dim), torch.randn(dim, device="cuda"), torch.arange(TOKENS, device="cuda").int()
+        for programs in (1056, 2112, 4224):
+            residual_norm.PROGRAMS = programs
+            show(
+                f"residual_norm {dim}: backward, {programs} programs",
+                lambda: residual_norm.residual_norm_backward(x, x, bias, x, hashes, 0.1, bias, 1e-5),  # noqa: B023
+            )
         x, residual, gain = half(TOKENS, dim), half(TOKENS, dim), torch.randn(dim, device="cuda")
         show(f"add_norm {dim}: forward", lambda: add_norm.add_norm(x, residual, None, 0.0, gain, 1e-5))  # noqa: B023
-        for programs in (1056, 2112, 4224):
+        for programs in (1056, 2112, 3168):
             add_norm.PROGRAMS = programs
             show(
                 f"add_norm {dim}: backward, {programs} programs",
@@ -120,17 +106,15 @@ def others() -> None:
             )
     for dim in (1152, 2624):
         wide, above = half(TOKENS, 2 * dim), half(TOKENS, dim)
-        for rows, columns, warps in ((16, 128, 4), (8, 128, 4), (2, 1024, 4)):
-            gated_gelu.LAUNCH.update(ROWS=rows, COLUMNS=columns, num_warps=warps)
-            label = f"gated_gelu {dim}: {rows} x {columns}, {warps} warps"
+        for rows, columns in ((16, 128), (2, 1024)):
+            gated_gelu.LAUNCH.update(ROWS=rows, COLUMNS=columns)
+            label = f"gated_gelu {dim}: {rows} x {columns}"
             show(f"{label}, forward", lambda: gated_gelu.gated_gelu(wide, None, 0.0))  # noqa: B023
             show(f"{label}, backward", lambda: gated_gelu.gated_gelu_backward(above, wide, None, 0.0))  # noqa: B023
     layout, longest = rows_of(87, 35)
     qkv = half(layout.batch.num_tokens, 3, 12, 64)
     cos, sin = torch.randn(2, longest, 32, device="cuda")
-    for rows, warps in ((64, 4), (32, 2)):
-        rotation.LAUNCH.update(ROWS=rows, num_warps=warps)
-        show(f"rotation: {rows} rows, {warps} warps", lambda: rotation.rotate_(qkv, cos, sin, layout.position_ids))
+    show("rotation", lambda: rotation.rotate_(qkv, cos, sin, layout.position_ids))
 
 
 def main() -> None:

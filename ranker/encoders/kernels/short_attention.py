@@ -5,9 +5,9 @@ reads everything three times. Here, with head sizes of up to 64:
 
 - a row of up to 128 tokens is one tile. Its backward pass is one pass without atomics: five products, which read only
   the states and the logarithms of the softmax sums;
-- in a row of up to 256 tokens all keys stay in shared memory, if the card has enough, while blocks of queries pass;
 - other rows go through blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135). In their backward
-  pass tiles of keys stay in shared memory, one after another, while blocks of queries pass.
+  pass each block is taken as queries in one kernel, and as keys and values in another; a fixed number of programs
+  shares the blocks, so batches without long rows lose little.
 
 Queries, keys and values are one packed tensor, so one matrix product computes them and there is one gradient. The
 gradient of their bias is summed in the same pass.
@@ -16,7 +16,6 @@ gradient of their bias is summed in the same pass.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -172,273 +171,140 @@ def _tile_backward(
             tl.store(summed + HEADS * DIM, tl.sum(partial, 0))
 
 
-@triton.jit
-def _keys_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, cos, sin, num_tokens, SCALE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
-    QUERIES: tl.constexpr, STAGES: tl.constexpr,
+@triton.jit(do_not_specialize=["num_blocks", "num_rows"])
+def _queries_backward(
+    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, cos, sin, num_blocks, num_rows,
+    num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
+    WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, OTHERS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of one row and head with more than SHORTEST and at most SIZE tokens.
+    """Compute the gradients of queries in rows of more than SHORTEST tokens: one head, a share of the blocks.
 
-    All keys are one tile; the queries pass in blocks.
+    `means`, [HEADS, tokens], get the products of output and its gradient, which `_pairs_backward` reads. Parts of the
+    rows that are computed here are set to 0; this program's sum follows the parts of all rows.
     """
-    row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    start = tl.load(cu_seqlens + row).to(tl.int64)
-    length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
-    if (length > SHORTEST) & (length <= SIZE):
-        num_keys = tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)
-        dims = tl.arange(0, DIM)
-        j = tl.arange(0, SIZE)
-        is_key, in_row = (j < num_keys)[:, None], (j < length)[:, None]
-        base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-        grad_base = grad + start * (3 * HEADS * DIM) + head * DIM
-        totals = sums + head.to(tl.int64) * num_tokens + start
-        key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
-        value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
-        grad_key = tl.zeros([SIZE, DIM], tl.float32)
-        grad_value = tl.zeros([SIZE, DIM], tl.float32)
-        query_sum = tl.zeros([DIM], tl.float32)
-        for first in tl.range(0, length, QUERIES, num_stages=STAGES):
-            i = first + tl.arange(0, QUERIES)
-            in_row_i = (i < length)[:, None]
-            out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
-            query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
-            upstream = tl.load(grad_out + out_offsets, mask=in_row_i, other=0.0)
-            output = tl.load(out + out_offsets, mask=in_row_i, other=0.0)
-            mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
-            log_sum = tl.load(totals + i, mask=i < length, other=float("inf"))
-            # keys as rows, queries as columns, so that two of the products need no transposed weights
-            near = _is_near(i[None, :], j[:, None], num_keys, WINDOW)
-            logits = tl.where(near, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf"))
-            weights = tl.exp2(logits - log_sum[None, :])
-            grad_value += tl.dot(weights.to(value.dtype), upstream)
-            slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
-            grad_key += tl.dot(slope, query)
-            grad_query = tl.dot(tl.trans(slope), key) * SCALE
-            pointers = grad_base + i[:, None] * (3 * HEADS * DIM)
-            _store_gradient(pointers, grad_query, in_row_i, i, cos, sin, QUERIES, DIM, ROTARY)
-            query_sum += tl.sum(grad_query, 0)
-        grad_key *= SCALE
-        pointers = grad_base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM
-        _store_gradient(pointers, grad_key, in_row, j, cos, sin, SIZE, DIM, ROTARY)
-        tl.store(pointers + HEADS * DIM + dims[None, :], grad_value.to(grad.dtype.element_ty), mask=in_row)
-        if SUMS:
-            summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
-            tl.store(summed, query_sum)
-            tl.store(summed + HEADS * DIM, tl.sum(grad_key, 0))
-            tl.store(summed + 2 * HEADS * DIM, tl.sum(grad_value, 0))
-
-
-@triton.jit
-def _key_tile(
-    begin, length, num_keys, start, head, qkv, out, grad_out, grad, totals, partial, cos, sin, SCALE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr, STEP: tl.constexpr,
-    SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """Compute the gradients of SIZE keys and values from `begin`, and add to those of the queries near them.
-
-    A query's gradient is summed over the tiles, STEP positions apart, in `partial`, from the first tile that is near
-    the query to the last.
-
-    Returns:
-        The sums of the gradients of queries that are complete, of keys and of values, each [DIM].
-    """
+    head = tl.program_id(1)
     dims = tl.arange(0, DIM)
-    base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-    grad_base = grad + start * (3 * HEADS * DIM) + head * DIM
-    j = begin + tl.arange(0, SIZE)
-    is_key, in_row = (j < num_keys)[:, None], (j < length)[:, None]
-    key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
-    value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
-    grad_key = tl.zeros([SIZE, DIM], tl.float32)
-    grad_value = tl.zeros([SIZE, DIM], tl.float32)
-    query_sum = tl.zeros([DIM], tl.float32)
-    last_tile = tl.maximum(num_keys - 1, 0) // STEP * STEP
-    lowest = _first(begin, WINDOW, QUERIES)
-    highest = _end(tl.minimum(begin + SIZE, num_keys), length, WINDOW)
-    if WINDOW >= 0:  # queries that are near no key get their gradient, 0, from the first tile
-        highest = tl.where((begin == 0) & (num_keys < length), length, highest)
-    highest = tl.where(begin < tl.maximum(num_keys, 1), highest, lowest)
-    for first in tl.range(lowest, highest, QUERIES, num_stages=STAGES):
-        i = first + tl.arange(0, QUERIES)
-        in_row_i = (i < length)[:, None]
-        if WINDOW >= 0:
-            first_tile = tl.where(num_keys < length, 0, tl.maximum(first - WINDOW, 0) // STEP * STEP)
-            final_tile = tl.minimum((first + QUERIES - 1 + WINDOW) // STEP * STEP, last_tile)
-            final_tile = tl.where(first - WINDOW < num_keys, final_tile, 0)
-        else:
-            first_tile, final_tile = 0, last_tile
-        earlier = (i < tl.where(begin > first_tile, length, 0))[:, None]
-        later = (i < tl.where(begin < final_tile, length, 0))[:, None]
-        complete = (i < tl.where(begin < final_tile, 0, length))[:, None]
-        out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
-        before = tl.load(partial + out_offsets, mask=earlier, other=0.0)
-        query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
-        upstream = tl.load(grad_out + out_offsets, mask=in_row_i, other=0.0)
-        output = tl.load(out + out_offsets, mask=in_row_i, other=0.0)
-        mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
-        log_sum = tl.load(totals + i, mask=i < length, other=float("inf"))
-        near = _is_near(i[None, :], j[:, None], num_keys, WINDOW)
-        logits = tl.where(near, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf"))
-        weights = tl.exp2(logits - log_sum[None, :])
-        grad_value += tl.dot(weights.to(value.dtype), upstream)
-        slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
-        grad_key += tl.dot(slope, query)
-        grad_query = tl.dot(tl.trans(slope), key) * SCALE + before
-        tl.store(partial + out_offsets, grad_query, mask=later)
-        pointers = grad_base + i[:, None] * (3 * HEADS * DIM)
-        _store_gradient(pointers, grad_query, complete, i, cos, sin, QUERIES, DIM, ROTARY)
-        query_sum += tl.where(begin >= final_tile, tl.sum(grad_query, 0), 0.0)
-    grad_key *= SCALE
-    pointers = grad_base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM
-    _store_gradient(pointers, grad_key, in_row, j, cos, sin, SIZE, DIM, ROTARY)
-    tl.store(pointers + HEADS * DIM + dims[None, :], grad_value.to(grad.dtype.element_ty), mask=in_row)
-    return query_sum, tl.sum(grad_key, 0), tl.sum(grad_value, 0)
+    summed = tl.zeros([DIM], tl.float32)
+    for number in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
+        known = tl.maximum(row, 0)
+        start = tl.load(cu_seqlens + known).to(tl.int64)
+        length = (tl.load(cu_seqlens + known + 1) - start).to(tl.int32)
+        if (row >= 0) & (length > SHORTEST):
+            num_keys = (tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)).to(tl.int32)
+            i = begin + tl.arange(0, SIZE)
+            in_row = (i < length)[:, None]
+            base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
+            out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
+            totals = head.to(tl.int64) * num_tokens + start + i
+            query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=in_row, other=0.0)
+            upstream = tl.load(grad_out + out_offsets, mask=in_row, other=0.0)
+            output = tl.load(out + out_offsets, mask=in_row, other=0.0)
+            mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
+            tl.store(means + totals, mean, mask=i < length)
+            log_sum = tl.load(sums + totals, mask=i < length, other=float("inf"))
+            grad_query = tl.zeros([SIZE, DIM], tl.float32)
+            lowest, highest = _first(begin, WINDOW, OTHERS), _end(begin + SIZE, num_keys, WINDOW)
+            for first in tl.range(lowest, highest, OTHERS, num_stages=STAGES):
+                j = first + tl.arange(0, OTHERS)
+                is_key = (j < num_keys)[:, None]
+                key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
+                value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
+                near = _is_near(i[:, None], j[None, :], num_keys, WINDOW)
+                logits = tl.where(near, tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
+                weights = tl.exp2(logits - log_sum[:, None])
+                slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None])).to(key.dtype)
+                grad_query += tl.dot(slope, key)
+            grad_query *= SCALE
+            pointers = grad + (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM
+            _store_gradient(pointers, grad_query, in_row, i, cos, sin, SIZE, DIM, ROTARY)
+            summed += tl.sum(grad_query, 0)
+            if SUMS:
+                if begin == 0:
+                    row_parts = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
+                    for kind in tl.static_range(3):
+                        tl.store(row_parts + kind * (HEADS * DIM), tl.zeros([DIM], tl.float32))
+    if SUMS:
+        tl.store(parts + (num_rows + tl.program_id(0)).to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims, summed)
 
 
-@triton.jit
-def _tiles_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, cos, sin, num_tokens, partial,
-    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
-    SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
+@triton.jit(do_not_specialize=["num_blocks", "num_rows"])
+def _pairs_backward(
+    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, cos, sin, num_blocks, num_rows,  # noqa: ARG001
+    num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
+    WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, OTHERS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of one row and head with more than SHORTEST tokens.
-
-    The keys pass in tiles, the last perhaps of half the size, and the queries in blocks for each tile; see `_key_tile`.
-    `partial` is float32 [tokens, HEADS * DIM].
-    """
-    row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    start = tl.load(cu_seqlens + row).to(tl.int64)
-    length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
-    if length > SHORTEST:
-        num_keys = (tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)).to(tl.int32)
-        totals = sums + head.to(tl.int64) * num_tokens + start
-        query_sum = tl.zeros([DIM], tl.float32)
-        key_sum = tl.zeros([DIM], tl.float32)
-        value_sum = tl.zeros([DIM], tl.float32)
-        rest = length % SIZE
-        full = tl.where((rest > 0) & (rest <= SIZE // 2), length - rest, length)
-        for begin in range(0, full, SIZE):
-            of_queries, of_keys, of_values = _key_tile(
-                begin, length, num_keys, start, head, qkv, out, grad_out, grad, totals, partial, cos, sin,
-                SCALE, HEADS, DIM, ROTARY, WINDOW, SIZE, SIZE, QUERIES, STAGES,
-            )  # fmt: skip
-            query_sum, key_sum, value_sum = query_sum + of_queries, key_sum + of_keys, value_sum + of_values
-            tl.debug_barrier()  # the next tile reads `partial`
-        if full < length:
-            of_queries, of_keys, of_values = _key_tile(
-                full, length, num_keys, start, head, qkv, out, grad_out, grad, totals, partial, cos, sin,
-                SCALE, HEADS, DIM, ROTARY, WINDOW, SIZE, SIZE // 2, QUERIES, STAGES,
-            )  # fmt: skip
-            query_sum, key_sum, value_sum = query_sum + of_queries, key_sum + of_keys, value_sum + of_values
-        if SUMS:
-            summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + tl.arange(0, DIM)
-            tl.store(summed, query_sum)
-            tl.store(summed + HEADS * DIM, key_sum)
-            tl.store(summed + 2 * HEADS * DIM, value_sum)
-
-
-@triton.jit
-def _block_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, cos, sin, num_tokens, SCALE: tl.constexpr,
-    HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
-):  # fmt: skip
-    """Compute all gradients of one row and head with more than SHORTEST tokens, block by block.
-
-    Each block is taken first as keys and values, then as queries.
-    """
-    row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    start = tl.load(cu_seqlens + row).to(tl.int64)
-    length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
-    if length > SHORTEST:
-        num_keys = tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)
-        dims = tl.arange(0, DIM)
-        base = start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-        out_base = start * (HEADS * DIM) + head * DIM + dims[None, :]
-        totals = sums + head.to(tl.int64) * num_tokens + start
-        query_sum = tl.zeros([DIM], tl.float32)
-        key_sum = tl.zeros([DIM], tl.float32)
-        value_sum = tl.zeros([DIM], tl.float32)
-        for begin in range(0, length, SIZE):
-            k = begin + tl.arange(0, SIZE)
-            in_row = (k < length)[:, None]
-            block_offsets = base + k[:, None] * (3 * HEADS * DIM)
-            key = tl.load(qkv + block_offsets + HEADS * DIM, mask=in_row, other=0.0)
-            value = tl.load(qkv + block_offsets + 2 * HEADS * DIM, mask=in_row, other=0.0)
+    """Compute the gradients of keys and values as `_queries_backward` those of queries; `out` is not read."""
+    head = tl.program_id(1)
+    dims = tl.arange(0, DIM)
+    key_sum = tl.zeros([DIM], tl.float32)
+    value_sum = tl.zeros([DIM], tl.float32)
+    for number in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
+        row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
+        known = tl.maximum(row, 0)
+        start = tl.load(cu_seqlens + known).to(tl.int64)
+        length = (tl.load(cu_seqlens + known + 1) - start).to(tl.int32)
+        if (row >= 0) & (length > SHORTEST):
+            num_keys = (tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)).to(tl.int32)
+            j = begin + tl.arange(0, SIZE)
+            is_key, in_row = (j < num_keys)[:, None], (j < length)[:, None]
+            base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
+            totals = head.to(tl.int64) * num_tokens + start
+            key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
+            value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
             grad_key = tl.zeros([SIZE, DIM], tl.float32)
             grad_value = tl.zeros([SIZE, DIM], tl.float32)
-            for first in range(_first(begin, WINDOW, SIZE), _end(begin + SIZE, length, WINDOW), SIZE):
-                i = first + tl.arange(0, SIZE)
+            lowest, highest = _first(begin, WINDOW, OTHERS), _end(begin + SIZE, length, WINDOW)
+            for first in tl.range(lowest, highest, OTHERS, num_stages=STAGES):
+                i = first + tl.arange(0, OTHERS)
                 in_row_i = (i < length)[:, None]
-                query = tl.load(qkv + base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
-                upstream = tl.load(grad_out + out_base + i[:, None] * (HEADS * DIM), mask=in_row_i, other=0.0)
-                output = tl.load(out + out_base + i[:, None] * (HEADS * DIM), mask=in_row_i, other=0.0)
-                log_sum = tl.load(totals + i, mask=i < length, other=float("inf"))
-                near = _is_near(i[:, None], k[None, :], num_keys, WINDOW)
-                logits = tl.where(near, tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
-                weights = tl.exp2(logits - log_sum[:, None])
-                grad_value += tl.dot(tl.trans(weights.to(value.dtype)), upstream)
-                mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
-                slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None]) * SCALE).to(query.dtype)
-                grad_key += tl.dot(tl.trans(slope), query)
-            pointers = grad + (start + k)[:, None] * (3 * HEADS * DIM) + head * DIM
-            _store_gradient(pointers + HEADS * DIM, grad_key, in_row, k, cos, sin, SIZE, DIM, ROTARY)
-            tl.store(grad + block_offsets + 2 * HEADS * DIM, grad_value.to(grad.dtype.element_ty), mask=in_row)
+                query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
+                out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
+                upstream = tl.load(grad_out + out_offsets, mask=in_row_i, other=0.0)
+                log_sum = tl.load(sums + totals + i, mask=i < length, other=float("inf"))
+                mean = tl.load(means + totals + i, mask=i < length, other=0.0)
+                # keys as rows, queries as columns, so that two of the products need no transposed weights
+                near = _is_near(i[None, :], j[:, None], num_keys, WINDOW)
+                logits = tl.where(near, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf"))
+                weights = tl.exp2(logits - log_sum[None, :])
+                grad_value += tl.dot(weights.to(value.dtype), upstream)
+                slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
+                grad_key += tl.dot(slope, query)
+            grad_key *= SCALE
+            pointers = grad + (start + j)[:, None] * (3 * HEADS * DIM) + (HEADS + head) * DIM
+            _store_gradient(pointers, grad_key, in_row, j, cos, sin, SIZE, DIM, ROTARY)
+            tl.store(pointers + HEADS * DIM + dims[None, :], grad_value.to(grad.dtype.element_ty), mask=in_row)
             key_sum += tl.sum(grad_key, 0)
             value_sum += tl.sum(grad_value, 0)
-
-            query = tl.load(qkv + block_offsets, mask=in_row, other=0.0)
-            upstream = tl.load(grad_out + out_base + k[:, None] * (HEADS * DIM), mask=in_row, other=0.0)
-            output = tl.load(out + out_base + k[:, None] * (HEADS * DIM), mask=in_row, other=0.0)
-            log_sum = tl.load(totals + k, mask=k < length, other=float("inf"))
-            mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
-            grad_query = tl.zeros([SIZE, DIM], tl.float32)
-            for first in range(_first(begin, WINDOW, SIZE), _end(begin + SIZE, num_keys, WINDOW), SIZE):
-                j = first + tl.arange(0, SIZE)
-                in_row_i = (j < num_keys)[:, None]
-                key = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=in_row_i, other=0.0)
-                value = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=in_row_i, other=0.0)
-                near = _is_near(k[:, None], j[None, :], num_keys, WINDOW)
-                logits = tl.where(near, tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
-                weights = tl.exp2(logits - log_sum[:, None])
-                slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None]) * SCALE).to(key.dtype)
-                grad_query += tl.dot(slope, key)
-            _store_gradient(pointers, grad_query, in_row, k, cos, sin, SIZE, DIM, ROTARY)
-            query_sum += tl.sum(grad_query, 0)
-        if SUMS:
-            summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
-            tl.store(summed, query_sum)
-            tl.store(summed + HEADS * DIM, key_sum)
-            tl.store(summed + 2 * HEADS * DIM, value_sum)
+    if SUMS:
+        summed = parts + (num_rows + tl.program_id(0)).to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
+        tl.store(summed + HEADS * DIM, key_sum)
+        tl.store(summed + 2 * HEADS * DIM, value_sum)
 
 
 # launches: measured on an H200, see docs/performance.md
 FORWARD = {"QUERIES": BLOCK, "KEYS": 32, "num_warps": 4, "num_stages": 3}
 SMALL_TILE = {"SIZE": 64, "num_warps": 4, "num_stages": 1}
 LARGE_TILE = {"SIZE": 128, "num_warps": 4, "num_stages": 1}
-KEYS = {"SIZE": 256, "QUERIES": 64, "STAGES": 2, "num_warps": 8}
-TILES = {"SIZE": 128, "QUERIES": 64, "STAGES": 2, "num_warps": 8}
-BLOCKS = {"SIZE": 64, "num_warps": 4, "num_stages": 3}
-# bytes of shared memory that `KEYS` needs at a head size of 64; cards for data centres have it, others have 101,376
-KEYS_MEMORY = 135_000
+QUERY_BLOCKS = {"SIZE": BLOCK, "OTHERS": 32, "STAGES": 3, "num_warps": 4}
+KEY_BLOCKS = {"SIZE": BLOCK, "OTHERS": 64, "STAGES": 2, "num_warps": 4}
+PROGRAMS = 2112  # Triton programs that share the blocks of all heads: sixteen per multiprocessor of an H200
 
 
-def backward_launches(dim: int, shared_memory: int) -> list[tuple[Any, dict[str, int]]]:
-    """Return the kernels of the backward pass with their settings, in order of the row lengths that they process.
+def backward_launches(dim: int) -> list[tuple[Any, dict[str, int]]]:
+    """Return the kernels of the backward pass of short rows, with settings, in order of the lengths that they process.
 
     Each processes the rows that are longer than those of the one before.
 
     Args:
         dim: Size of a head.
-        shared_memory: Bytes of shared memory that a program may use on this card.
     """
     launches: list[tuple[Any, dict[str, int]]] = [(_tile_backward, {"SHORTEST": -1, **SMALL_TILE})]
     if dim <= 64:  # larger tiles do not fit with a head size of 128
         launches.append((_tile_backward, {"SHORTEST": launches[-1][1]["SIZE"], **LARGE_TILE}))
-        if shared_memory >= KEYS_MEMORY:
-            launches.append((_keys_backward, {"SHORTEST": launches[-1][1]["SIZE"], **KEYS}))
-            return [*launches, (_tiles_backward, {"SHORTEST": launches[-1][1]["SIZE"], **TILES})]
-    return [*launches, (_block_backward, {"SHORTEST": launches[-1][1]["SIZE"], **BLOCKS})]
+    return launches
 
 
 def attend(
@@ -472,17 +338,9 @@ def attend(
     return out, sums
 
 
-@cache
-def _shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory that a program may use."""
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)
-
-
 def attend_backward(
     grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor,
-    blocks: Tensor,  # noqa: ARG001
-    wrap: Callable[..., Any] = lambda kernel: kernel, window: int | None = None, bias: bool = True,
+    blocks: Tensor, wrap: Callable[..., Any] = lambda kernel: kernel, window: int | None = None, bias: bool = True,
     angles: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute the gradients of `attend`; arguments as there, `out` and `sums` are its results, `grad_out` is as `out`.
@@ -498,16 +356,24 @@ def attend_backward(
     qkv, grad_out = qkv.contiguous(), grad_out.contiguous()
     grad = torch.empty_like(qkv)
     rows = cu_seqlens.shape[0] - 1
-    parts = torch.empty(rows if bias else 0, 3 * heads * dim, dtype=torch.float32, device=qkv.device)
-    constants: dict[str, Any] = {"SCALE": dim**-0.5, "HEADS": heads, "DIM": dim, "WINDOW": -1 if window is None else window}
-    tensors = (grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, *(angles or (sums, sums)))
-    constants["ROTARY"] = angles is not None
+    shares = max(PROGRAMS // heads, 1)
+    parts = torch.empty(rows + shares if bias else 0, 3 * heads * dim, dtype=torch.float32, device=qkv.device)
+    means = torch.empty_like(sums)
+    constants: dict[str, Any] = {"SCALE": dim**-0.5, "HEADS": heads, "DIM": dim, "SUMS": bias}
+    constants |= {"WINDOW": -1 if window is None else window, "ROTARY": angles is not None}
+    turns = angles or (sums, sums)
+    tensors = (grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, *turns)
+    block_tensors = (grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, *turns)
+    launches = backward_launches(dim)
+    longest = {"SHORTEST": launches[-1][1]["SIZE"]}
     # programs of rows outside a launch's range of lengths end at once
     with torch.cuda.device_of(qkv):
-        for kernel, settings in backward_launches(dim, _shared_memory(qkv.device)):
-            if kernel is _tiles_backward:
-                settings["partial"] = torch.empty_like(out, dtype=torch.float32)
-            wrap(kernel)[(rows * heads,)](*tensors, tokens, SUMS=bias, **constants, **settings)
+        for kernel, settings in launches:
+            wrap(kernel)[(rows * heads,)](*tensors, tokens, **constants, **settings)
+        for kernel, settings in ((_queries_backward, QUERY_BLOCKS), (_pairs_backward, KEY_BLOCKS)):
+            wrap(kernel)[(shares, heads)](
+                *block_tensors, blocks.shape[0], rows, tokens, **constants, **longest, **settings
+            )
     return grad, column_sums(parts, wrap) if bias else parts
 
 

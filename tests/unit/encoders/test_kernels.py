@@ -22,11 +22,11 @@ from ranker.encoders.kernels import (  # noqa: E402
 # bytes that a program may use, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per
 # Compute Capability", less 1 KB)
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
-FLOAT32 = {"sums", "parts", "partial", "cos", "sin", "logits", "weights", "means", "slopes", "bias", "gain", "shift"}
+FLOAT32 = {"sums", "parts", "cos", "sin", "logits", "weights", "means", "slopes", "bias", "gain", "shift"}
 FLOAT32 |= {"word_table", "position_table", "segment_table"}
 INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes"}
 INT64 = {"token_ids", "position_ids", "segments"}
-NUMBERS = {"tokens", "num_tokens", "rows", "count"}
+NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "num_blocks", "count"}
 
 
 def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, **constants) -> int:
@@ -59,18 +59,24 @@ def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, 
 @pytest.mark.parametrize(("capability", "dim"), [(80, 64), (89, 64), (89, 128), (90, 32), (90, 64), (90, 128)])
 def test_attention_fits(capability: int, dim: int) -> None:
     room = SHARED_MEMORY[capability]
-    launches = short_attention.backward_launches(dim, room)
+    launches = short_attention.backward_launches(dim)
     assert launches[0][1]["SHORTEST"] == -1, "empty rows have a part in the sums, too"
     assert [settings["SHORTEST"] for _, settings in launches[1:]] == [
         settings["SIZE"] for _, settings in launches[:-1]
     ], "no row is left out"
-    for kernel, settings in [(short_attention._attend, short_attention.FORWARD), *launches]:
+    longest = {"SHORTEST": launches[-1][1]["SIZE"]}
+    for kernel, settings in [
+        (short_attention._attend, short_attention.FORWARD),
+        *launches,
+        (short_attention._queries_backward, {**longest, **short_attention.QUERY_BLOCKS}),
+        (short_attention._pairs_backward, {**longest, **short_attention.KEY_BLOCKS}),
+    ]:
         for window, bias in ((-1, True), (64, False)):
             sums_too = {} if kernel is short_attention._attend else {"SUMS": bias, "ROTARY": not bias}
             taken = shared_memory(
                 kernel, capability, SCALE=dim**-0.5, HEADS=12, DIM=dim, WINDOW=window, **sums_too, **settings
             )
-            assert taken <= (short_attention.KEYS_MEMORY if kernel is short_attention._keys_backward else room)
+            assert taken <= room
 
 
 @pytest.mark.parametrize("capability", [89, 90])
