@@ -10,10 +10,10 @@ FLOAT32, FIRST, BF16, LINEAR = 1e-5, 1e-6, 1e-3, 0.90
 SPREAD = 0.01  # bf16 scores: share of their standard deviation, which is small for random weights
 COLUMNS = (
     "devices",
-    "float32 losses: gap",
-    "bf16 losses: first, later gap",
+    "float32 losses: largest gap",
+    "bf16 losses: gap at the first step, largest gap",
     "pairs/s",
-    "of linear",
+    "share of linear",
     "memory per device, GB (on card)",
     "evaluation: pairs/s",
     "score gap float32, bf16",
@@ -212,7 +212,7 @@ def scaling(view: Results, gpus: int) -> str:
     verdict = f"NOT RUN on {TARGET} GPUs" if at_target is None else "met" if at_target >= LINEAR else "NOT MET"
     failed = view.failed("speed")
     return (
-        f"- {view.model}, pairs/s of linear: required {LINEAR:.2f} on {TARGET}; measured {seen}; {verdict}"
+        f"- {view.model}, share of linear: required {LINEAR:.2f} on {TARGET}; measured {seen}; {verdict}"
         + (f"; failed ({'; '.join(failed)})" if failed else "")
     )  # fmt: skip
 

@@ -25,9 +25,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ranker import run_folder
-from ranker.cli.sweep import close, is_held, job_folders, read_job, read_jobs
+from ranker.cli.sweep import finish_sweep, is_locked, job_folders, read_job, read_jobs
 from ranker.errors import ConfigError
-from ranker.files import write_whole
+from ranker.files import no_room, room_for, write_whole
 
 
 def quoted(text: str) -> str:
@@ -79,7 +79,9 @@ class SweepFolder(Callback):
         if config.hydra.launcher._target_.endswith(".DryRun"):
             return
         direction = str(config.hydra.sweeper.get("direction", "maximize"))
-        if not close(Path(config.hydra.sweep.dir), direction == "maximize", config.hydra.sweeper.get("n_trials")):
+        if not finish_sweep(
+            Path(config.hydra.sweep.dir), direction == "maximize", config.hydra.sweeper.get("n_trials")
+        ):
             raise SystemExit(1)
 
 
@@ -231,7 +233,8 @@ class OptunaSweeper(Sweeper):
         self._lock = folder / f".sweeper-{secrets.token_hex(4)}.lock"
         from filelock import FileLock  # Hydra imports this module in every run
 
-        with FileLock(self._lock):
+        fix = "make room; the study is kept, and the same hydra.sweep.dir goes on with it"
+        with FileLock(self._lock), room_for(self.storage, fix):
             self._search(self._study(folder), space, fixed)
         self._lock.unlink(missing_ok=True)
 
@@ -251,6 +254,8 @@ class OptunaSweeper(Sweeper):
                 raise ValueError(f"no trials, though {folder} holds jobs")
             settle_dead_trials(study, folder, self._lock)
         except Exception as error:  # Optuna's, SQLAlchemy's and the database's
+            if no_room(error):
+                raise
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"hydra.sweeper.storage: expected Optuna's study in {self.storage}, "
@@ -358,7 +363,7 @@ def settle_dead_trials(study: Any, folder: Path, own_lock: Path) -> None:
     """
     from optuna.trial import TrialState
 
-    others = {lock: is_held(lock) for lock in folder.glob(".sweeper-*.lock") if lock != own_lock}
+    others = {lock: is_locked(lock) for lock in folder.glob(".sweeper-*.lock") if lock != own_lock}
     alive = {lock.name for lock, held in others.items() if held}
     for lock in others:
         if lock.name not in alive:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,11 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from ranker import export
-from ranker.config.stored import load_stored
+from ranker.config.stored import load_stored, resumed_runs
 from ranker.config.targets import constructor_keys, is_trusted
 from ranker.encoders.execution import Execution
+from ranker.encoders.loading import needs_trust
+from ranker.encoders.model_folder import check_no_adapter
 from ranker.errors import CheckpointError, RankerError
 from ranker.files import verify_folder, write_folder
 from ranker.models.interface import Scorer, is_bi_encoder
@@ -61,12 +65,13 @@ def read_description(path: Path) -> dict[str, Any]:
     """The `DESCRIBED` keys of a run folder or model folder; empty for a folder of another program.
 
     Raises:
-        CheckpointError: The folder is none of these.
+        CheckpointError: The folder is none of these, or an adapter.
     """
     for described in (path / "config.yaml", path / "ranker.yaml"):
         if described.is_file():
             content: Any = OmegaConf.to_container(load_stored(described))
             return {key: content[key] for key in DESCRIBED if key in content}
+    check_no_adapter(path)
     if (path / "config.json").is_file() or (path / "modules.json").is_file():
         return {}
     raise CheckpointError(
@@ -75,7 +80,9 @@ def read_description(path: Path) -> dict[str, Any]:
     )
 
 
-def load_scorer(path: Path, weights: str = "best", execution: Execution | None = None) -> Scorer:
+def load_scorer(
+    path: Path, weights: str = "best", execution: Execution | None = None, trust_remote_code: bool = False
+) -> Scorer:
     """Load a scorer from a run folder, its `model/` folder, or a folder of another program.
 
     Folders of other programs: a Hugging Face sequence classification model, a sentence-transformers model with one or
@@ -85,12 +92,16 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
         path: The folder.
         weights: For a run folder, `best` (`model/`, or `checkpoints/best.ckpt` of an unfinished run) or `last`.
         execution: How the encoders compute; None takes the folder's setting.
+        trust_remote_code: Whether code in the folder may run; with `execution` its own option counts.
 
     Raises:
         CheckpointError: The folder has no trained weights, or they do not fit the configuration.
     """
     description = read_description(path)
     in_run = (path / "config.yaml").is_file()
+    if execution is None:
+        stored = Execution.of(description.get("encoder") or {})
+        execution = replace(stored, trust_remote_code=trust_remote_code)
     if weights == "last" and not in_run:
         raise CheckpointError(
             f"weights: expected 'best', got 'last': {path} is not a run folder and holds only one set of weights"
@@ -101,33 +112,55 @@ def load_scorer(path: Path, weights: str = "best", execution: Execution | None =
             raise CheckpointError(
                 f"{path}: expected a run that trained a model, got a config.yaml without model or encoder"
             )
-        scorer = instantiate(
-            OmegaConf.create(constructor_keys("model", description["model"])),
-            encoder=instantiate(
-                constructor_keys("encoder", description["encoder"]), **(vars(execution) if execution else {})
-            ),
-        )
+        scorer: Any = built_for(path, description, execution)
         _load_state(
             scorer, path / "checkpoints" / ("last.ckpt" if weights == "last" else "best.ckpt"), prefix="scorer."
         )
         return scorer
     verify_folder(model, error=CheckpointError)
     target = (description.get("model") or {}).get("_target_") or _target_of(model)
-    return _load(model, target, execution or Execution.of(description.get("encoder") or {}))
+    return _load(model, target, execution)
+
+
+def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution: Execution | None = None) -> Scorer:
+    """Return a scorer for the weights in a run's checkpoints.
+
+    A run that started from a model folder (`checkpoint=`) has that folder's scorer, which may have parts that no
+    configuration names. Others have the scorer of their configuration, and so have runs whose start is gone.
+
+    Args:
+        run: The run folder.
+        description: Its configuration, of which `model` and `encoder` are read.
+        execution: How the encoders compute; None takes the run's setting.
+    """
+    first = resumed_runs(run)[0] / "config.yaml"
+    start = OmegaConf.select(load_stored(first), "checkpoint") if first.is_file() else None
+    if start is not None:
+        in_run = (Path(start) / "config.yaml").is_file()
+        if (Path(start) / "model").is_dir() if in_run else Path(start).is_dir():
+            return load_scorer(Path(start), "best", execution or Execution.of(description["encoder"]))
+    return instantiate(
+        OmegaConf.create(constructor_keys("model", description["model"])),
+        encoder=instantiate(
+            constructor_keys("encoder", description["encoder"]), **(vars(execution) if execution else {})
+        ),
+    )
 
 
 def _load(folder: Path, target: str, execution: Execution) -> Scorer:
     """Load the folder with the scorer class `target`; a library's error about the folder becomes one line."""
     module, _, name = target.rpartition(".")
-    scorer: Any = getattr(importlib.import_module(module), name) if is_trusted(target, "model") else None
-    if not hasattr(scorer, "load"):
+    scorer_class: type[Scorer] | None = (
+        getattr(importlib.import_module(module), name) if is_trusted(target, "model") else None
+    )
+    if scorer_class is None or not hasattr(scorer_class, "load"):
         raise CheckpointError(f"{folder}: model._target_: expected a scorer of ranker.models, got {target!r}")
     try:
-        return scorer.load(folder, execution)
+        return scorer_class.load(folder, execution)
     except RankerError:
         raise
     except Exception as error:  # the libraries raise errors of any type over a broken folder
-        reason = " ".join(str(error).split()) or "no reason"
+        reason = needs_trust(error, "trust_remote_code") or " ".join(str(error).split()) or "no reason"
         raise CheckpointError(
             f"{folder}: expected a model folder that loads, got {type(error).__name__}: {reason}"
         ) from error

@@ -1,10 +1,11 @@
-"""Atomic writes of files and folders, and checksums that detect changed bytes.
+"""Atomic writes of files and folders, full disks, and checksums that detect changed bytes.
 
 `python -m ranker.files FOLDER` recomputes the checksums of a folder with `checksums.json`, after an edit by hand.
 """
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -28,10 +29,13 @@ log = logging.getLogger(__name__)
 
 SUMS = "checksums.json"
 CHUNK = 1 << 20  # bytes per read
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # no room, or no right, for any file
+FULL_DATABASE = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_READONLY_DIRECTORY")
+MAKE_ROOM = "make room there, or name a place that can be written to"
 THREADS = 8  # files read in parallel; zlib releases the GIL
 LOG_SECONDS = 10.0  # log comparisons that take longer
 REBUILD = "the file is damaged; delete {folder}, it is built anew"
-ACCEPT = "the file is damaged, or was changed on purpose: then run python -m ranker.files {folder} to accept it"
+ACCEPT = "the file is damaged; if you changed it on purpose, run python -m ranker.files {folder} to accept it"
 Sum = Mapping[str, int]  # bytes, crc32
 
 _verified: set[tuple[int, ...]] = set()  # files that this process has already compared
@@ -74,7 +78,7 @@ def write_whole(path: str | Path, binary: bool = False) -> Iterator[IO[Any]]:
         partial.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        raise DataError(f"{path}: expected a place to write to, got {error.strerror!r}") from error
+        raise DataError(f"{path}: expected a place to write to, got {error.strerror!r}; {MAKE_ROOM}") from error
     except UnicodeEncodeError as error:
         raise DataError(
             f"{path}: expected text that UTF-8 can hold, got {error.object[error.start : error.end]!r}"
@@ -96,20 +100,24 @@ def write_folder(folder: Path) -> Iterator[Path]:
 
     Yields:
         The folder to write into.
+
+    Raises:
+        DataError: The disk is full or read-only.
     """
     remove_partial(folder)
     partial = beside(folder)
-    partial.mkdir(parents=True)
-    try:
-        yield partial
-        write_sums(partial)
-        for path in partial.rglob("*"):
-            _sync(path)
-        partial.replace(folder)
-        sync_folder(folder.parent)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    with room_for(folder):
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            write_sums(partial)
+            for path in partial.rglob("*"):
+                _sync(path)
+            partial.replace(folder)
+            sync_folder(folder.parent)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
 
 
 def remove_partial(path: Path) -> None:
@@ -130,6 +138,61 @@ def sync_folder(folder: Path) -> None:
 def beside(path: Path) -> Path:
     """The temporary name under which this process writes a file or folder."""
     return path.with_name(f".{os.getpid()}.{path.name}.partial")
+
+
+@contextmanager
+def room_for(what: str | Path, fix: str = MAKE_ROOM) -> Iterator[None]:
+    """Report a full or read-only disk in one line; other errors pass.
+
+    Args:
+        what: The file, folder or database that the block writes.
+        fix: Advice at the end of the message.
+
+    Raises:
+        DataError: The disk is full or read-only.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = no_room(error)
+        if reason is None or isinstance(error, RankerError):
+            raise
+        raise DataError(f"{what}: expected a place to write to, got {reason!r}; {fix}") from error
+
+
+def no_room(error: BaseException) -> str | None:
+    """The system's words for a full or read-only disk, if that is the cause of an error; None if it is not.
+
+    Rust libraries (safetensors, tokenizers) give the number of the system's error in their text; SQLite has its own.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        in_text = re.search(r"\(os error (\d+)\)", str(cause))
+        number = cause.errno if isinstance(cause, OSError) else int(in_text.group(1)) if in_text else None
+        if number in FULL_DISK:
+            return os.strerror(number)
+        if getattr(cause, "sqlite_errorname", None) in FULL_DATABASE:
+            return str(cause)
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def reserve(path: Path, size: int) -> None:
+    """Create a file of `size` zero bytes that have their room on the disk.
+
+    Writing through a memory map into a file without it kills the process (SIGBUS) when the disk is full.
+
+    Raises:
+        OSError: There is not enough room; the file is removed.
+    """
+    try:
+        with path.open("wb") as file:
+            file.truncate(size)
+            if size and hasattr(os, "posix_fallocate"):  # macOS has none
+                os.posix_fallocate(file.fileno(), 0, size)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 def _sync(path: Path) -> None:
@@ -249,7 +312,7 @@ def read_sums(folder: Path, error: type[RankerError] = DataError) -> dict[str, S
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as fault:
         raise error(
             f"{path}: expected the sizes and checksums of the folder's files, got {fault!r}; "
-            "if the files are right, delete this one: then nothing is compared"
+            "if the other files are right, delete this one, and they are used unchecked"
         ) from fault
     return sums
 

@@ -1,15 +1,19 @@
-"""Check within seconds whether a server answers; libraries retry for minutes."""
+"""Check within seconds whether a server answers, and stop at the first time-out; libraries retry for minutes."""
 
 from __future__ import annotations
 
 import ssl
 import threading
 from http.client import HTTPException
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 SECONDS = 8.0
+OFFLINE = "without a network set encoder.name=FOLDER, or fill the cache elsewhere and set HF_HUB_OFFLINE=1"
+
+_hub_failures: list[str] = []
 
 
 def unreachable(url: str, seconds: float = SECONDS) -> str | None:
@@ -41,3 +45,49 @@ def unreachable(url: str, seconds: float = SECONDS) -> str | None:
     thread.start()
     thread.join(seconds + 1)
     return reasons[0] if reasons else None
+
+
+def watch_hub(name: str) -> None:
+    """From now on, the first request for a model on the Hugging Face hub that times out ends all later ones at once.
+
+    huggingface_hub asks for each of a model's files, several times, and waits for each answer. After a time-out it
+    reads its cache, as it does offline. Requests without a limit get HF_HUB_ETAG_TIMEOUT, 10 seconds by default. A
+    second call makes it ask again.
+
+    Args:
+        name: The model's id on the hub; a time-out of another request, such as telemetry, ends only this request.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.errors import OfflineModeIsEnabled
+    from huggingface_hub.utils import get_session
+
+    _hub_failures.clear()
+    session: Any = get_session()
+    send = getattr(session.send, "unwatched", session.send)
+
+    def watched(request: Any, **options: Any) -> Any:
+        if _hub_failures:
+            raise OfflineModeIsEnabled(_hub_failures[0])
+        limits = request.extensions.get("timeout") or dict.fromkeys(("connect", "read", "write", "pool"))
+        limits = {key: constants.HF_HUB_ETAG_TIMEOUT if limit is None else limit for key, limit in limits.items()}
+        request.extensions = {**request.extensions, "timeout": limits}
+        try:
+            return send(request, **options)
+        except Exception as error:
+            url = request.url
+            # the class is httpx's or httpx2's, by the version of huggingface_hub
+            if "Timeout" not in type(error).__name__ or name not in url.path:
+                raise
+            _hub_failures.append(
+                f"{url.scheme}://{url.netloc.decode()} does not answer: {type(error).__name__} for {url.path} after "
+                f"{limits['read']:.0f} seconds, and it is not in the hub's cache; {OFFLINE}"
+            )
+            raise OfflineModeIsEnabled(_hub_failures[0]) from error
+
+    watched.unwatched = send  # type: ignore[attr-defined]
+    session.send = watched
+
+
+def hub_failure() -> str | None:
+    """Why the hub was given up since `watch_hub`, with how to go offline; None if it was not."""
+    return _hub_failures[0] if _hub_failures else None

@@ -26,6 +26,7 @@ from ranker.errors import ConfigError
 from ranker.evaluation import pictures
 from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
 from ranker.evaluation.scoring import Devices, score_collection
+from ranker.models.interface import Scorer
 from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.retrieval.pipeline import add_positives
 from ranker.types import Run
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 def evaluate_sets(
     cfg: DictConfig,
     folder: Path,
-    scorer: Any,
+    scorer: Scorer,
     data: RankData,
     devices: Devices,
     depth: int,
@@ -134,7 +135,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
         raise ConfigError(f"data: expected data=..., since {cfg.checkpoint} does not say what it was trained on")
     rehearse_trainer(cfg)  # the evaluation uses Fabric, but all trainer.* options are checked and set as for a training
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
-    scorer = load_scorer(Path(cfg.checkpoint), cfg.weights)
+    scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
     depth = cfg.depth or trained.get("depth", 100)
     splits = _sets_to_rerank(cfg, cfg.data if cfg.data is not None else trained.data, depth)
     folder = open_run(cfg)

@@ -1,4 +1,4 @@
-"""Find wrong options early: build what needs no data before the data is loaded, and check the length of a training."""
+"""Find wrong options early: build objects that need no data before it is loaded, and check the training's length."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def rehearse_fabric(cfg: DictConfig) -> None:
 
 
 def rehearse_training(cfg: DictConfig) -> None:
-    """Build the Trainer, the optimizer for one weight and the loss, and call the schedule once; discard all of them.
+    """Build the Trainer, an optimizer (of a single weight) and the loss, call the schedule once, and discard them all.
 
     Raises:
         ConfigError: A value that one of them refuses.
@@ -81,7 +81,7 @@ def _refused(group: str) -> Iterator[None]:
         if isinstance(error.__cause__, RankerError):
             raise
         got = " ".join(str(error.__cause__ or error).split())
-        raise ConfigError(f"{group}: expected values that its class takes, got a refusal: {got}") from error
+        raise ConfigError(f"{group}: expected values that its class accepts, got its error: {got}") from error
 
 
 def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
@@ -99,7 +99,7 @@ def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
     if steps == 0:
         raise ConfigError(
             f"trainer.limit_train_batches: expected at least one of the {steps_per_epoch} steps of an epoch, "
-            f"got {cfg.trainer.limit_train_batches}, which is none; raise it"
+            f"got {cfg.trainer.limit_train_batches}, which gives 0 steps; raise it"
         )
     interval = cfg.trainer.val_check_interval
     if (
@@ -133,7 +133,7 @@ def _check_without_validation(cfg: DictConfig) -> None:
 
 @contextmanager
 def refused_in_fit() -> Iterator[None]:
-    """Turn errors that Lightning and its callbacks raise only during a fit into one line.
+    """Report in one line the wrong options that Lightning and its callbacks find only during a fit.
 
     Raises:
         ConfigError: In place of Lightning's error.
@@ -142,11 +142,11 @@ def refused_in_fit() -> Iterator[None]:
         yield
     except MisconfigurationException as error:
         raise ConfigError(
-            f"trainer: expected what Lightning takes, got a refusal: {' '.join(str(error).split())}"
+            f"trainer: expected values that Lightning accepts, got its error: {' '.join(str(error).split())}"
         ) from error
     except RuntimeError as error:
         if not str(error).startswith("Early stopping conditioned on metric"):
             raise
         raise ConfigError(
-            f"callbacks: expected a monitor that is logged, got a refusal: {' '.join(str(error).split())}"
+            f"callbacks: expected a monitor that is logged, got Lightning's error: {' '.join(str(error).split())}"
         ) from error

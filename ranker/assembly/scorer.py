@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,14 +12,17 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.checkpoint import load_scorer
+from ranker.checkpoint import built_for, load_scorer
 from ranker.config.targets import constructor_keys
 from ranker.encoders.execution import Execution
-from ranker.errors import ConfigError
-from ranker.models.interface import Scorer
+from ranker.errors import CheckpointError, ConfigError
+from ranker.export import sentence_transformers
+from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.multitask.module import MultitaskModule
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.rerank_module import RerankModule
+
+log = logging.getLogger(__name__)
 
 
 def build_scorer(cfg: DictConfig) -> Scorer:
@@ -41,9 +45,34 @@ def build_scorer(cfg: DictConfig) -> Scorer:
             f"model: expected one that can be trained, got {cfg.model._target_}; "
             "python search.py model=... searches with it"
         )
-    return instantiate(
+    if cfg.get("resume"):
+        return built_for(Path(cfg.checkpoint), cfg, Execution.of(cfg.encoder)).train()
+    scorer = instantiate(
         constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder))
     )
+    if is_bi_encoder(scorer):
+        _warn_of_parts_left_behind(scorer)
+    return scorer
+
+
+def _warn_of_parts_left_behind(scorer: Any) -> None:
+    """Say what `encoder.name` does not take from the folder of a trained bi-encoder, if the new scorer has it not."""
+    if scorer.encoder.source is None:
+        return
+    folder = Path(scorer.encoder.source)
+    same = {"pooling": getattr(scorer, "pooling", None), "Normalize": scorer.similarity == "cosine"}
+    try:
+        parts = sentence_transformers.parts_beside_encoder(folder)
+    except CheckpointError as error:
+        parts = {"modules that are not known": str(error)}
+    left = {name: text for name, text in parts.items() if same.get(name) not in (True, text)}
+    if left:
+        log.warning(
+            "encoder.name: only the encoder of %s is taken; left behind: %s; checkpoint=%s continues with all of it",
+            folder,
+            ", ".join(f"{name} ({text})" if text else name for name, text in left.items()),
+            folder,
+        )
 
 
 def in_batch_negatives(cfg: DictConfig) -> bool:

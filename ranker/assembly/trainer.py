@@ -125,7 +125,7 @@ def several_devices(options: Mapping[str, Any]) -> bool:
 
 
 def _precision(configured: Any) -> Any:
-    """The configured precision; null is bf16-mixed on a GPU that computes in bfloat16, else 32-true."""
+    """The configured precision. For null: bf16-mixed if the GPU has bfloat16 arithmetic, else 32-true."""
     bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     return configured if configured is not None else "bf16-mixed" if bf16 else "32-true"
 
@@ -151,8 +151,8 @@ def _prepare_children(folder: Path, command: str) -> None:
     if HydraConfig.initialized() and is_first_process():
         composed: Any = HydraConfig.instance().cfg
         with read_write(composed.hydra):
-            # Lightning passes `hydra.run.dir` to its child processes; in a multirun it would otherwise name a folder
-            # that is not the run's.
+            # Lightning passes `hydra.run.dir` to its child processes. In a multirun, Hydra leaves it at another folder
+            # than the job's.
             composed.hydra.run.dir = str(folder)
         announce_parent()
         overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none"]

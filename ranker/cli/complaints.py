@@ -14,9 +14,9 @@ import hydra
 from ranker.config import roots
 from ranker.config.roots import CONF
 from ranker.errors import RankerError, did_you_mean, shorten
+from ranker.files import no_room
 
 HYDRA, RANKER = Path(hydra.__file__).parent, Path(__file__).resolve().parents[1]
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 UNUSABLE_PATH = (
     errno.EACCES,
     errno.EPERM,
@@ -39,33 +39,35 @@ def cause_of(error: BaseException) -> RankerError | None:
 
 
 def is_hydras(error: BaseException) -> bool:
-    """Whether Hydra raised an error while it read the command line and the files, not the job that it ran."""
+    """Whether an error comes from Hydra, which reads the command line and files, not from the command that it ran."""
     files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
     programs = [HYDRA if HYDRA in file.parents else RANKER for file in files if {HYDRA, RANKER} & set(file.parents)]
     return bool(programs) and programs[-1] == HYDRA and not any(RANKER / "commands" in file.parents for file in files)
 
 
-def path_in_one_line(error: OSError, making_folders: bool) -> str | None:
-    """Reword an error about a file, folder or disk.
+def path_in_one_line(error: Exception, making_folders: bool) -> str | None:
+    """Reword an error about a file, folder or disk; a full disk is also recognised as the cause of an error.
 
     Args:
         error: The error.
-        making_folders: Whether Hydra raised it when it created the run folder: then any error with a file name counts.
+        making_folders: Whether Hydra raised it when it created the run folder; if so, any error with a file name is
+            reworded, whatever its number.
 
     Returns:
         The message; None for an error that is about something else.
     """
-    if error.errno in FULL_DISK:
-        return (
-            f"{error.filename or 'disk'}: expected room to write to, got {error.strerror!r}; "
-            "make room, and go on with checkpoint=RUN_FOLDER resume=true where the run has a checkpoints/last.ckpt"
-        )
-    if (error.errno in UNUSABLE_PATH or making_folders) and error.filename is not None:
+    if isinstance(error, OSError) and (error.errno in UNUSABLE_PATH or making_folders) and error.filename is not None:
         name = str(error.filename)
         shown = name if len(name) < 200 else f"{name[:200]}..."
         return (
             f"{shown}: expected a file or folder that this user can use, got {error.strerror!r}; "
             "check it, or set hydra.run.dir or cache_dir"
+        )
+    reason = no_room(error)
+    if reason is not None:
+        return (
+            f"{getattr(error, 'filename', None) or 'disk'}: expected room to write to, got {reason!r}; "
+            "make room, and go on with checkpoint=RUN_FOLDER resume=true where the run has a checkpoints/last.ckpt"
         )
     return None
 
@@ -97,7 +99,7 @@ def _missing_choice(text: str) -> str | None:
 
 def _deleted_key(text: str) -> str | None:
     match = re.search(r"Could not delete from config\. '?([\w.]+)'?", text)
-    return match and f"{match.group(1)}: expected a key that can be left out, got ~{match.group(1)}"
+    return match and f"{match.group(1)}: expected a key that can be deleted, got ~{match.group(1)}"
 
 
 def _group_without_name(text: str) -> str | None:
@@ -118,7 +120,7 @@ def _unknown_interpolation(text: str) -> str | None:
     if match is None:
         return None
     key = _full_key(text) or "interpolation"
-    return f"{key}: expected a key that exists in ${{{match.group(1)}}}, got no such key"
+    return f"{key}: expected the name of a key in ${{...}}, got ${{{match.group(1)}}}, which is not a key"
 
 
 def _wrong_class(text: str) -> str | None:

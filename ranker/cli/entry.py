@@ -1,4 +1,4 @@
-"""Between the command line and the commands: run folders, and errors as one message with exit code 1."""
+"""Start a command: set Hydra up, check the configuration, make the run folder, report a user's errors in one line."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import os
 import secrets
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -30,6 +31,7 @@ from ranker.config import roots
 from ranker.config.paths import make_absolute
 from ranker.config.targets import constructor_keys
 from ranker.errors import ConfigError, Preempted, RankerError
+from ranker.files import no_room
 from ranker.processes import global_rank, is_first_process, watch_from_the_start
 
 
@@ -62,7 +64,7 @@ def _stamp() -> str:
 
 
 def _root(folder: str) -> str:
-    """The folder of all runs; processes other than the first get a temporary one and learn the run folder later."""
+    """The folder of all runs. On other processes than the first: a temporary folder, until they get the run folder."""
     return folder if global_rank() == 0 else os.path.join(tempfile.gettempdir(), f"ranker-process-{os.getpid()}")  # noqa: PTH118
 
 
@@ -111,7 +113,7 @@ def _own_folder(folder: Path) -> Iterator[None]:
 
 
 def _run(command: str, cfg: DictConfig) -> float | None:
-    # a child process reads config.yaml of the run folder, which is complete
+    # Not in a child process: it reads config.yaml of the run folder, which already has the keys of the resumed run
     if command == "train" and cfg.get("checkpoint") and Path(cfg.checkpoint).is_dir() and overrides_of("checkpoint"):
         cfg = resumed(cfg) if cfg.get("resume") else started_from(cfg)
     config.check(cfg)
@@ -121,12 +123,12 @@ def _run(command: str, cfg: DictConfig) -> float | None:
     if HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN and "trainer" in cfg:
         build = importlib.import_module("ranker.assembly.trainer")
         if build.several_devices(cfg.trainer):
-            return sweep.run_apart(
+            return sweep.run_in_separate_process(
                 command, Path(HydraConfig.get().runtime.output_dir), OmegaConf.to_yaml(cfg, resolve=True)
             )
     function = getattr(importlib.import_module(f"ranker.commands.{command}"), command)
     gc.freeze()  # objects of the start-up live until the end; no collection has to look at them
-    atexit.register(gc.unfreeze)  # at exit they are collected, or extension modules report leaks
+    atexit.register(gc.unfreeze)  # else they are not collected at exit, and extension modules report leaks
     gc.enable()  # `ranker.cli.main.run` disabled it
     return function(cfg)
 
@@ -156,9 +158,20 @@ def _one_line_errors() -> Iterator[None]:
         raise (cause_of(error) or ConfigError(in_one_line(error))) from error
 
 
+def _report_thread(failed: threading.ExceptHookArgs) -> None:
+    """Say in one line that a library's thread found the disk full; TensorBoard's caller gets the error, too."""
+    reason = no_room(failed.exc_value) if failed.exc_value is not None else None
+    if reason is None:
+        threading.__excepthook__(failed)
+    else:
+        name = failed.thread.name if failed.thread is not None else "a thread"
+        print(f"warning: {name}: expected room to write to, got {reason!r}", file=sys.stderr)  # noqa: T201
+
+
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
     """Print a user's mistake without a traceback and exit; any other error is a bug and keeps its traceback."""
+    threading.excepthook = _report_thread
     try:
         yield
     except RankerError as error:
@@ -166,16 +179,15 @@ def user_errors() -> Iterator[None]:
     except (HydraException, OmegaConfBaseException) as error:
         cause = cause_of(error)
         _fail(in_one_line(error) if cause is None else str(cause))
-    except OSError as error:  # after Hydra's errors, some of which are OSErrors
-        if (message := path_in_one_line(error, is_hydras(error))) is None:
-            raise
-        _fail(message)
     except KeyboardInterrupt:
         _fail("stopped by the keyboard")
-    except Exception as error:
-        if not is_hydras(error):
+    except Exception as error:  # after Hydra's errors, some of which are OSErrors
+        message = path_in_one_line(error, is_hydras(error))
+        if message is None and is_hydras(error) and not isinstance(error, OSError):
+            message = in_one_line(error)
+        if message is None:
             raise
-        _fail(in_one_line(error))
+        _fail(message)
 
 
 def _fail(message: str, exit_code: int = 1) -> None:

@@ -32,12 +32,12 @@ from ranker.run_folder import check_unused
 log = logging.getLogger(__name__)
 
 JOB_FILE, LOCK_FILE, SUMMARY = "job.json", ".job.lock", "summary.csv"
-KILLED = "its process was killed"
+KILLED_MESSAGE = "its process was killed"
 JOB_FOLDER = "RANKER_JOB_FOLDER"  # environment variable: the folder of a job that runs in a separate process
-Row = dict[str, Any]
+JobRecord = dict[str, Any]
 
 
-class Failed(RankerError):
+class JobFailed(RankerError):
     """Raised when a job's separate process ended with an error; that process has already printed the error."""
 
 
@@ -59,21 +59,21 @@ def run_job(
     Raises:
         ConfigError: The folder belongs to another job.
     """
-    shown = [override for override in overrides if not override.startswith("++callbacks.prune=")]
-    record: Row = {
+    configured = [override for override in overrides if not override.startswith("++callbacks.prune=")]
+    record: JobRecord = {
         "job": number,
-        "overrides": shown,
+        "overrides": configured,
         "status": "running",
         "objective": None,
         "seconds": None,
         "error": None,
     }
-    _claim(folder, record)
+    _create_record(folder, record)
     from filelock import FileLock  # imports asyncio, which a run without a sweep does not need
 
     lock = FileLock(folder / LOCK_FILE)
     lock.acquire()
-    log.info("job %d: %s", number, " ".join(shown))
+    log.info("job %d: %s", number, " ".join(configured))
     started = time.perf_counter()
     try:
         record["objective"] = run()
@@ -88,7 +88,7 @@ def run_job(
         raise
     finally:
         record["seconds"] = time.perf_counter() - started
-        _write(folder / JOB_FILE, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        _write_text(folder / JOB_FILE, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
         lock.release()
         write_summary(sweep)
     return record["objective"]
@@ -102,7 +102,7 @@ def message_of(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def _claim(folder: Path, record: Row) -> None:
+def _create_record(folder: Path, record: JobRecord) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / JOB_FILE).exists():
         check_unused("hydra.sweep.subdir", folder, [".hydra"])
@@ -121,12 +121,12 @@ def _log_failure(folder: Path, text: str) -> None:
         file.write(text)
 
 
-def _write(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str) -> None:
     with write_whole(path) as file:
         file.write(text)
 
 
-def run_apart(command: str, folder: Path, config: str) -> float | None:
+def run_in_separate_process(command: str, folder: Path, config: str) -> float | None:
     """Run a job in a separate process and return its objective.
 
     If one process of a multi-device training fails, Lightning kills the training's first process. If that were the
@@ -138,9 +138,9 @@ def run_apart(command: str, folder: Path, config: str) -> float | None:
         config: The job's resolved configuration as yaml.
 
     Raises:
-        Failed: The process ended with an error.
+        JobFailed: The process ended with an error.
     """
-    _write(folder / "config.yaml", config)
+    _write_text(folder / "config.yaml", config)
     arguments = [
         *(sys.executable, *(f"-W{option}" for option in sys.warnoptions), "-m", "ranker", command),
         *("--config-path", str(folder.resolve()), "--config-name", "config", "--config-dir", str(CONF)),
@@ -153,30 +153,30 @@ def run_apart(command: str, folder: Path, config: str) -> float | None:
     ]
     variables = {**os.environ, JOB_FOLDER: str(folder.resolve())}
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, errors="replace", env=variables) as process:
-        before = signal.signal(
+        previous_handler = signal.signal(
             signal.SIGTERM, lambda *_: process.terminate()
         )  # the job saves a checkpoint and exits with 75
         try:
             assert process.stderr is not None
-            last: list[str] = []
+            last_lines: list[str] = []
             for line in process.stderr:
                 sys.stderr.write(line)
-                last = [*last[-19:], line.rstrip("\n")]
+                last_lines = [*last_lines[-19:], line.rstrip("\n")]
             code = process.wait()
         except BaseException:
             process.terminate()
             raise
         finally:
-            signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGTERM, previous_handler)
     if code == Preempted.exit_code:
         raise Preempted("", code)  # the process has printed the message
     if code != 0:
-        errors = [line.removeprefix("error: ") for line in last if line.startswith("error: ")] or last[-1:]
-        raise Failed("\n".join(dict.fromkeys(errors)) or f"its process ended with code {code}")
+        errors = [line.removeprefix("error: ") for line in last_lines if line.startswith("error: ")] or last_lines[-1:]
+        raise JobFailed("\n".join(dict.fromkeys(errors)) or f"its process ended with code {code}")
     return _result(folder).get("objective")
 
 
-def _result(folder: Path) -> Row:
+def _result(folder: Path) -> dict[str, Any]:
     path = folder / "result.json"
     try:
         return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
@@ -186,7 +186,7 @@ def _result(folder: Path) -> Row:
         ) from error
 
 
-def is_held(lock: Path) -> bool:
+def is_locked(lock: Path) -> bool:
     """Whether a running process holds a lock file. When a process dies, its system releases its locks."""
     if not lock.is_file():
         return False
@@ -213,17 +213,24 @@ def job_folders(sweep: Path) -> Iterator[Path]:
                 yield from job_folders(path)
 
 
-def read_job(folder: Path) -> Row:
+def read_job(folder: Path) -> JobRecord:
     """The record of a job. Its status becomes `killed` if it is `running` and no process holds the lock."""
-    row: Row = {"job": None, "overrides": [], "status": "running", "objective": None, "seconds": None, "error": None}
+    row: JobRecord = {
+        "job": None,
+        "overrides": [],
+        "status": "running",
+        "objective": None,
+        "seconds": None,
+        "error": None,
+    }
     with suppress(OSError, ValueError, TypeError):  # the file is missing or damaged
         row |= json.loads((folder / JOB_FILE).read_text(encoding="utf-8"))
-    if row["status"] == "running" and not is_held(folder / LOCK_FILE):
-        row |= {"status": "killed", "error": KILLED}
+    if row["status"] == "running" and not is_locked(folder / LOCK_FILE):
+        row |= {"status": "killed", "error": KILLED_MESSAGE}
     return row
 
 
-def read_jobs(sweep: Path) -> list[Row]:
+def read_jobs(sweep: Path) -> list[JobRecord]:
     """The records of all jobs, sorted by number, each with its folder and its measures."""
     rows = []
     for folder in job_folders(sweep):
@@ -244,22 +251,22 @@ def read_jobs(sweep: Path) -> list[Row]:
     return sorted(rows, key=lambda row: (row["job"] is None, row["job"], row["folder"]))
 
 
-def swept(rows: Sequence[Row]) -> dict[str, list[str | None]]:
+def swept_values(rows: Sequence[JobRecord]) -> dict[str, list[str | None]]:
     """Keys whose value differs between jobs -> the value of each job.
 
-    >>> swept([{"overrides": ["loss=lce", "seed=1"]}, {"overrides": ["loss=kl", "seed=1"]}])
+    >>> swept_values([{"overrides": ["loss=lce", "seed=1"]}, {"overrides": ["loss=kl", "seed=1"]}])
     {'loss': ['lce', 'kl']}
     """
     values = [dict(override.split("=", 1) for override in row["overrides"] if "=" in override) for row in rows]
-    keys = dict.fromkeys(key for of_job in values for key in of_job)
-    columns = {key.lstrip("+"): [of_job.get(key) for of_job in values] for key in keys}
+    keys = dict.fromkeys(key for job_values in values for key in job_values)
+    columns = {key.lstrip("+"): [job_values.get(key) for job_values in values] for key in keys}
     return {key: column for key, column in columns.items() if len(set(column)) > 1}
 
 
-def write_summary(sweep: Path) -> list[Row]:
+def write_summary(sweep: Path) -> list[JobRecord]:
     """Write `summary.csv`, one row per job; returns the records, as `read_jobs`."""
     rows = read_jobs(sweep)
-    columns = swept(rows)
+    columns = swept_values(rows)
     measures = list(dict.fromkeys(name for row in rows for name in row["measures"]))
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
@@ -279,18 +286,18 @@ def write_summary(sweep: Path) -> list[Row]:
                 row["error"],
             ]
         )
-    _write(sweep / SUMMARY, text.getvalue())
+    _write_text(sweep / SUMMARY, text.getvalue())
     return rows
 
 
-def close(sweep: Path, maximize: bool = True, enough: int | None = None) -> bool:
+def finish_sweep(sweep: Path, maximize: bool = True, min_finished: int | None = None) -> bool:
     """Write the table and the picture, print the table, and print one line for each job that failed.
 
     Args:
         sweep: The sweep's folder.
         maximize: Whether a higher objective is better.
-        enough: The sweep is successful if at least this many jobs finished or were pruned. A search replaces failed
-            trials with new ones, so single failures do not matter. None: no job may fail.
+        min_finished: The sweep is successful if at least this many jobs finished or were pruned. A search replaces
+            failed trials with new ones, so single failures do not matter. None: no job may fail.
 
     Returns:
         Whether the sweep is successful.
@@ -301,38 +308,38 @@ def close(sweep: Path, maximize: bool = True, enough: int | None = None) -> bool
     if any(row["objective"] is not None for row in rows):
         from ranker.cli.sweep_picture import draw_sweep, save
 
-        save(draw_sweep(rows, swept(rows), maximize), sweep, "sweep")
+        save(draw_sweep(rows, swept_values(rows), maximize), sweep, "sweep")
     failed = [row for row in rows if row["status"] not in ("ok", "pruned")]
     finished = sum(
         row["status"] == "pruned" or (row["status"] == "ok" and row["objective"] is not None) for row in rows
     )
-    successful = not failed if enough is None else finished >= enough
+    successful = not failed if min_finished is None else finished >= min_finished
     for row in failed:
-        reason = (row["error"] or KILLED).split("\n")[0]
+        reason = (row["error"] or KILLED_MESSAGE).split("\n")[0]
         level = "warning" if successful else "error"
         text = f"{level}: job {row['job']} {row['status']}: {reason}; see {sweep / row['folder']}"
         print(text, file=sys.stderr)  # noqa: T201
     return successful
 
 
-def best(rows: Sequence[Mapping[str, Any]], maximize: bool = True) -> Mapping[str, Any] | None:
+def best_job(rows: Sequence[Mapping[str, Any]], maximize: bool = True) -> Mapping[str, Any] | None:
     """The finished job with the best objective; None if no job has an objective."""
     done = [row for row in rows if row["status"] == "ok" and row["objective"] is not None]
     return max(done, key=lambda row: row["objective"] if maximize else -row["objective"], default=None)
 
 
-def print_table(rows: Sequence[Row], maximize: bool = True) -> None:
+def print_table(rows: Sequence[JobRecord], maximize: bool = True) -> None:
     """Print one line per job; a star marks the best."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    columns, first = swept(rows), best(rows, maximize)
+    columns, best = swept_values(rows), best_job(rows, maximize)
     table = Table(title=f"sweep ({len(rows)} jobs)", title_justify="left")
     for heading in ("job", "status", "objective", *columns, "seconds"):
         table.add_column(heading, justify="right" if heading in ("job", "objective", "seconds") else "left")
     for i, row in enumerate(rows):
-        objective = "" if row["objective"] is None else f"{row['objective']:.4f}" + (" *" if row is first else "  ")
+        objective = "" if row["objective"] is None else f"{row['objective']:.4f}" + (" *" if row is best else "  ")
         values = [str(column[i] if column[i] is not None else "") for column in columns.values()]
         seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
         table.add_row(*map(Text, [str(row["job"]), row["status"], objective, *values, seconds]))

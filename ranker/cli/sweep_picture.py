@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["axis_positions", "best_so_far", "draw_sweep", "save"]
 
-MARKS = {
+STATUS_MARKERS = {
     "ok": ("o", BLUE, "finished"),
     "pruned": ("v", GREY, "pruned"),
     "failed": ("x", ORANGE, "failed"),
@@ -29,14 +29,14 @@ def best_so_far(rows: Sequence[Mapping[str, Any]], maximize: bool = True) -> lis
     >>> best_so_far([{"job": job, "status": status, "objective": value} for job, status, value in jobs])
     [(0, 0.5), (1, 0.5), (2, 0.5), (3, 0.5)]
     """
-    best, line = None, []
+    best, curve = None, []
     for row in rows:
         value = row["objective"]
         if row["status"] == "ok" and value is not None:
             best = value if best is None else max(best, value) if maximize else min(best, value)
         if best is not None:
-            line.append((row["job"], best))
-    return line
+            curve.append((row["job"], best))
+    return curve
 
 
 def axis_positions(values: Sequence[str | None]) -> tuple[list[float], list[str] | None, bool]:
@@ -71,19 +71,19 @@ def draw_sweep(
         columns: Swept key -> its value in each job.
         maximize: Whether a higher objective is better.
     """
-    across = min(3, 1 + len(columns))
-    down = -(-(1 + len(columns)) // across)
-    figure, panels = new_figure(3.6 * across, 3.0 * down, rows=down, columns=across)
-    _marks(panels[0], rows, [row["job"] for row in rows])
-    line = best_so_far(rows, maximize)
-    if line:
-        jobs, values = zip(*line, strict=True)
+    num_columns = min(3, 1 + len(columns))
+    num_rows = -(-(1 + len(columns)) // num_columns)
+    figure, panels = new_figure(3.6 * num_columns, 3.0 * num_rows, rows=num_rows, columns=num_columns)
+    _draw_jobs(panels[0], rows, [row["job"] for row in rows])
+    curve = best_so_far(rows, maximize)
+    if curve:
+        jobs, values = zip(*curve, strict=True)
         panels[0].step(jobs, values, where="post", color=GREEN, linewidth=1.2, label="best so far")
     panels[0].set_xlabel("job")
     panels[0].xaxis.get_major_locator().set_params(integer=True)  # type: ignore[call-arg]
     for (key, column), axes in zip(columns.items(), panels[1:], strict=False):
         positions, names, logarithmic = axis_positions(column)
-        _marks(axes, rows, positions)
+        _draw_jobs(axes, rows, positions)
         low, high = min(positions), max(positions)  # matplotlib ignores marks on the lower edge when it sets the limits
         if names is not None:
             axes.set_xticks(range(len(names)), names, rotation=0 if max(map(len, names)) < 9 else 30, ha="center")
@@ -94,7 +94,7 @@ def draw_sweep(
         elif high > low:
             axes.set_xlim(low - 0.08 * (high - low), high + 0.08 * (high - low))
         axes.set_xlabel(key)
-    for axes in panels[: 1 + len(columns) : across]:
+    for axes in panels[: 1 + len(columns) : num_columns]:
         axes.set_ylabel("objective")
     for unused in panels[1 + len(columns) :]:
         unused.set_visible(False)
@@ -103,30 +103,30 @@ def draw_sweep(
     return figure
 
 
-def _marks(axes: Axes, rows: Sequence[Mapping[str, Any]], positions: Sequence[float]) -> None:
+def _draw_jobs(axes: Axes, rows: Sequence[Mapping[str, Any]], positions: Sequence[float]) -> None:
     """Draw one mark per job; jobs without an objective are drawn on the lower edge."""
-    for status, (marker, colour, name) in MARKS.items():
+    for status, (marker, colour, name) in STATUS_MARKERS.items():
         points = [(x, row["objective"]) for x, row in zip(positions, rows, strict=True) if row["status"] == status]
-        valued = [(x, value) for x, value in points if value is not None]
-        if valued:
+        with_objective = [(x, value) for x, value in points if value is not None]
+        if with_objective:
             axes.scatter(
-                [x for x, _ in valued],
-                [value for _, value in valued],
+                [x for x, _ in with_objective],
+                [value for _, value in with_objective],
                 marker=marker,
                 color=colour,
                 s=28,
                 label=name,
                 zorder=3,
             )
-        without = [x for x, value in points if value is None]
-        if without:
+        without_objective = [x for x, value in points if value is None]
+        if without_objective:
             axes.scatter(
-                without,
-                [0.02] * len(without),
+                without_objective,
+                [0.02] * len(without_objective),
                 marker=marker,
                 color=colour,
                 s=28,
                 transform=axes.get_xaxis_transform(),
-                label=None if valued else name,
+                label=None if with_objective else name,
                 zorder=3,
             )

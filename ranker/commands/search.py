@@ -57,7 +57,7 @@ def search(cfg: DictConfig) -> None:
     mining = Mining(**{key: value for key, value in cfg.mining.items() if key != "teacher"}, seed=cfg.seed)
     if cfg.model is None:
         rehearse_fabric(cfg)
-        instantiate(cfg.index)  # discarded: an error in its options shows before the docs are encoded
+        instantiate(cfg.index)  # discarded; it only reports wrong options before the docs are encoded
     source = cfg.data if cfg.data is not None else trained.data
     loaded = load_source(source)
     sets = chosen_sets(loaded, cfg.split) if cfg.split is not None else {}
@@ -86,7 +86,7 @@ def search(cfg: DictConfig) -> None:
 
 
 def _check_model(cfg: DictConfig) -> DictConfig:
-    """Check what is to search; returns the description of the checkpoint, empty for BM25."""
+    """Check `model`, `checkpoint` and `data`; return the description of the checkpoint, which is empty for BM25."""
     if (cfg.model is None) == (cfg.checkpoint is None):
         raise ConfigError(
             "search.py: expected either checkpoint=RUN_FOLDER or model=bm25, got "
@@ -98,7 +98,9 @@ def _check_model(cfg: DictConfig) -> DictConfig:
         )
     trained = OmegaConf.create(read_description(Path(cfg.checkpoint)) if cfg.checkpoint is not None else {})
     if cfg.data is None and "data" not in trained:
-        raise ConfigError("data: expected data=..., since nothing says what the model was trained on")
+        raise ConfigError(
+            "data: expected data=..., since the checkpoint does not name the data of its training, got null"
+        )
     return trained
 
 
@@ -131,7 +133,7 @@ def _vector_engines(
     Returns:
         Set name -> engine on the first process, None on the others.
     """
-    scorer = load_scorer(Path(cfg.checkpoint), cfg.weights)
+    scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
     if not is_bi_encoder(scorer):
         raise ConfigError(
             f"checkpoint: expected a bi-encoder (dpr, colbert), got {type(scorer).__name__}; "

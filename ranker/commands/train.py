@@ -28,6 +28,7 @@ from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_fr
 from ranker.training.checkpointing import SaveBest, SaveLast
 from ranker.training.rerank_module import NonFiniteOptions, Optimization
 from ranker.training.run_writer import write_json
+from ranker.training.soundness import check_scores
 from ranker.training.throughput import Throughput
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ def train(cfg: DictConfig) -> float | None:
     pl.seed_everything(cfg.seed, verbose=False)
     splits = load_splits(cfg)
     scorer = build_scorer(cfg)
+    check_scores(scorer)
     data = build_data(cfg, splits, scorer)
     steps_per_epoch = len(data.train_steps().plan)
     check_length(cfg, splits, steps_per_epoch)

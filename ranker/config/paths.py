@@ -12,8 +12,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from ranker.config.roots import CONF
 from ranker.config.signatures import parameters_of
 
-# Keys that are always paths. So are, in `data`, `probe` and `model`, the parameters of a `_target_` that are annotated
-# with `Path`.
+# Keys that are always paths. In `data`, `probe` and `model`, parameters of a `_target_` with the annotation `Path` are
+# paths too.
 PATHS = (
     "checkpoint",
     "compare",

@@ -111,6 +111,7 @@ class EvaluateConfig:
     name: Text = "evaluate"
     checkpoint: Text | None = None
     weights: Text = "best"
+    trust_remote_code: bool = False
     data: Any = None
     run: Text | None = None
     qrels: Text | None = None
@@ -163,6 +164,7 @@ class SearchConfig:
     name: Text = "search"
     checkpoint: Text | None = None
     weights: Text = "best"
+    trust_remote_code: bool = False
     model: Any = None
     data: Any = None
     index: Any = MISSING

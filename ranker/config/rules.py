@@ -35,7 +35,7 @@ def _group_sizes(cfg: DictConfig) -> list[str]:
 
 
 def _needs_negatives(loss: str) -> bool:
-    """Whether a loss learns nothing from relevant docs alone; its class says otherwise by `needs_negatives = False`."""
+    """Whether a loss learns nothing from relevant docs alone: yes, unless its class has `needs_negatives = False`."""
     return not is_trusted(loss, "loss") or attribute_of(loss, "needs_negatives", default=True) is not False
 
 
@@ -43,7 +43,10 @@ def _words(cfg: DictConfig) -> list[str]:
     faults = []
     name = cfg.get("name") if is_set(cfg, "name") else None
     if isinstance(name, str) and name.split() != [name]:
-        faults.append(f"name: expected a word without white space, since runs carry it as their tag, got {name!r}")
+        faults.append(
+            f"name: expected a word without white space, since it is the tag in the last column of run files, "
+            f"got {name!r}"
+        )
     if cfg.get("nonfinite", "stop") not in ("stop", "skip"):
         faults.append(f"nonfinite: expected stop or skip, got {cfg.nonfinite!r}")
     if OmegaConf.select(cfg, "data.teacher") and OmegaConf.select(cfg, "data.random_negatives"):
@@ -94,7 +97,7 @@ def _data(cfg: DictConfig) -> list[str]:
 
 
 def _measures(cfg: DictConfig) -> list[str]:
-    """Names of measures, and monitored values that no measure logs."""
+    """Check the names of measures, and that each monitored value is one that the training logs."""
     if "measures" not in cfg:
         return []
     from ranker.evaluation.metrics import parse_measures  # importing ir_measures is slow, and --help does not need it
@@ -122,7 +125,7 @@ def _monitored(cfg: DictConfig) -> dict[str, Any]:
             and str(node.get("_target_")).endswith(".EarlyStopping")
             and not OmegaConf.is_missing(node, "monitor")
         ):
-            # the check of the signature reports a null
+            # where the class allows no null, the check of its signature reports it
             monitored[f"callbacks.{name}.monitor"] = node.get("monitor") or cfg.get("monitor")
     return monitored
 
@@ -138,5 +141,5 @@ def _evaluation(cfg: DictConfig) -> list[str]:
             + ("both" if cfg.run else "neither")
         )
     if cfg.run is not None and cfg.qrels is None:
-        faults.append("qrels: expected the judgements of run=, got none; set qrels=FILE")
+        faults.append("qrels: expected the judgements for the file of run=, got none; set qrels=FILE")
     return faults

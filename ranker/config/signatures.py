@@ -70,7 +70,7 @@ def parameters_of(target: str) -> dict[str, Parameter] | None:
 
 @cache
 def attribute_of(target: str, name: str, default: Any = None, depth: int = 0) -> Any:
-    """The literal that a class, or the nearest of its bases, sets as a class attribute; `default` if none does.
+    """The literal that a class or its nearest base class sets as a class attribute; `default` if none of them does.
 
     Raises:
         LookupError: There is no such module.
@@ -89,8 +89,7 @@ def attribute_of(target: str, name: str, default: Any = None, depth: int = 0) ->
                     return ast.literal_eval(item.value)
     for base in node.bases:
         if isinstance(base, ast.Name):
-            # LookupError: the base comes from a standard-library module that is a single file; `_locate` finds
-            # packages only
+            # LookupError: `_locate` does not find modules outside packages, such as `abc` of the standard library
             with suppress(LookupError):
                 inherited = attribute_of(f"{module}.{base.id}", name, None, depth + 1)
                 if inherited is not None:
@@ -99,9 +98,9 @@ def attribute_of(target: str, name: str, default: Any = None, depth: int = 0) ->
 
 
 def defines(target: str, within: str, depth: int = 0) -> bool:
-    """Whether the module part of a dotted path defines the class or function named by its last part.
+    """Whether the class or function at a dotted path is defined in the module that the path names.
 
-    An imported name counts if its origin's dotted path starts with `within` and the origin module defines it.
+    A name that this module imports also counts, if it comes from a module below `within` that defines it.
 
     Raises:
         LookupError: There is no such module.
@@ -156,9 +155,7 @@ def _locate(target: str) -> tuple[str, str, Path | None]:
     if not module:
         raise LookupError("no module in it")
     top, *inner = module.split(".")
-    spec = importlib.util.find_spec(
-        top
-    )  # of the top package only: for an inner module, find_spec would import the package
+    spec = importlib.util.find_spec(top)  # not of the whole path: for `a.b`, find_spec would import `a`
     if spec is None or not spec.submodule_search_locations:
         raise LookupError(f"no package {top}")
     path = Path(next(iter(spec.submodule_search_locations)))
@@ -202,7 +199,7 @@ def _class_signature(node: ast.ClassDef) -> dict[str, Parameter] | None:
 def _inherited_signature(node: ast.ClassDef) -> dict[str, Parameter] | None:
     """Return the signature of a class that defines no `__init__` and so inherits its base's.
 
-    Only for nn.Module is the base's signature known (no parameters); for any other base, return None.
+    For nn.Module it has no parameters. Signatures of other bases are not read: None.
     """
     known = all(ast.unparse(base) in ("nn.Module", "torch.nn.Module") for base in node.bases)
     return {} if known else None

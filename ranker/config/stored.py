@@ -34,7 +34,7 @@ RENAMED = {
 def load_stored(path: Path) -> Any:
     """Read a stored configuration.
 
-    `encoder.trust_remote_code` becomes false, whatever the file says.
+    `trust_remote_code` becomes false, of the encoder too, whatever the file says.
 
     Raises:
         ConfigError: The file is not plain YAML of at most 1 MB; or it has an unknown key, a value of the wrong type, a
@@ -46,8 +46,9 @@ def load_stored(path: Path) -> Any:
     faults = stored_faults(cfg)
     if faults:
         raise ConfigError("\n".join(f"{path}: {fault}" for fault in faults))
-    if OmegaConf.select(cfg, "encoder.trust_remote_code"):
-        cfg.encoder.trust_remote_code = False
+    for node in (cfg, cfg.get("encoder")):
+        if node is not None and node.get("trust_remote_code"):
+            node.trust_remote_code = False
     verify_folder(path.parent, path.name, ConfigError)
     return cfg
 

@@ -33,8 +33,8 @@ TRUSTED = {
     "logger": ("ranker.training.loggers.", "lightning.pytorch.loggers."),
 }
 ANY_GROUP = "torch.nn."  # the prefix that every group may use
-# Keys that the program reads itself, whatever the `_target_` of the group is, and their types. With an empty tuple,
-# another check looks at the value.
+# Keys that the program reads itself, whatever the `_target_` of the group is, and their types. An empty tuple: the
+# type is checked elsewhere.
 SHARED_KEYS: dict[str, dict[str, tuple[str, ...]]] = {
     "data": {
         "negatives": ("str", "None"),
@@ -62,7 +62,7 @@ def program_keys(group: str, target: str) -> set[str]:
 
     Args:
         group: The node's dotted path, such as `data` or `model`.
-        target: The node's `_target_`. Its class declares keys of its own in a class attribute `program_keys`, a tuple.
+        target: The node's `_target_`. Its class may name further keys in a class attribute `program_keys`, a tuple.
     """
     return {*SHARED_KEYS.get(group, ()), *_declared(group, target, "program_keys")}
 
@@ -80,7 +80,7 @@ def _declared(group: str, target: str, attribute: str) -> set[str]:
 
 
 def constructor_keys(group: str, node: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a node that `_target_` takes, `_target_` included: all but those that the program reads itself."""
+    """The node without the keys that the program reads itself: `_target_` and the arguments of its constructor."""
     excluded = program_keys(group, str(node.get("_target_")))
     return {key: value for key, value in node.items() if key not in excluded}
 
@@ -149,7 +149,7 @@ def _signature_faults(node: DictConfig, path: str, target: str) -> list[str]:
         parameters = parameters_of(target)
     except LookupError as error:
         return [f"{path}._target_: expected the dotted path of a class or function, got {target!r} ({error})"]
-    if parameters is None:  # of another package, and not readable without importing it: Python will check the call
+    if parameters is None:  # the signature can't be read without importing another package; Python checks the call
         return []
     given = {str(key) for key in node if not str(key).startswith("_")} - program_keys(path, target)
     faults = [

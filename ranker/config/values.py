@@ -32,7 +32,7 @@ class Range:
     below: bool = False
 
     def fault(self, value: Any) -> str:
-        """Return why a value is outside the range; empty if it is inside, or is no number, which other checks refuse.
+        """Return why a number is outside the range; empty if it is inside. Other values are left to other checks.
 
         >>> Range(1).fault(0), Range(0, 1).fault(0.5), Range(0, above=True).fault(math.inf)
         ('expected at least 1, got 0', '', 'expected a finite number above 0, got inf')
@@ -59,9 +59,9 @@ class Range:
 
 COUNT, FROM_0, POSITIVE, SHARE, RATE = Range(1), Range(0), Range(0, above=True), Range(0, 1), Range(0, 1, below=True)
 SEED, GRADE, ANY = Range(0, 2**32 - 1), Range(1, MAX_GRADE), Range(-math.inf)
-# Ranges by dotted key, or by class and key: another class of the same group may have another range. These checks report
-# an unusable number before torch is imported. A key without an entry takes any finite number here, so a new class needs
-# no entry: its constructor can check its values.
+# Ranges by dotted key, or by class and key where classes of a group differ. They serve to report an unusable number
+# before torch is imported. A new class needs no entry: a key without one takes any finite number here, and the
+# constructor can check it.
 RANGES = {
     **dict.fromkeys(
         (
@@ -169,7 +169,8 @@ RANGES = {
     "Multitask.num_labels": Range(1, 2),
     "portions": Range(0, 1, above=True),
 }
-SPLITS, POOLINGS, SIMILARITIES = ("test", "val", "train"), ("cls", "mean", "max"), ("cosine", "dot")
+SPLITS, SIMILARITIES = ("test", "val", "train"), ("cosine", "dot")
+POOLINGS = ("cls", "mean", "max", "last", "weightedmean")
 WORDS = {
     "weights": ("best", "last"),
     "split": SPLITS,
@@ -186,11 +187,11 @@ WORDS = {
     "cache.dtype": ("float16", "float32", "int8"),
     "cache.tokens": ("all", "spans"),
     "controls": ("label_prior", "random_embeddings", "random_encoder", "control_task", "shuffled", "surface"),
-    "MonoBERT.pooling": POOLINGS,
-    "Multitask.pooling": POOLINGS,
-    "DPR.pooling": POOLINGS,
+    "MonoBERT.pooling": (*POOLINGS, "auto"),
+    "Multitask.pooling": (*POOLINGS, "auto"),
+    "DPR.pooling": (*POOLINGS, "auto"),
     "DPR.similarity": SIMILARITIES,
-    "DPR.activation": ("identity", "tanh"),
+    "DPR.activation": ("identity", "tanh", "relu", "gelu", "silu", "sigmoid"),
     "ColBERT.similarity": SIMILARITIES,
     "load_encoder.attention": ("auto", "short", "library"),
     **dict.fromkeys(
@@ -206,7 +207,7 @@ def faults_of(cfg: DictConfig, skipped: tuple[str, ...] = ()) -> list[str]:
 
     Args:
         cfg: The configuration.
-        skipped: Dotted keys whose values, and those below them, another check looks at.
+        skipped: Dotted keys that another check looks at, with all keys below them.
 
     Returns:
         One line per fault.
@@ -252,7 +253,7 @@ def _list_faults(key: str, value: list[Any]) -> Iterator[str]:
 
 
 def _leaves(node: DictConfig, path: str) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-    """Yield (dotted key, its names in the tables, plain value) of each leaf; lists and mappings by id are leaves."""
+    """Yield (dotted key, its names in `RANGES` and `WORDS`, plain value) of each leaf; a list is a leaf."""
     target = "" if OmegaConf.is_missing(node, "_target_") else str(node.get("_target_") or "").rpartition(".")[2]
     for key in map(str, node):
         name = f"{path}.{key}" if path else key

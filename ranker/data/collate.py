@@ -32,7 +32,11 @@ class ScorerInputs:
 
     @classmethod
     def of(cls, scorer: Any) -> ScorerInputs:
-        """Take the values from a scorer and its encoder."""
+        """Take the values from a scorer and its encoder.
+
+        Args:
+            scorer: A `Scorer` of `ranker.models.interface`, a package that this one may not import.
+        """
         layouts = scorer.layouts() if scorer.reads == "texts" else None
         return cls(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, layouts)
 
@@ -64,8 +68,8 @@ class Collator:
         query: Layout of a query in a sequence of its own.
         doc: Layout of a doc in a sequence of its own.
         max_pair_tokens: Longest pair, special tokens included; the doc is truncated, the query never is.
-        max_query_tokens: Longest query, without special tokens, with a prefix.
-        max_doc_tokens: Longest doc, without special tokens, with a prefix.
+        max_query_tokens: Longest query; a prefix counts, special tokens do not.
+        max_doc_tokens: Longest doc; a prefix counts, special tokens do not.
     """
 
     queries: TokenStore
@@ -102,9 +106,9 @@ class Collator:
         for name, layout in (("query", query), ("doc", doc)):
             if min(positions, layout.max_tokens or positions) < layout.num_special + 1 or layout.fill_to > positions:
                 raise ConfigError(
-                    f"{name}: expected room for a token beside {layout.num_special} special ones and at most "
-                    f"{positions} tokens in all, got rows of {layout.max_tokens or positions}, filled up to "
-                    f"{layout.fill_to}"
+                    f"{name}: expected rows with room for {layout.num_special} special tokens and one more, filled up "
+                    f"to at most {positions} tokens; got rows of at most {layout.max_tokens or positions}, filled up "
+                    f"to {layout.fill_to}"
                 )
         if inputs.reads == "pairs":
             # Leave at least one token for the doc, so that a long query cannot make a pair invalid
@@ -195,5 +199,5 @@ class Collator:
 
 
 def _max_text_tokens(layout: Template, max_tokens: int, positions: int) -> int:
-    """Stored tokens kept of a text in a sequence of its own: at most `max_tokens` and the prefix, if they fit."""
+    """Largest number of stored tokens, prefix included, of a text in a sequence of its own."""
     return min(max_tokens + layout.prefix_tokens, min(positions, layout.max_tokens or positions) - layout.num_special)

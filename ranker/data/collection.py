@@ -96,7 +96,7 @@ class MemoryDocs:
         return doc_id in self._docs
 
 
-@dataclass(frozen=True, eq=False)  # equality of Mapping: the generated __eq__ would compare arrays
+@dataclass(frozen=True, eq=False)  # Mapping compares the docs; a generated __eq__ would fail on arrays
 class Candidates(Mapping[str, list[str]]):
     """First-stage docs per query, best first, in flat arrays.
 

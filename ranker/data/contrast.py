@@ -23,7 +23,7 @@ class KnownPositives:
     Args:
         offsets: int64 [queries + 1].
         docs: Doc rows, int32 [relevant docs].
-        least_label: A drawn doc is a positive if its label is at least this.
+        least_label: Smallest label of a positive among the drawn docs.
         query_docs: Row of the doc that has the query's id, -1 where there is none, int64 [queries]; None: no query has
             such a doc.
     """
@@ -37,8 +37,8 @@ class KnownPositives:
     def of(cls, collection: Collection, queries: TokenStore, docs: TokenStore) -> KnownPositives:
         """Collect them from the judgements (grade >= `collection.relevance`), or from the triples if nothing is judged.
 
-        In a collection with judgements and triples, a triple's more relevant doc counts as a positive within its step
-        only (see `contrast`): MS MARCO has 397 million triples.
+        If there are both, triples are not collected: MS MARCO has 397 million. The more relevant doc of a triple is
+        then a positive only in the steps that have this triple (see `contrast`).
         """
         relevant: dict[str, list[str]] = {
             query_id: [
@@ -75,12 +75,12 @@ def contrast(
 ) -> Contrast:
     """Decide which docs of a step each query of the step is ranked against.
 
-    A query's positives are its known ones and those that any of its groups in the step drew. These docs are left out of
-    its ranking:
+    A query has the positives of `positives`, and those that were drawn for any of its groups in this step. Docs are
+    compared by the tokens that the model sees. A group ranks all docs of the step except
 
-    - docs that the model can't tell from a positive (the same doc, or the same text under another id), and docs that
-      are the query itself by id or text, unless the doc is a positive that the query's own group drew;
-    - docs of other groups that equal a doc of the query's own group, since their labels would contradict each other.
+    - docs that equal a positive of its query, and docs that have the query's id or text; but positives that were drawn
+      for this group itself are ranked;
+    - docs of other groups that equal a doc of this group: one doc would have two labels.
 
     Args:
         collator: Decides which tokens of a doc the model sees.
@@ -112,7 +112,10 @@ def contrast(
 
 
 def _mark(out: np.ndarray, groups: np.ndarray, keys: np.ndarray, wanted: np.ndarray) -> None:
-    """Set `out` [groups, keys] to True for each group and its wanted key, if `keys` (ascending) has that key."""
+    """Set `out` [groups, keys] to True in row `groups[i]` and the column of key `wanted[i]`, for all i.
+
+    `keys` [keys] is ascending. A wanted key that is not among them is ignored.
+    """
     columns = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
     present = keys[columns] == wanted
     out[groups[present], columns[present]] = True
@@ -129,7 +132,7 @@ def _mark_queries(
     """Mark docs that are the group's query, by id or by text.
 
     Args:
-        out: Set to True there, bool [groups, keys].
+        out: Bool [groups, keys]; set to True where the doc with the key is the group's query.
         collator: Holds the token stores.
         query_rows: [groups].
         doc_rows: Row of one doc of each key [keys].

@@ -24,8 +24,8 @@ def cut_otherwise(collator: Collator, query_rows: np.ndarray, doc_rows: np.ndarr
     - the pair fits whole, or the query takes at most half of the room for texts, and
     - the doc has fewer than `max_doc_tokens` tokens, or the pair's limit leaves no room for more.
 
-    A text with as many tokens as its store keeps counts as a longer text, since the store does not have its full
-    length.
+    The store cuts long texts. So a text that has as many tokens as the store keeps may have been longer, and is counted
+    as longer.
 
     Args:
         collator: Collator of a scorer that reads pairs.
@@ -67,10 +67,10 @@ def warn_of_other_cuts(steps: TrainSteps) -> None:
     if cut.any():
         collator = steps.collator
         log.warning(
-            "model/: %d of %d training pairs are cut otherwise by sentence-transformers' CrossEncoder, which shortens "
-            "the longer text of a pair first, and so get other scores there; it cuts alike where a query has fewer "
-            "than max_query_tokens=%d tokens, and at most %d where the pair is longer than max_pair_tokens=%d, and a "
-            "doc has fewer than max_doc_tokens=%d",
+            "model/: %d of %d training pairs are cut otherwise by sentence-transformers' CrossEncoder, and get other "
+            "scores there, since it shortens the longer text of a pair first. A pair is cut alike if its query has "
+            "fewer than max_query_tokens=%d tokens (and at most %d if the pair has more than max_pair_tokens=%d) and "
+            "its doc has fewer than max_doc_tokens=%d",
             int(cut.sum()),
             len(cut),
             collator.max_query_tokens,

@@ -1,4 +1,7 @@
-"""Queries that are docs of the collection (ArguAna, Quora): left out of rankings and negatives, or reported."""
+"""Queries that are docs of the collection (ArguAna, Quora): their own docs are left out of rankings and negatives.
+
+Where they are not left out, a warning reports them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ log = logging.getLogger(__name__)
 
 MODES = ("auto", True, False)
 CHECKED_QUERIES, CHECKED_DOCS = 2000, 5  # numbers of queries and of top docs per query that are compared by text
-ALIKE = 0.5  # smallest Jaccard similarity of the words of two texts with one id that count as the same text
+ALIKE = 0.5  # a query and a doc with one id are the same text if the Jaccard similarity of their words is at least this
 
 # Collections of ir_datasets whose queries are docs. Published figures leave identical ids out (BEIR's
 # ignore_identical_ids).
@@ -88,7 +91,7 @@ def has_own_id(candidates: Candidates) -> np.ndarray:
 
 
 def warn_of_query_docs(collection: Collection, candidates: Candidates | None) -> None:
-    """Warn if queries are docs of the collection (by id and text, or by text) and rank among their own results.
+    """Warn if a query's own doc is among its candidates: one with the same id and a similar text, or the same text.
 
     Texts of the first `CHECKED_QUERIES` queries with candidates are compared with those of their top docs.
     """
@@ -104,13 +107,13 @@ def warn_of_query_docs(collection: Collection, candidates: Candidates | None) ->
             by_text.append(query_id)
     if by_id:
         log.warning(
-            "%s: %d of %d queries are docs of the collection by id and text, as %r, and rank among their own results; "
-            "data.drop_query_docs=true leaves them out, as BEIR does",
+            "%s: %d of %d queries are docs of the collection by id and text, such as %r, and are among their own "
+            "results; data.drop_query_docs=true leaves them out, as BEIR does",
             collection.name, len(by_id), len(queries), by_id[0],
         )  # fmt: skip
     if by_text:
         log.warning(
-            "%s: %d of %d queries have the text of a doc with another id, as %r, which ranks among their results",
+            "%s: %d of %d queries, such as %r, have the text of a doc with another id among their top results",
             collection.name,
             len(by_text),
             len(queries),
@@ -125,7 +128,7 @@ def _alike(text: str, other: str) -> bool:
 
 
 def _same(text: str, collection: Collection, doc_id: str) -> bool:
-    """Return whether a text equals a doc's, without or with title, apart from case and white space."""
+    """Return whether a text equals the doc's text or its title and text; case and white space are ignored."""
     doc = collection.docs[doc_id]
     return " ".join(text.casefold().split()) in {
         " ".join(part.casefold().split()) for part in (doc.text, doc.full_text)

@@ -121,8 +121,7 @@ class JudgedGroups:
 
     A doc whose grade reaches `collection.relevance` is never drawn as a negative. Other judged docs may be drawn as
     negatives; their label (without a teacher) is their grade, or 0 if the grade is negative. A doc with the query's own
-    id or text is never a negative either. A group with fewer negatives than requested stays smaller and is masked; no
-    doc is repeated.
+    id or text is never a negative either. No doc is repeated: a group with too few negatives has free cells (row -1).
 
     Args:
         collection: Queries, qrels and candidates.
@@ -134,9 +133,9 @@ class JudgedGroups:
         prompt_tokens: Tokens of a prompt before each query and before each doc of the stores.
 
     Raises:
-        DataError: No query has a relevant doc. With `random_negatives` off, also if (a) neither mined negatives nor a
-            teacher is given and a query with relevant docs has no non-relevant candidate, or (b) no query with relevant
-            docs has a usable negative.
+        DataError: No query has a relevant doc. Without `random_negatives` also: no query with a relevant doc has a
+            negative; or one such query has none among the collection's candidates (`negatives` and `teacher` may lack
+            negatives of some queries).
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class JudgedGroups:
     def _fill(self, rows: np.ndarray, epoch: int, groups: np.ndarray) -> None:
         """Put random docs of the corpus into the free cells of `rows`, in place.
 
-        A doc that is relevant, that is the query itself or that the group holds already is not taken.
+        Relevant docs, the query itself and docs that are already in the group are not used.
         """
         assert self._query_doc_rows is not None
         positives, seed = self._positives, self.options.seed
@@ -222,7 +221,7 @@ def _groups_of(
         that have a relevant doc but no negative.
 
     Raises:
-        DataError: A query has no negative, and neither mined negatives nor a teacher explain it.
+        DataError: A query has no negative among the collection's candidates.
     """
     pool = negatives if negatives is not None else collection.candidates
     groups: list[_Group] = []
@@ -250,8 +249,7 @@ def _groups_of(
             and doc_id != query_id
         ]
         if not negative_ids and not options.random_negatives:
-            # Not an error here: mining may find no negative for a query, and with a teacher random docs could not be
-            # used because they have no score.
+            # Mining may find no negative for a query. With a teacher, random docs are no way out: they have no score.
             if negatives is not None or teacher_scores is not None:
                 num_without_negatives += 1
                 continue
@@ -282,7 +280,7 @@ def _check_number(collection: Collection, num_kept: int, num_without_negatives: 
     num_without_positives = num_judged - num_kept - num_without_negatives
     for number, lacking in (
         (num_without_positives, "relevant doc to learn from"),
-        (num_without_negatives, "negative among the given ones"),
+        (num_without_negatives, "usable negative"),
     ):
         if number:
             log.warning(
@@ -330,8 +328,8 @@ class TripleGroups:
     def fingerprint(self) -> str:
         """Return the number of triples and a hash of every n-th triple.
 
-        At least ten thousand (or all if fewer) are hashed, but not every triple of a large file, because the file may
-        be larger than memory.
+        n is the number of triples divided by 10,000, rounded down, and at least 1. A large file is not hashed as a
+        whole, because it may be larger than memory.
         """
         every = max(1, len(self) // 10_000)
         return f"{len(self)} {digest(self.query_rows[::every], self._docs[::every])}"

@@ -1,4 +1,4 @@
-"""Split queries into train, validation and test where the data does not, and check the splits of any source."""
+"""Split queries into train, validation and test if the source has no splits, and check the splits of any source."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ def cut_validation(train: Collection, num_queries: int, seed: int) -> tuple[Coll
     rest = take_queries(train, set(train.queries) - set(chosen), train.name)
     triples = None if train.triples is None else TriplesWithout(train.triples, frozenset(chosen))
     log.info(
-        "%s: no validation set: %d of %d judged queries, by hash of their ids (seed %d), are taken out of training for "
-        "it",
+        "%s: no validation set: %d of %d judged queries are moved from training to a new one, chosen by a hash of "
+        "their ids (seed %d)",
         train.name,
         num_queries,
         len(judged),
@@ -139,12 +139,12 @@ def check_judged_docs(qrels: Qrels, collection: Collection, where: str) -> None:
     if judged and len(lacking) == len(judged):
         raise DataError(
             f"{_located(where, lacking[0])}: expected judgements of docs in the collection, got {len(judged)} unknown "
-            f"ids as {lacking[0]!r} (the collection has ids as {next(iter(collection.docs)).doc_id!r}); use the qrels "
-            "that belong to these docs"
+            f"ids such as {lacking[0]!r} (ids of the collection look like {next(iter(collection.docs)).doc_id!r}); "
+            "use the qrels that belong to these docs"
         )
     if lacking:
         log.warning(
-            "%s: %d of %d judged docs are not in the collection, as %r; they count as not found",
+            "%s: %d of %d judged docs, such as %r, are not in the collection; they count as not found",
             where,
             len(lacking),
             len(judged),
@@ -175,11 +175,12 @@ def check_candidates(collection: Collection, where: str) -> None:
     if len(without) == len(collection.queries):
         example = next(iter(candidates), None)
         raise DataError(
-            f"{_located(where, example or '')}: expected candidates for the queries of {collection.name} (ids as "
-            f"{without[0]!r}), got none (the run has ids as {example!r}); use the run that belongs to these queries"
+            f"{_located(where, example or '')}: expected candidates for the queries of {collection.name} (ids like "
+            f"{without[0]!r}), got none (ids of the run look like {example!r}); use the run that belongs to these "
+            "queries"
         )
     if without:
-        log.warning("%s: %d of %d queries of %s have no candidates, as %r; each counts 0",
+        log.warning("%s: %d of %d queries of %s have no candidates, such as %r; all measures are 0 for them",
                     where, len(without), len(collection.queries), collection.name, without[0])  # fmt: skip
     for doc_id in np.unique(np.concatenate([candidates.ids(query_id) for query_id in collection.queries])):
         if doc_id.decode() not in collection.docs:
@@ -192,7 +193,7 @@ def check_candidates(collection: Collection, where: str) -> None:
 def check_disjoint(splits: Splits) -> None:
     """Refuse splits that share a query: training on test queries makes every measure worthless.
 
-    Queries are the same if id and text are equal. Equal ids with different texts occur where two collections both
+    Two queries are the same if id and text are equal. Equal ids with different texts occur where two collections both
     number their queries from 1.
 
     Raises:
@@ -204,6 +205,6 @@ def check_disjoint(splits: Splits) -> None:
             shared = sorted(query_id for query_id, text in part.queries.items() if other.queries.get(query_id) == text)
             if shared:
                 raise DataError(
-                    f"{part.name}: expected queries that {other.name} lacks, got {len(shared)} shared ones, as "
-                    f"{shared[0]!r}; remove them from one of the two"
+                    f"{part.name}: expected queries that {other.name} lacks, got {len(shared)} that both have, "
+                    f"such as {shared[0]!r}; remove them from one of the two"
                 )

@@ -19,16 +19,18 @@ class Template:
     """The special tokens around texts, as the tokenizer puts them: `[CLS] a [SEP] b [SEP]` or `<s> a </s></s> b </s>`.
 
     Args:
-        specials: Special token ids before the first text, after it, (and after the second).
+        specials: Special token ids before the first text, after it and, in a pair, after the second.
         segments: Segment (token type) id of each text.
         fill_to: Rows with fewer tokens are filled up to this many at their end (ColBERT's query expansion); 0 fills
             nothing.
         fill_token: Token id of the filling.
         attend_fill: Whether tokens attend to the filling.
         max_tokens: Longest row; None: the encoder's limit.
-        prefix: Text that is put before each text before tokenization. Used where the tokenizer splits prompt and text
-            differently when they are apart; the token store then holds both.
+        prefix: Prompt that is tokenized together with each text, and stored with it. Used for tokenizers that give
+            other tokens if prompt and text are tokenized apart.
         prefix_tokens: Number of tokens of `prefix` at the start of each text in the store.
+        special_segments: Segment id of each special token. Empty: special tokens have the segment of the text before
+            them, those at the start the first text's.
     """
 
     specials: tuple[tuple[int, ...], ...]
@@ -39,22 +41,35 @@ class Template:
     max_tokens: int | None = None
     prefix: str = ""
     prefix_tokens: int = 0
+    special_segments: tuple[tuple[int, ...], ...] = ()
 
     @classmethod
     def of(cls, tokenizer: Any, texts: int) -> Template:
-        """Derive the layout of 1 or 2 texts from what a fast tokenizer returns for them."""
-        encoded = tokenizer(*(["a", "b"][:texts]), return_token_type_ids=True)
+        """Derive the layout of 1 or 2 texts from what a fast tokenizer returns for them.
+
+        A tokenizer that returns no token types, as other programs call it, has segment 0 everywhere. One that puts no
+        special token around a text gets a row of one token for an empty text: its end-of-text token.
+        """
+        encoded = tokenizer(*(["a", "b"][:texts]))
         token_ids = encoded["input_ids"]
         token_type_ids = encoded.get("token_type_ids") or [0] * len(token_ids)
         specials: list[list[int]] = [[]]
-        segments = []
+        special_segments: list[list[int]] = [[]]
+        segments: list[int] = []
         for position, text in enumerate(encoded.sequence_ids()):
             if text is None:
                 specials[-1].append(token_ids[position])
+                special_segments[-1].append(token_type_ids[position])
             elif text == len(specials) - 1:
                 specials.append([])
+                special_segments.append([])
                 segments.append(token_type_ids[position])
-        return cls(tuple(map(tuple, specials)), tuple(segments))
+        usual = all(set(part) <= {segments[max(i - 1, 0)]} for i, part in enumerate(special_segments))
+        kept = () if usual else tuple(map(tuple, special_segments))
+        layout = cls(tuple(map(tuple, specials)), tuple(segments), special_segments=kept)
+        if layout.num_special:
+            return layout
+        return replace(layout, fill_to=1, fill_token=tokenizer.eos_token_id or tokenizer.pad_token_id or 0)
 
     @property
     def num_special(self) -> int:
@@ -70,7 +85,17 @@ class Template:
             prefix_tokens: Number of tokens of `prefix`.
         """
         specials = ((*self.specials[0], *tokens), *self.specials[1:])
-        return replace(self, specials=specials, prefix=prefix, prefix_tokens=prefix_tokens)
+        special_segments = self.special_segments
+        if special_segments:
+            start = (*special_segments[0], *(self.segments[0] for _ in tokens))
+            special_segments = (start, *special_segments[1:])
+        return replace(
+            self,
+            specials=specials,
+            prefix=prefix,
+            prefix_tokens=prefix_tokens,
+            special_segments=special_segments,
+        )
 
     @property
     def num_added(self) -> int:
@@ -103,10 +128,11 @@ class Template:
         # Positions that are not written below keep the filling
         tokens, segments = np.full(total, self.fill_token, dtype=np.int64), np.zeros(total, dtype=np.int64)
         for i, special in enumerate(self.specials):
-            segment = self.segments[max(i - 1, 0)]
             for j, token in enumerate(special):
                 tokens[starts[:, 2 * i] + j] = token
-                segments[starts[:, 2 * i] + j] = segment
+                segments[starts[:, 2 * i] + j] = (
+                    self.special_segments[i][j] if self.special_segments else self.segments[max(i - 1, 0)]
+                )
         for i, (store, store_rows, lengths) in enumerate(texts):
             target = ranges(starts[:, 2 * i + 1], lengths)
             tokens[target] = store.tokens[ranges(store.offsets[store_rows], lengths)]

@@ -68,7 +68,9 @@ class TokenStore:
             if meta["format"] != FORMAT:
                 raise _damaged(folder, f"a token store of format {FORMAT}", repr(meta["format"]))
             if meta["dtype"] not in DTYPES or meta["files"].keys() != set(FILES):
-                raise _damaged(folder, f"a token store's meta.json, dtype {' or '.join(DTYPES)}", f"{meta['dtype']!r}")
+                raise _damaged(
+                    folder, f"a token store's meta.json with dtype {' or '.join(DTYPES)}", f"{meta['dtype']!r}"
+                )
             if verify:
                 files.verify(folder, meta["files"])
             for name, expected in meta["files"].items():
@@ -82,7 +84,11 @@ class TokenStore:
                 and store.offsets[-1] == len(store.tokens) == meta["num_tokens"]
             )
             if not fits or (len(store) and not 0 <= store.lengths.min() <= store.lengths.max() <= meta["max_tokens"]):
-                raise _damaged(folder, "files of one length, rows within the limit", f"counts {sorted(counts)}")
+                raise _damaged(
+                    folder,
+                    "files of the same texts and tokens, with rows of 0 to max_tokens tokens",
+                    f"counts {sorted(counts)}",
+                )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as fault:
             raise _damaged(folder, "readable files", f"{type(fault).__name__} {fault}") from fault
         return store
@@ -117,8 +123,8 @@ class TokenStore:
         if (rows < 0).any():
             unknown = ids[int(np.argmax(rows < 0))].decode(errors="replace")
             raise DataError(
-                f"{self.folder.name}: expected ids of the store's {len(self)} texts, got {unknown!r}; take ids and "
-                "texts from one collection"
+                f"{self.folder.name}: expected ids of the {len(self)} texts in this store, got {unknown!r}; take ids "
+                "and texts from the same collection"
             )
         return rows
 
@@ -130,12 +136,13 @@ class TokenStore:
         """Return the rows of ids, -1 where unknown, int64 [ids], and the ids as bytes [ids]."""
         if not (isinstance(ids, np.ndarray) and ids.dtype.kind == "S"):
             ids = np.array([str(text_id).encode("utf-8", "surrogatepass") for text_id in ids], dtype=np.bytes_)
-        # Truncated to the stored width: with two widths NumPy would copy the whole index to the larger one
+        # NumPy compares arrays of one width: for longer ids it would copy the whole index. So they are cut, and `known`
+        # below excludes them.
         wanted = ids.astype(self._ids.dtype)
         if not len(self):
             return np.full(len(ids), -1, dtype=np.int64), ids
         rows = np.zeros(len(ids), dtype=np.int64)
-        # Sorted ids take neighbouring paths through the index: six times faster at 8.8 million rows
+        # Sorted first, since searches for neighbouring ids read the same memory: six times faster at 8.8 million rows
         by_id = np.argsort(wanted, kind="stable")
         ranks = np.searchsorted(self._ids, wanted[by_id], sorter=self._order)
         rows[by_id] = self._order[np.minimum(ranks, len(self) - 1)]
@@ -216,13 +223,14 @@ def _build(
 ) -> TokenStore:
     """Build in a temporary folder and rename it to `folder` at the end; the caller holds the lock."""
     temp = _temp(folder)
-    temp.mkdir()
-    try:
-        write_store(texts, temp, tokenizer, max_tokens, fingerprint, chunk)
-        temp.replace(folder)
-    except BaseException:
-        shutil.rmtree(temp, ignore_errors=True)
-        raise
+    with files.room_for(folder):
+        temp.mkdir()
+        try:
+            write_store(texts, temp, tokenizer, max_tokens, fingerprint, chunk)
+            temp.replace(folder)
+        except BaseException:
+            shutil.rmtree(temp, ignore_errors=True)
+            raise
     store = TokenStore.open(folder)
     log.info("%s: %d texts, %d tokens in %.1f s", folder, len(store), len(store.tokens), store.meta["seconds"])
     return store

@@ -49,7 +49,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerFast) -> str:
         ConfigError: The tokenizer is not a fast one.
     """
     state = json.loads(_backend(tokenizer).to_str())
-    state["padding"] = state["truncation"] = None  # these are settings of the last call
+    state["padding"] = state["truncation"] = None  # the tokenizer's last call left them there
     options = [
         bool(getattr(tokenizer, "split_special_tokens", False)),
         sorted(tokenizer.all_special_tokens),
@@ -80,7 +80,7 @@ class TextEncoder:
         added = backend.get_added_tokens_decoder()
         special = {token_id: token.content for token_id, token in added.items() if token.special}
         special |= {tokenizer.convert_tokens_to_ids(token): token for token in tokenizer.all_special_tokens}
-        for allowed in (tokenizer.unk_token_id, None):  # None: a special token that the vocabulary lacks
+        for allowed in (tokenizer.unk_token_id, None):  # None: the key of special tokens that have no id
             special.pop(allowed, None)
         num_ids = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=0)
         self._is_control = np.zeros(num_ids, dtype=bool)
@@ -93,8 +93,8 @@ class TextEncoder:
         """Return the number of tokens of each text, int64 [texts], and all token ids, `dtype` [tokens]."""
         lengths, tokens = self._ids(texts)
         if self._is_control[tokens].any():
-            # In unigram models and models that split at spaces only, the literal is an ordinary piece: put a space into
-            # it
+            # Unigram models, and models that split at spaces only, find the literal in their vocabulary. A space inside
+            # the literal prevents this.
             lengths, tokens = self._ids(
                 [self._literal.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text) for text in texts]
             )

@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ranker.encoders.attention import PackedRows, triton_unavailable
 from ranker.encoders.dropout import hashed_dropout
@@ -19,8 +20,25 @@ from ranker.encoders.layer import LayerFunctions, LayerSettings, LayerWeights, p
 from ranker.encoders.pre_norm_layer import PreNormFunctions, PreNormSettings, PreNormWeights, Rotary, pre_norm_layer
 
 
+def compile_layers(model: nn.Module) -> int:
+    """Compile the layers of a transformers model in place, for any number of tokens; return their number.
+
+    Attention and the reading of dropout hashes stay outside of the compiled code.
+    """
+    _configure()
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    for layer in layers:
+        layer.compile(dynamic=True)
+    return len(layers)
+
+
 @cache
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    _configure()
+    return torch.compile(function)
+
+
+def _configure() -> None:
     config: Any = torch._dynamo.config  # type: ignore[attr-defined]
     # otherwise torch would cut the function at DDP's buckets, although a layer fills at most one
     config.optimize_ddp = False
@@ -28,7 +46,6 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     config.specialize_float = True
     # one function runs all encoders of a process, in training and evaluation; past the limit torch runs it eagerly
     config.recompile_limit = 64
-    return torch.compile(function)
 
 
 def compiled_layer(

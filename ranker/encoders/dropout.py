@@ -81,7 +81,7 @@ def _finalise(bits: Tensor, last_shift: bool = True) -> Tensor:
 
 
 class HashedDropout(nn.Dropout):
-    """Dropout of a transformers model by hash: takes the place of the `nn.Dropout` modules that drop token states.
+    """Dropout of a transformers model by hash: takes the place of its `nn.Dropout` modules.
 
     Args:
         rate: Probability of dropping a value.
@@ -94,18 +94,18 @@ class HashedDropout(nn.Dropout):
         self.sites, self.source = sites, source
 
     def forward(self, values: Tensor) -> Tensor:
-        """Drop values, [..., dim]; outside of the encoder's forward pass, or on another shape, as `nn.Dropout`."""
+        """Drop values [..., dim]; outside of the encoder's forward pass, as `nn.Dropout`."""
         if not self.training or self.p == 0:
             return values
-        hashes = self.source.next_hashes(self)
-        if hashes is None or hashes.shape != values.shape[:-1]:
+        hashes = self.source.next_hashes(self, values.shape[:-1])
+        if hashes is None:
             return super().forward(values)
-        return hashed_dropout(values.flatten(0, -2), hashes.flatten(), self.p).view_as(values)
+        return hashed_dropout(values.reshape(-1, values.shape[-1]), hashes, self.p).view(values.shape)
 
 
 class HashSource(Protocol):
     """Gives dropout modules the hashes of the running forward pass."""
 
-    def next_hashes(self, module: HashedDropout) -> Tensor | None:
-        """Return the hashes of a module's next call, int32 [rows, columns]; None outside of a forward pass."""
+    def next_hashes(self, module: HashedDropout, shape: torch.Size) -> Tensor | None:
+        """Return the hashes of a module's next call, int32 [product of `shape`]; None outside of a forward pass."""
         ...

@@ -60,6 +60,7 @@ class Encoder(nn.Module):
     Attributes:
         path: See above.
         token_counts: Tokens of the training passes since it was last reset, see `TokenCounts`.
+        source: Folder or hub id that the weights are from; None: they are random, or not from `load_encoder`.
         dropout_seed: Seed of the dropout masks, set for each optimizer step; None: each forward pass draws one.
 
     Raises:
@@ -78,15 +79,16 @@ class Encoder(nn.Module):
         self.tokenizer = tokenizer
         self.execution = execution
         self.token_counts = TokenCounts()
+        self.source: str | None = None
+        self._first_token_is_global = False
         self.dropout_seed: int | None = None
         words: Any = model.get_input_embeddings()
         self._ragged_forward = RaggedForward(execution, ids_in_table=len(tokenizer) <= len(words.weight))
         self._logged_path = False
         family = family_of(model.config)
         if execution.ragged and family.layers is not None:
-            self._traits = Traits(
-                "own", first_position(model.config), model.config.hidden_size, model.config.num_hidden_layers
-            )
+            config = model.config
+            self._traits = Traits("own", first_position(config), config.hidden_size, config.num_hidden_layers)
             self._forward = None
         else:
             ids = common_tokens(tokenizer, len(words.weight))
@@ -107,6 +109,11 @@ class Encoder(nn.Module):
         return self.path not in ("padded", "by_length")
 
     @property
+    def reads_segments(self) -> bool:
+        """Whether states depend on segment ids."""
+        return getattr(self.config, "type_vocab_size", 0) > 1 if self._forward is None else self._forward.reads_segments
+
+    @property
     def config(self) -> PretrainedConfig:
         """The transformers configuration."""
         return self.model.config
@@ -125,6 +132,13 @@ class Encoder(nn.Module):
     def max_tokens(self) -> int:
         """Longest sequence that the position table has room for, special tokens included."""
         return max_positions(self.config, self.model)
+
+    def make_first_token_global(self) -> None:
+        """Let first tokens read all tokens, and all tokens read them, where others see a window (Longformer)."""
+        self._first_token_is_global = True
+        for name, weight in self.model.named_parameters():
+            if "_global." in name:
+                weight.requires_grad_(True)
 
     def forward(self, batch: TokenBatch) -> Tensor:
         """Return the last layer's states, [tokens, dim]."""
@@ -162,9 +176,9 @@ class Encoder(nn.Module):
         if self._forward is None:
             forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed)
         else:
-            request = Request(batch, output is Output.ALL_LAYERS, self._mask_seed())
+            request = Request(batch, output is Output.ALL_LAYERS, self._mask_seed(), self._first_token_is_global)
             if self.path == "packed":
-                forward = self._forward.packed(self.model, request)
+                forward = self._forward.packed(self.model, request, self.execution.compile)
             else:
                 forward = self._forward.padded(self.model, request, 1.0 if self.path == "by_length" else NEAR)
         # a pass without gradients, as GradCache's first one, is repeated later and counted then

@@ -24,6 +24,7 @@ class Execution:
             are small enough to gain from it; True: all.
         checkpointing: Compute the activations of each layer again in the backward pass, in place of storing them: a
             third more work for a fraction of the memory.
+        trust_remote_code: Whether code that comes with weights may run; never read from a stored configuration.
 
     Raises:
         ConfigError: An option has an unknown value.
@@ -35,9 +36,10 @@ class Execution:
     fused: bool | str = "auto"
     graphs: bool | str = "auto"
     checkpointing: bool = False
+    trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        for key in ("ragged", "checkpointing"):
+        for key in ("ragged", "checkpointing", "trust_remote_code"):
             if getattr(self, key) not in (True, False):
                 raise ConfigError(f"encoder.{key}: expected true or false; got {getattr(self, key)!r}")
         for key in ("compile", "fused", "graphs"):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Literal
 
@@ -56,6 +56,9 @@ class Family:
         path: The path of transformers' own forward, see `ranker.encoders.traits.Traits`. None: it is measured.
         why_padded: Why this path is not `packed`, for the log.
         refused: Why models of the family can't be trained; empty if they can.
+        config_changes: Values of configuration keys to set before a model is built.
+        window_excess: Tokens that windows reach beyond the `sliding_window` that attention modules pass on.
+        frozen: Parts of names of weights that no state depends on; DDP expects a gradient of all trained weights.
     """
 
     model_type: str
@@ -66,6 +69,9 @@ class Family:
     path: str | None = None
     why_padded: str = ""
     refused: str = ""
+    config_changes: Mapping[str, Any] = field(default_factory=dict)
+    window_excess: int = 0
+    frozen: tuple[str, ...] = ()
 
 
 @cache

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 from typing import Any
 
-from transformers import PretrainedConfig
+from tokenizers.processors import TemplateProcessing
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ranker.data.template import Template
 from ranker.encoders.family import family_of
 from ranker.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 
 def check_config(config: PretrainedConfig, where: str) -> None:
@@ -79,15 +84,19 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
     config = encoder.config
     where = _name_of(encoder)
     template = Template.of(encoder.tokenizer, texts)
+    # the layout of a trained bi-encoder, which is not from `load_encoder`, stays as it is
+    unended = not template.specials[1] if texts == 2 else not template.num_special and encoder.source is not None
+    if unended and _end_texts(encoder):
+        template = Template.of(encoder.tokenizer, texts)
+        log.info("%s: the tokenizer adds no special tokens; it ends texts with %s now", where, template.specials[-1])
     if texts == 2 and not template.specials[1]:
         raise CheckpointError(
             f"{where}: expected a tokenizer that puts a separator between query and doc, got none in its post-processor"
         )
-    if not template.num_special or (pooling == "cls" and not template.specials[0]):
+    if pooling == "cls" and not template.specials[0]:
         raise CheckpointError(
             f"{where}: expected a tokenizer that puts a special token before a text, got {template.num_special} "
-            "special tokens around it; add a post-processor to tokenizer.json"
-            + (", or set model.pooling=mean" if pooling == "cls" and template.num_special else "")
+            "special tokens around it; set model.pooling=auto, or add a post-processor to tokenizer.json"
         )
     segments = getattr(config, "type_vocab_size", 0)
     reads_segments = segments > 1 or (segments == 1 and family_of(config).reads_single_segment)
@@ -101,6 +110,30 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
             f"{where}: expected positions for at least {template.num_special + texts} tokens, got {encoder.max_tokens} "
             f"(max_position_embeddings={config.max_position_embeddings}); take another encoder"
         )
+
+
+def _end_texts(encoder: Any) -> bool:
+    """Give an encoder a tokenizer that ends texts with its separator or end-of-text token; whether it has one."""
+    old = encoder.tokenizer
+    token = old.sep_token or old.eos_token
+    if token is None:
+        return False
+    before, after = (old.convert_ids_to_tokens(list(ids)) for ids in Template.of(old, 1).specials)
+    # the classes of some families would build their own layout anew at each call, and after loading
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=copy.deepcopy(old.backend_tokenizer),
+        model_max_length=old.model_max_length,
+        model_input_names=old.model_input_names,
+        padding_side=old.padding_side,
+        **old.special_tokens_map,
+    )
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single=" ".join([*before, "$A", *(after or ([] if before else [token]))]),
+        pair=" ".join([*before, "$A", token, "$B", *(after or [token])]),
+        special_tokens=[(name, old.convert_tokens_to_ids(name)) for name in {token, *before, *after}],
+    )
+    encoder.tokenizer = tokenizer
+    return True
 
 
 def _name_of(encoder: Any) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
@@ -18,7 +18,7 @@ from ranker.encoders.text_model import build, keep_layers, read, set_dropout
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.errors import CheckpointError, ConfigError
 from ranker.files import leads_out
-from ranker.network import unreachable
+from ranker.network import OFFLINE, hub_failure, unreachable, watch_hub
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def load_encoder(
         config: Any = tiny_config()
         tokenizer: Any = tiny_tokenizer()
     else:
-        name = str(_package_folder(package, name)) if package else name
+        name = _in_package(package, name) if package else name
         check_model_folder(name)
         offline = _no_hub(name)
         cached = offline is not None
@@ -76,10 +76,15 @@ def load_encoder(
                 name, trust_remote_code=trust_remote_code, local_files_only=cached
             )
         except Exception as error:  # the libraries raise many classes of exceptions for damaged files
-            reason = offline or " ".join(str(error).split())[:300]
+            reason = offline or hub_failure() or needs_trust(error) or " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"encoder.name: expected a hub id or a folder with config.json and a tokenizer, got {name!r} ({reason})"
             ) from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        raise CheckpointError(
+            f"{name}: expected a fast tokenizer (tokenizer.json), got {type(tokenizer).__name__}, which is Python; "
+            f"{config.model_type} models are not supported"
+        )
     check_config(config, name)
     if layers is not None:
         keep_layers(config, layers, name)
@@ -89,10 +94,36 @@ def load_encoder(
     else:
         model = _load_weights(name, config, trust_remote_code, cached)
     model.train()  # from_pretrained returns eval mode, which Lightning keeps: dropout would be off
-    execution = Execution(ragged, compile, attention, fused, graphs, checkpointing)
+    execution = Execution(ragged, compile, attention, fused, graphs, checkpointing, trust_remote_code)
     encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
+    encoder.source = name if pretrained and name != "tiny" else None
     return encoder
+
+
+def needs_trust(error: Exception, key: str = "encoder.trust_remote_code") -> str:
+    """Return what to do about an error of transformers that a folder has code of its own; empty for other errors."""
+    if "trust_remote_code" not in str(error):
+        return ""
+    return f"it has code of its own; read that code, then run it with {key}=true"
+
+
+def _in_package(package: str, name: str) -> str:
+    """Return the folder of a name inside a package, or the name itself if it is another folder or a hub id."""
+    is_folder = Path(name).is_dir() and leads_out(name)
+    try:
+        if not is_folder:
+            return str(_package_folder(package, name))
+    except ConfigError:
+        if not (Path(name).is_dir() or name.count("/") == 1):
+            raise
+    log.warning(
+        "encoder.name=%s is not in the package %s, which is ignored; the other encoder options, such as suggested_lr, "
+        "stay those of the chosen encoder (encoder=bert_base has the usual ones)",
+        name,
+        package,
+    )
+    return name
 
 
 def _package_folder(package: str, folder: str) -> Path:
@@ -126,6 +157,7 @@ def _no_hub(name: str) -> str | None:
     endpoint = huggingface_hub.constants.ENDPOINT
     reason = unreachable(endpoint)
     if reason is None:
+        watch_hub(name)
         return None
     log.warning(
         "encoder %s: %s is out of reach (%s); looking for it in the cache only; HF_HUB_OFFLINE=1 does so at once",
@@ -133,10 +165,7 @@ def _no_hub(name: str) -> str | None:
         endpoint,
         reason,
     )
-    return (
-        f"no such folder, {endpoint} is out of reach: {reason}, and it is not in the hub's cache; "
-        "without a network set encoder.name=FOLDER, or fill the cache elsewhere and set HF_HUB_OFFLINE=1"
-    )
+    return f"no such folder, {endpoint} is out of reach: {reason}, and it is not in the hub's cache; {OFFLINE}"
 
 
 def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, cached: bool) -> PreTrainedModel:
@@ -144,7 +173,7 @@ def _load_weights(name: str, config: PretrainedConfig, trust_remote_code: bool, 
     try:
         model, info = read(name, config, trust_remote_code, cached)
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = hub_failure() or " ".join(str(error).split())
         raise CheckpointError(f"{name}: expected weights that load, got {type(error).__name__}: {reason}") from error
     missing = sorted(info["missing_keys"])
     inner = [key for key in missing if "pooler" not in key]

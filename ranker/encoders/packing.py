@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,16 +19,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
-from transformers.masking_utils import AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ranker.encoders.attention import unpadded_unavailable
 from ranker.encoders.dropout import HashedDropout, dropout_hashes
+from ranker.encoders.family import family_of
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.row_groups import RowGroup, row_groups
+from ranker.encoders.text_model import ATTENTION_DROPOUTS
 from ranker.types import TokenBatch
 
 IMPLEMENTATION = "packed_rows"  # the name of the attention function in transformers' registry
 LARGEST_HEAD = 256  # of the kernel behind varlen_attn
+_running: ContextVar[bool] = ContextVar("running", default=False)  # whether a pass of any packing runs
 
 
 @dataclass
@@ -40,12 +45,14 @@ class Pass:
         packed: Whether the model sees one row [1, tokens].
         hashes: Dropout hashes, int32 [sites, rows, columns], as the model's states [rows, columns, dim]; None: dropout
             is off, or plain.
+        seed: Seed of the hashes.
     """
 
     batch: TokenBatch
     layout: RaggedLayout
     packed: bool
     hashes: Tensor | None = None
+    seed: int = 0
 
     @cached_property
     def groups(self) -> list[RowGroup]:
@@ -59,35 +66,49 @@ class Pass:
 
 
 class Packing:
-    """The running forward pass of one model.
+    """The running forward pass of one model; `Packing.of` returns a model's only one.
 
     Args:
         model: The model; each of its modules gets a reference to this object.
-        attention_dropout: Rate for attention with padding; None: the model's own.
 
     Attributes:
         current: The running pass; None outside of one.
         num_sites: Places with dropout on token states; None before `find_dropout`.
+        own_implementation: The attention function that the model was built with.
+        attention_dropout: Whether attention with padding may drop weights: the model has a rate for it alone.
+        window_excess: See `Family`.
     """
 
-    def __init__(self, model: nn.Module, attention_dropout: float | None = None) -> None:
+    def __init__(self, model: Any) -> None:
         self.current: Pass | None = None
-        self.attention_dropout = attention_dropout
         self.num_sites: int | None = None
+        self.own_implementation: str = model.config._attn_implementation
+        self.attention_dropout = any(hasattr(model.config, key) for key in ATTENTION_DROPOUTS)
         self._calls: dict[int, int] = {}
+        self.window_excess = family_of(model.config).window_excess
         for module in model.modules():
             object.__setattr__(module, "packing", self)
+            if not self.attention_dropout and isinstance(getattr(module, "dropout", None), float):
+                module.dropout = 0.0  # T5's attention would take the rate of the other dropout
             if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
                 object.__setattr__(module, "compute_bias", _RowBias(module))
+
+    @classmethod
+    def of(cls, model: Any) -> Packing:
+        """Return the model's packing, a new one at the first call."""
+        packing: Packing = getattr(model, "packing", None) or cls(model)
+        return packing
 
     @contextmanager
     def running(self, forward: Pass) -> Iterator[None]:
         """Make a pass the current one."""
         before, calls = self.current, self._calls
         self.current, self._calls = forward, {}
+        token = _running.set(forward.packed)
         try:
             yield
         finally:
+            _running.reset(token)
             self.current, self._calls = before, calls
 
     def hashes(self, layout: RaggedLayout, seed: int) -> Tensor:
@@ -95,30 +116,45 @@ class Packing:
         rows = layout.row_indices if layout.batch.row_ids is None else layout.batch.row_ids[layout.row_indices]
         return dropout_hashes(seed, rows, layout.position_ids, self.num_sites or 1)
 
-    def next_hashes(self, module: HashedDropout) -> Tensor | None:
-        """Return the hashes of a dropout module's next call in the running pass, int32 [rows, columns]."""
+    @torch._dynamo.disable  # type: ignore[attr-defined]
+    def next_hashes(self, module: HashedDropout, shape: torch.Size) -> Tensor | None:
+        """Return the hashes of a dropout module's next call in the running pass, int32 [product of `shape`].
+
+        Args:
+            module: The module.
+            shape: [rows, columns] for states, also [columns, rows] (XLNet) or with more columns than the pass has
+                (Longformer pads to whole windows). Anything else is a table that does not depend on the batch, such as
+                DeBERTa's of relative positions; its hashes are those of its rows.
+        """
         if self.current is None or self.current.hashes is None:
             return None
-        call = 0
-        if len(module.sites) > 1:
-            call = self._calls.get(id(module), 0)
-            self._calls[id(module)] = call + 1
-        return self.current.hashes[module.sites[call % len(module.sites)]]
+        call = self._calls.get(id(module), 0)
+        self._calls[id(module)] = call + 1
+        site = module.sites[call % len(module.sites)]
+        hashes = self.current.hashes[site]
+        if shape == hashes.shape:
+            return hashes.flatten()
+        if len(shape) == 2 and shape[0] == hashes.shape[0] and shape[1] > hashes.shape[1]:
+            return functional.pad(hashes, (0, shape[1] - hashes.shape[1])).flatten()
+        if shape == hashes.T.shape:
+            return hashes.T.flatten()
+        columns = torch.arange(shape.numel(), device=hashes.device)
+        return dropout_hashes(self.current.seed, torch.zeros_like(columns), columns, site + 1)[site]
 
-    def find_dropout(self, model: nn.Module, run: Callable[[], Any], tokens: int) -> None:
-        """Replace the model's dropout modules by hashed ones, with sites in the order of their calls.
+    def find_dropout(self, model: nn.Module, run: Callable[[], Any]) -> None:
+        """Replace the model's dropout modules by hashed ones, once, with sites in the order of their calls.
 
         Args:
             model: The model.
-            run: Runs the model on one row.
-            tokens: Length of that row. Modules that drop something else than states [1, tokens, dim], such as attention
-                weights, stay as they are.
+            run: Runs the model on one row. Modules that drop attention weights [1, heads, ...] stay as they are.
         """
+        if self.num_sites is not None:
+            return
         sites: dict[Any, list[int]] = {}
         calls = iter(range(10**6))
 
         def record(module: nn.Module, inputs: tuple[Any, ...], _: Any) -> None:
-            if inputs[0].shape[:-1] == (1, tokens):
+            if inputs[0].dim() < 4:
                 sites.setdefault(module, []).append(next(calls))
 
         dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
@@ -149,16 +185,17 @@ class _RowBias:
         return type(self.module).compute_bias(self.module, *lengths, **options)
 
 
+@torch._dynamo.disable  # type: ignore[attr-defined]
 def packed_attention(
     module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,  # noqa: ARG001, part of transformers' signature
+    attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     **options: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """Attend within rows: the function that transformers calls for the implementation `packed_rows`.
 
     Args:
@@ -166,7 +203,7 @@ def packed_attention(
         query: [1, heads, tokens, head size].
         key: [1, key heads, tokens, head size].
         value: [1, key heads, tokens, head size].
-        attention_mask: None, since row boundaries take its place.
+        attention_mask: None, since row boundaries take its place; read outside of the encoder's passes only.
         dropout: Rate on attention weights; applied with padding only.
         scaling: Factor of the logits; None: head size ** -0.5.
         options: `sliding_window`: tokens attend to those nearer than this; `softcap`: the logits become
@@ -179,20 +216,23 @@ def packed_attention(
         NotImplementedError: The model passes an option that is not known here.
     """
     forward = module.packing.current
-    if forward is None:
-        raise RuntimeError("the model runs on packed rows inside its Encoder; call that, or set_attn_implementation")
+    if forward is None:  # someone calls the model itself
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
     if options.get("s_aux") is not None or key.shape[2] != query.shape[2] or query.shape[0] != 1:
         raise NotImplementedError("attention sinks, cross-attention and caches have no packed form")
     causal = options.get("is_causal")
     causal = bool(getattr(module, "is_causal", False)) if causal is None else bool(causal)
-    own = module.packing.attention_dropout
+    window = options.get("sliding_window")
+    rate = dropout if module.training and module.packing.attention_dropout else 0.0
     rule = _Rule(
         scaling if scaling is not None else query.shape[-1] ** -0.5,
         causal,
-        options.get("sliding_window"),
+        None if window is None else window + module.packing.window_excess,
         options.get("softcap"),
         options.get("position_bias"),
-        (dropout if own is None else own) if module.training else 0.0,
+        rate,
     )
     states = [part[0].transpose(0, 1) for part in (query, key, value)]
     plain = rule.softcap is None and rule.bias is None and query.shape[-1] <= LARGEST_HEAD
@@ -291,11 +331,12 @@ def _attend(states: list[Tensor], mask: Tensor | None, rule: _Rule) -> Tensor:
     return functional.dropout(weights.to(value.dtype), rule.dropout) @ value
 
 
-def no_mask(*args: Any, **kwargs: Any) -> None:
-    """Return no mask: row boundaries and the attention module's own flags say who attends to whom."""
+def row_mask(*args: Any, **options: Any) -> Tensor | None:
+    """Return no mask in the encoder's passes, where row boundaries say who attends to whom; else that of SDPA."""
+    return None if _running.get() else sdpa_mask(*args, **options)
 
 
 def register() -> None:
     """Make `packed_rows` known to transformers."""
     AttentionInterface.register(IMPLEMENTATION, packed_attention)
-    AttentionMaskInterface.register(IMPLEMENTATION, no_mask)
+    AttentionMaskInterface.register(IMPLEMENTATION, row_mask)

@@ -10,6 +10,7 @@ import torch
 import transformers
 from transformers import MODEL_MAPPING, AutoModel, PretrainedConfig, PreTrainedModel
 
+from ranker.encoders.family import family_of
 from ranker.errors import ConfigError
 
 # configuration keys of dropout on token states, and of dropout on attention weights, over all families
@@ -48,8 +49,8 @@ def build(config: PretrainedConfig) -> PreTrainedModel:
     """Return a model with random weights."""
     chosen = model_class(config)
     if chosen is AutoModel:
-        return _without_unused(AutoModel.from_config(config, **without_pooler(config)))
-    return _without_unused(chosen(_encoder_config(config)))
+        return _without_unused(AutoModel.from_config(_prepared(config), **without_pooler(config)))
+    return _without_unused(chosen(_prepared(config)))
 
 
 def read(
@@ -70,23 +71,27 @@ def read(
     options: dict[str, Any] = {"output_loading_info": True, "local_files_only": cached, "dtype": torch.float32}
     if chosen is AutoModel:
         options |= {"trust_remote_code": trust_remote_code, **without_pooler(config)}
-    model, info = chosen.from_pretrained(name, config=_encoder_config(config), **options)
+    model, info = chosen.from_pretrained(name, config=_prepared(config), **options)
     return _without_unused(model), info
 
 
 def _without_unused(model: PreTrainedModel) -> PreTrainedModel:
-    """Freeze a pooler that could not be left out: no state depends on it, and DDP expects a gradient."""
+    """Freeze weights that no state depends on, such as a pooler that could not be left out: DDP expects gradients."""
+    names = ("pooler.", *family_of(model.config).frozen)
     for name, weight in model.named_parameters():
-        if "pooler." in name:
+        if any(part in name for part in names):
             weight.requires_grad_(False)
     return model
 
 
-def _encoder_config(config: PretrainedConfig) -> PretrainedConfig:
+def _prepared(config: PretrainedConfig) -> PretrainedConfig:
+    """Change a configuration to that of a text encoder."""
     # T5Gemma's encoder refuses a configuration that says it has a decoder
     if config.model_type == "t5gemma":
         config.is_encoder_decoder = False
     config.use_cache = False
+    for key, value in family_of(config).config_changes.items():
+        setattr(config, key, value)
     return config
 
 
@@ -125,7 +130,7 @@ def set_dropout(config: PretrainedConfig, rate: float | None, attention_rate: fl
     Raises:
         ConfigError: A rate is out of range, or above 0 for a family without such dropout.
     """
-    config = config.get_text_config(encoder=True)
+    configs = [config, *(getattr(config, key) for key in config.sub_configs)]
     for option, keys, value in (
         ("dropout", DROPOUTS, rate),
         ("attention_dropout", ATTENTION_DROPOUTS, attention_rate),
@@ -134,11 +139,11 @@ def set_dropout(config: PretrainedConfig, rate: float | None, attention_rate: fl
             continue
         if not 0 <= value < 1:
             raise ConfigError(f"encoder.{option}: expected at least 0 and below 1, got {value}")
-        present = [key for key in keys if hasattr(config, key)]
+        present = [(part, key) for part in configs for key in keys if hasattr(part, key)]
         if value > 0 and not present:
             raise ConfigError(
                 f"encoder.{option}: expected null or 0 for {name!r}, since {config.model_type} has no such dropout; "
                 f"got {value}"
             )
-        for key in present:
-            setattr(config, key, value)
+        for part, key in present:
+            setattr(part, key, value)

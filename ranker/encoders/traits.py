@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ranker.encoders.family import Family
+from ranker.encoders.family import Family, max_positions
 from ranker.encoders.transformers_forward import Request, TransformersForward
 from ranker.errors import CheckpointError
 from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
 
-LENGTHS = (9, 3, 6)  # of the rows
+LENGTHS = (9, 3, 6)  # of the rows; one more is longer than the attention's window, if that is
+LONGEST = 300  # tokens of that row at most
 TOLERANCE = 1e-3  # largest difference as a share of the largest state; wrong paths differ by more than 1e-2
 
 
@@ -76,8 +77,12 @@ def measure(model: Any, forward: TransformersForward, token_ids: list[int], pack
 
 
 def _measure(model: Any, forward: TransformersForward, token_ids: list[int], packed: bool, family: Family) -> Traits:
-    batch = _batch(token_ids, model.get_input_embeddings().weight.device)
-    rows = [_batch_of(row) for row in batch.tokens.split(list(LENGTHS))]
+    lengths = [*LENGTHS]
+    window = getattr(model.config.get_text_config(encoder=True), "sliding_window", None)
+    if packed and isinstance(window, int) and window + LENGTHS[0] <= min(LONGEST, max_positions(model.config)):
+        lengths.append(window + LENGTHS[0])
+    batch = _batch(token_ids, lengths, model.get_input_embeddings().weight.device)
+    rows = [_batch_of(row) for row in batch.tokens.split(lengths)]
     try:
         alone = [torch.stack(list(forward.padded(model, Request(row, True)).states)) for row in rows]
     except Exception as error:  # any error of a family's own code
@@ -93,7 +98,6 @@ def _measure(model: Any, forward: TransformersForward, token_ids: list[int], pac
         why, first_position = _try_packed(model, forward, batch, expected)
         if not why:
             return Traits("packed", first_position, dim, num_layers)
-        forward.use(model, packed=False)
     path = family.path
     if path is None:
         padded = torch.stack(list(forward.padded(model, Request(batch, True), shortest=0.01).states))
@@ -107,7 +111,6 @@ def _try_packed(model: Any, forward: TransformersForward, batch: TokenBatch, exp
     if "chunked_attention" in (getattr(config, "layer_types", None) or ()):
         return "its attention reads chunks of a row", 0
     try:
-        forward.use(model, packed=True)
         for first in dict.fromkeys((0, (getattr(config, "pad_token_id", None) or 0) + 1)):
             forward.first_position = first
             if _same(torch.stack(list(forward.packed(model, Request(batch, True)).states)), expected):
@@ -121,10 +124,10 @@ def _same(states: Tensor, expected: Tensor) -> bool:
     return bool(((states - expected).abs().amax() <= TOLERANCE * expected.abs().amax()).item())
 
 
-def _batch(token_ids: list[int], device: torch.device) -> TokenBatch:
-    tokens = torch.tensor([token_ids[i % len(token_ids)] for i in range(sum(LENGTHS))], device=device)
-    offsets = torch.tensor([0, *LENGTHS], device=device).cumsum(0).int()
-    return TokenBatch(tokens, torch.zeros_like(tokens), offsets, max(LENGTHS))
+def _batch(token_ids: list[int], lengths: list[int], device: torch.device) -> TokenBatch:
+    tokens = torch.tensor([token_ids[i % len(token_ids)] for i in range(sum(lengths))], device=device)
+    offsets = torch.tensor([0, *lengths], device=device).cumsum(0).int()
+    return TokenBatch(tokens, torch.zeros_like(tokens), offsets, max(lengths))
 
 
 def one_row(token_ids: list[int], device: torch.device) -> TokenBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -13,12 +14,16 @@ from torch import Tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ranker.encoders import packing
+from ranker.encoders.attention import unpadded_unavailable
+from ranker.encoders.compiled_layer import compile_layers, compile_unavailable
 from ranker.encoders.packing import IMPLEMENTATION, Packing, Pass
 from ranker.encoders.passes import ForwardPass
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.row_groups import NEAR, RowGroup, row_groups, select_rows
 from ranker.errors import ConfigError
 from ranker.types import TokenBatch
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,11 +34,13 @@ class Request:
         batch: The rows.
         all_layers: Whether to return the states of all layers.
         seed: Seed of the dropout masks; None: no hashed dropout.
+        first_token_is_global: See `Encoder.make_first_token_global`.
     """
 
     batch: TokenBatch
     all_layers: bool
     seed: int | None = None
+    first_token_is_global: bool = False
 
 
 class TransformersForward:
@@ -41,24 +48,36 @@ class TransformersForward:
 
     Args:
         model: The model.
-        attention_dropout: Rate on attention weights where rows are packed; None: the model's own.
+        reads_segments: Whether the model may get segment ids.
 
     Attributes:
         first_position: Position id of a row's first token on the packed path.
         reads_segments: Whether the model gets segment ids.
     """
 
-    def __init__(self, model: Any, reads_segments: bool, attention_dropout: float | None = None) -> None:
+    def __init__(self, model: Any, reads_segments: bool) -> None:
         packing.register()
-        self.packing = Packing(model, attention_dropout)
+        self.packing = Packing.of(model)
         self.first_position = 0
         parameters = inspect.signature(model.forward).parameters
         self.reads_segments = reads_segments and "token_type_ids" in parameters
         self._takes_positions = "position_ids" in parameters
-        self._own_implementation: str | None = None
+        self._compiled = False
+        self._takes_global = "global_attention_mask" in parameters
 
-    def packed(self, model: Any, request: Request) -> ForwardPass:
-        """Run a batch as one row [1, tokens]."""
+    def packed(self, model: Any, request: Request, compile: bool | str = False) -> ForwardPass:
+        """Run a batch as one row [1, tokens].
+
+        Args:
+            model: The model.
+            request: What to compute.
+            compile: Whether to compile the layers, see `Execution`; once they are, they stay so.
+
+        Raises:
+            ConfigError: They can't be compiled here, and `compile` insists.
+        """
+        if compile and not self._compiled:
+            self._compile(model, request.batch.tokens.device, compile is True)
         return ForwardPass(self._packed_states(model, request), request.batch.num_tokens)
 
     def padded(self, model: Any, request: Request, shortest: float = NEAR) -> ForwardPass:
@@ -74,15 +93,16 @@ class TransformersForward:
         return ForwardPass(self._padded_states(model, request, groups), computed)
 
     def use(self, model: Any, packed: bool) -> None:
-        """Select the attention function of the packed path, or the model's own."""
-        config = model.config
-        if packed and config._attn_implementation != IMPLEMENTATION:
-            self._own_implementation = config._attn_implementation
-            model.set_attn_implementation(IMPLEMENTATION)
-            if config._attn_implementation != IMPLEMENTATION:
+        """Select the attention function of the packed path, or the model's own.
+
+        Raises:
+            NotImplementedError: The family's attention can't be replaced.
+        """
+        wanted = IMPLEMENTATION if packed else self.packing.own_implementation
+        if model.config._attn_implementation != wanted:
+            model.set_attn_implementation(wanted)
+            if model.config._attn_implementation != wanted:
                 raise NotImplementedError("its attention does not go through transformers' attention functions")
-        elif not packed and config._attn_implementation == IMPLEMENTATION:
-            model.set_attn_implementation(self._own_implementation)
 
     def find_dropout(self, model: Any, batch: TokenBatch, packed: bool) -> None:
         """Replace dropout modules by hashed ones; see `Packing.find_dropout`.
@@ -101,7 +121,7 @@ class TransformersForward:
                 next((self.packed if packed else self.padded)(model, request).states)
             model.train(training)
 
-        self.packing.find_dropout(model, run, batch.num_tokens)
+        self.packing.find_dropout(model, run)
 
     def checkpoint_activations(self, model: Any) -> None:
         """Recompute each layer's activations in the backward pass in place of storing them.
@@ -120,7 +140,9 @@ class TransformersForward:
             current = self.packing.current
             return nullcontext(), nullcontext() if current is None else self.packing.running(current)
 
-        model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": contexts})
+        # older versions have the second name only
+        enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+        enable({"use_reentrant": False, "context_fn": contexts})
 
     def call(self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, segments: Tensor, **more: Any) -> Any:
         """Call the model on token ids [rows, columns]; segments go only to a model that reads them."""
@@ -128,11 +150,22 @@ class TransformersForward:
             more["token_type_ids"] = segments
         return model(input_ids=input_ids, attention_mask=attention_mask, **more)
 
+    def _compile(self, model: Any, device: torch.device, required: bool) -> None:
+        weight = next(model.parameters())
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
+        reason = unpadded_unavailable(device, dtype) or compile_unavailable(device)
+        if reason and required:
+            raise ConfigError(f"encoder.compile: expected auto or false, got true, but {reason}")
+        if not reason:
+            self._compiled = True
+            log.info("encoder: %d layers run compiled", compile_layers(model))
+
     def _packed_states(self, model: Any, request: Request) -> Iterator[Tensor]:
+        self.use(model, packed=True)
         batch, layout = request.batch, RaggedLayout.of(request.batch)
         hashes = None if request.seed is None else self.packing.hashes(layout, request.seed).unsqueeze(1)
         positions = {"position_ids": (layout.position_ids + self.first_position).unsqueeze(0)}
-        with self.packing.running(Pass(batch, layout, True, hashes)):
+        with self.packing.running(Pass(batch, layout, True, hashes, request.seed or 0)):
             output = self.call(
                 model, batch.tokens.unsqueeze(0), None, batch.segments.unsqueeze(0),
                 output_hidden_states=request.all_layers, **(positions if self._takes_positions else {}),
@@ -153,15 +186,21 @@ class TransformersForward:
             yield torch.cat(layer).index_select(0, inverse)
 
     def _group_states(self, model: Any, request: Request) -> list[Tensor]:
+        self.use(model, packed=False)
         batch, layout = request.batch, RaggedLayout.of(request.batch)
         hashes = None
         if request.seed is not None:
             hashes = torch.stack([layout.pad(site) for site in self.packing.hashes(layout, request.seed)])
         tokens = torch.where(layout.mask, layout.pad(batch.tokens), padding_id(model.config))
-        with self.packing.running(Pass(batch, layout, False, hashes)):
+        more = {}
+        if self._takes_global and request.first_token_is_global:
+            more["global_attention_mask"] = (
+                (torch.arange(batch.max_length, device=tokens.device) == 0).long().expand_as(tokens)
+            )
+        with self.packing.running(Pass(batch, layout, False, hashes, request.seed or 0)):
             output = self.call(
                 model, tokens, layout.key_mask.long(), layout.pad(batch.segments),
-                output_hidden_states=request.all_layers,
+                output_hidden_states=request.all_layers, **more,
             )  # fmt: skip
         width = batch.max_length  # some families round their states up to more
         # and Funnel's middle layers have fewer states than tokens

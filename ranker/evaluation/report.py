@@ -30,7 +30,7 @@ def first_stage_run(collection: Collection, depth: int) -> Run | None:
     """The first stage's run of the judged queries, as a baseline of a re-ranking.
 
     Returns:
-        query_id -> doc_id -> score; None if there are no candidates, or all scores of each query are equal.
+        query_id -> doc_id -> score; None if there are no candidates, or in no query do their scores differ.
     """
     candidates = collection.candidates
     if candidates is None or not any(
@@ -84,7 +84,7 @@ def write_evaluation(
         metrics["warnings"] += [f"baseline: {warning}" for warning in reference.warnings]
         metrics["comparison"] = compare(evaluation, reference)
     write_run(folder / "run.trec", run, tag)
-    with suppress(OSError):  # until the new one is written, an older one would describe another run
+    with suppress(OSError):  # an older one describes another run than the run.trec that is already written
         (folder / "metrics.json").unlink()
     with write_whole(folder / "per_query.jsonl") as file:
         for query_id, values in evaluation.per_query.items():

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from ranker.data.dataset import ScoreBatch, ScoreBatches
 from ranker.data.ranking import require_finite
 from ranker.errors import DataError, RankerError
-from ranker.types import Run
+from ranker.types import RankBatch, Run
 
 Result = TypeVar("Result")
 
@@ -127,8 +127,17 @@ class ScoreCollector:
         return slots.cpu().numpy(), scores.cpu().numpy()
 
 
+class ScoringModule(Protocol):
+    """An `nn.Module` that returns scores [batch, docs]; each `ranker.models.interface.Scorer` is one."""
+
+    def __call__(self, batch: RankBatch) -> Tensor: ...
+    def modules(self) -> Iterator[nn.Module]: ...
+    def eval(self) -> Any: ...
+    def to(self, device: torch.device) -> Any: ...
+
+
 def score_collection(
-    scorer: nn.Module,
+    scorer: ScoringModule,
     batches: ScoreBatches,
     devices: Devices,
     workers: int = 0,
@@ -176,7 +185,7 @@ def _shown(loader: Any, total: int, title: str | None) -> Any:
 
 
 @contextlib.contextmanager
-def _evaluation_mode(module: nn.Module) -> Iterator[None]:
+def _evaluation_mode(module: ScoringModule) -> Iterator[None]:
     """Evaluation mode for all parts of a module; afterwards each part has its own mode again."""
     modes = {part: part.training for part in module.modules()}
     module.eval()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-_EXACT_QUERIES = 12  # up to here, all 2 ** 12 sign patterns are fewer than the samples that would be drawn
+_EXACT_QUERIES = 12  # up to this number all sign patterns are counted: 2 ** 12 are fewer than the default samples
 _SIGNS_AT_ONCE = 1 << 22
 
 
@@ -60,7 +60,7 @@ def t_test(differences: np.ndarray) -> float:
     from scipy import stats  # takes a second; an evaluation without a baseline does not need it
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # equal differences: infinite t, p = 0
+        warnings.simplefilter("ignore", RuntimeWarning)  # if all differences are equal, t is infinite and p is 0
         return float(stats.ttest_1samp(differences, 0.0).pvalue)
 
 

@@ -23,11 +23,10 @@ from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
 from ranker.encoders.model_folder import check_model_folder, read_json, read_object
+from ranker.encoders.native_head import padding_token_id
 from ranker.errors import CheckpointError
 from ranker.files import leads_out
 
-# names of activations in `model.activation` and in a Dense module's configuration
-ACTIVATIONS = {"identity": "torch.nn.modules.linear.Identity", "tanh": "torch.nn.modules.activation.Tanh"}
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 
 
@@ -39,6 +38,11 @@ def has_modules(folder: Path) -> bool:
 def is_multi_vector(folder: Path) -> bool:
     """Whether a folder's configuration says that texts have several vectors."""
     return read_object(folder / SETTINGS).get("model_type") == "MultiVectorEncoder" or is_stanford(folder)
+
+
+def is_cross_encoder(folder: Path) -> bool:
+    """Whether a folder's configuration says that a query and a doc are scored together."""
+    return has_modules(folder) and read_object(folder / SETTINGS).get("model_type") == "CrossEncoder"
 
 
 def is_stanford(folder: Path) -> bool:
@@ -124,14 +128,14 @@ def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str,
         CheckpointError: A weight is missing, or the folder is one that `check_model_folder` refuses.
     """
     check_model_folder(folder)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=execution.trust_remote_code)
     check_config(config, str(folder))
-    model, info = text_model.read(folder, config)
+    model, info = text_model.read(folder, config, execution.trust_remote_code)
     if info["missing_keys"]:
         raise CheckpointError(
             f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing"
         )
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=execution.trust_remote_code)
     settings = read_object(folder / "sentence_bert_config.json")
     if settings.get("do_lower_case"):
         _lower_case(tokenizer)
@@ -160,26 +164,57 @@ def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mappin
     """
     folder.mkdir(parents=True, exist_ok=True)
     encoder.model.save_pretrained(folder)
-    tokenizer = copy.deepcopy(encoder.tokenizer)
-    tokenizer.model_max_length = max_tokens
-    tokenizer.save_pretrained(folder)
+    write_tokenizer(folder, encoder, max_tokens)
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_tokens, "do_lower_case": False, **extra})
 
 
-def read_dense(module: StoredModule) -> tuple[nn.Linear, str]:
-    """Read a Dense module: its linear layer, and the name of its activation in `ACTIVATIONS`.
+def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int, pads_right: bool = True) -> None:
+    """Write an encoder's tokenizer so that other programs lay texts out as this one does.
+
+    It gets a padding token, which they need for a batch, and gives no segment ids that the encoder does not read.
+
+    Args:
+        folder: The folder.
+        encoder: The encoder.
+        max_tokens: Longest row, special tokens included; stored with the tokenizer.
+        pads_right: Whether others are to pad at the end of rows, where queries are filled, too.
+    """
+    tokenizer = copy.deepcopy(encoder.tokenizer)
+    tokenizer.model_max_length = max_tokens
+    if pads_right:
+        tokenizer.padding_side = "right"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.convert_ids_to_tokens(padding_token_id(encoder))
+    if not encoder.reads_segments:
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name != "token_type_ids"]
+    tokenizer.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"  # not all classes write the side
+    write_json(path, read_object(path) | {"padding_side": tokenizer.padding_side})
+
+
+def read_dense(module: StoredModule) -> tuple[nn.Linear, nn.Module]:
+    """Read a Dense module: its linear layer and its activation, Tanh if its configuration names none.
 
     Raises:
-        CheckpointError: A residual, an unknown activation, or no weights.
+        CheckpointError: It has a residual, an activation that is none of torch.nn without weights, or no weights.
     """
-    config = module.config
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2].lower()
-    if activation not in ACTIVATIONS or config.get("use_residual"):
-        raise CheckpointError(
-            f"{module.folder}: expected a Dense with activation Identity or Tanh and no residual, got {config}"
-        )
+    if module.config.get("use_residual"):
+        raise CheckpointError(f"{module.folder}: use_residual: expected a Dense without a residual, got one with it")
     state = read_weights(module.folder)
-    return linear_of(state["linear.weight"], state.get("linear.bias")), activation
+    linear = linear_of(state["linear.weight"], state.get("linear.bias"))
+    name = str(module.config.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    found: Any = getattr(nn, name.rpartition(".")[2], None) if name.startswith("torch.nn.") else None
+    try:
+        activation: nn.Module = found()
+        fits = not list(activation.parameters()) and activation(linear.weight[:, :1].T).shape[1] == len(linear.weight)
+    except Exception:  # no such class, or one with arguments
+        fits = False
+    if not fits:
+        raise CheckpointError(
+            f"{module.folder}: activation_function: expected an activation of torch.nn without weights, such as "
+            f"torch.nn.modules.activation.GELU; got {name!r}"
+        )
+    return linear, activation
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -206,20 +241,20 @@ def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     return linear
 
 
-def write_dense(folder: Path, linear: nn.Linear, activation: str, extra: dict[str, Any] | None = None) -> None:
+def write_dense(folder: Path, linear: nn.Linear, activation: nn.Module, extra: Mapping[str, Any] | None = None) -> None:
     """Write a Dense module.
 
     Args:
         folder: Its folder.
         linear: The layer.
-        activation: A name in `ACTIVATIONS`.
+        activation: The activation after it.
         extra: More keys of its config.json.
     """
     config = {
         "in_features": linear.in_features,
         "out_features": linear.out_features,
         "bias": linear.bias is not None,
-        "activation_function": ACTIVATIONS[activation],
+        "activation_function": f"{type(activation).__module__}.{type(activation).__qualname__}",
         **(extra or {}),
     }
     write_json(folder / "config.json", config)
@@ -238,7 +273,7 @@ def write_modules(
         folder: The model's folder.
         modules: Path and dotted class of each module.
         prompts: Prompt by task: `query` and `document`.
-        model_type: `SentenceTransformer` or `MultiVectorEncoder`.
+        model_type: `SentenceTransformer`, `MultiVectorEncoder` or `CrossEncoder`.
         similarity: `cosine`, `dot` or `maxsim`.
     """
     write_json(

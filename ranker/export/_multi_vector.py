@@ -17,7 +17,7 @@ class MultiVectorModel:
 
     Args:
         encoder: The encoder of queries and docs.
-        projection: Linear layer from states to vectors, if any.
+        projection: Linear layers from states to vectors, each followed by its activation; None: there are none.
         similarity: `cosine` or `dot`, of two token vectors.
         query_prompt: Text before each query.
         doc_prompt: Text before each doc.
@@ -30,7 +30,7 @@ class MultiVectorModel:
     """
 
     encoder: Encoder
-    projection: nn.Linear | None
+    projection: nn.Sequential | None
     similarity: str
     query_prompt: str
     doc_prompt: str

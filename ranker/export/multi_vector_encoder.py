@@ -11,18 +11,18 @@ from ranker.export._modules import (
     SETTINGS,
     has_modules,
     is_multi_vector,
-    read_dense,
     read_encoder,
     read_modules,
-    write_dense,
     write_encoder,
     write_json,
     write_modules,
 )
 from ranker.export._multi_vector import MultiVectorModel
+from ranker.export._projection import read_projection, write_projection
 
 SCORER = "ranker.models.colbert.ColBERT"
 TOKENS = {"module_input_name": "token_embeddings"}
+KNOWN = {"Dense", "MultiVectorMask", "Normalize"}
 
 
 def recognises(folder: Path) -> bool:
@@ -50,9 +50,8 @@ def write(folder: Path, model: MultiVectorModel, max_tokens: int, max_query_toke
         lengths = {"query_length": max(max_query_tokens or max_tokens, model.query_length), **lengths}
     write_encoder(folder, model.encoder, max_tokens, lengths)
     modules = [("", "sentence_transformers.base.modules.transformer.Transformer")]
-    if model.projection is not None:
-        write_dense(folder / "1_Dense", model.projection, "identity", TOKENS)
-        modules.append(("1_Dense", "sentence_transformers.base.modules.dense.Dense"))
+    for path in write_projection(folder, 1, model.projection, extra=TOKENS):
+        modules.append((path, "sentence_transformers.base.modules.dense.Dense"))
     mask = f"{len(modules)}_MultiVectorMask"
     write_json(folder / mask / "config.json", {"skiplist_words": model.skiplist, "skiplist_tasks": ["document"]})
     modules.append((mask, "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"))
@@ -72,19 +71,19 @@ def read(folder: Path, execution: Execution) -> MultiVectorModel:
     """
     chain = read_modules(folder)["query"]
     names = [module.name for module in chain]
-    if names[0] != "Transformer" or "MultiVectorMask" not in names or names.count("Dense") > 1:
+    if names[0] != "Transformer" or "MultiVectorMask" not in names or set(names[1:]) - KNOWN:
         raise CheckpointError(
-            f"{folder}: expected Transformer, at most one Dense, MultiVectorMask, Normalize; got {', '.join(names)}"
+            f"{folder}: expected the modules Transformer, perhaps Dense, MultiVectorMask, perhaps Normalize, got "
+            f"{', '.join(names)}"
         )
     encoder, lengths = read_encoder(chain[0].folder, execution)
     by_name = {module.name: module for module in chain}
-    projection, activation = read_dense(by_name["Dense"]) if "Dense" in by_name else (None, "identity")
+    projection = read_projection(chain)
     mask = by_name["MultiVectorMask"].config
     skiplist = mask.get("skiplist_words") or []
     expansion = lengths.get("query_expansion") or {}
     settings = read_object(folder / SETTINGS)
     unsupported = {
-        "an activation after the projection": activation != "identity",
         "skiplist_tasks": mask.get("skiplist_tasks", ["document"]) != ["document"] and bool(skiplist),
         "keep_only_token_ids": bool(mask.get("keep_only_token_ids")),
         "an expansion token other than the mask token": bool(expansion.get("token")),

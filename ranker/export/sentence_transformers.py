@@ -18,26 +18,25 @@ from ranker.export._modules import (
     SETTINGS,
     StoredModule,
     has_modules,
+    is_cross_encoder,
     is_multi_vector,
-    read_dense,
     read_encoder,
     read_modules,
-    write_dense,
     write_encoder,
     write_json,
     write_modules,
 )
-from ranker.interactions.pooling import POOLINGS
+from ranker.export._pooling import pooling_config, read_pooling
+from ranker.export._projection import dense_layers, read_projection, write_projection
 
 SCORER = "ranker.models.dpr.DPR"
 OWN_FILE = "scorer.json"  # the temperature, which sentence-transformers does not have
-POOLING_KEYS = {"cls": "pooling_mode_cls_token", "mean": "pooling_mode_mean_tokens", "max": "pooling_mode_max_tokens"}
-PARTS = ("0_Transformer", "1_Pooling", "2_Dense")
+ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 
 
 def recognises(folder: Path) -> bool:
     """Whether a folder is a bi-encoder of sentence-transformers with one vector per text."""
-    return has_modules(folder) and not is_multi_vector(folder)
+    return has_modules(folder) and not is_multi_vector(folder) and not is_cross_encoder(folder)
 
 
 @dataclass
@@ -46,12 +45,12 @@ class Side:
 
     Args:
         encoder: The encoder.
-        projection: Linear layer after pooling, if any.
+        projection: Linear layers after pooling, each followed by its activation; None: there are none.
         lengths: `query_length`, `document_length` and `max_seq_length`, as far as the folder gives them; for reading.
     """
 
     encoder: Encoder
-    projection: nn.Linear | None
+    projection: nn.Sequential | None
     lengths: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -62,24 +61,24 @@ class SingleVectorModel:
     Args:
         query: The encoder of queries.
         doc: The encoder of docs; the same object if queries and docs share all weights.
-        pooling: `cls`, `mean` or `max`.
-        activation: After the projection: `identity` or `tanh`.
+        pooling: A key of `POOLING_NAMES`.
         similarity: `cosine` or `dot`.
         query_prompt: Text before each query.
         doc_prompt: Text before each doc.
         temperature: Divides similarities; its logarithm if `learned`.
         learned: Whether the temperature is trained.
+        pools_prompt: Whether the tokens of a prompt are pooled with those of the text.
     """
 
     query: Side
     doc: Side
     pooling: str
-    activation: str
     similarity: str
     query_prompt: str = ""
     doc_prompt: str = ""
     temperature: float = 1.0
     learned: bool = False
+    pools_prompt: bool = True
 
     @property
     def tied(self) -> bool:
@@ -102,12 +101,11 @@ def write(folder: Path, model: SingleVectorModel, max_tokens: int, max_query_tok
     if max_query_tokens not in (None, max_tokens):
         lengths = {"query_length": max_query_tokens, "document_length": max_tokens}
     if model.tied:
-        modules = _write_side(folder, ("", *PARTS[1:]), model, model.query, max_tokens, lengths)
+        modules = _write_side(folder, "", model, model.query, max_tokens, lengths)
     else:
         routes = {}
         for route, side in (("query", model.query), ("document", model.doc)):
-            paths = tuple(f"{route}_{part}" for part in PARTS)
-            routes[route] = _write_side(folder, paths, model, side, max_tokens, lengths)
+            routes[route] = _write_side(folder, f"{route}_", model, side, max_tokens, lengths)
         router = {
             "types": {path: name for side in routes.values() for path, name in side},
             "structure": {route: [path for path, _ in side] for route, side in routes.items()},
@@ -125,25 +123,23 @@ def write(folder: Path, model: SingleVectorModel, max_tokens: int, max_query_tok
 
 def _write_side(
     folder: Path,
-    paths: tuple[str, ...],
+    prefix: str,
     model: SingleVectorModel,
     side: Side,
     max_tokens: int,
     lengths: Mapping[str, int | None],
 ) -> list[tuple[str, str]]:
     """Write the modules of queries or of docs; return the path and the class of each."""
-    transformer, pooling, dense = paths
+    transformer, pooling = f"{prefix}0_Transformer" if prefix else "", f"{prefix}1_Pooling"
     write_encoder(folder / transformer, side.encoder, max_tokens, lengths)
-    modes = {key: name == model.pooling for name, key in POOLING_KEYS.items()}
-    write_json(folder / pooling / "config.json", {"word_embedding_dimension": side.encoder.dim, **modes})
-    modules = [
+    pooled = pooling_config(side.encoder.dim, model.pooling, model.pools_prompt)
+    write_json(folder / pooling / "config.json", pooled)
+    dense = write_projection(folder, 2, side.projection, prefix)
+    return [
         (transformer, "sentence_transformers.models.Transformer"),
         (pooling, "sentence_transformers.models.Pooling"),
+        *((path, "sentence_transformers.models.Dense") for path in dense),
     ]
-    if side.projection is not None:
-        write_dense(folder / dense, side.projection, model.activation)
-        modules.append((dense, "sentence_transformers.models.Dense"))
-    return modules
 
 
 def read(folder: Path, execution: Execution) -> SingleVectorModel:
@@ -155,8 +151,11 @@ def read(folder: Path, execution: Execution) -> SingleVectorModel:
     chains = read_modules(folder)
     query = _ReadSide(folder, chains["query"], execution)
     doc = query if chains["query"] == chains["document"] else _ReadSide(folder, chains["document"], execution)
-    if (query.pooling, query.activation, query.normalized) != (doc.pooling, doc.activation, doc.normalized):
-        raise CheckpointError(f"{folder}: expected the same pooling and activation of queries and docs, got two")
+    if query.settings != doc.settings:
+        raise CheckpointError(
+            f"{folder}: expected the same pooling, prompts and size of vectors for queries and docs, got "
+            f"{query.settings} and {doc.settings}"
+        )
     if tokenizer_fingerprint(query.side.encoder.tokenizer) != tokenizer_fingerprint(doc.side.encoder.tokenizer):
         raise CheckpointError(f"{folder}: expected the same tokenizer for queries and docs, got two")
     settings = read_object(folder / SETTINGS)
@@ -164,59 +163,61 @@ def read(folder: Path, execution: Execution) -> SingleVectorModel:
     if similarity not in ("cosine", "dot"):
         raise CheckpointError(f"{folder}: expected similarity cosine or dot, got {similarity!r}")
     prompts = settings.get("prompts") or {}
-    if not (query.pools_prompt and doc.pools_prompt) and any(prompts.values()):
-        raise CheckpointError(
-            f"{folder}: expected a Pooling that includes prompts, got include_prompt: false; models that leave prompts "
-            "out of the mean are not supported"
-        )
     stored = read_object(folder / OWN_FILE)
     learned = stored.get("learned", False)
     return SingleVectorModel(
         query.side,
         doc.side,
         query.pooling,
-        query.activation,
         similarity,
         query_prompt=prompts.get("query") or "",
         doc_prompt=prompts.get("document") or "",  # the only key that `encode_document` reads
         temperature=stored["temperature"] if learned else stored.get("temperature", 1.0),
         learned=learned,
+        pools_prompt=query.pools_prompt,
     )
+
+
+def parts_beside_encoder(folder: Path) -> dict[str, str]:
+    """Return what a folder of that library, of whatever model type, has beside an encoder, in words.
+
+    Returns:
+        What each part is, by its name: `pooling`, `Dense`, `Normalize`, `prompts`, and other modules by their class.
+        Empty for other folders.
+    """
+    if not has_modules(folder):
+        return {}
+    parts: dict[str, str] = {}
+    for module in read_modules(folder)["document"][1:]:
+        if module.name == "Pooling":
+            parts["pooling"] = read_pooling(module)
+        elif module.name == "Dense":
+            sizes = " to ".join(str(module.config.get(key)) for key in ("in_features", "out_features"))
+            parts["Dense"] = ", ".join([parts["Dense"], sizes] if "Dense" in parts else [sizes])
+        else:
+            parts[module.name] = ""
+    prompts = read_object(folder / SETTINGS).get("prompts") or {}
+    named = {name: text for name, text in prompts.items() if text}
+    return {**parts, **({"prompts": ", ".join(f"{name} {text!r}" for name, text in named.items())} if named else {})}
 
 
 class _ReadSide:
     """The modules of queries or of docs, read from a folder."""
 
     def __init__(self, folder: Path, modules: list[StoredModule], execution: Execution) -> None:
-        self.pooling, self.activation, self.normalized, self.pools_prompt = "", "identity", False, True
-        if modules[0].name != "Transformer":
-            raise CheckpointError(f"{folder}: expected a Transformer first, got {modules[0].name}")
-        encoder, lengths = read_encoder(modules[0].folder, execution)
-        self.side = Side(encoder, None, lengths)
-        for module in modules[1:]:
-            if module.name == "Pooling":
-                self.pooling, self.pools_prompt = _pooling_of(module), module.config.get("include_prompt", True)
-            elif module.name == "Dense" and self.side.projection is None:
-                self.side.projection, self.activation = read_dense(module)
-            elif module.name == "Normalize":
-                self.normalized = True
-            else:
-                raise CheckpointError(
-                    f"{folder}: expected Transformer, Pooling, at most one Dense, Normalize; got {module.name}"
-                )
-        if not self.pooling:
+        names = [module.name for module in modules]
+        places = [ORDER.index(name) for name in names if name in ORDER]
+        if len(places) < len(names) or places != sorted(places) or any(places.count(i) != 1 for i in (0, 1)):
+            missing = "; a model of token vectors loads as colbert" if "Pooling" not in names else ""
             raise CheckpointError(
-                f"{folder}: expected a Pooling module, got none; a model of token vectors loads as colbert"
+                f"{folder}: expected the modules Transformer, Pooling, perhaps Dense, perhaps Normalize, in this "
+                f"order, got {', '.join(names)}{missing}"
             )
-
-
-def _pooling_of(module: StoredModule) -> str:
-    """Return the pooling that a configuration names, in the library's older or newer form."""
-    config, names = module.config, {key: name for name, key in POOLING_KEYS.items()}
-    if "pooling_mode" in config:
-        chosen = [config["pooling_mode"]]
-    else:
-        chosen = [names.get(key, key) for key, on in config.items() if key.startswith("pooling_mode_") and on]
-    if len(chosen) != 1 or chosen[0] not in POOLINGS:
-        raise CheckpointError(f"{module.folder}: expected one of {', '.join(POOLINGS)} as pooling, got {chosen}")
-    return chosen[0]
+        encoder, lengths = read_encoder(modules[0].folder, execution)
+        projection = read_projection(modules)
+        self.side = Side(encoder, projection, lengths)
+        self.pooling, self.normalized = read_pooling(modules[1]), "Normalize" in names
+        self.pools_prompt = bool(modules[1].config.get("include_prompt", True))
+        layers = list(dense_layers(projection))
+        size = layers[-1][0].out_features if layers else encoder.dim
+        self.settings = (self.pooling, self.normalized, self.pools_prompt, size)

@@ -6,6 +6,8 @@ import json
 import string
 from pathlib import Path
 
+from torch import nn
+
 from ranker.encoders.execution import Execution
 from ranker.encoders.model_folder import read_object
 from ranker.errors import CheckpointError
@@ -40,12 +42,19 @@ def read(folder: Path, execution: Execution) -> MultiVectorModel:
             f"{folder}: expected the projection linear.weight among the weights, got "
             f"{json.dumps(sorted(weights)[:3])} ..."
         )
+    markers = [metadata.get("query_token_id") or "[unused0]", metadata.get("doc_token_id") or "[unused1]"]
+    vocabulary = encoder.tokenizer.get_vocab()
+    for marker in markers:
+        if marker not in vocabulary:
+            raise CheckpointError(
+                f"{folder}: expected its marker {marker!r} in the vocabulary of its tokenizer, got none"
+            )
     return MultiVectorModel(
         encoder,
-        linear_of(weights["linear.weight"], None),
+        nn.Sequential(linear_of(weights["linear.weight"], None), nn.Identity()),
         similarity="cosine",
-        query_prompt=metadata.get("query_token_id") or "[unused0]",
-        doc_prompt=metadata.get("doc_token_id") or "[unused1]",
+        query_prompt=markers[0],
+        doc_prompt=markers[1],
         query_length=metadata.get("query_maxlen") or 32,
         attend_to_expansion=bool(metadata.get("attend_to_mask_tokens")),
         cut_queries=True,

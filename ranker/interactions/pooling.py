@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,36 +11,116 @@ from torch import Tensor
 
 from ranker.types import TokenBatch
 
-POOLINGS = ("cls", "mean", "max")
 
+def pool(states: Tensor, batch: TokenBatch, pooling: str, skipped: int = 0) -> Tensor:
+    """Pool the token states of each row, as sentence-transformers' Pooling does.
 
-def pool(states: Tensor, batch: TokenBatch, pooling: str) -> Tensor:
-    """Pool the token states of each row.
+    Tokens that no token attends to (`TokenBatch.attended`) are left out.
 
     Args:
         states: Token states, [tokens, dim].
         batch: The batch that the states belong to; each row has at least one token.
-        pooling: `cls` takes a row's first token, `mean` and `max` all its tokens, special ones included.
+        pooling: `cls` takes a row's first token, `last` its last one, `mean` and `max` all its tokens, special ones
+            included, and `weightedmean` too, with the weights 1, 2, 3, ... (SGPT, Muennighoff, 2022, arXiv:2202.08904).
+        skipped: Number of tokens at each row's start to leave out; `last` leaves out none, and weights still count from
+            the row's start.
 
     Returns:
         [rows, dim]
     """
-    if pooling == "cls":
-        return states.index_select(0, batch.cu_seqlens[:-1])
-    lengths = batch.cu_seqlens.diff().long()
-    rows = torch.repeat_interleave(
-        torch.arange(batch.num_rows, device=states.device), lengths, output_size=states.shape[0]
-    )
-    if pooling == "mean":
-        if states.is_cuda:  # index_add uses atomics there, in an order that may change
-            sums: Any = RowSums.apply(states, lengths, rows)
-        else:
-            sums = states.new_zeros(batch.num_rows, states.shape[1]).index_add(0, rows, states)
-        return sums / lengths.unsqueeze(1).to(states.dtype)
-    if pooling == "max":
-        lowest = states.new_full((batch.num_rows, states.shape[1]), -torch.inf)
-        return lowest.scatter_reduce(0, rows.unsqueeze(1).expand_as(states), states, "amax")
-    raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
+    lengths = (batch.cu_seqlens.diff() if batch.attended is None else batch.attended).long()
+    return POOLINGS[pooling](states, _Rows(batch, lengths, skipped))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The tokens of each row that are pooled.
+
+    Args:
+        batch: The batch.
+        lengths: Number of tokens of each row, without those that no token attends to, int64 [rows].
+        skipped: Number of tokens at each row's start that are not pooled.
+    """
+
+    batch: TokenBatch
+    lengths: Tensor
+    skipped: int
+
+    @property
+    def starts(self) -> Tensor:
+        """Index of each row's first token, int64 [rows]."""
+        return self.batch.cu_seqlens[:-1].long()
+
+    @property
+    def of_tokens(self) -> Tensor:
+        """Row of each token, int64 [tokens]."""
+        rows = torch.arange(self.batch.num_rows, device=self.lengths.device)
+        full_lengths = self.batch.cu_seqlens.diff().long()
+        return torch.repeat_interleave(rows, full_lengths, output_size=self.batch.num_tokens)
+
+    @property
+    def positions(self) -> Tensor:
+        """Place of each token in its row, from 0, int64 [tokens]."""
+        indices = torch.arange(self.batch.num_tokens, device=self.lengths.device)
+        return indices - self.starts.index_select(0, self.of_tokens)
+
+    @property
+    def left_out(self) -> Tensor | None:
+        """Which tokens are not pooled, bool [tokens]; None: all are."""
+        if self.batch.attended is None and not self.skipped:
+            return None
+        positions = self.positions
+        return (positions < self.skipped) | (positions >= self.lengths.index_select(0, self.of_tokens))
+
+    def sums(self, values: Tensor) -> Tensor:
+        """Sum the values [tokens, dim] of each row, [rows, dim]."""
+        if not values.is_cuda:
+            return values.new_zeros(self.batch.num_rows, values.shape[1]).index_add(0, self.of_tokens, values)
+        # index_add uses atomics on CUDA, in an order that may change
+        sums: Any = RowSums.apply(values, self.batch.cu_seqlens.diff().long(), self.of_tokens)
+        return sums
+
+
+def _first(states: Tensor, rows: _Rows) -> Tensor:
+    places = torch.where(rows.lengths > rows.skipped, rows.skipped, 0) if rows.skipped else 0
+    return states.index_select(0, rows.starts + places)
+
+
+def _last(states: Tensor, rows: _Rows) -> Tensor:
+    return states.index_select(0, rows.starts + rows.lengths - 1)
+
+
+def _mean(states: Tensor, rows: _Rows) -> Tensor:
+    left_out = rows.left_out
+    pooled = states if left_out is None else states.masked_fill(left_out.unsqueeze(1), 0)
+    counts = (rows.lengths - rows.skipped).clamp(min=1) if rows.skipped else rows.lengths
+    return rows.sums(pooled) / counts.unsqueeze(1).to(states.dtype)
+
+
+def _weighted_mean(states: Tensor, rows: _Rows) -> Tensor:
+    # half precision would round positions above 256
+    weights = (rows.positions + 1).to(states.dtype if states.dtype == torch.float64 else torch.float32)
+    left_out = rows.left_out
+    weights = (weights if left_out is None else weights.masked_fill(left_out, 0)).unsqueeze(1)
+    return (rows.sums(states * weights) / rows.sums(weights).clamp(min=1)).to(states.dtype)
+
+
+def _max(states: Tensor, rows: _Rows) -> Tensor:
+    left_out = rows.left_out
+    pooled = states if left_out is None else states.masked_fill(left_out.unsqueeze(1), -torch.inf)
+    lowest = states.new_full((rows.batch.num_rows, states.shape[1]), -torch.inf)
+    return lowest.scatter_reduce(0, rows.of_tokens.unsqueeze(1).expand_as(states), pooled, "amax")
+
+
+POOLINGS: Mapping[str, Callable[[Tensor, _Rows], Tensor]] = {
+    "cls": _first,
+    "mean": _mean,
+    "max": _max,
+    "last": _last,
+    "weightedmean": _weighted_mean,
+}
 
 
 def sums_in_order(values: Tensor, lengths: Tensor) -> Tensor:

@@ -12,6 +12,14 @@ from ranker.encoders.encoder import Encoder
 from ranker.errors import ConfigError
 
 SIMILARITIES = ("cosine", "dot")
+ACTIVATIONS = {
+    "identity": nn.Identity,
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "sigmoid": nn.Sigmoid,
+}
 
 
 def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
@@ -24,17 +32,29 @@ def check_choice(key: str, value: str, choices: Iterable[str]) -> None:
         raise ConfigError(f"{key}: expected one of {', '.join(choices)}; got {value!r}")
 
 
-def new_projection(encoder: Encoder, size: int, bias: bool) -> nn.Linear:
-    """Return a linear layer from states to vectors of `size`.
+def new_projection(encoder: Encoder, size: int, bias: bool, activation: str = "identity") -> nn.Sequential:
+    """Return a linear layer from states to vectors of `size`, and its activation.
 
     Its weights start orthogonal: they keep angles as far as possible, so that training starts from the encoder's own
     similarities.
+
+    Args:
+        encoder: The encoder of the states.
+        size: Size of a vector.
+        bias: Whether the layer has biases; they start at 0.
+        activation: A key of `ACTIVATIONS`.
     """
     linear = nn.Linear(encoder.dim, size, bias=bias)
     nn.init.orthogonal_(linear.weight)
     if bias:
         nn.init.zeros_(linear.bias)
-    return linear
+    return nn.Sequential(linear, ACTIVATIONS[activation]())
+
+
+def vector_size(encoder: Encoder, projection: nn.Sequential | None) -> int:
+    """Return the size of the vectors that an encoder and a projection give."""
+    linears = [part for part in projection or () if isinstance(part, nn.Linear)]
+    return linears[-1].out_features if linears else encoder.dim
 
 
 def text_limit(encoder: Encoder, lengths: Mapping[str, Any], key: str, template: Template) -> int:

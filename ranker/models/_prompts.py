@@ -52,6 +52,15 @@ def with_prompt(tokenizer: PreTrainedTokenizerFast, single: Template, prompt: st
     return single.with_prompt(ids(special), prefix, num_shared)
 
 
+def prompt_tokens(tokenizer: PreTrainedTokenizerFast, prompt: str) -> int:
+    """Return the number of tokens, special ones at the start included, that Pooling leaves out with a prompt.
+
+    sentence-transformers tokenizes the prompt by itself and does not count a special token at its end.
+    """
+    ids: list[int] = tokenizer(prompt)["input_ids"]  # type: ignore[assignment]
+    return len(ids) - (ids[-1] in tokenizer.all_special_ids)
+
+
 def _splits_at_end(tokenizer: PreTrainedTokenizerFast, prompt: str) -> bool:
     """Whether pre-tokenization always splits after the prompt, so that no vocabulary can merge across the seam."""
     backend: Any = tokenizer.backend_tokenizer

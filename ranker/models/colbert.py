@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -20,7 +19,8 @@ from ranker.errors import ConfigError
 from ranker.export import multi_vector_encoder, stanford_colbert
 from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors, full_precision, maxsim_all, maxsim_pairs
-from ranker.models._bi_encoder import SIMILARITIES, check_choice, new_projection, text_limit
+from ranker.models._bi_encoder import SIMILARITIES, check_choice, new_projection, text_limit, vector_size
+from ranker.models._markers import add_markers, filling
 from ranker.models._prompts import with_prompt
 from ranker.types import RankBatch, TokenBatch
 
@@ -30,26 +30,28 @@ class ColBERT(nn.Module):
 
     .. math:: s(q, d) = \sum_{i \in q} \max_{j \in d} \mathrm{sim}(E_i(q), E_j(d))
 
-    A query is laid out as `[CLS] [Q] query [SEP] [MASK] ...`, a doc as `[CLS] [D] doc [SEP]`. The markers are added to
-    the tokenizer as special tokens, so that no text can contain them.
+    A query is laid out as `[CLS] [Q] query [SEP] [MASK] ...`, a doc as `[CLS] [D] doc [SEP]`. The markers become
+    special tokens of the tokenizer, so that no text can contain them (`add_markers`).
 
     Args:
         encoder: The encoder of queries and docs.
         projection: Size of a token vector; None: states of the encoder are the vectors.
         similarity: Of two token vectors: `cosine` or `dot`.
-        query_prompt: Marker before each query, `[Q]`: one token if the vocabulary has it, else its pieces.
+        query_prompt: Marker before each query, `[Q]`: one token if the vocabulary has it or if it is in brackets, which
+            adds it; else a text.
         doc_prompt: Marker before each doc, `[D]`.
         query_length: Shorter queries are extended with `[MASK]` to this number of tokens, special ones included; 0: no
-            expansion.
-        attend_to_expansion: Whether other tokens attend to the expansion. Off, as in the paper, the expansion does not
-            change the vectors of the query's tokens.
+            expansion. A tokenizer without a mask token gives its eos token instead (`filling`).
+        attend_to_expansion: Whether other tokens attend to the expansion. If not, as in the paper, the expansion does
+            not change the vectors of the query's tokens.
         cut_queries: Whether longer queries are cut to `query_length`, as in the paper.
-        mask_punctuation: Whether the punctuation of docs gets no vectors.
+        mask_punctuation: Whether tokens of docs that are punctuation marks have no vector.
         in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives (all token vectors of
-            the step are then in memory); None: unless labels are a teacher's scores.
+            the step are then in memory). None: yes, except if labels are a teacher's scores.
         symmetric: Whether each positive doc is also contrasted with the step's other queries.
 
     Attributes:
+        fill_token: Id of the token that extends queries.
         skiplist: Words of docs that get no vectors.
     """
 
@@ -79,25 +81,17 @@ class ColBERT(nn.Module):
                 f"model.query_length: expected at least {int(cut_queries)} with cut_queries={cut_queries}, "
                 f"got {query_length}"
             )
-        if query_length and encoder.tokenizer.mask_token_id is None:
-            raise ConfigError("model.query_length: expected 0, since the encoder's tokenizer has no mask token")
-        mask, num_embeddings = encoder.tokenizer.mask_token_id, len(encoder.model.get_input_embeddings().weight)
-        if query_length and mask >= num_embeddings:
-            raise ConfigError(
-                f"model.query_length: expected 0, since the mask token's id {mask} is outside the encoder's "
-                f"{num_embeddings} embeddings"
-            )
         check_layout(encoder, 1)
         self.encoder, self.similarity = encoder, similarity
+        self.fill_token = filling(encoder) if query_length else 0
         markers = [prompt.strip() for prompt in (query_prompt, doc_prompt)]
         # other programs put a blank between marker and text
         self.query_prompt, self.doc_prompt = (f"{marker} " if marker else "" for marker in markers)
         self.query_length, self.attend_to_expansion, self.cut_queries = query_length, attend_to_expansion, cut_queries
         self.in_batch_negatives, self.symmetric = in_batch_negatives, symmetric
         self.projection = new_projection(encoder, projection, bias=False) if projection is not None else None
+        add_markers(encoder, markers)
         vocabulary = encoder.tokenizer.get_vocab()
-        added = [AddedToken(marker, normalized=False, special=True) for marker in markers if marker in vocabulary]
-        encoder.tokenizer.add_tokens(added, special_tokens=True)
         self.skiplist = [mark for mark in string.punctuation if mark in vocabulary] if mask_punctuation else []
         self._skipped: Tensor
         self.register_buffer("_skipped", torch.zeros(1 + max(vocabulary.values()), dtype=torch.bool), persistent=False)
@@ -112,17 +106,19 @@ class ColBERT(nn.Module):
     @property
     def dim(self) -> int:
         """Size of a vector."""
-        return self.projection.out_features if self.projection is not None else self.encoder.dim
+        return vector_size(self.encoder, self.projection)
 
     def layouts(self) -> tuple[Template, Template]:
         """Return the layouts of a query and of a doc: special tokens, marker, expansion."""
         tokenizer = self.encoder.tokenizer
         single = Template.of(tokenizer, 1)
         query, doc = (with_prompt(tokenizer, single, prompt) for prompt in (self.query_prompt, self.doc_prompt))
+        if not self.query_length:
+            return query, doc
         expanded = replace(
             query,
             fill_to=self.query_length,
-            fill_token=tokenizer.mask_token_id or 0,
+            fill_token=self.fill_token,
             attend_fill=self.attend_to_expansion,
             max_tokens=self.query_length if self.cut_queries else None,
         )
@@ -133,6 +129,7 @@ class ColBERT(nn.Module):
         return {
             "scorer": "colbert",
             "similarity": self.similarity,
+            "projection": repr(self.projection),
             "skiplist": self.skiplist,
             "layouts": repr(self.layouts()),
         }

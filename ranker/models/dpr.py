@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ranker.data.template import Template
+from ranker.encoders.causality import auto_pooling
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.fit import check_layout
@@ -19,12 +21,13 @@ from ranker.errors import ConfigError
 from ranker.export import sentence_transformers
 from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors, full_precision
-from ranker.interactions.pooling import POOLINGS
-from ranker.models._bi_encoder import SIMILARITIES, check_choice, new_projection, text_limit
-from ranker.models._prompts import with_prompt
+from ranker.interactions.pooling import POOLINGS, pool
+from ranker.models._bi_encoder import ACTIVATIONS, SIMILARITIES, check_choice, new_projection, text_limit, vector_size
+from ranker.models._prompts import prompt_tokens, with_prompt
 from ranker.types import RankBatch, TokenBatch
 
-ACTIVATIONS = ("identity", "tanh")
+log = logging.getLogger(__name__)
+
 LEAST_TEMPERATURE = 0.01  # lower bound of a learned temperature, as in CLIP
 
 
@@ -35,19 +38,23 @@ class DPR(nn.Module):
 
     Args:
         encoder: The encoder of queries, and of docs if `tied`; else the encoder of docs starts as a copy.
-        pooling: How token states become a vector: `cls`, `mean` or `max`.
+        pooling: How states become a vector: `cls`, `mean`, `max`, `last` or `weightedmean` (see `pool`), or `auto`
+            (see `auto_pooling`).
         tied: Whether queries and docs share all weights.
         similarity: `cosine` or `dot`.
         temperature: Divides similarities; must be positive.
         learn_temperature: Whether the temperature is trained (never below 0.01).
         projection: Size of a linear layer after pooling; None: no such layer.
-        activation: After the projection: `identity` or `tanh`.
+        activation: After the projection: a key of `ACTIVATIONS`.
         query_prompt: Text before each query, tokenized together with it; special tokens of the tokenizer in it stay
             special.
         doc_prompt: The same before each doc.
         in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: yes,
             unless the labels are a teacher's scores.
         symmetric: Whether each positive doc is also contrasted with the step's other queries.
+
+    Attributes:
+        pools_prompt: Whether the tokens of a prompt are pooled with those of the text; only a loaded model's are not.
     """
 
     reads = "texts"
@@ -70,21 +77,28 @@ class DPR(nn.Module):
         symmetric: bool = False,
     ) -> None:
         super().__init__()
-        check_choice("model.pooling", pooling, POOLINGS)
+        check_choice("model.pooling", pooling, (*POOLINGS, "auto"))
         check_choice("model.similarity", similarity, SIMILARITIES)
         check_choice("model.activation", activation, ACTIVATIONS)
         if not (math.isfinite(temperature) and temperature > 0):
             raise ConfigError(f"model.temperature: expected a finite number above 0, got {temperature}")
+        if pooling == "auto":
+            pooling = auto_pooling(encoder)
+            log.info("model.pooling=auto: %s", pooling)
         check_layout(encoder, 1, pooling)
-        self.encoder, self.pooling, self.similarity, self.activation = encoder, pooling, similarity, activation
+        self.encoder, self.pooling, self.similarity = encoder, pooling, similarity
         self.query_prompt, self.doc_prompt = query_prompt, doc_prompt
         self.in_batch_negatives, self.symmetric = in_batch_negatives, symmetric
         self.fixed_temperature = temperature
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature))) if learn_temperature else None
-        self.projection = new_projection(encoder, projection, bias=True) if projection is not None else None
+        self.projection = (
+            new_projection(encoder, projection, bias=True, activation=activation) if projection is not None else None
+        )
         self.doc_encoder = None if tied else copy.deepcopy(encoder)
         self.doc_projection = None if tied else copy.deepcopy(self.projection)
-        self.text_limits: tuple[int, int] | None = None  # set by `load`
+        # both set by `load`
+        self.text_limits: tuple[int, int] | None = None
+        self.pools_prompt = True
 
     @property
     def tied(self) -> bool:
@@ -94,7 +108,7 @@ class DPR(nn.Module):
     @property
     def dim(self) -> int:
         """Size of a vector."""
-        return self.projection.out_features if self.projection is not None else self.encoder.dim
+        return vector_size(self.encoder, self.projection)
 
     def layouts(self) -> tuple[Template, Template]:
         """Return the layouts of a query and of a doc: special tokens and prompt."""
@@ -111,31 +125,34 @@ class DPR(nn.Module):
             "scorer": "dpr",
             "pooling": self.pooling,
             "similarity": self.similarity,
-            "activation": self.activation,
+            "projections": repr((self.projection, self.doc_projection)),
+            "pools_prompt": self.pools_prompt,
             "tied": self.tied,
             "layouts": repr(self.layouts()),
         }
 
     def encode_queries(self, batch: TokenBatch) -> TextVectors:
         """Return one vector per query, float32 [queries, dim]."""
-        return self._encode(batch, self.encoder, self.projection)
+        return self._encode(batch, self.encoder, self.projection, self.query_prompt)
 
     def encode_docs(self, batch: TokenBatch) -> TextVectors:
         """Return one vector per doc, float32 [docs, dim]."""
         if self.doc_encoder is None:
-            return self._encode(batch, self.encoder, self.projection)
-        return self._encode(batch, self.doc_encoder, self.doc_projection)
+            return self._encode(batch, self.encoder, self.projection, self.doc_prompt)
+        return self._encode(batch, self.doc_encoder, self.doc_projection, self.doc_prompt)
 
     def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
         """Return 1 for each doc, int64 [docs]."""
         return torch.ones(batch.num_rows, dtype=torch.int64, device=batch.tokens.device)
 
-    def _encode(self, batch: TokenBatch, encoder: Encoder, projection: nn.Linear | None) -> TextVectors:
-        pooled = encoder.pooled(batch, self.pooling)
-        if projection is not None:
-            pooled = projection(pooled)
-            pooled = pooled.tanh() if self.activation == "tanh" else pooled
-        vectors = full_precision(pooled)
+    def _encode(
+        self, batch: TokenBatch, encoder: Encoder, projection: nn.Sequential | None, prompt: str
+    ) -> TextVectors:
+        if self.pools_prompt or not prompt:
+            pooled = encoder.pooled(batch, self.pooling)
+        else:
+            pooled = pool(encoder(batch), batch, self.pooling, skipped=prompt_tokens(encoder.tokenizer, prompt))
+        vectors = full_precision(pooled if projection is None else projection(pooled))
         return TextVectors(functional.normalize(vectors, dim=1) if self.similarity == "cosine" else vectors)
 
     def score_block(self, queries: TextVectors, docs: TextVectors) -> Tensor:
@@ -179,12 +196,12 @@ class DPR(nn.Module):
             query,
             doc,
             self.pooling,
-            self.activation,
             self.similarity,
             self.query_prompt,
             self.doc_prompt,
             temperature=self.fixed_temperature if learned is None else float(learned.detach()),
             learned=learned is not None,
+            pools_prompt=self.pools_prompt,
         )
         sentence_transformers.write(folder, model, max_tokens, max_query_tokens)
 
@@ -202,13 +219,12 @@ class DPR(nn.Module):
             model.query.encoder,
             pooling=model.pooling,
             similarity=model.similarity,
-            activation=model.activation,
             query_prompt=model.query_prompt,
             doc_prompt=model.doc_prompt,
             temperature=1.0 if model.learned else model.temperature,
             learn_temperature=model.learned,
         )
-        scorer.projection = model.query.projection
+        scorer.projection, scorer.pools_prompt = model.query.projection, model.pools_prompt
         if not model.tied:
             scorer.doc_encoder, scorer.doc_projection = model.doc.encoder, model.doc.projection
         if scorer.log_temperature is not None:

@@ -3,64 +3,117 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from ranker.encoders.causality import auto_pooling
+from ranker.encoders.classifier import Classifier
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
+from ranker.encoders.family import family_of
 from ranker.encoders.fit import check_layout
+from ranker.encoders.native_head import READS, NativeHead, has_native_head
 from ranker.errors import ConfigError
-from ranker.export import huggingface
+from ranker.export import cross_encoder, huggingface
 from ranker.interactions.grid import to_grid
-from ranker.interactions.pooling import POOLINGS
-from ranker.types import RankBatch
+from ranker.interactions.pooling import POOLINGS, pool
+from ranker.types import RankBatch, TokenBatch
 
 
 class MonoBERT(nn.Module):
-    r"""Score `[CLS] query [SEP] doc [SEP]`, token types 0 and 1, by a linear head.
+    r"""Score a query and a doc in one sequence, such as `[CLS] query [SEP] doc [SEP]`, by a head on the encoder.
 
     .. math:: s(q, d) = w \cdot h_{[CLS]}(q, d) + b
 
     Args:
         encoder: The encoder.
-        pooling: What the head reads: `cls`, `mean` or `max` over the last layer's tokens.
-        pooler: Put BERT's dense layer and tanh (with random initial weights) between pooling and head.
-        num_labels: 1 (the score is the logit) or 2 (as in the paper: the score is the log-odds, logit 1 - logit 0).
+        head: `own`: a linear layer on pooled states; `native`: the head of the family's own sequence classification
+            model, for example dense, GELU and norm for ModernBERT, or the last token for a language model; `auto`: the
+            trained head of `encoder.name` if that is a cross-encoder, else the family's own, or `own` for BERT's
+            relatives, for a given `pooling` or `pooler`, and where transformers has none.
+        pooling: What the own head reads: `cls`, `mean`, `max`, `last`, `weightedmean` over the last layer's tokens, or
+            `auto` (see `auto_pooling`).
+        pooler: Put BERT's dense layer and tanh (with random initial weights) between pooling and own head.
+        num_labels: 1 (the score is the logit) or 2 (as in the paper: the score is the log-odds, logit 1 - logit 0). A
+            trained head keeps its number.
         dropout: Dropout rate before the head.
+
+    Raises:
+        ConfigError: An option has an unknown value, or two do not fit together.
+        CheckpointError: The family has no native head, or the tokenizer no separator between query and doc.
     """
 
     reads = "pairs"
     text_limits: tuple[int, int] | None = None
 
     def __init__(
-        self, encoder: Encoder, pooling: str = "cls", pooler: bool = False, num_labels: int = 1, dropout: float = 0.0
+        self,
+        encoder: Encoder,
+        head: str = "auto",
+        pooling: str = "auto",
+        pooler: bool = False,
+        num_labels: int = 1,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if pooling not in POOLINGS:
-            raise ConfigError(f"model.pooling: expected one of {', '.join(POOLINGS)}; got {pooling!r}")
+        if head not in ("auto", "own", "native"):
+            raise ConfigError(f"model.head: expected auto, own or native; got {head!r}")
+        if pooling not in (*POOLINGS, "auto"):
+            raise ConfigError(f"model.pooling: expected one of {', '.join((*POOLINGS, 'auto'))}; got {pooling!r}")
         if num_labels not in (1, 2):
             raise ConfigError(f"model.num_labels: expected 1 or 2, got {num_labels}")
-        check_layout(encoder, 2, pooling)
-        self.encoder, self.pooling = encoder, pooling
-        self.pooler = nn.Sequential(nn.Linear(encoder.dim, encoder.dim), nn.Tanh()) if pooler else nn.Identity()
+        if head == "native" and (pooler or pooling != "auto"):
+            raise ConfigError("model.head: expected own with model.pooler or model.pooling, got native")
+        check_layout(encoder, 2)
+        self.encoder = encoder
         self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(encoder.dim, num_labels)
-        for linear in (part for part in (*self.pooler.modules(), self.head) if isinstance(part, nn.Linear)):
-            nn.init.normal_(linear.weight, std=getattr(encoder.config, "initializer_range", 0.02))
-            nn.init.zeros_(linear.bias)
+        self.pooler: nn.Module = nn.Identity()
+        self.head: nn.Linear | NativeHead
+        stored = cross_encoder.initial_head(encoder, dropout) if head == "auto" and not pooler else None
+        if stored is not None and pooling in ("auto", stored.pooling):
+            self._take(stored)
+        elif head == "native" or (head == "auto" and not pooler and pooling == "auto" and prefers_native(encoder)):
+            self._take(Classifier(encoder, NativeHead.of(encoder, num_labels, dropout), dropout=dropout))
+        else:
+            self.pooling = auto_pooling(encoder) if pooling == "auto" else pooling
+            if pooler:
+                self.pooler = nn.Sequential(nn.Linear(encoder.dim, encoder.dim), nn.Tanh())
+            self.head = nn.Linear(encoder.dim, num_labels)
+            for linear in (part for part in (*self.pooler.modules(), self.head) if isinstance(part, nn.Linear)):
+                nn.init.normal_(linear.weight, std=getattr(encoder.config, "initializer_range", 0.02))
+                nn.init.zeros_(linear.bias)
+        check_layout(encoder, 2, self.pooling)
+
+    def _take(self, model: Classifier) -> None:
+        """Take the head of a folder."""
+        self.head, self.pooling = model.head, model.pooling
+        if model.dense is not None:
+            self.pooler = nn.Sequential(model.dense, nn.Tanh())
 
     def logits(self, batch: RankBatch) -> Tensor:
         """Return the logits of each real doc, float32, [rows, num_labels]."""
         assert batch.pairs is not None
-        return self.read(self.encoder.pooled(batch.pairs, self.pooling))
+        if isinstance(self.head, NativeHead) and self.head.reads == "all":
+            return self.read(self.encoder(batch.pairs), batch.pairs)
+        pooling = READS[self.head.reads] if isinstance(self.head, NativeHead) else self.pooling
+        return self._head_logits(self.encoder.pooled(batch.pairs, pooling), batch.pairs)
 
-    def read(self, pooled: Tensor) -> Tensor:
-        """Return the logits of rows from their pooled states [rows, dim], float32, [rows, num_labels]."""
+    def read(self, states: Tensor, batch: TokenBatch) -> Tensor:
+        """Return the logits of rows from the states of all their tokens [tokens, dim], float32, [rows, num_labels]."""
+        if not isinstance(self.head, NativeHead):
+            return self._head_logits(pool(states, batch, self.pooling), batch)
+        with torch.autocast(states.device.type, enabled=False):
+            return _full(self.head(_full(states), batch))
+
+    def _head_logits(self, pooled: Tensor, batch: TokenBatch) -> Tensor:
+        """Return the logits of rows from their pooled states [rows, dim]."""
         # without autocast: bf16 scores above 2 are 1/64 apart, so good candidates would tie
         with torch.autocast(pooled.device.type, enabled=False):
-            logits = self.head(self.dropout(self.pooler(pooled)))
-        return logits if logits.dtype == torch.float64 else logits.float()
+            if isinstance(self.head, NativeHead):
+                return _full(self.head.of_pooled(_full(pooled), batch))
+            return _full(self.head(self.dropout(self.pooler(pooled))))
 
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs]; 0 in cells without a doc."""
@@ -72,7 +125,10 @@ class MonoBERT(nn.Module):
         return to_grid(scores, doc_mask)
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write a Hugging Face folder, see `ranker.export.huggingface.write`.
+        """Write a folder that other programs load as a cross-encoder with the same scores.
+
+        A sequence classification model of transformers where one computes the same (`export.huggingface`), else
+        sentence-transformers' Transformer, Pooling and Dense (`export.cross_encoder`).
 
         Args:
             folder: Where to write.
@@ -80,21 +136,30 @@ class MonoBERT(nn.Module):
         """
         dense = self.pooler[0] if isinstance(self.pooler, nn.Sequential) else None
         assert dense is None or isinstance(dense, nn.Linear)
-        model = huggingface.Classifier(self.encoder, self.pooling, dense, self.head, self.dropout.p)
-        huggingface.write(folder, model, max_tokens)
+        model = Classifier(self.encoder, self.head, self.pooling, dense, self.dropout.p)
+        if not huggingface.write(folder, model, max_tokens):
+            cross_encoder.write(folder, model, max_tokens)
 
     @classmethod
-    def load(cls, folder: Path, execution: Execution = DEFAULT) -> MonoBERT:
-        """Load a sequence classification folder: one written by `save`, or any of the same families with 1 or 2 labels.
+    def load(cls, folder: Path, execution: Execution = DEFAULT) -> Self:
+        """Load a cross-encoder's folder: one written by `save`, or by transformers or sentence-transformers.
 
         Raises:
             CheckpointError: The folder has no trained head, or one of another size; a weight is missing, or one is
                 there that the model does not have.
         """
-        model = huggingface.read(Path(folder), execution)
-        num_labels, has_dense = model.head.out_features, model.dense is not None
-        scorer = cls(model.encoder, model.pooling, pooler=has_dense, num_labels=num_labels, dropout=model.dropout)
-        scorer.head.load_state_dict(model.head.state_dict())
-        if isinstance(scorer.pooler, nn.Sequential) and model.dense is not None:
-            scorer.pooler[0].load_state_dict(model.dense.state_dict())
+        model = (cross_encoder if cross_encoder.recognises(Path(folder)) else huggingface).read(Path(folder), execution)
+        scorer = cls(model.encoder, head="own", pooling="mean", dropout=model.dropout)
+        scorer._take(model)
+        check_layout(model.encoder, 2, scorer.pooling)
         return scorer
+
+
+def prefers_native(encoder: Encoder) -> bool:
+    """Whether `head=auto` takes the family's own head: not for those whose files hold a plain linear head as well."""
+    return family_of(encoder.config).classifier is None and has_native_head(encoder.config)
+
+
+def _full(values: Tensor) -> Tensor:
+    """Return values in float32, or in float64 if they are."""
+    return values if values.dtype == torch.float64 else values.float()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,8 +16,8 @@ from ranker.multitask.multitask import Multitask
 from ranker.multitask.options import RANKING, TaskWeighting
 from ranker.multitask.steps import TaskBatch, TaskStep
 from ranker.multitask.task_weights import TaskWeights
-from ranker.training.rerank_module import RerankModule
-from ranker.types import TrainStep
+from ranker.training.rerank_module import NonFiniteOptions, Optimization, RerankModule
+from ranker.types import Loss, TrainStep
 
 log = logging.getLogger(__name__)
 
@@ -34,17 +33,29 @@ class MultitaskModule(RerankModule):
     none of its tasks reaches.
 
     Args:
+        scorer: As in RerankModule.
+        measures: As in RerankModule.
+        loss: The loss of ranking, as in RerankModule.
+        optimization: As in RerankModule.
+        nonfinite: As in RerankModule.
         weighting: How losses and gradients of the tasks are weighted.
-        options: Positional arguments of RerankModule; the scorer is a Multitask.
-        named: Keyword arguments of RerankModule.
     """
 
-    def __init__(self, *options: Any, weighting: TaskWeighting, **named: Any) -> None:
-        super().__init__(*options, **named)
+    scorer: Multitask
+
+    def __init__(
+        self,
+        scorer: Multitask,
+        measures: list[str],
+        loss: Loss | None = None,
+        optimization: Optimization | None = None,
+        nonfinite: NonFiniteOptions | None = None,
+        *,
+        weighting: TaskWeighting,
+    ) -> None:
+        super().__init__(scorer, measures, loss, optimization, nonfinite)
         # Otherwise the backward pass of a compiled layer frees buffers that the next task's backward pass needs
         torch._functorch.config.donated_buffer = False  # type: ignore[attr-defined]
-        scorer: Any = self.scorer
-        assert isinstance(scorer, Multitask)
         heads = scorer.task_heads()
         self.weighting = weighting
         self.tasks = [RANKING, *scorer.heads]
@@ -137,14 +148,13 @@ class MultitaskModule(RerankModule):
 
     def task_losses(self, batch: TaskBatch) -> dict[int, Tensor]:
         """Return this micro-batch's part of each task's loss, by task number; a step's loss is the sum of its parts."""
-        scorer: Any = self.scorer
-        scores, outputs = scorer.outputs(batch)
+        scores, outputs = self.scorer.outputs(batch)
         losses = {}
         if scores is not None:
             assert self.loss is not None
             losses[0] = self.loss(scores, batch.labels, batch.doc_mask) * batch.share
         for head_batch, head_outputs in zip(batch.heads, outputs, strict=True):
-            losses[1 + head_batch.task] = scorer.task_heads()[head_batch.task].loss(head_outputs, head_batch)
+            losses[1 + head_batch.task] = self.scorer.task_heads()[head_batch.task].loss(head_outputs, head_batch)
         return losses
 
     def _compares_gradients(self, step: TaskStep) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -19,7 +19,6 @@ from torch.nn import functional
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.errors import CheckpointError, ConfigError
-from ranker.interactions.pooling import pool
 from ranker.models.monobert import MonoBERT
 from ranker.multitask.check import read_heads, task_class_of
 from ranker.multitask.options import Head
@@ -103,7 +102,8 @@ class Multitask(MonoBERT):
 
     Args:
         encoder: The encoder.
-        pooling: Input of the ranking head: `cls`, `mean` or `max` over the last layer's tokens.
+        head: The ranking head, see `MonoBERT`.
+        pooling: Input of the ranking head, see `MonoBERT`.
         pooler: Put BERT's dense + tanh (randomly initialised) between pooling and ranking head.
         num_labels: Outputs of the ranking head, 1 or 2 (the score is the log-odds).
         dropout: Dropout before the ranking head.
@@ -121,7 +121,8 @@ class Multitask(MonoBERT):
     def __init__(
         self,
         encoder: Encoder,
-        pooling: str = "cls",
+        head: str = "auto",
+        pooling: str = "auto",
         pooler: bool = False,
         num_labels: int = 1,
         dropout: float = 0.0,
@@ -129,19 +130,21 @@ class Multitask(MonoBERT):
         head_hidden: int = 128,
         head_dropout: float = 0.0,
     ) -> None:
-        super().__init__(encoder, pooling, pooler, num_labels, dropout)
+        super().__init__(encoder, head, pooling, pooler, num_labels, dropout)
         self.heads = nn.ModuleDict()
-        for head in read_heads(heads or []):
-            if head.layer == "auto":
+        for task_head in read_heads(heads or []):
+            if task_head.layer == "auto":
                 raise ConfigError(
-                    f"model.heads.{head.label}.layer: expected a layer, got auto, which is read from a report before "
-                    "training"
+                    f"model.heads.{task_head.label}.layer: expected a layer, got auto, which is read from a report "
+                    "before training"
                 )
-            task = make_task(head)
-            pooled = head.pooling or ("mean" if task.whole_text else "span")
-            outputs = 1 if head.regression else num_classes(head, task)
-            layers = head.resolved_layers(encoder.num_layers)
-            self.heads[head.label] = TaskHead(head, layers, pooled, encoder.dim, outputs, head_hidden, head_dropout)
+            task = make_task(task_head)
+            pooled = task_head.pooling or ("mean" if task.whole_text else "span")
+            outputs = 1 if task_head.regression else num_classes(task_head, task)
+            layers = task_head.resolved_layers(encoder.num_layers)
+            self.heads[task_head.label] = TaskHead(
+                task_head, layers, pooled, encoder.dim, outputs, head_hidden, head_dropout
+            )
 
     def task_heads(self) -> list[TaskHead]:
         """Return the heads in order."""
@@ -178,8 +181,8 @@ class Multitask(MonoBERT):
                 break
         scores = None
         if batch.num_rank_rows:
-            pooled = pool(states[last][: batch.num_rank_tokens], batch.rank_pairs, self.pooling)
-            scores = self.scores(self.read(pooled), batch.doc_mask)
+            logits = self.read(states[last][: batch.num_rank_tokens], batch.rank_pairs)
+            scores = self.scores(logits, batch.doc_mask)
         return scores, [head([states[layer] for layer in head.layers], head_batch) for head, head_batch in heads]
 
     # the folder
@@ -203,13 +206,13 @@ class Multitask(MonoBERT):
         save_file({key: value.contiguous() for key, value in self.heads.state_dict().items()}, folder / HEADS[1])
 
     @classmethod
-    def load(cls, folder: Path, execution: Execution = DEFAULT) -> Multitask:
+    def load(cls, folder: Path, execution: Execution = DEFAULT) -> Self:
         """Load a folder that `save` wrote.
 
         Raises:
             CheckpointError: The heads are missing or broken.
         """
-        scorer: Any = super().load(folder, execution)
+        scorer = super().load(folder, execution)
         try:
             described = json.loads((Path(folder) / HEADS[0]).read_text(encoding="utf-8"))
             for name, stored in described.items():

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ranker.errors import DataError
+from ranker.files import MAKE_ROOM, room_for
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,7 @@ class BlockStore:
         path: The file; created if missing. None stores nothing.
 
     Raises:
-        DataError: The file is not an SQLite database.
+        DataError: The file is not an SQLite database, or the disk is full or read-only.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -70,7 +71,8 @@ class BlockStore:
     @contextmanager
     def _readable(self) -> Iterator[None]:
         try:
-            yield
+            with room_for(self.path or "", f"{MAKE_ROOM}; finished blocks are kept"):
+                yield
         except sqlite3.DatabaseError as error:
             raise DataError(
                 f"{self.path}: expected a database of finished blocks, got {error}; delete it, its blocks are computed "
@@ -81,7 +83,7 @@ class BlockStore:
         """Store several blocks in one transaction.
 
         Raises:
-            DataError: The database is damaged.
+            DataError: The database is damaged, or the disk is full or read-only.
         """
         if self._connection is None:
             return

@@ -1,7 +1,7 @@
 """The online code of a task for all layers, seeds and label sets.
 
-Online (prequential) coding: a portion is a prefix of the training pairs; newly initialised probes are trained on it and
-then encode the next block of pairs. Finished blocks are stored, so that a killed run resumes after the last one.
+Online (prequential) coding: the training pairs are split into blocks. For each block, new probes are trained on all
+earlier blocks and then encode this one. Finished blocks are stored, so that a killed run resumes after the last one.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Outcome:
         seed: The seed.
         label_set: The label set.
         code: The description length.
-        bits: Bits of each training target, float32 [training targets], in the original order of the pairs, not
-            the seed's; log2(classes) in the first block.
+        bits: Bits of each training target, float32 [training targets], by ascending index of the target, for any
+            seed. Targets of the first block have log2(classes).
         block_ends: End of each block, in targets of this seed's order.
         block_bits: Bits of each block.
         predicted: Predicted class of each test target, after training on all training pairs.
@@ -174,20 +174,20 @@ class ProbeStack:
 
 @dataclass(frozen=True)
 class OnlineCoder:
-    """Codes jobs.
+    """Compute the online code of each job.
 
     Args:
         options: How a probe is trained.
         fractions: Ends of the blocks, as shares of the training pairs.
-        validation: `fixed` uses the validation pairs; `within` uses a tenth of the pairs sent so far, so that the code
-            needs no other pairs.
+        validation: `fixed` validates on the validation pairs; `within` on a tenth of the pairs of the earlier blocks,
+            so that the code needs no other pairs.
         batching: `stacked` trains all layers and seeds in one module, `separate` one after another; `auto` stacks on a
             GPU.
         store: Store of finished blocks.
         progress: Called with the number of members that finished a block since the last call.
 
     Raises:
-        ConfigError: An unknown `batching` or `validation`, or fractions that do not rise to 1.
+        ConfigError: An unknown `batching` or `validation`, or fractions that are not ascending or do not end at 1.
     """
 
     options: TrainingOptions

@@ -1,13 +1,14 @@
 """Token sequences that an encoder reads, and the tokens of a span of characters after truncation.
 
 Rows are laid out by `Template`, as a ranker's are, and truncated by the same rule as in `Collator`. The `Collator` is
-not used, for three reasons. It reads stored tokens, which have no character offsets. It makes the rows of a group of
-candidates, where here each distinct text or pair is one row. And its rows are all pairs, or all single texts, where
-here a task without queries adds rows with a doc alone to a cross-encoder's pairs.
+not used, for three reasons:
 
-The tokenizer is not the token store's `TextEncoder`: that one uses the tokenizers' fast path, which computes no
-offsets, and changes a text where a literal special token would become a control token, which would move its
-characters. Both give the same ids for all other texts.
+- it reads stored tokens, which have no character offsets;
+- it makes one row per candidate, and here each distinct text or pair has one row;
+- all its rows have one layout. Here, tasks without queries add single docs to the pairs of a cross-encoder.
+
+The token store's `TextEncoder` is not used either: it computes no offsets. It also changes texts that contain a special
+token literally, such as `[SEP]`, and this moves their characters. For all other texts both give the same ids.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class OffsetTexts:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ConfigError(
-                f"encoder tokenizer: expected a fast one, which knows characters, got {type(tokenizer).__name__!r}"
+                "encoder tokenizer: expected a fast one, which gives character offsets, got "
+                f"{type(tokenizer).__name__!r}"
             )
         backend = copy.deepcopy(backend)  # the caller's tokenizer does not change
         backend.no_padding()
@@ -76,7 +78,7 @@ class OffsetTexts:
         return np.diff(self.offsets)
 
     def tokens_of(self, text: int, start: int, end: int) -> tuple[int, int]:
-        """First token of a text, and one past the last, that cover a character from `start` to `end` (not included)."""
+        """First token, and one past the last, that overlap the characters `start` to `end` (exclusive) of a text."""
         tokens = slice(self.offsets[text], self.offsets[text + 1])
         first = int(np.searchsorted(self.ends[tokens], start, side="right"))
         last = int(np.searchsorted(self.starts[tokens], end, side="left"))
@@ -85,7 +87,7 @@ class OffsetTexts:
 
 @dataclass(frozen=True)
 class Sequences:
-    """The token sequences of some (query, doc) pairs as an encoder reads them, one row each, by layout and length.
+    """The token sequences of some (query, doc) pairs as an encoder reads them: rows, sorted by layout and length.
 
     A cross-encoder reads both texts of a pair in one row (`pairs`). A bi-encoder reads one text per row (`texts`), and
     each text once. If the query is empty, the row is the doc alone. The *token axis* is the axis of all rows' tokens,
@@ -296,7 +298,7 @@ def _truncate(
     """Tokens of query and doc after truncation, int64 [rows, 2]; a pair's query leaves at least one token to the doc.
 
     Args:
-        lengths: Tokens of query and doc before, int64 [rows, 2].
+        lengths: Tokens of query and doc before truncation, int64 [rows, 2].
         row_types: QUERY, DOC or PAIR, int64 [rows].
         room: Tokens for texts in each row, int64 [rows].
         max_query_tokens: Maximum tokens of a query.

@@ -1,8 +1,8 @@
 """Cache of the states of all layers: memory-mapped files [layers, tokens, dim], computed once per subject and texts.
 
-The layer axis comes first: a probe reads one layer and touches only that layer's pages. A cache holds the states of
-all tokens in full size, unless it stores only the tokens of spans (with the same results) or one byte per number (with
-nearly the same results).
+The layer axis comes first: a probe reads one layer and touches only that layer's pages. Two options make a cache
+smaller: `tokens="spans"` stores only the tokens that probes read, with the same results; `dtype="int8"` stores one byte
+per number, with nearly the same results.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from filelock import FileLock
 
 from ranker.errors import ConfigError, DataError
-from ranker.files import checksum, verify
+from ranker.files import checksum, room_for, verify
 from ranker.probing.sequences import Sequences
 from ranker.probing.state_readers import TensorStates
 from ranker.probing.state_writer import STATES, StateRequest, StateWriter, file_size, file_sizes
@@ -96,7 +96,8 @@ class StateCache:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{folder}.lock"):
             if not (folder / "meta.json").is_file():
-                self._write(folder, identity, request, device)
+                with room_for(folder):
+                    self._write(folder, identity, request, device)
         return self._open(folder, identity, request.shape)
 
     def identity(
@@ -173,7 +174,7 @@ class StateCache:
         free = shutil.disk_usage(folder).free
         if size - sum(_disk_usage(folder / name) for name in sizes) > free:
             raise ConfigError(
-                f"cache_dir: expected room for {size:.3g} bytes of states, got {free:.3g} bytes free; "
+                f"cache_dir: expected room for {size:.3g} bytes of states in {folder}, got {free:.3g} bytes free; "
                 "set another cache_dir"
             )
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ranker.errors import DataError
+from ranker.files import reserve
 from ranker.probing.sequences import Sequences
 from ranker.probing.state_readers import SCALES, quantised
 from ranker.probing.subject import Subject
@@ -134,10 +135,12 @@ class StateWriter:
         done = self._finished_chunks() if complete else 0
         if not done:  # the record of files that are gone
             (self.folder / "progress.json").unlink(missing_ok=True)
-        mode: Any = "r+" if complete else "w+"
-        self._files = [np.memmap(self.folder / STATES, dtype=self.dtype, mode=mode, shape=shape)]
+        if not complete:
+            for name, size in sizes.items():
+                reserve(self.folder / name, size)
+        self._files = [np.memmap(self.folder / STATES, dtype=self.dtype, mode="r+", shape=shape)]
         if self.dtype == "int8":
-            self._files.append(np.memmap(self.folder / SCALES, dtype="float32", mode=mode, shape=shape[:2]))
+            self._files.append(np.memmap(self.folder / SCALES, dtype="float32", mode="r+", shape=shape[:2]))
         return done
 
     def _encode(self, chunk: Chunk, encoder: Callable[..., Iterable[Tensor]], device: torch.device) -> int:

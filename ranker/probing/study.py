@@ -224,12 +224,13 @@ class Study:
             if record["cut_targets"]:
                 total = sum(map(sum, record["class_counts"].values())) + record["cut_targets"]
                 self.warnings.append(
-                    f"{name}: {record['cut_targets']} of {total} targets are beyond the truncation and are left out"
+                    f"{name}: {record['cut_targets']} of {total} targets are left out, since truncation cuts them off"
                 )
             empty = record["class_counts"]["train"].count(0)
             if empty:
                 self.warnings.append(
-                    f"{name}: k = {len(record['classes'])}, of which {empty} empty in training; log2 k counts them all"
+                    f"{name}: k = {len(record['classes'])} classes, {empty} of them without a training target; "
+                    "log2 k counts all"
                 )
         fixed = {task_data.task.name for task_data in data if source_assigns_parts(task_data.examples)}
         for side, threshold in (("doc", 0.1), ("query", 0.0)):
@@ -273,7 +274,7 @@ class Study:
         if self.cache.tokens == "spans":
             token_mask = span_mask(spans, sequences.num_tokens)
             stored_index = np.concatenate([[0], np.cumsum(token_mask)])
-            spans = [stored_index[bounds] for bounds in spans]  # all tokens of a span are stored, so it has no gap
+            spans = [stored_index[bounds] for bounds in spans]  # spans stay spans, since all their tokens are stored
         states = {MAIN: self._states(subject, sequences, layers, token_mask)}
         if "random_encoder" in controls:
             randomised = subject.randomised(self.options.seed)

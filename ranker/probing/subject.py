@@ -17,6 +17,7 @@ from ranker.data.template import Template
 from ranker.data.token_writer import tokenizer_fingerprint
 from ranker.encoders.encoder import Encoder
 from ranker.errors import CheckpointError
+from ranker.models.interface import is_bi_encoder
 from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
@@ -95,14 +96,14 @@ class Subject:
         """
         from ranker.checkpoint import load_scorer  # imports the configuration, which an encoder alone does not need
 
-        scorer: Any = load_scorer(path, weights)
+        scorer = load_scorer(path, weights)
         encoder = getattr(scorer, "encoder", None)
         if not isinstance(encoder, Encoder):
             raise CheckpointError(
                 f"{path}: expected a ranker with an encoder to probe, got {type(scorer).__name__}; probe another"
             )
         name = f"{type(scorer).__name__} {path.resolve().name}"
-        if scorer.reads == "pairs":
+        if not is_bi_encoder(scorer):
             return cls(name, encoder)
         layouts = tuple(_separate_prompt(layout, encoder.tokenizer) for layout in scorer.layouts())
         return cls(name, encoder, "texts", scorer.doc_encoder, layouts)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ from ranker.retrieval.words import Words
 log = logging.getLogger(__name__)
 
 _CHUNK_DOCS = 10_000
-WORDS = 1  # version of `Words`; raise it when the words of a text change, so that cached candidates are not used
+WORDS = 1  # version of `Words`, part of the cache's key; raise it when `Words` splits texts in another way
 
 
 class _TokenIds:
@@ -85,7 +85,7 @@ class BM25:
         logging.getLogger("bm25s").setLevel(logging.INFO)  # it sets itself to DEBUG
         self._words = Words(stemmer, stopwords, min_word_chars, bigrams)
         self._threads = threads
-        self._reported: set[str] = set()  # queries without words that were logged
+        self._reported: set[str] = set()  # ids of queries without words, which `search` has warned of
         ids: list[bytes] = []
         tokens, vocabulary = self._token_ids(docs, ids)
         self._doc_ids = np.array(ids, dtype=np.bytes_)
@@ -158,9 +158,9 @@ class BM25:
         if not words or self._index is None:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
         scores = self._index.get_scores(words)
-        rows = np.flatnonzero(scores > 0)  # twelve times as fast as on the floats themselves
+        rows = np.flatnonzero(scores > 0)  # twelve times as fast as flatnonzero(scores)
         if len(rows) > depth:
-            # sort all docs that tie with the last rank, so that the cut follows the tie rule
+            # keep all docs whose score equals that at rank `depth`; the sort below then cuts by the tie rule
             rows = rows[scores[rows] >= np.partition(scores[rows], -depth)[-depth]]
         rows = rows[np.lexsort((self._id_ranks[rows], scores[rows]))[::-1][:depth]]
         return rows, scores[rows]
@@ -170,8 +170,8 @@ def warn_of_no_words(queries: dict[str, str], total: int) -> None:
     """Log queries that have no words to search for."""
     query_id, text = next(iter(queries.items()))
     log.warning(
-        "BM25: %d of %d queries have no words but stop words, as %r (%r), and find nothing; see the options in "
-        "conf/model/bm25.yaml",
+        "BM25: %d of %d queries have no words but stop words, such as %r (%r), and so get no docs; the options in "
+        "conf/model/bm25.yaml decide which words count",
         len(queries),
         total,
         query_id,
@@ -274,9 +274,9 @@ def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, options: 
         candidates = first_stage(collection, depth, cache_dir, options, indexes=indexes)
         if collection.queries and not len(candidates.doc_ids):
             raise DataError(
-                f"{collection.name}: expected queries that share words with the docs, got none of "
-                f"{len(collection.queries)} for which BM25 finds a doc; check that queries and docs belong together, "
-                "or give candidates as a run"
+                f"{collection.name}: expected queries that share words with the docs, got {len(collection.queries)} "
+                "queries for none of which BM25 finds a doc; check that queries and docs belong together, or give "
+                "candidates as a run"
             )
         return replace(collection, candidates=candidates)
 

@@ -32,7 +32,7 @@ from ranker.types import TokenBatch
 log = logging.getLogger(__name__)
 
 DTYPES = ("float32", "float16")
-# options of an encoder that change states and that the names and shapes of weights do not show
+# options of an encoder that change its states, but not the names and shapes of its weights
 ARCHITECTURE = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id")
 
 
@@ -158,8 +158,8 @@ def _encode_shard(
         if not finite.all():
             bad = np.repeat(batch, counts[batch])[np.flatnonzero(~finite)[0]]
             raise DataError(
-                f"encoding: expected finite vectors, got NaN or infinity in that of doc {ids[bad].decode()!r} "
-                f"as {description.dtype}; look at the checkpoint, or set encode.dtype=float32"
+                f"encoding: expected finite vectors, got NaN or infinity for doc {ids[bad].decode()!r} "
+                f"in {description.dtype}; look at the checkpoint, or set encode.dtype=float32"
             )
         shard.vectors[ranges(ends[batch] - counts[batch], counts[batch])] = values
     shard.finish()
@@ -203,7 +203,6 @@ def encode_queries(scorer: BiEncoder, collator: Collator, rows: np.ndarray, devi
         query = int(bad[0]) if counts is None else int(torch.searchsorted(counts.cumsum(0), bad[0], right=True))
         query_id = collator.queries.ids()[rows[query]].decode()
         raise DataError(
-            f"encoding: expected finite vectors, got NaN or infinity in that of query {query_id!r}; "
-            "look at the checkpoint"
+            f"encoding: expected finite vectors, got NaN or infinity for query {query_id!r}; look at the checkpoint"
         )
     return vectors

@@ -192,7 +192,7 @@ def _fill(index: Any, lists: int, index_type: IndexType, store: VectorStore) -> 
         if len(bad):
             doc = int(np.searchsorted(store.ends, num_added + bad[0], side="right"))
             raise DataError(
-                f"{store.folder}: expected finite vectors, got NaN or infinity in that of doc "
+                f"{store.folder}: expected finite vectors, got NaN or infinity for doc "
                 f"{store.doc_ids[doc].decode()!r}; encode again"
             )
         index.add(chunk)

@@ -1,4 +1,4 @@
-"""Vectors of a collection on disk: a folder of shards, each doc's id beside its vectors.
+"""Vectors of a collection on disk: a folder of shards, which hold the ids of docs and their vectors.
 
 A folder has `encoded.json` (its `Description`) and a folder per shard with the files
 
@@ -29,7 +29,7 @@ from filelock import FileLock
 from ranker.data.ragged import ranges
 from ranker.data.token_writer import map_array
 from ranker.errors import CheckpointError, DataError
-from ranker.files import REBUILD, THREADS, verify_folder, write_whole
+from ranker.files import REBUILD, THREADS, reserve, verify_folder, write_whole
 from ranker.interactions.maxsim import TextVectors
 from ranker.run_folder import check_unused
 
@@ -98,7 +98,7 @@ def claim(folder: Path, description: Description) -> None:
     stored = read_description(folder)
     for key, reason in {
         "scorer": "was made by other weights, tokenizer or pooling", "similarity": "is for another similarity",
-        "docs": "holds other docs", "num_docs": "holds other docs", "format": "is of another version",
+        "docs": "holds other docs", "num_docs": "holds other docs", "format": "has files of another version",
     }.items():  # fmt: skip
         if getattr(stored, key) != getattr(description, key):
             raise CheckpointError(
@@ -109,7 +109,7 @@ def claim(folder: Path, description: Description) -> None:
         other = {key: value for key, value in asdict(stored).items() if value != getattr(description, key)}
         raise CheckpointError(
             f"{folder}: expected vectors of the same settings, got {other}; name another folder, delete it, "
-            "or set these"
+            "or set these values"
         )
 
 
@@ -146,12 +146,14 @@ class ShardWriter:
 
     def __init__(self, folder: Path, description: Description, first: int, ids: np.ndarray, counts: np.ndarray) -> None:
         if description.several:
-            counts.astype("<i4").tofile(folder / "counts.bin")
-        ids.tofile(folder / "ids.bin")
+            (folder / "counts.bin").write_bytes(counts.astype("<i4").data)  # `tofile` hides the system's error
+        (folder / "ids.bin").write_bytes(ids.data)
         num_vectors = int(counts.sum(dtype=np.int64))
         self._folder = folder
         self._meta = {"first": first, "docs": len(ids), "vectors": num_vectors, "id_bytes": ids.dtype.itemsize}
-        self.vectors = np.memmap(folder / "vectors.bin", description.dtype, "w+", shape=(num_vectors, description.dim))
+        path, shape = folder / "vectors.bin", (num_vectors, description.dim)
+        reserve(path, num_vectors * description.dim * np.dtype(description.dtype).itemsize)
+        self.vectors = np.memmap(path, description.dtype, "r+", shape=shape)
 
     def finish(self) -> None:
         """Write the vectors to disk, and meta.json, which marks a shard as complete."""

@@ -47,10 +47,12 @@ class WholeFiles(CheckpointIO):
                     link(path, storage_options["previous"])
         except DataError as error:
             reason = getattr(error.__cause__, "strerror", None)
-            raise CheckpointError(
-                f"{path}: expected to write a checkpoint, got {reason!r}; the one before is kept; "
-                f"make room, then go on with python train.py checkpoint={path.parent.parent} resume=true"
-            ) from error
+            if (path.parent / LAST).is_file():
+                fix = "the one before is kept; make room, then go on with python train.py "
+                fix += f"checkpoint={path.parent.parent} resume=true"
+            else:
+                fix = "there is none before it; make room, then start again"
+            raise CheckpointError(f"{path}: expected to write a checkpoint, got {reason!r}; {fix}") from error
 
     def load_checkpoint(
         self,
@@ -84,7 +86,8 @@ def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -
     damage = fault(path)
     if damage is not None:
         raise CheckpointError(
-            f"{path}: expected a whole checkpoint, got {damage}; use another one: previous.ckpt is the last.ckpt before"
+            f"{path}: expected a whole checkpoint, got {damage}; use another one, such as previous.ckpt, which was "
+            "written before last.ckpt"
         )
     try:
         content = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
@@ -140,6 +143,6 @@ def to_resume_from(folder: Path) -> Path:
     if not (folder / "checkpoints" / LAST).exists():
         raise CheckpointError(
             f"checkpoint: expected {folder / 'checkpoints' / LAST}, "
-            "which a training writes as it goes, got no such file"
+            "which a training writes while it runs, got no such file"
         )
     raise CheckpointError("; ".join(faults))

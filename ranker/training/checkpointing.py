@@ -22,7 +22,9 @@ log = logging.getLogger(__name__)
 
 
 class SaveBest(ModelCheckpoint):
-    """Keep `best.ckpt` by a monitored measure, higher is better; a resumed run takes the best so far into its folder.
+    """Keep `best.ckpt`, the checkpoint with the highest value of a monitored measure.
+
+    A resumed run links the best checkpoint of the run that it continues into its own folder.
 
     Args:
         folder: Folder of the file.
@@ -40,7 +42,7 @@ class SaveBest(ModelCheckpoint):
             save_top_k=1,
             enable_version_counter=False,
             auto_insert_metric_name=False,
-            save_on_train_epoch_end=False,  # right after the validation, so that `SaveLast` sees it
+            save_on_train_epoch_end=False,  # but after the validation: `SaveLast` then stores the new best score
         )
         self._resumed = resumed
 
@@ -56,7 +58,9 @@ class SaveBest(ModelCheckpoint):
         earlier = next((path for path in paths if faults[path] is None), None)
         if earlier is None:
             rank_zero_only(log.warning)(
-                "%s: expected the best checkpoint so far, got %s; the best is sought anew", paths[0], faults[paths[0]]
+                "%s: expected the best checkpoint so far, got %s; the best of the following ones is kept",
+                paths[0],
+                faults[paths[0]],
             )
             return
         if earlier != best:
@@ -70,9 +74,9 @@ class SaveLast(Checkpoint):
     """Write `last.ckpt` every n optimizer steps, after each validation, at the end, and at SIGTERM.
 
     The checkpoint before it is kept as `previous.ckpt`. If a validation is due at a step, the checkpoint is written
-    after it; otherwise Lightning would skip that validation after a resume. If no validation is scheduled after the
-    last step, the training is validated once more: when it ends at `max_steps` in the middle of an epoch, and when
-    `check_val_every_n_epoch` leaves out the last epoch.
+    after it; otherwise Lightning would skip that validation after a resume. The last step is always validated, also if
+    no validation is scheduled there: at `max_steps` in the middle of an epoch, or in an epoch that
+    `check_val_every_n_epoch` leaves out.
 
     Lightning calls `Checkpoint`s after all other callbacks, in the given order. This one must be the last, so that it
     saves the state of the others.
@@ -80,7 +84,7 @@ class SaveLast(Checkpoint):
     Args:
         path: The file.
         every_steps: Steps between two checkpoints.
-        resumed: The checkpoint from which the training resumes; it is this run's last until there is a newer one.
+        resumed: The checkpoint from which the training resumes. It is linked to `path` until a newer one is written.
     """
 
     def __init__(self, path: Path, every_steps: int, resumed: Path | None = None) -> None:
@@ -105,7 +109,7 @@ class SaveLast(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Replace Lightning's SIGTERM handler, which would start a collective in the middle of a step."""
         _on_sigterm(lambda *_: setattr(module, "stop_asked", True))
-        # Lightning no longer gets the signal; its broadcast of it would make the host wait for the GPU at each step
+        # Lightning would broadcast at each step whether it received the signal, and the host would wait for the GPU
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         for logger in trainer.loggers if self._row else ():
             logger.log_metrics(self._row, step=trainer.global_step - 1)
@@ -113,9 +117,9 @@ class SaveLast(Checkpoint):
         loop = trainer.fit_loop.epoch_loop
         done = loop.batch_progress.current.completed
         if loop.restarting and done and _validate_last(trainer, done - 1) and not _validation_is_due(trainer, done - 1):
-            # the last state had its unscheduled validation; Lightning would do another step
+            # the checkpoint is of the last step, after its unscheduled validation; Lightning would do another step
             trainer.should_stop = True
-        # a training that stopped early and was killed before its end: no further validation would stop it again
+        # the run of the checkpoint had stopped early and was killed before its end: stop again, without a validation
         stoppers = (callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping))  # type: ignore[attr-defined]
         # patience 0, like 1, stops at the first validation without improvement
         if any(callback.wait_count >= max(callback.patience, 1) for callback in stoppers):
@@ -134,10 +138,10 @@ class SaveLast(Checkpoint):
         stop = bool(module.stop_asked if trainer.world_size == 1 else module.stop_agreed)
         due = _validation_is_due(trainer, batch_idx)
         if last and not due:
-            trainer.should_stop = True  # at which Lightning validates
+            trainer.should_stop = True  # makes Lightning validate
         # `should_stop` alone does not end a training before `min_steps` or `min_epochs`
         ends = trainer.should_stop and trainer.fit_loop._can_stop_early
-        if ends and trainer.check_val_every_n_epoch is not None:  # as with `max_time`
+        if ends and trainer.check_val_every_n_epoch is not None:  # for example at `max_time`: validate in this epoch
             trainer.check_val_every_n_epoch = 1
         self._once_more = ends and not due
         if due or (ends and _validates_in_this_epoch(trainer)):
@@ -217,7 +221,10 @@ def _on_sigterm(handler: Callable[..., Any] | int | signal.Handlers | None) -> N
 
 
 def _validate_last(trainer: pl.Trainer, batch_idx: int) -> bool:
-    """Whether this was the last step by `max_steps` or `max_epochs`; if so, validations are enabled in its epoch."""
+    """Whether this was the last step by `max_steps` or `max_epochs`.
+
+    If so, `check_val_every_n_epoch` is set to 1, so that this epoch is validated.
+    """
     epochs, batches = trainer.max_epochs, trainer.num_training_batches
     last = 0 < trainer.max_steps <= trainer.global_step or (
         epochs is not None and 0 < epochs <= trainer.current_epoch + 1 and batch_idx + 1 >= batches

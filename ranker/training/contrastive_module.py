@@ -7,7 +7,7 @@ budget.
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 
 from ranker.data.ragged import tensor_ranges
 from ranker.interactions.maxsim import TextVectors, blocks
+from ranker.models.interface import BiEncoder
 from ranker.training.rerank_module import NonFiniteOptions, Optimization, RerankModule
 from ranker.types import Contrast, Loss, RankBatch, TrainStep
 
@@ -52,9 +53,11 @@ class ContrastiveModule(RerankModule):
             average the two losses.
     """
 
+    scorer: BiEncoder
+
     def __init__(
         self,
-        scorer: nn.Module,
+        scorer: BiEncoder,
         measures: list[str],
         loss: Loss | None = None,
         optimization: Optimization | None = None,
@@ -103,8 +106,8 @@ class ContrastiveModule(RerankModule):
         )
 
     def _encode(self, batch: RankBatch) -> tuple[TextVectors, TextVectors]:
-        scorer: Any = self.scorer
-        return scorer.encode_queries(batch.queries), scorer.encode_docs(batch.docs)
+        assert batch.queries is not None and batch.docs is not None
+        return self.scorer.encode_queries(batch.queries), self.scorer.encode_docs(batch.docs)
 
     def _loss_parameters(self) -> list[nn.Parameter]:
         return [p for p in self.loss.parameters() if p.requires_grad] if isinstance(self.loss, nn.Module) else []
@@ -114,16 +117,15 @@ class ContrastiveModule(RerankModule):
 
         Each device fills in the vectors of its texts and leaves zeros elsewhere; a sum over devices completes them.
         """
-        scorer: Any = self.scorer
         query_counts = doc_counts = None
-        if scorer.vectors == "tokens":  # several vectors a text; their number is known before encoding
+        if self.scorer.vectors == "tokens":  # several vectors a text; their number is known before encoding
             query_counts, doc_counts = (
                 torch.zeros(n, dtype=torch.int64, device=self.device) for n in (step.num_groups, step.num_docs)
             )
             for batch, (query_rows, doc_rows) in zip(step.micro_batches, text_rows, strict=True):
-                assert batch.queries is not None
+                assert batch.queries is not None and batch.docs is not None
                 query_counts[query_rows] = batch.queries.cu_seqlens.diff().long()
-                doc_counts[doc_rows] = scorer.doc_vector_counts(batch.docs)
+                doc_counts[doc_rows] = self.scorer.doc_vector_counts(batch.docs)
             _sum_over_devices(query_counts)
             _sum_over_devices(doc_counts)
         queries, docs = self._zero_vectors(step.num_groups, query_counts), self._zero_vectors(step.num_docs, doc_counts)
@@ -141,22 +143,20 @@ class ContrastiveModule(RerankModule):
         return queries, docs
 
     def _zero_vectors(self, num_texts: int, counts: Tensor | None) -> TextVectors:
-        scorer: Any = self.scorer
-        dtype = torch.float64 if next(scorer.parameters()).dtype == torch.float64 else torch.float32
+        dtype = torch.float64 if next(self.scorer.parameters()).dtype == torch.float64 else torch.float32
         rows = num_texts if counts is None else int(counts.sum())
-        return TextVectors(torch.zeros(rows, scorer.dim, dtype=dtype, device=self.device), counts)
+        return TextVectors(torch.zeros(rows, self.scorer.dim, dtype=dtype, device=self.device), counts)
 
     def _loss_of_step(
         self, queries: TextVectors, docs: TextVectors, mine: Tensor, step: TrainStep
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The step's loss [], its gradients with respect to the scores [groups, docs] and to the loss's parameters."""
         assert step.contrast is not None
-        scorer: Any = self.scorer
         scores = queries.values.new_zeros(step.num_groups, step.num_docs)
         with torch.no_grad():
             for query_rows in self._query_blocks(queries, mine):
                 for doc_rows in self._doc_blocks(docs):
-                    scores[query_rows.unsqueeze(1), doc_rows] = scorer.score_block(
+                    scores[query_rows.unsqueeze(1), doc_rows] = self.scorer.score_block(
                         queries.take(query_rows), docs.take(doc_rows)
                     )
         _sum_over_devices(scores)
@@ -212,8 +212,7 @@ class ContrastiveModule(RerankModule):
         To save memory, each block of `docs.values` is overwritten by its gradient once all of this device's queries
         have been scored against it.
         """
-        scorer: Any = self.scorer
-        parameters = [p for p in scorer.scoring_parameters() if p.requires_grad]
+        parameters = [p for p in self.scorer.scoring_parameters() if p.requires_grad]
         grad_queries, grad_scoring_parameters = (
             torch.zeros_like(queries.values),
             [torch.zeros_like(p) for p in parameters],
@@ -225,7 +224,7 @@ class ContrastiveModule(RerankModule):
                 some_queries = queries.take(query_rows)
                 inputs = [some_queries.values.requires_grad_(True), some_docs.values.requires_grad_(True), *parameters]
                 with torch.enable_grad():
-                    scores = scorer.score_block(some_queries, some_docs)
+                    scores = self.scorer.score_block(some_queries, some_docs)
                 by_queries, by_docs, *by_parameters = torch.autograd.grad(
                     scores, inputs, grad_scores[query_rows.unsqueeze(1), doc_rows]
                 )

@@ -34,8 +34,8 @@ class PendingStep:
 
     Args:
         step: This device's part.
-        number: Optimizer steps before it.
-        summary: Loss, gradient norm and number of requests to stop [3] of the whole step. On a GPU, the constructor
+        number: Number of optimizer steps before this one.
+        summary: Of the whole step: loss, gradient norm and number of requests to stop [3]. On a GPU, the constructor
             starts their copy to the host and does not wait for it.
     """
 
@@ -65,7 +65,7 @@ def write_dump(
     Args:
         module: The RerankModule, with its trainer and a folder in `nonfinite`.
         step: This device's part.
-        number: Optimizer steps before it.
+        number: Number of optimizer steps before this one.
         loss: The step's loss.
         norm: The step's gradient norm.
         query_ids: The step's queries.
@@ -97,7 +97,7 @@ def write_dump(
                 "step": number, "epoch": step.epoch, "index": step.index, "loss": str(loss), "grad_norm": str(norm),
                 "query_ids": query_ids, "devices": trainer.world_size, "precision": trainer.precision,
             })  # fmt: skip
-    except (OSError, SafetensorError) as error:  # the error to report is the step's, not this one
+    except (OSError, SafetensorError) as error:  # only a warning: the caller reports that the step is not finite
         fault = error
         log.warning("%s: the step can't be written (%s)", partial, error)
     if not trainer.strategy.reduce_boolean_decision(fault is None):
@@ -120,10 +120,10 @@ def read_dump(folder: Path) -> tuple[TrainStep, dict[str, Tensor], dict[str, Any
         parts = [_load_step(folder / f"device-{device}") for device in range(about["devices"])]
         weights = load_file(folder / "weights.safetensors")
         if not all(isinstance(part, TrainStep) for part in parts) or not parts or not set(DUMP_KEYS) <= set(about):
-            raise ValueError(f"no step, or a dump.json without one of {', '.join(DUMP_KEYS)}")
+            raise ValueError(f"no step, or a dump.json that lacks one of {', '.join(DUMP_KEYS)}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(
-            f"{folder}: expected a step that a training wrote down (RUN/nonfinite/step-N), got {error!r}"
+            f"{folder}: expected the folder of a stored training step (RUN/nonfinite/step-N), got {error!r}"
         ) from error
     micro_batches = tuple(batch for part in parts for batch in part.micro_batches)
     return (

@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from ranker.errors import ConfigError
+from ranker.files import room_for
 
 log = logging.getLogger(__name__)
 
@@ -16,15 +17,15 @@ class Prune(pl.Callback):
     """Report each validation to the study, and stop a trial that is worse than most others at the same validation.
 
     The sweeper adds this callback to its jobs. The n-th validation of a trial is compared with the n-th of the others,
-    regardless of the steps between validations. The last validation never prunes, because nothing would be saved.
+    regardless of the steps between validations. The last validation never prunes: the training is over by then.
 
     Args:
         storage: SQLAlchemy URL of the study.
         study: Name of the study.
         trial: The trial's number.
         monitor: The logged measure.
-        keep: Percentage of trials that are kept: 50 prunes trials below the others' median at this validation, 25 also
-            trials below their best quarter.
+        keep: Percentage of trials that are kept: 50 prunes a trial that is below the median of the others at this
+            validation, 25 also one that is not in their best quarter.
         startup_trials: Number of trials that must finish before any is pruned.
         warmup: Number of validations of a trial before it can be pruned.
     """
@@ -74,7 +75,8 @@ class Prune(pl.Callback):
         self.validations += 1
         prune = False
         if self._trial is not None:
-            self._trial.report(float(trainer.callback_metrics[self.monitor]), self.validations)
+            with room_for(self.storage):
+                self._trial.report(float(trainer.callback_metrics[self.monitor]), self.validations)
             prune = trainer.global_step < trainer.estimated_stepping_batches and self._trial.should_prune()
         self.pruned = bool(trainer.strategy.broadcast(prune))
         if self.pruned:

@@ -81,7 +81,7 @@ class RerankModule(pl.LightningModule):
 
     def __init__(
         self,
-        scorer: Scorer | nn.Module,
+        scorer: Scorer,
         measures: list[str],
         loss: Loss | None = None,
         optimization: Optimization | None = None,
@@ -95,8 +95,8 @@ class RerankModule(pl.LightningModule):
         self.seed = self.optimization.seed
         self.skipped_steps = 0
         self.shown: dict[str, float] = {}  # what the progress bar shows
-        self.stop_asked = False  # a signal asked this process to stop
-        self.stop_agreed = False  # a checked step carried such a request to all processes
+        self.stop_asked = False  # this process received a signal to stop
+        self.stop_agreed = False  # all processes know that one of them received it
         self._pending: PendingStep | None = None
         self._collector = ScoreCollector()
 
@@ -119,9 +119,9 @@ class RerankModule(pl.LightningModule):
         """One optimizer step: all micro-batches of this device, one gradient sync, clip, step."""
         total = self.accumulate(step)
         norm = self._clip()
-        # One all-reduce sums three values: the partial losses, which add up to the step's loss; the gradient norm,
-        # equal on all devices and so divided by their number first; and the stop requests. All devices then agree on
-        # whether the step is finite, and on stopping if any of them was asked to.
+        # One all-reduce sums three values over the devices: the parts of the loss; the gradient norm, which is the same
+        # everywhere and so divided by the number of devices first; and the number of devices that were asked to stop.
+        # So all devices take the same decisions: whether the step is finite, and whether to stop.
         stop = torch.full_like(total, float(self.stop_asked))
         summary = torch.stack([total, norm.double() / self.trainer.world_size, stop])
         if dist.is_initialized():
@@ -131,8 +131,8 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
         self._pending = PendingStep(step, self.trainer.global_step, summary)
         finite = summary.isfinite().all()
-        # The param group decides: a loaded checkpoint restores its `fused` flag, whatever hardware wrote it or reads
-        # it.
+        # The flag is read from the optimizer, not from the configuration: a loaded checkpoint brings its own `fused`,
+        # perhaps from other hardware.
         if optimizer.param_groups[0].get("fused"):
             # The fused kernel skips the update of weights and moments if `found_inf` is set. The host must not wait
             # for the GPU, so it checks this step during the next one.
@@ -161,7 +161,7 @@ class RerankModule(pl.LightningModule):
         """
         scheduler: Any = self.lr_schedulers()
         if self.trainer.is_global_zero and not any(scheduler.base_lrs):
-            log.warning("optim.lr: 0, so that the training changes no weight")
+            log.warning("optim.lr: 0, so the training changes no weight")
         groups = scheduler.optimizer.param_groups
         stored = [float(group["lr"]) for group in groups]
         for group, base, factor in zip(groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True):
@@ -170,8 +170,8 @@ class RerankModule(pl.LightningModule):
             float(group["lr"]) != before for group, before in zip(groups, stored, strict=True)
         ):
             log.warning(
-                "training: the learning rate of step %d is %g, where the checkpoint has %g: "
-                "the schedule or the number of steps differs from the resumed run's",
+                "training: the learning rate of step %d is %g, but %g in the checkpoint: the resumed run had another "
+                "schedule or another number of steps",
                 scheduler.last_epoch + 1,
                 groups[0]["lr"],
                 stored[0],
@@ -232,8 +232,8 @@ class RerankModule(pl.LightningModule):
     def _seed_dropout(self, step: TrainStep, micro_batch: int) -> None:
         """Seed a micro-batch's dropout by its position in the training, so that resuming needs no saved random state.
 
-        Encoders without padding hash the position of each value in the step, so their dropout does not depend on how
-        the step is split into micro-batches. The dropout of heads and padded encoders does depend on it.
+        An encoder without padding computes each dropout mask from the seed and the position in the step, so the masks
+        are the same for any split into micro-batches. Masks of heads and of padded encoders depend on the split.
         """
         seed = step.seeds[micro_batch] if step.seeds else self.micro_batch_seed(step, micro_batch)
         torch.default_generator.manual_seed(seed)
@@ -242,7 +242,8 @@ class RerankModule(pl.LightningModule):
         for encoder in self._encoders:
             encoder.dropout_seed = int(mix(self.seed, step.epoch, step.index))
 
-    @cached_property  # this and the next one: a search through all modules is slow for small steps
+    # Both are cached: for small steps, a search through all modules takes a noticeable part of the time
+    @cached_property
     def _all_parameters(self) -> list[nn.Parameter]:
         return list(self.parameters())
 

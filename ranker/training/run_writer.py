@@ -95,10 +95,25 @@ def _git_revision() -> str | None:
     return described.stdout.strip()
 
 
+class _LogFile(logging.FileHandler):
+    """A log file; if it can't be written to, one warning says so, where `logging` prints a traceback for each line."""
+
+    warned = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):  # the call of the logger is wrong
+            super().handleError(record)
+        elif not self.warned:
+            self.warned = True
+            text = f"warning: {self.baseFilename}: expected room for the log, got {error.strerror!r}; lines are missing"
+            print(text, file=sys.stderr)  # noqa: T201
+
+
 def log_to(path: Path) -> logging.Handler:
     """Write the log to a file, too; returns the handler, which the end of the run removes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(path, encoding="utf-8")
+    handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
     return handler

@@ -66,7 +66,7 @@ def test_pc79_pc85_a_mistake_is_one_line(wrong_results, arguments, message):
 
 BROKEN = {
     "nothing": ([], "run: expected either run=FILE qrels=FILE or checkpoint=RUN_FOLDER, got neither"),
-    "no qrels": (["run=good.trec"], "qrels: expected the judgements of run=, got none"),
+    "no qrels": (["run=good.trec"], "qrels: expected the judgements for the file of run=, got none"),
     "split": (["run=good.trec", "qrels=qrels.txt", "split=foo"], "split: expected one of test, val, train; got 'foo'"),
     "nan": (["run=nan.trec", "qrels=qrels.txt"], "nan.trec:1: "),
     "twice": (["run=twice.trec", "qrels=qrels.txt"], "twice.trec:2: "),

@@ -148,6 +148,21 @@ def test_a_full_disk_is_one_line_and_leaves_the_last_checkpoint(forks, choices, 
             subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.parametrize("limit", [30_000, 100_000])
+def test_a_study_on_a_full_disk_is_one_line_and_goes_on_with_room(forks, choices, tmp_path, limit):
+    pytest.importorskip("optuna")
+    search = [
+        *("-m", "sweep=optuna_monobert", *choices, "loss=lce", "trainer.max_steps=1", "optim.lr=interval(1e-4, 1e-2)"),
+        *("hydra.sweeper.n_trials=1", f"hydra.sweep.dir={tmp_path / 'search'}"),
+    ]
+    done = forks.run("train.py", *search, cwd=tmp_path, limit=limit)
+    assert done.code == 1, done.out
+    (line,) = errors(done)
+    assert "study.db: expected a place to write to, got 'disk I/O error'; make room; the study is kept" in line
+    done = forks.run("train.py", *search, cwd=tmp_path)
+    assert done.code == 0, done.out
+
+
 @pytest.fixture(scope="module")
 def taught(choices, small_files, tmp_path_factory):
     """A training with a teacher whose margins overflow for one query: their squared error exceeds float32."""

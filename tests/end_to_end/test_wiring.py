@@ -111,7 +111,7 @@ def test_the_seed_decides_first_weights_order_draws_and_dropout(forks, small_fil
         cwd=tmp_path,
     )
     assert done.code == 0, done.out
-    assert "optim.lr: 0, so that the training changes no weight" in done.out
+    assert "optim.lr: 0, so the training changes no weight" in done.out
     folder = run_folder(tmp_path)
     # the same parts built here, each with the seed itself
     cfg = OmegaConf.load(folder / "config.yaml")

@@ -90,22 +90,44 @@ def theirs(model, **options):
     )
 
 
-@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
-@pytest.mark.parametrize("head", ["none", "tanh", "identity"])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max", "lasttoken", "weightedmean"])
+@pytest.mark.parametrize("head", ["none", "tanh", "two"])
 @pytest.mark.parametrize("similarity", ["cosine", "dot"])
 def test_a_sentence_transformer_loads_as_dpr_with_the_same_scores(tmp_path, bert, pooling, head, similarity):
     torch.manual_seed(1)
     modules = [Transformer(str(bert)), Pooling(32, pooling)]
-    if head != "none":
-        modules.append(Dense(32, 16, activation_function=nn.Tanh() if head == "tanh" else nn.Identity()))
+    if head == "tanh":
+        modules.append(Dense(32, 16, activation_function=nn.Tanh()))
+    if head == "two":  # as in EmbeddingGemma, with an activation more
+        modules.append(Dense(32, 64, bias=False, activation_function=nn.GELU()))
+        modules.append(Dense(64, 16, bias=False, activation_function=nn.Identity()))
     if similarity == "cosine":
         modules.append(Normalize())
     model = SentenceTransformer(modules=modules, device="cpu", similarity_fn_name=similarity)
     model.save(str(tmp_path / "theirs"))
     scorer = load_scorer(tmp_path / "theirs")
     assert isinstance(scorer, DPR)
-    assert (scorer.pooling, scorer.similarity, scorer.tied) == (pooling, similarity, True)
-    torch.testing.assert_close(vectors(scorer, QUERIES, DOCS, tmp_path), theirs(model), rtol=1e-5, atol=1e-5)
+    expected = "last" if pooling == "lasttoken" else pooling
+    assert (scorer.pooling, scorer.similarity, scorer.tied) == (expected, similarity, True)
+    mine = vectors(scorer, QUERIES, DOCS, tmp_path)
+    torch.testing.assert_close(mine, theirs(model), rtol=1e-5, atol=1e-5)
+    scorer.save(tmp_path / "ours", max_tokens=512)
+    ours = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    torch.testing.assert_close(theirs(ours), mine, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", [
+    {"pooling_mode_lasttoken": True}, {"pooling_mode_weightedmean_tokens": True, "pooling_mode_mean_tokens": False},
+    {"pooling_mode_cls_token": False, "pooling_mode_max_tokens": False}, {"pooling_mode": ["max"]},
+])  # fmt: skip
+def test_each_form_of_a_pooling_configuration_is_read_as_by_sentence_transformers(tmp_path, bert, config):
+    modules = [Transformer(str(bert)), Pooling(32, "cls")]
+    SentenceTransformer(modules=modules, device="cpu").save(str(tmp_path / "theirs"))
+    pooling = {"word_embedding_dimension": 32, **config}
+    (tmp_path / "theirs/1_Pooling/config.json").write_text(json.dumps(pooling))
+    model = SentenceTransformer(str(tmp_path / "theirs"), device="cpu")
+    scores = vectors(DPR.load(tmp_path / "theirs"), QUERIES, DOCS, tmp_path)
+    torch.testing.assert_close(scores, theirs(model), rtol=0, atol=1e-5)
 
 
 def test_prompts_are_those_that_encode_query_and_encode_document_read(tmp_path, bert):
@@ -185,21 +207,41 @@ def test_do_lower_case_is_followed_and_kept(tmp_path, bert, cased):
     assert tokenizer_fingerprint(back) == tokenizer_fingerprint(scorer.encoder.tokenizer)
 
 
-def test_prompts_that_are_not_pooled_are_refused(tmp_path, bert):
-    for name, prompts in (("with", {"query": "query: "}), ("without", {})):
-        modules = [Transformer(str(bert)), Pooling(32, "mean", include_prompt=False)]
-        SentenceTransformer(modules=modules, prompts=prompts, device="cpu").save(str(tmp_path / name))
-    with pytest.raises(
-        CheckpointError, match="with: expected a Pooling that includes prompts, got include_prompt: false"
-    ):
-        DPR.load(tmp_path / "with")
-    assert DPR.load(tmp_path / "without").pooling == "mean"
+@pytest.mark.parametrize("pooling", ["mean", "weightedmean", "cls", "lasttoken"])
+def test_prompts_that_are_not_pooled_are_left_out_and_stay_so(tmp_path, bert, pooling):
+    modules = [Transformer(str(bert)), Pooling(32, pooling, include_prompt=False)]  # as in INSTRUCTOR
+    prompts = {"query": "query: ", "document": "Represent the text:"}
+    model = SentenceTransformer(modules=modules, prompts=prompts, device="cpu")
+    model.save(str(tmp_path / "theirs"))
+    scorer = load_scorer(tmp_path / "theirs")
+    mine = vectors(scorer, QUERIES, DOCS, tmp_path)
+    torch.testing.assert_close(mine, theirs(model), rtol=0, atol=1e-5)
+    scorer.save(tmp_path / "ours", max_tokens=512)
+    ours = SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    torch.testing.assert_close(theirs(ours), mine, rtol=0, atol=1e-5)
+    scorer.pools_prompt = True
+    (tmp_path / "again").mkdir()
+    if pooling != "lasttoken":
+        assert (vectors(scorer, QUERIES, DOCS, tmp_path / "again") - mine).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(("modules", "message"), [
+    (lambda: [Pooling(32, "mean"), Normalize(), Dense(32, 8)], "order, got Transformer, Pooling, Normalize, Dense"),
+    (lambda: [Pooling(32, "mean"), Dense(32, 32, use_residual=True)], "2_Dense: use_residual: expected a Dense"),
+    (lambda: [Pooling(32, "mean"), Dense(32, 8, activation_function=nn.PReLU())], "without weights.*activation.PReLU'"),
+    (lambda: [Pooling(32, "mean"), Dense(32, 8, activation_function=nn.GLU())], "without weights.*activation.GLU'"),
+])  # fmt: skip
+def test_modules_that_dpr_does_not_have_are_refused(tmp_path, bert, modules, message):
+    SentenceTransformer(modules=[Transformer(str(bert)), *modules()], device="cpu").save(str(tmp_path / "theirs"))
+    with pytest.raises(CheckpointError, match=message):
+        DPR.load(tmp_path / "theirs")
 
 
 @pytest.mark.parametrize("options", [
     {}, {"tied": False}, {"similarity": "dot", "projection": 8},
     {"pooling": "cls", "projection": 8, "activation": "tanh", "tied": False},
-    {"query_prompt": "query: ", "learn_temperature": True},
+    {"query_prompt": "query: ", "learn_temperature": True}, {"projection": 8, "activation": "gelu"},
+    {"pooling": "last"}, {"pooling": "weightedmean"},
 ])  # fmt: skip
 def test_what_dpr_saves_loads_in_sentence_transformers_and_back_with_the_same_scores(tmp_path, options):
     scorer = DPR(encoder(), **options)
@@ -301,7 +343,7 @@ def test_stanford_colbert_loads_with_the_scores_of_sentence_transformers(tmp_pat
 def test_what_the_models_have_not_is_refused(tmp_path, bert):
     model = SentenceTransformer(modules=[Transformer(str(bert)), Pooling(32, ["cls", "mean"])], device="cpu")
     model.save(str(tmp_path / "two"))
-    with pytest.raises(CheckpointError, match="expected one of cls, mean, max as pooling, got"):
+    with pytest.raises(CheckpointError, match="expected one of cls, mean, max, last, weightedmean as pooling, got"):
         DPR.load(tmp_path / "two")
     with pytest.raises(CheckpointError, match="MultiVectorMask"):
         ColBERT.load(tmp_path / "two")

@@ -1,5 +1,6 @@
 """Damaged stored files: the same result, or one line that names the folder; never other numbers or a traceback."""
 
+import functools
 import hashlib
 import random
 import shutil
@@ -75,6 +76,14 @@ def weights(scorer) -> str:
     )
 
 
+@functools.cache
+def composed(model: str):
+    entry.register()
+    choices = ["encoder=tiny", f"model={model}", "data=files", "data.path=.", "name=x", "cache_dir=x"]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose("train", choices)
+
+
 # each of these makes a folder; `read` gives what is computed from it
 class Model:
     """`model/` of a monoBERT, as a training leaves it."""
@@ -82,11 +91,7 @@ class Model:
     kind = "monobert"
 
     def __init__(self, folder):
-        entry.register()
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            cfg = compose(
-                "train", ["encoder=tiny", f"model={self.kind}", "data=files", "data.path=.", "name=x", "cache_dir=x"]
-            )
+        cfg = composed(self.kind)
         torch.manual_seed(0)
         save_model(folder, build_scorer(cfg), cfg)
 
@@ -110,9 +115,7 @@ class Run:
     """A run folder whose training was not finished."""
 
     def __init__(self, folder):
-        entry.register()
-        with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
-            cfg = compose("train", ["encoder=tiny", "data=files", "data.path=.", "name=x", "cache_dir=x"])
+        cfg = composed("monobert")
         torch.manual_seed(0)
         state = {f"scorer.{name}": value for name, value in build_scorer(cfg).state_dict().items()}
         WholeFiles().save_checkpoint({"state_dict": state}, folder / "checkpoints" / "last.ckpt")
@@ -169,7 +172,7 @@ class Index:
 
     def __init__(self, folder):
         pytest.importorskip("faiss")
-        folder.mkdir()
+        folder.mkdir(parents=True, exist_ok=True)
         self.read(folder)
 
     def read(self, folder):
@@ -475,7 +478,7 @@ def test_a_token_store_in_the_other_byte_order_is_refused(tmp_path):
     (meta,) = (tmp_path / "cache").glob("*/meta.json")
     assert '"dtype": "<u2"' in meta.read_text()  # one bit away
     meta.write_text(meta.read_text().replace('"dtype": "<u2"', '"dtype": ">u2"'))
-    with pytest.raises(DataError, match=r"expected a token store's meta.json, dtype <u2 or <i4, got '>u2'"):
+    with pytest.raises(DataError, match=r"expected a token store's meta.json with dtype <u2 or <i4, got '>u2'"):
         stored.read(tmp_path / "cache")
 
 

@@ -86,7 +86,7 @@ def test_a_file_is_read_once_in_a_process_and_again_when_it_changes(folder, monk
     assert sorted(read) == ["a.bin", "b.bin"]
     (folder / "a.bin").write_bytes(b"123456780")
     with pytest.raises(
-        DataError, match=r"a.bin: expected CRC-32 cbf43926, got .*; the file is damaged, or was changed on purpose"
+        DataError, match=r"a.bin: expected CRC-32 cbf43926, got .*; the file is damaged; if you changed it on purpose"
     ):
         verify_folder(folder)
 

@@ -114,7 +114,7 @@ def test_replay_trusts_no_code_beside_weights(tmp_path, monkeypatch):
     module = RerankModule(torch.nn.Linear(1, 1), [], nonfinite=NonFiniteOptions(folder=tmp_path / "nonfinite"))
     module.trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
     write_dump(module, TrainStep(0, 0, (), 1, 1), 1, math.nan, math.nan, ["q"])
-    with pytest.raises((InstantiationException, ConfigError), match="custom code"):
+    with pytest.raises((InstantiationException, ConfigError), match="code of its own"):
         replay(tmp_path / "nonfinite/step-1")
     assert not marker.exists()
 
@@ -147,12 +147,12 @@ def test_code_beside_weights_does_not_run(tmp_path, monkeypatch):
     folder, marker = remote_code(tmp_path / "model", tmp_path / "ran"), tmp_path / "ran"
     with pytest.raises((ConfigError, CheckpointError, DataError)):
         load_encoder(str(folder))
-    with pytest.raises((ValueError, CheckpointError, ConfigError), match="custom code"):
+    with pytest.raises((ValueError, CheckpointError, ConfigError), match="code of its own"):
         load_scorer(folder)
     (folder / "modules.json").write_text(
         json.dumps([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}])
     )
-    with pytest.raises((ValueError, CheckpointError, ConfigError), match="custom code"):
+    with pytest.raises((ValueError, CheckpointError, ConfigError), match="code of its own"):
         load_scorer(folder)
     assert not marker.exists()
 
@@ -169,7 +169,7 @@ def test_a_model_folder_s_files_stay_inside(tmp_path, path):
 
 
 def test_a_pickle_in_a_model_folder_does_not_run(tmp_path):
-    from ranker.export._modules import Module, read_dense
+    from ranker.export._modules import StoredModule, read_dense
 
     class Evil:
         def __reduce__(self):
@@ -178,8 +178,12 @@ def test_a_pickle_in_a_model_folder_does_not_run(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"activation_function": "torch.nn.modules.linear.Identity"}))
     torch.save({"linear.weight": Evil()}, tmp_path / "pytorch_model.bin")
     with pytest.raises(Exception, match=r"weights_only|Weights only|Unsupported"):
-        read_dense(Module("Dense", tmp_path))
+        read_dense(StoredModule("Dense", tmp_path))
     assert not (tmp_path / "ran").exists()
+
+
+# False, or what the user said in this command
+TRUST = ("False", "trust_remote_code", "trusted", "execution.trust_remote_code", "encoder.execution.trust_remote_code")
 
 
 def test_arrays_are_never_unpickled_and_nobody_trusts_by_default():
@@ -192,5 +196,5 @@ def test_arrays_are_never_unpickled_and_nobody_trusts_by_default():
             if name in ("np.load", "numpy.load"):
                 assert keywords.get("allow_pickle") == "False", path
             if name.endswith(".from_pretrained") and name.startswith("Auto"):
-                assert keywords.get("trust_remote_code") in ("False", "trust_remote_code"), f"{path}: {name}"
+                assert keywords.get("trust_remote_code") in TRUST, f"{path}: {name}"
     assert "trust_remote_code: false" in (ROOT / "conf/encoder/_shared.yaml").read_text()

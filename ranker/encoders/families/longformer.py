@@ -1,5 +1,12 @@
-"""Longformer (Beltagy et al., 2020, arXiv:2004.05150). Its attention is sparse, so it runs padded."""
+"""Longformer (Beltagy et al., 2020, arXiv:2004.05150). Its attention is sparse, so it runs padded.
+
+The `_global` weights serve the first token of a pair, see `Encoder.first_token_is_global`.
+"""
 
 from ranker.encoders.family import Family
 
-FAMILY = Family("longformer", positions_after_padding=True)
+FAMILY = Family(
+    "longformer",
+    positions_after_padding=True,
+    frozen=("_global.",),
+)

@@ -6,8 +6,7 @@ reads everything three times. Here, with head sizes of up to 64:
 - a row of up to 128 tokens is one tile. Its backward pass is one pass without atomics: five products, which read only
   the states and the logarithms of the softmax sums;
 - other rows go through blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135). In their backward
-  pass each block is taken as queries in one kernel, and as keys and values in another; a fixed number of programs
-  shares the blocks, so batches without long rows lose little.
+  pass each block is taken as queries in one kernel, and as keys and values in another.
 
 Queries, keys and values are one packed tensor, so one matrix product computes them and there is one gradient. The
 gradient of their bias is summed in the same pass.
@@ -171,27 +170,24 @@ def _tile_backward(
             tl.store(summed + HEADS * DIM, tl.sum(partial, 0))
 
 
-@triton.jit(do_not_specialize=["num_blocks", "num_rows"])
+@triton.jit
 def _queries_backward(
-    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, cos, sin, num_blocks, num_rows,
-    num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
-    WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, OTHERS: tl.constexpr,
-    STAGES: tl.constexpr,
+    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, cos, sin, num_rows, num_tokens,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
+    SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, OTHERS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of queries in rows of more than SHORTEST tokens: one head, a share of the blocks.
+    """Compute the gradients of a block of queries and one head, in a row of more than SHORTEST tokens.
 
-    `means`, [HEADS, tokens], get the products of output and its gradient, which `_pairs_backward` reads. Parts of the
-    rows that are computed here are set to 0; this program's sum follows the parts of all rows.
+    `means`, [HEADS, tokens], get the products of output and its gradient, which `_pairs_backward` reads.
     """
-    head = tl.program_id(1)
+    number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
     dims = tl.arange(0, DIM)
     summed = tl.zeros([DIM], tl.float32)
-    for number in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
-        known = tl.maximum(row, 0)
-        start = tl.load(cu_seqlens + known).to(tl.int64)
-        length = (tl.load(cu_seqlens + known + 1) - start).to(tl.int32)
-        if (row >= 0) & (length > SHORTEST):
+    if row >= 0:
+        start = tl.load(cu_seqlens + row).to(tl.int64)
+        length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
+        if length > SHORTEST:
             num_keys = (tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)).to(tl.int32)
             i = begin + tl.arange(0, SIZE)
             in_row = (i < length)[:, None]
@@ -221,32 +217,33 @@ def _queries_backward(
             _store_gradient(pointers, grad_query, in_row, i, cos, sin, SIZE, DIM, ROTARY)
             summed += tl.sum(grad_query, 0)
             if SUMS:
-                if begin == 0:
+                if begin == 0:  # a long row's own part is that of its blocks
                     row_parts = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
                     for kind in tl.static_range(3):
                         tl.store(row_parts + kind * (HEADS * DIM), tl.zeros([DIM], tl.float32))
     if SUMS:
-        tl.store(parts + (num_rows + tl.program_id(0)).to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims, summed)
+        tl.store(parts + (num_rows + number).to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims, summed)
 
 
-@triton.jit(do_not_specialize=["num_blocks", "num_rows"])
+@triton.jit
 def _pairs_backward(
-    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, cos, sin, num_blocks, num_rows,  # noqa: ARG001
-    num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr,
-    WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, OTHERS: tl.constexpr,
-    STAGES: tl.constexpr,
+    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, cos, sin, num_rows, num_tokens,  # noqa: ARG001
+    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
+    SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, OTHERS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of keys and values as `_queries_backward` those of queries; `out` is not read."""
-    head = tl.program_id(1)
+    """Compute the gradients of a block of keys, their values and one head, in a row of more than SHORTEST tokens.
+
+    `out` is not read.
+    """
+    number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
     dims = tl.arange(0, DIM)
     key_sum = tl.zeros([DIM], tl.float32)
     value_sum = tl.zeros([DIM], tl.float32)
-    for number in range(tl.program_id(0), num_blocks, tl.num_programs(0)):
-        row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
-        known = tl.maximum(row, 0)
-        start = tl.load(cu_seqlens + known).to(tl.int64)
-        length = (tl.load(cu_seqlens + known + 1) - start).to(tl.int32)
-        if (row >= 0) & (length > SHORTEST):
+    if row >= 0:
+        start = tl.load(cu_seqlens + row).to(tl.int64)
+        length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
+        if length > SHORTEST:
             num_keys = (tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)).to(tl.int32)
             j = begin + tl.arange(0, SIZE)
             is_key, in_row = (j < num_keys)[:, None], (j < length)[:, None]
@@ -279,7 +276,7 @@ def _pairs_backward(
             key_sum += tl.sum(grad_key, 0)
             value_sum += tl.sum(grad_value, 0)
     if SUMS:
-        summed = parts + (num_rows + tl.program_id(0)).to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
+        summed = parts + (num_rows + number).to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
         tl.store(summed + HEADS * DIM, key_sum)
         tl.store(summed + 2 * HEADS * DIM, value_sum)
 
@@ -290,7 +287,6 @@ SMALL_TILE = {"SIZE": 64, "num_warps": 4, "num_stages": 1}
 LARGE_TILE = {"SIZE": 128, "num_warps": 4, "num_stages": 1}
 QUERY_BLOCKS = {"SIZE": BLOCK, "OTHERS": 32, "STAGES": 3, "num_warps": 4}
 KEY_BLOCKS = {"SIZE": BLOCK, "OTHERS": 64, "STAGES": 2, "num_warps": 4}
-PROGRAMS = 2112  # Triton programs that share the blocks of all heads: sixteen per multiprocessor of an H200
 
 
 def backward_launches(dim: int) -> list[tuple[Any, dict[str, int]]]:
@@ -356,8 +352,7 @@ def attend_backward(
     qkv, grad_out = qkv.contiguous(), grad_out.contiguous()
     grad = torch.empty_like(qkv)
     rows = cu_seqlens.shape[0] - 1
-    shares = max(PROGRAMS // heads, 1)
-    parts = torch.empty(rows + shares if bias else 0, 3 * heads * dim, dtype=torch.float32, device=qkv.device)
+    parts = torch.empty(rows + blocks.shape[0] if bias else 0, 3 * heads * dim, dtype=torch.float32, device=qkv.device)
     means = torch.empty_like(sums)
     constants: dict[str, Any] = {"SCALE": dim**-0.5, "HEADS": heads, "DIM": dim, "SUMS": bias}
     constants |= {"WINDOW": -1 if window is None else window, "ROTARY": angles is not None}
@@ -371,9 +366,7 @@ def attend_backward(
         for kernel, settings in launches:
             wrap(kernel)[(rows * heads,)](*tensors, tokens, **constants, **settings)
         for kernel, settings in ((_queries_backward, QUERY_BLOCKS), (_pairs_backward, KEY_BLOCKS)):
-            wrap(kernel)[(shares, heads)](
-                *block_tensors, blocks.shape[0], rows, tokens, **constants, **longest, **settings
-            )
+            wrap(kernel)[(blocks.shape[0] * heads,)](*block_tensors, rows, tokens, **constants, **longest, **settings)
     return grad, column_sums(parts, wrap) if bias else parts
 
 

@@ -48,7 +48,7 @@ def test_pc2_03_an_interval_longer_than_the_epoch_is_refused_with_the_epoch_s_st
 def test_pc2_05_a_share_of_an_epoch_that_is_no_step_is_refused():
     with pytest.raises(
         ConfigError,
-        match=r"trainer.limit_train_batches: expected at least one of the 3 steps of an epoch, got 0.1, which is none",
+        match=r"limit_train_batches: expected at least one of the 3 steps of an epoch, got 0.1, which gives 0 steps",
     ):
         check_length(configuration(limit_train_batches=0.1), BOTH, 3)
     cfg = configuration(limit_train_batches=0.34)
@@ -79,9 +79,9 @@ def test_pc2_26_early_stopping_without_any_validation_is_refused_and_a_monitor_w
             "trainer: expected values that Lightning accepts, got Lightning's error: .*CUDA.*",
         ),
         ("trainer.devices", [5], "trainer: expected values that Lightning accepts, got Lightning's error: .*"),
-        ("optim.betas", [], "optim: expected values that its class takes, got a refusal: .*"),
-        ("optim.betas", ["a", "b"], "optim: expected values that its class takes, got a refusal: .*"),
-        ("optim.lr", None, "optim: expected values that its class takes, got a refusal: .*"),
+        ("optim.betas", [], "optim: expected values that its class accepts, got its error: .*"),
+        ("optim.betas", ["a", "b"], "optim: expected values that its class accepts, got its error: .*"),
+        ("optim.lr", None, "optim: expected values that its class accepts, got its error: .*"),
         (
             "callbacks.stop",
             {"_target_": "lightning.pytorch.callbacks.EarlyStopping", "monitor": "x", "mode": "up"},
@@ -102,7 +102,9 @@ def test_what_lightning_and_torch_refuse_is_met_before_the_data(key, value, mess
 
 
 def test_what_a_callback_misses_in_the_training_is_one_line():
-    message = "callbacks: expected a monitor that is logged, got a refusal: Early stopping conditioned on metric `x`"
+    message = (
+        "callbacks: expected a monitor that is logged, got Lightning's error: Early stopping conditioned on metric `x`"
+    )
     with pytest.raises(ConfigError, match=message), refused_in_fit():
         raise RuntimeError("Early stopping conditioned on metric `x` which is not available.")
     with pytest.raises(RuntimeError, match="anything else"), refused_in_fit():

@@ -198,7 +198,12 @@ def test_one_key_with_any_value_is_legal_or_refused_in_words(composed):
             "/dev/null/x",
             "cache_dir: expected a folder, got '/dev/null/x', where '/dev/null' is a file; set another cache_dir",
         ),
-        ("train", "model.pooling", "median", "model.pooling: expected one of cls, mean, max; got 'median'"),
+        (
+            "train",
+            "model.pooling",
+            "median",
+            "model.pooling: expected one of cls, mean, max, last, weightedmean, auto; got 'median'",
+        ),
         ("probe", "layers", [], "layers: expected at least one entry, got none; leave it out or name some"),
         ("probe", "seeds", [1, 1], "seeds: expected each entry once, got [1, 1]"),
         (
@@ -296,6 +301,7 @@ def test_the_tables_name_keys_that_exist(composed):
 
 def test_the_words_are_those_of_the_code():
     from ranker.interactions.pooling import POOLINGS
+    from ranker.models._bi_encoder import ACTIVATIONS
     from ranker.probing.binning import METHODS
     from ranker.probing.code_length import UNITS
     from ranker.probing.controls import CONTROLS
@@ -306,7 +312,10 @@ def test_the_words_are_those_of_the_code():
     from ranker.retrieval.mining import ORDERS
 
     in_code = {
-        "MonoBERT.pooling": POOLINGS,
+        "MonoBERT.pooling": {*POOLINGS, "auto"},
+        "Multitask.pooling": {*POOLINGS, "auto"},
+        "DPR.pooling": {*POOLINGS, "auto"},
+        "DPR.activation": ACTIVATIONS,
         "BM25Score.binning": METHODS,
         "units": UNITS,
         "controls": CONTROLS,

@@ -10,8 +10,11 @@ from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.step_plan import StepPlan, deal, fill
 from ranker.data.template import Template
 from ranker.data.token_store import build_token_store
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError, DataError
+from ranker.models.dpr import DPR
+from ranker.models.monobert import MonoBERT
 
 
 @pytest.fixture
@@ -95,6 +98,34 @@ def test_templates_of_bert_and_roberta(tmp_path):
     backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
     PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", unk_token="<unk>").save_pretrained(tmp_path)
     assert Template.of(AutoTokenizer.from_pretrained(tmp_path), 2) == Template(((0,), (2, 2), (2,)), (0, 0))
+
+
+def test_token_types_are_those_of_the_tokenizers_own_call():
+    from tokenizers import processors
+
+    tokenizer = tiny_tokenizer()
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    assert "token_type_ids" not in tokenizer("a", "b")
+    assert Template.of(tokenizer, 2) == Template(((2,), (3,), (3,)), (0, 0))
+    tokenizer = tiny_tokenizer()
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(  # Funnel's
+        single="[CLS]:2 $A [SEP]:0", pair="[CLS]:2 $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    layout = Template.of(tokenizer, 2)
+    assert (layout.segments, layout.special_segments) == ((0, 1), ((2,), (0,), (1,)))
+    assert Template.of(tokenizer, 1).with_prompt([7, 8]).special_segments == ((2, 0, 0), (0,))
+
+
+def test_rows_have_the_token_types_of_the_tokenizers_own_call(collator_of):
+    from tokenizers import processors
+
+    tokenizer, collator = collator_of(["q r"], ["s t u"])
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS]:2 $A [SEP]:0", pair="[CLS]:2 $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    expected = tokenizer("q r", "s t u")
+    mine = pair(replace(collator, pair=Template.of(tokenizer, 2)), 0, 0)
+    assert mine == (expected["input_ids"], expected["token_type_ids"])
 
 
 def test_group_sizes_are_the_collated_tokens(collator_of):
@@ -197,3 +228,19 @@ def test_filled_rows_say_which_tokens_are_attended_to(collator_of, attend):
     assert batch.segments.tolist() == [0] * 10
     assert (None if attend else [3, 5]) == (None if batch.attended is None else batch.attended.tolist())
     assert batch.num_attended == (0 if attend else 8)
+
+
+def test_a_step_is_cut_into_as_few_micro_batches_as_its_deal_allows():
+    # 20 tokens would fill two of 10, but no two of 6, 6 and 5 fit together
+    assert StepPlan(6, 6, 10).cut([6, 6, 5, 1, 1, 1], 0, 1) == [[0, 4], [1, 5], [2, 3]]
+
+
+@pytest.mark.parametrize(("scorer", "reads"), [(MonoBERT, "pairs"), (DPR, "texts")])
+def test_the_inputs_of_a_scorer(scorer, reads):
+    made = scorer(load_encoder("tiny"))
+    inputs = ScorerInputs.of(made)
+    assert (inputs.tokenizer, inputs.reads, inputs.max_positions) == (
+        made.encoder.tokenizer,
+        reads,
+        made.encoder.max_tokens,
+    )

@@ -70,7 +70,7 @@ def test_pc2_16_a_search_leaves_the_query_itself_out_or_warns(folder, caplog):
     assert "are docs of the collection" not in caplog.text
     plain = searched(loaded(folder))
     assert {query_id: next(iter(docs)) for query_id, docs in plain.items()} == {"a1": "a1", "a3": "a3", "a5": "a5"}
-    assert "3 of 3 queries are docs of the collection by id and text, as 'a1'" in caplog.text
+    assert "3 of 3 queries are docs of the collection by id and text, such as 'a1'" in caplog.text
     assert "data.drop_query_docs=true" in caplog.text
 
 
@@ -154,7 +154,7 @@ def test_pc2_16_equal_numbers_as_ids_are_no_reason_to_warn_and_equal_texts_are(c
         assert not caplog.records
         warn_of_query_docs(collection, Candidates.from_run({"1": {"1": 1.0}, "9": {"2": 1.0}}))
     assert [record.getMessage() for record in caplog.records] == [
-        "c: 1 of 2 queries have the text of a doc with another id, as '9', which ranks among their results"
+        "c: 1 of 2 queries, such as '9', have the text of a doc with another id among their top results"
     ]
 
 

@@ -84,7 +84,7 @@ def test_queries_without_any_of_the_given_negatives_are_left_out(stores, caplog)
         collection, queries, docs, GroupOptions(num_docs=2), negatives=Candidates.from_run({"q2": {"n1": 1.0}})
     )
     assert groups.query_ids == ["q2"] and drawn(groups, docs)[0] == ["B", "n1"]
-    assert "1 of 2 judged queries have no negative among the given ones" in caplog.text
+    assert "1 of 2 judged queries have no usable negative" in caplog.text
     taught = JudgedGroups(
         collection, queries, docs, GroupOptions(num_docs=2), teacher={"q": {"A": 1.0, "n1": 0.5}, "q2": {"B": 1.0}}
     )

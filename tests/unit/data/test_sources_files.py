@@ -85,7 +85,7 @@ def test_a_missing_dev_file_is_cut_from_train(folder, caplog):
     with caplog.at_level(logging.INFO):
         splits = Files(str(folder), val_fraction=0.25).load()
     assert sizes(splits) == (6, 2, {"mine": 2})
-    assert "no validation set: 2 of 8 judged queries, by hash" in caplog.text
+    assert "no validation set: 2 of 8 judged queries are moved from training" in caplog.text
     assert sizes(Files(str(folder), val_fraction=0.0).load()) == (8, None, {"mine": 2})
 
 
@@ -96,7 +96,7 @@ def test_a_missing_train_file_leaves_data_that_only_evaluates(folder):
 
 def test_a_query_in_two_split_files_is_refused(folder):
     split_files(folder, train=range(8), dev=(6,), test=(8, 9))
-    with pytest.raises(DataError, match=r"val: expected queries that train lacks, got 1 shared ones, as 'q6'"):
+    with pytest.raises(DataError, match=r"val: expected queries that train lacks, got 1 that both have, such as 'q6'"):
         Files(str(folder)).load()
 
 
@@ -212,7 +212,7 @@ def test_judged_docs_that_the_collection_lacks_warn_and_still_count(folder, capl
     (folder / "qrels.txt").write_text("q0 0 d0 1\nq0 0 gone 1\nq1 0 d1 1\n")
     test = Files(str(folder), val_fraction=0.0, test_fraction=1.0).load().tests["mine"]
     assert test.qrels["q0"] == {"d0": 1, "gone": 1}
-    assert "qrels.txt: 1 of 3 judged docs are not in the collection, as 'gone'" in caplog.text
+    assert "qrels.txt: 1 of 3 judged docs, such as 'gone', are not in the collection" in caplog.text
     (folder / "qrels.txt").write_text("q0 0 gone 1\n")
     with pytest.raises(DataError, match=r"qrels.txt:1: expected judgements of docs in the collection"):
         Files(str(folder)).load()

@@ -77,7 +77,7 @@ def test_take_queries_keeps_order_and_candidates():
 
 def test_queries_in_two_splits_are_refused():
     train, test = collection("abc"), collection("cde", name="test")
-    with pytest.raises(DataError, match=r"test: expected queries that train lacks, got 1 shared ones, as 'c'"):
+    with pytest.raises(DataError, match=r"test: expected queries that train lacks, got 1 that both have, such as 'c'"):
         check_disjoint(Splits(train, None, {"test": test}))
     with pytest.raises(DataError, match=r"val: expected queries that train lacks"):
         check_disjoint(Splits(train, collection("a", name="val"), {}))
@@ -89,10 +89,12 @@ def test_queries_in_two_splits_are_refused():
 def test_judged_docs_that_the_collection_lacks(caplog):
     with caplog.at_level(logging.WARNING):
         check_judged_docs({"a": {"d1": 1, "d9": 1}, "b": {"d8": 0}}, collection(), "qrels.txt")
-    assert "qrels.txt: 2 of 3 judged docs are not in the collection, as 'd8'; they count as not found" in caplog.text
+    assert (
+        "qrels.txt: 2 of 3 judged docs, such as 'd8', are not in the collection; they count as not found" in caplog.text
+    )
     with pytest.raises(
         DataError,
-        match=r"qrels.txt: expected judgements of docs in the collection, got 1 unknown ids as 'x1'.* as 'd1'",
+        match=r"qrels.txt: expected judgements of docs in the collection, got 1 unknown ids such as 'x1'.* like 'd1'",
     ):
         check_judged_docs({"a": {"x1": 1}}, collection(), "qrels.txt")
 
@@ -100,14 +102,14 @@ def test_judged_docs_that_the_collection_lacks(caplog):
 def test_candidates_that_do_not_belong(caplog):
     with caplog.at_level(logging.WARNING):
         check_candidates(collection("ab", candidates=Candidates.from_run({"a": {"d1": 1.0}, "z": {"x": 1.0}})), "a.run")
-    assert "a.run: 1 of 2 queries of train have no candidates, as 'b'; each counts 0" in caplog.text
+    assert "a.run: 1 of 2 queries of train have no candidates, such as 'b'; all measures are 0 for them" in caplog.text
     with pytest.raises(DataError, match=r"a.run: expected candidates from the collection, got the unknown doc id 'd7'"):
         check_candidates(
             collection("ab", candidates=Candidates.from_run({"a": {"d7": 1.0}, "b": {"d1": 1.0}})), "a.run"
         )
     with pytest.raises(
         DataError,
-        match=r"a.run: expected candidates for the queries of train \(ids as 'a'\), got none "
-        r"\(the run has ids as 'A'\)",
+        match=r"a.run: expected candidates for the queries of train \(ids like 'a'\), got none "
+        r"\(ids of the run look like 'A'\)",
     ):
         check_candidates(collection("ab", candidates=Candidates.from_run({"A": {"d1": 1.0}})), "a.run")

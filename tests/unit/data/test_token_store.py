@@ -218,7 +218,7 @@ def test_rows_of_ids(tmp_path):
     assert store.rows(np.array([b"b", b"9"])).tolist() == [7, 1]
     assert store.rows(np.array(["b", "9"])).tolist() == [7, 1]
     assert store.rows([]).tolist() == []
-    with pytest.raises(DataError, match="8 texts, got '11'"):
+    with pytest.raises(DataError, match="8 texts in this store, got '11'"):
         store.rows(["9", "11", "12"])
     with pytest.raises(DataError, match="got 'id-with-a-long-name-and-more'"):  # its beginning is a known id
         store.rows(np.array([b"b", b"id-with-a-long-name-and-more"]))
@@ -364,7 +364,7 @@ def test_offsets_that_run_backwards_or_end_early_are_an_error(place, value, tmp_
     assert offsets.tolist() == [0, 2, 2, 3]
     offsets[place] = value  # lengths 3, -1, 1 with the right sum, or 2, 0, 0
     offsets.tofile(folder / "offsets.bin")
-    with pytest.raises(DataError, match="rows within the limit"):
+    with pytest.raises(DataError, match="rows of 0 to max_tokens tokens"):
         TokenStore.open(folder)
 
 

@@ -94,7 +94,7 @@ def test_layers_are_transformers_hidden_states():
 def test_pooled_states_and_gradients_are_those_of_all_states_with_dropout(family, pooling):
     torch.manual_seed(0)
     encoder = Encoder(FAMILIES[family](), tiny_tokenizer()).double().train()
-    if encoder.ragged:
+    if encoder.path == "bert":
         for layer in encoder.model.encoder.layer:
             layer.attention.self.dropout.p = 0.0  # attention dropout draws from torch's generator
     else:
@@ -131,7 +131,7 @@ def test_the_count_of_flops_is_torchs_own_also_where_the_last_layer_works_for_fi
         )
 
 
-def test_work_is_of_each_training_pass_by_its_own_path_and_of_no_other_pass():
+def test_token_counts_are_of_each_training_pass_by_its_own_path_and_of_no_other_pass():
     encoder = Encoder(FAMILIES["bert"](), tiny_tokenizer(), Execution(ragged=False)).train()
     encoder(batch_of(ROWS[0]))
     encoder(batch_of(ROWS[1], ROWS[2]))
@@ -139,7 +139,7 @@ def test_work_is_of_each_training_pass_by_its_own_path_and_of_no_other_pass():
         encoder(batch_of(ROWS[0]))
     encoder.eval()(batch_of(ROWS[0]))
     real = len(ROWS[0]) + len(ROWS[1]) + len(ROWS[2])
-    assert encoder.token_counts == TokenCounts(len(ROWS[0]) + 2 * max(len(ROWS[1]), len(ROWS[2])), real)
+    assert encoder.token_counts == TokenCounts(real, real)  # rows of such different lengths run apart
 
 
 def test_pc40_segments_reach_bert_and_do_not_break_roberta():

@@ -4,14 +4,18 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, T5Config
 
 from ranker.encoders import families as package
 from ranker.encoders import family
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.family import families, family_of, first_position, max_positions
-from ranker.encoders.loading import load_encoder, without_pooler
+from ranker.encoders.loading import load_encoder
+from ranker.encoders.text_model import without_pooler
 from ranker.encoders.tiny import tiny_tokenizer
+from ranker.encoders.traits import measure
+from ranker.errors import CheckpointError
 from ranker.models.monobert import MonoBERT
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/add_an_encoder_family.md"
@@ -19,11 +23,13 @@ SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "i
 
 
 def small_config(model_type: str):
+    # XLNet has no limit of positions, and states the size of its heads
+    positions = {"d_head": 8} if model_type == "xlnet" else {"max_position_embeddings": 40}
     return AutoConfig.for_model(
         model_type,
         **SIZES,
+        **positions,
         vocab_size=len(tiny_tokenizer()),
-        max_position_embeddings=40,
         pad_token_id=1,
         attention_window=8,
     )
@@ -55,9 +61,18 @@ def test_a_new_familys_classifier_is_written_and_read(page, tmp_path):
     assert all(value.equal(loaded.state_dict()[name]) for name, value in scorer.state_dict().items())
 
 
-def test_without_the_file_the_family_is_padded_and_works():
+def test_without_the_file_the_family_is_packed():
     config = small_config("ernie")
-    assert "ernie" not in families() and not Encoder(AutoModel.from_config(config), tiny_tokenizer()).ragged
+    assert "ernie" not in families() and Encoder(AutoModel.from_config(config), tiny_tokenizer()).path == "packed"
+
+
+@pytest.mark.parametrize("model_type", [name for name, facts in families().items() if facts.refused])
+def test_a_refused_family_says_why(model_type):
+    class Refused(torch.nn.Module):
+        config = type("Config", (), {"model_type": model_type, "name_or_path": "folder"})
+
+    with pytest.raises(CheckpointError, match=f"folder: {model_type} models are not supported: .+"):
+        measure(Refused(), None, [], True, families()[model_type])
 
 
 def test_a_file_is_named_after_its_model_type():
@@ -65,12 +80,13 @@ def test_a_file_is_named_after_its_model_type():
     assert files == {model_type.replace("-", "_") for model_type in families()}
 
 
-@pytest.mark.parametrize("model_type", families())
+@pytest.mark.parametrize("model_type", [name for name, facts in families().items() if not facts.refused])
 def test_facts_are_those_of_the_model(model_type, monkeypatch):
     config = small_config(model_type)
     model = AutoModel.from_config(config)
     stated = first_position(config)
-    assert max_positions(config) == config.max_position_embeddings - stated
+    if model_type not in ("xlnet", "t5gemma"):  # without a limit; with the limit in a part of the configuration
+        assert max_positions(config) == config.max_position_embeddings - stated
     classifier = family_of(config).classifier
     if classifier is not None:
         whole = AutoModelForSequenceClassification.from_config(config)

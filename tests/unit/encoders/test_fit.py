@@ -3,6 +3,7 @@
 import json
 import logging
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import AddedToken
@@ -78,7 +79,7 @@ def test_pc2_19_special_tokens_that_no_text_gives_may_lie_outside(tmp_path):
     tokenizer.mask_token = "[M]"
     encoder = load_encoder(str(folder_of(tmp_path / "mask", tokenizer)))
     with pytest.raises(
-        ConfigError, match=f"model.query_length: expected 0, since the mask token's id {ROWS} is outside"
+        ConfigError, match=f"model.query_length: expected 0, since the id {ROWS} of the filling is outside"
     ):
         ColBERT(encoder)
     tokenizer = with_word("[C]", special=True)
@@ -102,9 +103,9 @@ def test_pc2_19_a_padding_id_outside_the_table_or_none(tmp_path):
         other
     )
     tokenizer.save_pretrained(other)
-    with pytest.raises(CheckpointError, match="expected a padding token, got a tokenizer without one"):
-        load_encoder(str(other))
-    load_encoder(str(folder_of(tmp_path / "bert", tokenizer)))  # runs without padding
+    # padding is masked, so any token serves
+    load_encoder(str(other), ragged=False)
+    load_encoder(str(folder_of(tmp_path / "bert", tokenizer)))
 
 
 @pytest.mark.parametrize("segments", [1, 2])
@@ -131,15 +132,28 @@ def test_pc2_19_positions_and_special_tokens(tmp_path):
     ):
         MonoBERT(short)
     bare = load_encoder(str(folder_of(tmp_path / "bare", without_specials())))
+    MonoBERT(bare)  # texts end with the separator now
+    first, second = (bare.tokenizer(text, add_special_tokens=False)["input_ids"] for text in ("red", "blue"))
+    end = [bare.tokenizer.sep_token_id]
+    assert bare.tokenizer("red", "blue")["input_ids"] == first + end + second + end
+    bare = load_encoder(str(tmp_path / "bare"))
+    bare.tokenizer.sep_token = None
     with pytest.raises(
         CheckpointError, match="expected a tokenizer that puts a separator between query and doc, got none"
     ):
         MonoBERT(bare)
-    for make in (DPR, ColBERT):
-        with pytest.raises(
-            CheckpointError, match="expected a tokenizer that puts a special token before a text, got 0 special tokens"
-        ):
-            make(bare)
+
+
+def test_a_tokenizer_without_special_tokens_has_a_token_for_an_empty_text(tmp_path):
+    bare = load_encoder(str(folder_of(tmp_path / "bare", without_specials())))
+    bare.source = None  # as in a bi-encoder that was trained without special tokens
+    with pytest.raises(
+        CheckpointError, match="expected a tokenizer that puts a special token before a text, got 0 special tokens"
+    ):
+        DPR(bare, pooling="cls")
+    for scorer in (DPR(bare), ColBERT(bare, query_prompt="", doc_prompt="", query_length=0)):
+        for layout in scorer.layouts():  # a row of an empty text still has a token
+            assert layout.num_special == 0 and layout.row_lengths(np.array([0, 1, 3])).tolist() == [1, 1, 3]
 
 
 def test_pc2_19_a_tokenizer_that_does_not_know_the_words(tmp_path, caplog):

@@ -26,7 +26,7 @@ FLOAT32 = {"sums", "parts", "cos", "sin", "logits", "weights", "means", "slopes"
 FLOAT32 |= {"word_table", "position_table", "segment_table"}
 INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes"}
 INT64 = {"token_ids", "position_ids", "segments"}
-NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "num_blocks", "count"}
+NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "count"}
 
 
 def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, **constants) -> int:

@@ -250,6 +250,9 @@ def test_table_with_baseline():
     }
     lines = table(metrics).splitlines()
     assert "test/cwe (300 queries)" in lines[0]
+    [row] = [line for line in lines if "measure" in line and "run" in line]
+    headings = ["measure", "run", "baseline", "delta", "p", "p (Holm)", "wins/losses/ties"]
+    assert [text.strip() for text in re.split("[┃│]", row)[1:-1]] == headings
     [row] = [line for line in lines if "nDCG@10" in line]
     assert re.findall(r"[^│\s]+", row) == ["nDCG@10", "0.4402", "0.3871", "+0.0531", "0.012", "0.025", "90/60/150"]
     [row] = [line for line in lines if "AP(rel=2)" in line]

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import Execution
 from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError
 from ranker.interactions.maxsim import TextVectors, maxsim_all, maxsim_pairs
@@ -44,7 +46,7 @@ def test_a_score_is_the_same_alone_and_in_a_batch_ragged_and_padded(texts):
                 if doc >= 0:
                     alone = scorer(texts(scorer, [[doc] if i == group else [0] for i in range(3)]))[group, 0]
                     torch.testing.assert_close(alone, scores[group, place], rtol=0, atol=1e-5)
-        scorer.encoder.ragged = False
+        scorer.encoder = Encoder(scorer.encoder.model, scorer.encoder.tokenizer, Execution(ragged=False))
         torch.testing.assert_close(scorer(together), scores, rtol=0, atol=1e-5)
 
 
@@ -71,7 +73,7 @@ def test_pc58_expansion_leaves_the_querys_own_vectors_as_they_are_unless_it_is_a
     plain, apart, attended = scorer_of(query_length=0), scorer_of(), scorer_of(attend_to_expansion=True)
     vectors = {}
     for name, scorer in (("plain", plain), ("apart", apart), ("attended", attended)):
-        scorer.encoder.ragged = ragged
+        scorer.encoder = Encoder(scorer.encoder.model, scorer.encoder.tokenizer, Execution(ragged=ragged))
         with torch.no_grad():
             vectors[name] = scorer.encode_queries(texts(scorer, [[0], [1], [2]]).queries)
     own = int(vectors["plain"].counts[0])
@@ -110,18 +112,60 @@ def test_punctuation_has_no_vectors_in_docs_and_has_in_queries(texts):
 
 
 def test_markers_stand_after_the_first_token_and_no_text_holds_them(texts):
-    scorer = scorer_of(query_prompt="zq", doc_prompt="[unused1]")
+    scorer = scorer_of(query_prompt="zq", doc_prompt="z-d")
     batch = texts(scorer, [[0], [1], [2]], ["ab", "b", "c"], ["ab zq", "d", "e", "f"])
     names = scorer.encoder.tokenizer.convert_ids_to_tokens
     assert names(batch.queries.tokens[:12]) == ["[CLS]", "zq", "ab", "[SEP]", *["[MASK]"] * 8]
-    assert names(batch.docs.tokens[: int(batch.docs.cu_seqlens[1])])[:4] == [
-        "[CLS]",
-        "[",
-        "un",
-        "##us",
-    ]  # not in this vocabulary: pieces
+    # neither in this vocabulary nor in brackets: a text
+    assert names(batch.docs.tokens[: int(batch.docs.cu_seqlens[1])])[:4] == ["[CLS]", "z", "-", "d"]
     assert "zq" not in names(batch.docs.tokens)
     assert batch.queries.attended.tolist() == [4, 4, 4] and batch.queries.num_attended == 12
+
+
+def test_markers_that_the_vocabulary_lacks_are_added_with_the_mean_of_all_embeddings(texts):
+    encoder = load_encoder("tiny")
+    table = encoder.model.get_input_embeddings().weight.detach().clone()
+    state = torch.get_rng_state()
+    scorer = ColBERT(encoder, projection=None, query_prompt="[Q]", doc_prompt="<doc>")
+    assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn, so other weights start as without markers
+    weight = scorer.encoder.model.get_input_embeddings().weight
+    assert weight.requires_grad and encoder.config.vocab_size == len(weight) == len(table) + 2
+    torch.testing.assert_close(weight, torch.cat([table, table.mean(0, keepdim=True).expand(2, -1)]))
+    batch = texts(scorer, [[0], [1], [2]], ["ab", "[q] [Q]", "c"], ["ab [Q]", "d", "e", "f"])
+    names = scorer.encoder.tokenizer.convert_ids_to_tokens
+    assert names(batch.queries.tokens[:4]) == ["[CLS]", "[Q]", "ab", "[SEP]"]
+    assert names(batch.docs.tokens[:6]) == ["[CLS]", "<doc>", "ab", "[", "q", "]"]
+    scorer(batch).sum().backward()
+    assert (weight.grad[-2:].abs().amax(1) > 0).all()
+
+
+def test_a_marker_takes_a_spare_row_of_a_larger_table():
+    encoder = load_encoder("tiny")
+    known = len(encoder.tokenizer)
+    encoder.model.resize_token_embeddings(known + 10)
+    table = encoder.model.get_input_embeddings().weight.detach().clone()
+    weight = ColBERT(encoder, query_prompt="[Q]", doc_prompt="[Q]").encoder.model.get_input_embeddings().weight
+    expected = table.clone()
+    expected[known] = table[:known].mean(0)
+    torch.testing.assert_close(weight, expected)
+
+
+def test_a_model_with_new_markers_is_built_again_and_takes_the_trained_weights():
+    first, again = scorer_of(query_prompt="[Q]", doc_prompt="[D]"), scorer_of(query_prompt="[Q]", doc_prompt="[D]")
+    for mine, other in zip(first.state_dict().items(), again.state_dict().items(), strict=True):
+        assert mine[0] == other[0] and torch.equal(mine[1], other[1])
+    with torch.no_grad():
+        first.encoder.model.get_input_embeddings().weight[-2:] += 1.0
+    again.load_state_dict(first.state_dict())
+    assert again.encoder.tokenizer.get_vocab() == first.encoder.tokenizer.get_vocab()
+
+
+def test_a_tokenizer_with_neither_mask_nor_eos_fills_no_queries():
+    encoder = load_encoder("tiny")
+    encoder.tokenizer.mask_token = encoder.tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match="expected 0, since the encoder's tokenizer has neither a mask token nor"):
+        ColBERT(encoder)
+    assert ColBERT(encoder, query_length=0).layouts()[0].fill_to == 0
 
 
 def test_longer_queries_are_cut_only_if_asked_to(texts):

@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import Execution
 from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError
 from ranker.interactions.maxsim import TextVectors
-from ranker.interactions.pooling import pool
+from ranker.interactions.pooling import POOLINGS, pool
 from ranker.models.dpr import DPR
 
 ROWS = [[0, 1, 2, 3], [1, -1, 3, -1], [2, 2, -1, 0]]
@@ -30,11 +32,11 @@ def test_a_score_is_the_same_alone_and_in_a_batch_ragged_and_padded(texts):
                 if doc >= 0:
                     alone = scorer(texts(scorer, [[doc] if i == group else [0] for i in range(3)]))[group, 0]
                     torch.testing.assert_close(alone, scores[group, place], rtol=0, atol=1e-5)
-        scorer.encoder.ragged = False
+        scorer.encoder = Encoder(scorer.encoder.model, scorer.encoder.tokenizer, Execution(ragged=False))
         torch.testing.assert_close(scorer(together), scores, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max"])
+@pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_score_is_the_cosine_of_pooled_states_over_the_temperature(texts, pooling):
     scorer = scorer_of(pooling=pooling, temperature=0.2)
     batch = texts(scorer, [[0], [1], [2]])
@@ -54,7 +56,7 @@ def test_pc59_dot_and_cosine_order():
 
 def test_pc59_a_zero_vector_is_not_nan(texts):
     scorer = scorer_of(projection=4)
-    torch.nn.init.zeros_(scorer.projection.weight)
+    torch.nn.init.zeros_(scorer.projection[0].weight)
     assert scorer(texts(scorer, [[0], [1], [2]])).tolist() == [[0.0], [0.0], [0.0]]
 
 
@@ -75,7 +77,7 @@ def test_tied_encoders_share_weights_and_separate_ones_learn_apart(texts):
     batch = texts(tied, ROWS)
     torch.testing.assert_close(tied(batch), apart(batch))  # docs start as a copy
     apart.encode_queries(batch.queries).values.sum().backward()
-    assert apart.projection.weight.grad is not None and apart.doc_projection.weight.grad is None
+    assert apart.projection[0].weight.grad is not None and apart.doc_projection[0].weight.grad is None
 
 
 def test_a_learned_temperature_starts_where_it_should_and_stops_at_a_hundredth(texts):
@@ -98,11 +100,18 @@ def test_prompts_are_laid_out_before_the_text(texts):
     assert decoded == ["[CLS]", "qu", "##er", "##y", ":", "re", "##d", "ap", "##pl", "##e", "[SEP]"]
 
 
+def test_auto_pooling_is_chosen_by_the_encoder_and_saved(tmp_path):
+    scorer = scorer_of(pooling="auto")
+    assert scorer.pooling == "cls"  # the tokenizer starts a text with [CLS]
+    scorer.save(tmp_path / "saved", max_tokens=60)
+    assert DPR.load(tmp_path / "saved").pooling == "cls"
+
+
 @pytest.mark.parametrize(("options", "message"), [
-    ({"pooling": "avg"}, "model.pooling: expected one of cls, mean, max; got 'avg'"),
+    ({"pooling": "avg"}, "model.pooling: expected one of cls, mean, max, last, weightedmean, auto; got 'avg'"),
     ({"similarity": "l2"}, "model.similarity: expected one of cosine, dot; got 'l2'"),
     ({"temperature": 0.0}, "model.temperature: expected a finite number above 0, got 0.0"),
-    ({"activation": "relu"}, "model.activation: expected one of identity, tanh; got 'relu'"),
+    ({"activation": "glu"}, "model.activation: expected one of identity, tanh, relu, gelu, silu, sigmoid; got 'glu'"),
 ])  # fmt: skip
 def test_wrong_options(options, message):
     with pytest.raises(ConfigError, match=message):

@@ -16,6 +16,7 @@ from ranker.assembly.scorer import build_scorer
 from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.token_store import build_token_store
 from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import Execution
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import CheckpointError, ConfigError
@@ -53,7 +54,7 @@ def test_a_score_is_the_same_alone_and_in_a_batch_ragged_and_padded(batch):
     together = batch(scorer.encoder.tokenizer, rows)
     with torch.no_grad():
         scores = scorer(together)
-        scorer.encoder.ragged = False
+        scorer.encoder = Encoder(scorer.encoder.model, scorer.encoder.tokenizer, Execution(ragged=False))
         torch.testing.assert_close(scorer(together), scores, rtol=0, atol=1e-5)
         assert (scores[~together.doc_mask] == 0).all()
 
@@ -70,7 +71,7 @@ def test_two_labels_are_log_odds(batch):
 @pytest.mark.parametrize("ragged", [True, False])
 def test_thirty_steps_overfit(batch, ragged):
     scorer = scorer_of().train()
-    scorer.encoder.ragged = ragged
+    scorer.encoder = Encoder(scorer.encoder.model, scorer.encoder.tokenizer, Execution(ragged=ragged))
     made = batch(scorer.encoder.tokenizer, [[0, 1, 2, 3], [1, 0, 2, 3], [2, 0, 1, 3]])
     made.labels[:, 0] = 1.0
     optimizer = torch.optim.AdamW(scorer.parameters(), lr=3e-3)
@@ -205,7 +206,7 @@ def test_pc74_old_position_ids_are_ignored_and_all_other_keys_count(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pooling": "avg"}, "model.pooling: expected one of cls, mean, max; got 'avg'"),
+        ({"pooling": "avg"}, "model.pooling: expected one of cls, mean, max, last, weightedmean, auto; got 'avg'"),
         ({"num_labels": 3}, "model.num_labels: expected 1 or 2, got 3"),
     ],
 )
@@ -218,9 +219,9 @@ def test_the_head_works_in_float32_under_autocast(batch):
     scorer = scorer_of()
     rows = batch(scorer.encoder.tokenizer, [[0, 1], [2, 3]])
     with torch.autocast("cpu", torch.bfloat16):
-        firsts = scorer.encoder.pooled(rows.pairs, "cls")
-        scores = scorer.read(firsts)
-    firsts = firsts.float()
+        states = scorer.encoder(rows.pairs)
+        scores = scorer.read(states, rows.pairs)
+    firsts = states[rows.pairs.cu_seqlens[:-1]].float()
     assert torch.equal(scores, firsts @ scorer.head.weight.t() + scorer.head.bias)
 
 

@@ -321,7 +321,9 @@ def test_empty_classes_are_reported(tmp_path: Path) -> None:
             for place, example in enumerate(super().examples(sample)):
                 yield replace(example, targets=(Target((Span("doc"),), value=float(place % 4 == 0)),))
 
-    assert "words: k = 10, of which 8 empty in training; log2 k counts them all" in prepared(tmp_path, [TwoValues()])
+    assert "words: k = 10 classes, 8 of them without a training target; log2 k counts all" in prepared(
+        tmp_path, [TwoValues()]
+    )
     assert not any("empty" in warning for warning in prepared(tmp_path, [Words()]))
 
 

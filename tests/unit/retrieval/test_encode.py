@@ -131,22 +131,28 @@ def test_a_vector_that_is_not_finite_names_its_doc_and_leaves_no_shard(encode, s
         return vectors
 
     scorer.encode_docs = poisoned
-    with pytest.raises(
-        DataError, match=r"expected finite vectors, got NaN or infinity in that of doc 'd\d+' as float32"
-    ):
+    with pytest.raises(DataError, match=r"expected finite vectors, got NaN or infinity for doc 'd\d+' in float32"):
         encode(scorer, "poisoned")
     assert not list((tmp_path / "poisoned").glob("shard-0000?"))
     scorer.encode_docs = lambda batch: replace(inner(batch), values=inner(batch).values * 1e6)
-    with pytest.raises(DataError, match=r"as float16; look at the checkpoint, or set encode.dtype=float32"):
+    with pytest.raises(DataError, match=r"in float16; look at the checkpoint, or set encode.dtype=float32"):
         encode(scorer, "large", dtype="float16")
+
+
+def test_no_query_gives_no_vector(scorers, data_of, small):
+    for kind, counts in (("dpr", None), ("colbert", [])):
+        scorer = scorers(kind)
+        found = encode_queries(scorer, data_of(scorer).collator(small), np.array([], dtype=np.int64), Device())
+        assert found.values.shape == (0, scorer.dim)
+        assert (None if found.counts is None else found.counts.tolist()) == counts
 
 
 def test_a_query_whose_vector_is_not_finite_is_named(scorers, data_of, small):
     for kind in ("dpr", "colbert"):
         scorer = scorers(kind, projection=8)
         with torch.no_grad():
-            scorer.projection.weight.fill_(torch.nan)
-        with pytest.raises(DataError, match="in that of query 'q3'"):
+            scorer.projection[0].weight.fill_(torch.nan)
+        with pytest.raises(DataError, match="for query 'q3'"):
             encode_queries(scorer, data_of(scorer).collator(small), np.array([3, 1]), Device())
 
 

@@ -124,7 +124,7 @@ def test_how_it_is_searched_may_change_without_building_it_again(vectors):
 def test_a_vector_that_is_not_finite_is_refused(vectors):
     points = vectors()
     points.values[130, 3] = np.nan
-    with pytest.raises(DataError, match="expected finite vectors, got NaN or infinity in that of doc 'd130'"):
+    with pytest.raises(DataError, match="expected finite vectors, got NaN or infinity for doc 'd130'"):
         VectorIndex.over(points, Flat())
 
 
@@ -133,9 +133,22 @@ def test_number_of_lists():
     assert num_lists(20, 200) == 20 and num_lists(500, 200) == 200
 
 
+def test_what_an_index_takes_by_default_and_by_its_options():
+    for kind in (IVFFlat, IVFPQ):
+        probes = [kind(lists=lists).make(16, 10_000).nprobe for lists in (4, 40, 100, 800)]
+        assert probes == [4, 8, 12, 100]  # an eighth, at least 8, at most all
+        assert kind(lists=40, probes=3).make(16, 10_000).nprobe == 3
+    assert [IVFPQ().make(16, count).pq.nbits for count in (1, 5, 200, 256, 10_000)] == [1, 2, 7, 8, 8]
+    assert [IVFPQ(lists=lists).train_vectors(10**6) for lists in (10, 1000)] == [64 * 256, 64 * 1000]
+    assert [kind().train_vectors(10**6) for kind in (Flat, HNSW)] == [0, 0]
+    assert (IVFPQ().rescore, IVFPQ(rescore=4).rescore, HNSW().rescore) == (10, 4, 1)
+
+
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: IVFFlat(lists=0), "index.lists: expected at least 1, got 0"),
     (lambda: HNSW(search_depth=0), "index.search_depth: expected at least 1, got 0"),
+    (lambda: HNSW(neighbours=0), "index.neighbours: expected at least 1, got 0"),
+    (lambda: HNSW(build_depth=0), "index.build_depth: expected at least 1, got 0"),
     (lambda: IVFPQ(subvectors=5).make(16, 100), "index.subvectors: expected a divisor of the vectors' size 16, got 5"),
 ])  # fmt: skip
 def test_wrong_options(make, message):

@@ -71,6 +71,7 @@ def test_denoising_by_a_teacher(caplog):
     assert negatives(Mining(), teacher=teacher) == {"q1": ["d1", "d3", "d5"]}
     assert "1 of 2 queries have no doc left to be a negative" in caplog.text
     assert negatives(Mining(teacher_margin=1.0), teacher=teacher) == {"q1": ["d3", "d5"]}
+    assert negatives(Mining(), teacher={"q1": teacher["q1"]}) == {"q1": ["d1", "d3", "d5"]}  # it has not read q2
 
 
 @pytest.mark.parametrize(("options", "message"), [

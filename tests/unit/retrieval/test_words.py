@@ -93,7 +93,7 @@ def test_pc2_14_a_query_without_words_is_reported_once(caplog):
         index.search({"q1": "?!"}, 10)
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        "BM25: 2 of 3 queries have no words but stop words, as 'q1' ('?!'), and find nothing"
+        "BM25: 2 of 3 queries have no words but stop words, such as 'q1' ('?!'), and so get no docs"
     )
 
 
@@ -102,7 +102,7 @@ def test_pc2_14_queries_without_words_are_reported_also_where_the_cache_has_the_
     for _ in range(2):
         caplog.clear()
         with_candidates(Splits(None, None, {"test": collection}), 10, tmp_path)
-        assert "BM25: 1 of 3 queries have no words but stop words, as 'q1'" in caplog.text
+        assert "BM25: 1 of 3 queries have no words but stop words, such as 'q1'" in caplog.text
 
 
 def test_pc2_13_other_options_are_another_cache_file(tmp_path):

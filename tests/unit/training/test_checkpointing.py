@@ -1,12 +1,17 @@
 """Checkpoint files are whole or not there, damage is seen, and reading one runs no code."""
 
+import contextlib
+import csv
 import os
 import signal
+from types import SimpleNamespace
 
 import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from torch.utils.data import DataLoader
 
 from ranker.errors import CheckpointError, Preempted
@@ -60,7 +65,7 @@ def test_the_one_before_serves_and_is_named(tmp_path, caplog):
     ):
         to_resume_from(tmp_path)
     last.unlink()
-    with pytest.raises(CheckpointError, match="which a training writes as it goes, got no such file"):
+    with pytest.raises(CheckpointError, match="which a training writes while it runs, got no such file"):
         to_resume_from(tmp_path)
 
 
@@ -107,7 +112,7 @@ def test_a_damaged_best_is_sought_anew(tmp_path, caplog):
     first.best_model_path, first.best_model_score = str(tmp_path / "first/best.ckpt"), torch.tensor(0.5)
     second.load_state_dict(first.state_dict())
     assert second.best_model_path == "" and second.best_model_score is None
-    assert "the best is sought anew" in caplog.text
+    assert "the best of the following ones is kept" in caplog.text
 
 
 class Stagnant(pl.LightningModule):
@@ -244,9 +249,74 @@ def validated(folder, start=None, **options):
         ({"max_epochs": 9, "max_steps": 7, "check_val_every_n_epoch": 2}, [6, 7]),
         ({"max_epochs": 2, "limit_train_batches": 2, "check_val_every_n_epoch": 9}, [4]),
         ({"max_epochs": 2}, [3, 6]),
+        ({"max_epochs": 9, "max_steps": 1}, [1]),
     ],
 )
 def test_pc2_26_the_last_state_is_always_validated_and_only_once(tmp_path, options, steps):
     assert validated(tmp_path, **options) == (steps, steps[-1])
     again = validated(tmp_path / "again", tmp_path / "last.ckpt", **options)  # killed after its last checkpoint
     assert again == ([], steps[-1])
+
+
+class Logged(Stagnant):
+    """Logs the number of each step; notes at each checkpoint its step and how many batches were validated before it."""
+
+    def __init__(self, *arguments) -> None:
+        super().__init__(*arguments)
+        self.saved: list[tuple[int, int]] = []
+
+    def training_step(self, batch):
+        self.log("train/step", float(self.global_step + 1))
+        return super().training_step(batch)
+
+    def on_save_checkpoint(self, checkpoint):
+        self.saved.append((self.global_step, len(self.validated)))
+
+
+def rows(folder, module, start=None, **options):
+    """Train three steps an epoch; returns step and value of the logged rows, also of a training that was stopped."""
+    logger = CSVLogger(folder, name="", version="")
+    trainer = pl.Trainer(
+        accelerator="cpu", callbacks=[SaveLast(folder / "last.ckpt", 1)], logger=logger, log_every_n_steps=1,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, plugins=[WholeFiles()],
+        **options,
+    )  # fmt: skip
+    loader = DataLoader(torch.ones(3, 1))
+    try:
+        with contextlib.suppress(Preempted):
+            trainer.fit(module, loader, loader, ckpt_path=start, weights_only=True)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with (folder / "metrics.csv").open() as file:
+        return [(int(row["step"]), float(row["train/step"])) for row in csv.DictReader(file) if row["train/step"]]
+
+
+def test_a_checkpoint_at_a_validation_is_written_after_it(tmp_path):
+    module = Logged()
+    rows(tmp_path, module, max_epochs=2)
+    assert module.saved == [(1, 0), (2, 0), (3, 3), (4, 3), (5, 3), (6, 6)]
+
+
+def test_a_step_that_was_saved_before_it_was_logged_is_logged_once_after_a_resume(tmp_path):
+    before = rows(tmp_path / "first", Logged(2), max_epochs=2)
+    after = rows(tmp_path / "second", Logged(), tmp_path / "first/last.ckpt", max_epochs=2)
+    assert sorted({*before, *after}) == [(step, step + 1.0) for step in range(6)]
+    assert len(before) + len(after) == 6
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank", "code", "text"),
+    [
+        (LightningEnvironment(), 0, 75, "stopped by SIGTERM after step 4, which is saved"),
+        (LightningEnvironment(), 1, 0, ""),  # the launcher would kill the first process for another code
+        (TorchElasticEnvironment(), 1, 75, ""),
+    ],
+)
+def test_the_exit_code_of_each_device_s_process_at_sigterm(tmp_path, environment, rank, code, text):
+    strategy = SimpleNamespace(cluster_environment=environment)
+    trainer = SimpleNamespace(strategy=strategy, local_rank=rank, global_rank=rank, global_step=4)
+    saver = SaveLast(tmp_path / "run/checkpoints/last.ckpt", 1)
+    with pytest.raises(Preempted) as stopped, saver.ends_at_sigterm(trainer):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert stopped.value.exit_code == code
+    assert str(stopped.value).split(";")[0] == text

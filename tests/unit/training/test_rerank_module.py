@@ -140,6 +140,15 @@ def test_a_step_waits_for_nothing_but_what_judges_it():
     assert counted.shown["train/pairs_per_second"] > 0
 
 
+def test_skipped_steps_go_along_with_a_checkpoint():
+    make = lambda: RerankModule(Weight(), [], loss=None, optimization=None)  # noqa: E731
+    first, second, checkpoint = make(), make(), {}
+    first.skipped_steps = 7
+    first.on_save_checkpoint(checkpoint)
+    second.on_load_checkpoint(checkpoint)
+    assert second.skipped_steps == 7
+
+
 def test_pc70_two_devices_share_the_rows_of_an_epoch():
     plan = StepPlan(8, 4, max_tokens=2, seed=3)
     seen = {}

@@ -1,0 +1,52 @@
+"""Whether a model is causal, and the pooling for it: such a model sees a whole text at the last token only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
+
+from ranker.data.template import Template
+
+# Types whose tokens see the whole text, though transformers has a causal language model of them: XLNet's predicts in a
+# permuted order, the others' sets `is_decoder`.
+TWO_SIDED = {"xlnet", *MODEL_FOR_MASKED_LM_MAPPING_NAMES}
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Whether a token's state depends on no later token.
+
+    The modules' attribute `is_causal` decides; where no module has one (BLOOM, Mamba), `is_decoder` in the
+    configuration, and whether transformers knows the model type as a causal language model only.
+
+    Args:
+        model: A transformers model; of an encoder-decoder its encoder.
+    """
+    config: Any = getattr(model, "config", None)
+    flags = [module.is_causal for module in model.modules() if isinstance(getattr(module, "is_causal", None), bool)]
+    if flags:
+        return any(flags)
+    model_type = getattr(config, "model_type", None)
+    causal_type = model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and model_type not in TWO_SIDED
+    return bool(getattr(config, "is_decoder", False)) or (
+        causal_type and not getattr(config, "is_encoder_decoder", False)
+    )
+
+
+def auto_pooling(encoder: Any) -> str:
+    """Return the pooling that suits an encoder.
+
+    `last` for a causal model, `cls` where the tokenizer puts its cls token before the text, `mean` else.
+
+    Args:
+        encoder: An `Encoder`.
+    """
+    if is_causal(encoder.model):
+        return "last"
+    cls = encoder.tokenizer.cls_token_id
+    first = Template.of(encoder.tokenizer, 1).specials[0]
+    return "cls" if cls is not None and first[:1] == (cls,) else "mean"

@@ -1,0 +1,169 @@
+"""Cross-encoders in sentence-transformers' layout, which it writes since version 6: modules.json and a folder a module.
+
+Three forms are read: a sequence classification model by itself; Transformer, Pooling and Dense layers, of which the
+last gives the scores; a causal language model with LogitScore (the logit of a word, or the difference of two).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from ranker.encoders.classifier import Classifier
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import Execution
+from ranker.encoders.family import family_of
+from ranker.encoders.model_folder import read_object
+from ranker.encoders.native_head import NativeHead, has_native_head
+from ranker.errors import CheckpointError
+from ranker.export import _sequence_classification as sequence_classification
+from ranker.export._modules import (
+    MODULES,
+    SETTINGS,
+    StoredModule,
+    has_modules,
+    is_cross_encoder,
+    linear_of,
+    read_dense,
+    read_encoder,
+    read_modules,
+    write_dense,
+    write_encoder,
+    write_json,
+)
+from ranker.export._pooling import pooling_config, read_pooling
+
+log = logging.getLogger(__name__)
+
+SCORER = "ranker.models.monobert.MonoBERT"
+OWN_FILE = "scorer.json"  # the dropout rate, which sentence-transformers does not have
+IDENTITY = "torch.nn.modules.linear.Identity"
+SCORES = {"module_input_name": "sentence_embedding", "module_output_name": "scores"}
+
+
+def recognises(folder: Path) -> bool:
+    """Whether a folder is a cross-encoder of sentence-transformers with modules.json."""
+    return is_cross_encoder(folder)
+
+
+def write(folder: Path, model: Classifier, max_tokens: int) -> None:
+    """Write Transformer, Pooling and Dense: every head that is linear on pooled states, over every encoder.
+
+    Args:
+        folder: Where to write.
+        model: The model; its head is a linear layer.
+        max_tokens: Longest pair, special tokens included; stored with the tokenizer.
+    """
+    assert isinstance(model.head, nn.Linear)
+    write_encoder(folder, model.encoder, max_tokens, {})
+    write_json(folder / "1_Pooling/config.json", pooling_config(model.encoder.dim, model.pooling))
+    names = ["Transformer", "Pooling"]
+    paths = ["", "1_Pooling"]
+    for linear, activation, extra in ((model.dense, nn.Tanh(), {}), (model.head, nn.Identity(), SCORES)):
+        if linear is not None:
+            names.append("Dense")
+            paths.append(f"{len(paths)}_Dense")
+            write_dense(folder / paths[-1], linear, activation, extra)
+    classes = [f"sentence_transformers.models.{name}" for name in names]
+    modules = [{"idx": i, "name": str(i), "path": paths[i], "type": classes[i]} for i in range(len(paths))]
+    write_json(folder / MODULES, modules)
+    # with the default activation, that library would put a sigmoid on the scores
+    settings = {"model_type": "CrossEncoder", "prompts": {}, "activation_fn": IDENTITY}
+    write_json(folder / SETTINGS, settings)
+    write_json(folder / OWN_FILE, {"dropout": model.dropout})
+
+
+def read(folder: Path, execution: Execution) -> Classifier:
+    """Read a folder of one of the three forms.
+
+    Raises:
+        CheckpointError: It has another module, or a head of more than two labels.
+    """
+    modules = read_modules(folder)["query"]
+    if len(modules) == 1:
+        return sequence_classification.read(modules[0].folder, execution)
+    encoder, _ = read_encoder(modules[0].folder, execution)
+    head = read_head(folder, encoder)
+    assert head is not None
+    return head
+
+
+def read_head(folder: Path, encoder: Encoder) -> Classifier | None:
+    """Read the head of a folder beside an encoder that has its weights; None for a folder without such a head.
+
+    Raises:
+        CheckpointError: The folder has a module that this program does not have.
+    """
+    if not (has_modules(folder) and is_cross_encoder(folder)):
+        return None
+    modules = read_modules(folder)["query"]
+    names = [module.name for module in modules]
+    if names == ["Transformer", "LogitScore"]:
+        return _language_model(modules, encoder)
+    if names in (["Transformer", "Pooling", "Dense"], ["Transformer", "Pooling", "Dense", "Dense"]):
+        denses = [read_dense(module) for module in modules[2:]]
+        activations = [type(activation) for _, activation in denses]
+        if activations in ([nn.Identity], [nn.Tanh, nn.Identity]):
+            dense = denses[0][0] if len(denses) == 2 else None
+            dropout = float(read_object(folder / OWN_FILE).get("dropout", 0.0))
+            return Classifier(encoder, denses[-1][0], read_pooling(modules[1]), dense, dropout)
+    if len(modules) == 1:
+        return None
+    raise CheckpointError(
+        f"{folder}: expected a sequence classification model, Transformer, Pooling and Dense (with tanh between two), "
+        f"or a language model with LogitScore; got {', '.join(names)}"
+    )
+
+
+def initial_head(encoder: Encoder, dropout: float = 0.0) -> Classifier | None:
+    """Return the trained head that lies beside an encoder's weights; None if there is none that fits, which is logged.
+
+    Args:
+        encoder: An encoder, just loaded; `Encoder.source` says from where.
+        dropout: Dropout rate in the head.
+    """
+    if encoder.source is None:
+        return None
+    folder, config = Path(encoder.source), encoder.config
+    if (stored := read_head(folder, encoder)) is not None:
+        return stored
+    if not sequence_classification.is_classifier(config):
+        return None
+    if config.num_labels not in (1, 2) or not has_native_head(config):
+        log.warning(
+            "encoder %s: its head of %d labels is dropped, and a new one is trained; a ranker's head has 1 or 2 and "
+            "reads the encoder's states",
+            encoder.source,
+            config.num_labels,
+        )
+        return None
+    if family_of(config).classifier is None:
+        return Classifier(encoder, NativeHead.of(encoder, config.num_labels, dropout), dropout=dropout)
+    stored = sequence_classification.read(folder, encoder.execution)
+    log.info("head: the trained one of %s", encoder.source)
+    return replace(stored, encoder=encoder, dropout=dropout)
+
+
+def _language_model(modules: list[StoredModule], encoder: Encoder) -> Classifier:
+    """Return the head that gives LogitScore's scores: rows of the language model's output layer, on the last token."""
+    settings: dict[str, Any] = modules[1].config
+    model = AutoModelForCausalLM.from_pretrained(
+        modules[0].folder, dtype=torch.float32, trust_remote_code=encoder.execution.trust_remote_code
+    )
+    output: Any = model.get_output_embeddings()
+    yes, no = settings["true_token_id"], settings.get("false_token_id")
+    rows = [part.detach() for part in (output.weight, output.bias) if part is not None]
+    weight, *bias = [part[[yes]] if no is None else part[[yes]] - part[[no]] for part in rows]
+    words = [encoder.tokenizer.convert_ids_to_tokens(token) for token in (yes, no) if token is not None]
+    log.warning(
+        "the head is the logit of %s at the last token; texts are laid out as query and doc, without the chat template "
+        "or the prompts that the model may have been trained with",
+        " minus that of ".join(map(repr, words)),
+    )
+    return Classifier(encoder, linear_of(weight, bias[0] if bias else torch.zeros(1)), "last")

@@ -1,0 +1,115 @@
+"""A check before training: scores must depend on the doc and on nothing but the pair.
+
+A causal model that is read at its first token gives every doc the same score; a model that mixes padding into its
+states gives a pair another score in another batch. Both train without an error, so they are looked for here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ranker.data.template import Template
+from ranker.errors import ConfigError
+from ranker.models.interface import Scorer, is_bi_encoder
+from ranker.types import RankBatch, TokenBatch
+
+QUERY = "how far does the river run"
+DOCS = (
+    "The river runs a hundred miles to the sea.",
+    "Apples are picked in autumn, when the days grow short and the nights are cold; they keep in a cool dry room, and "
+    "the best of them are eaten in the first months of the new year, long after the last pears are gone.",
+)
+CONSTANT = 1e-6  # largest difference of two scores that counts as none
+ROUNDING = 1e-4  # largest difference between two batches as a share of the score; real ones are above 1e-3
+
+
+def check_scores(scorer: Scorer) -> None:
+    """Score two docs alone and together.
+
+    Args:
+        scorer: A scorer on any device; its mode is kept.
+
+    Raises:
+        ConfigError: Both docs have the same score whatever the weights are, or a doc's score depends on the other.
+    """
+    module: Any = scorer
+    training = module.training
+    module.eval()
+    try:
+        with torch.no_grad():
+            together = scorer(_batch(scorer, DOCS))[0]
+            alone = torch.stack([scorer(_batch(scorer, [doc]))[0, 0] for doc in DOCS])
+        spread = float((together[0] - together[1]).abs())
+        if spread <= CONSTANT and _no_gradient(scorer):
+            raise ConfigError(
+                f"model: expected scores that depend on the doc, got {float(together[0]):.6g} for two docs of one "
+                "query, whatever the weights are: the state that is read sees no doc; set model.pooling to last or "
+                "mean, or take another encoder"
+            )
+        change = float((together - alone).abs().max())
+        if change > ROUNDING * max(1.0, float(together.abs().max())) and change > 0.01 * spread:
+            raise ConfigError(
+                f"model: expected scores that depend on the pair alone, got one that changes by {change:.2g} beside "
+                f"another doc (two docs differ by {spread:.2g}); padding reaches the states of this encoder, take "
+                "another"
+            )
+    finally:
+        module.train(training)
+
+
+def _no_gradient(scorer: Scorer) -> bool:
+    """Whether no weight can make the scores of the two docs differ, at its present value."""
+    with torch.enable_grad():
+        scores = scorer(_batch(scorer, DOCS))[0]
+        weights = [weight for weight in scorer.parameters() if weight.requires_grad]
+        gradients = torch.autograd.grad(scores[0] - scores[1], weights, allow_unused=True)
+    return all(gradient is None or float(gradient.abs().max()) <= CONSTANT for gradient in gradients)
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Texts as a token store holds them."""
+
+    tokenizer: Any
+    texts: tuple[str, ...]
+    tokens: np.ndarray = field(init=False)
+    offsets: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        ids = [self.tokenizer(text, add_special_tokens=False)["input_ids"] for text in self.texts]
+        object.__setattr__(self, "tokens", np.array([token for row in ids for token in row], dtype=np.int64))
+        object.__setattr__(self, "offsets", np.cumsum([0, *map(len, ids)]))
+
+
+def _batch(scorer: Scorer, docs: Any) -> RankBatch:
+    module: Any = scorer
+    device = next(module.parameters()).device
+    tokenizer, num_docs = scorer.encoder.tokenizer, len(docs)
+    batch = RankBatch(
+        labels=torch.zeros(1, num_docs),
+        doc_mask=torch.ones(1, num_docs, dtype=torch.bool),
+        group_ids=torch.zeros(1, dtype=torch.int64),
+        share=1.0,
+    )
+    if is_bi_encoder(scorer):
+        query, doc = scorer.layouts()
+        batch.queries = _rows(scorer, query, [_Texts(tokenizer, (query.prefix + QUERY,))])
+        batch.docs = _rows(scorer, doc, [_Texts(tokenizer, tuple(doc.prefix + text for text in docs))])
+    else:
+        queries, texts = _Texts(tokenizer, (QUERY,) * num_docs), _Texts(tokenizer, tuple(docs))
+        batch.pairs = _rows(scorer, Template.of(tokenizer, 2), [queries, texts])
+    return batch.to(device)
+
+
+def _rows(scorer: Scorer, layout: Template, texts: list[_Texts]) -> TokenBatch:
+    """Lay texts out, each cut to its share of the encoder's positions."""
+    room = max(1, (min(scorer.encoder.max_tokens, 512) - layout.num_special) // len(texts))
+    parts: list[Any] = []
+    for part in texts:
+        lengths = np.minimum(np.diff(part.offsets), room)
+        parts.append((part, np.arange(len(lengths)), lengths))
+    return layout.lay_out(parts)

@@ -1,0 +1,33 @@
+"""Families of encoders from the command line: a training resumes, and its model evaluates to the run that it wrote."""
+
+import json
+
+import pytest
+from commands import by_start
+
+from tests.zoo.checkpoints import make
+
+# one of each path, an encoder inside of an encoder-decoder, and a decoder
+FAMILIES = ("modernbert", "deberta-v3", "convbert", "t5", "qwen3")
+CHOICES = [
+    "data=files", "batch.queries=4", "batch.docs=4", "depth=5", "trainer.log_every_n_steps=1",
+    "trainer.enable_progress_bar=false", "max_pair_tokens=64",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_trains_resumes_and_evaluates_alike(family, forks, small_files, tmp_path):
+    def run(script: str, *arguments: str):
+        done = forks.run(script, *arguments, "trainer.enable_progress_bar=false", cwd=tmp_path)
+        assert done.code == 0, done.out
+        return by_start(next((tmp_path / "outputs").iterdir()))[-1]
+
+    where = [f"data.path={small_files}", f"cache_dir={tmp_path / 'cache'}", f"name={family}"]
+    choices = [*CHOICES, *where, "encoder=bert_base", f"encoder.name={make(family, tmp_path / family)}"]
+    first = run("train.py", *choices, "trainer.max_steps=2")
+    last = run("train.py", f"checkpoint={first}", "resume=true", "trainer.max_steps=4")
+    steps = [json.loads((folder / "result.json").read_text())["steps"] for folder in (first, last)]
+    assert steps == [2, 4]
+    again = run("evaluate.py", f"checkpoint={last}", f"name={family}")
+    runs = [folder / "evaluation" / small_files.name / "run.trec" for folder in (last, again)]
+    assert runs[0].read_text().splitlines() == runs[1].read_text().splitlines()

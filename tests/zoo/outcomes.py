@@ -1,0 +1,90 @@
+"""What each family of the zoo must do here: the path that its encoder takes, or the message that refuses it."""
+
+from dataclasses import dataclass
+
+from tests.zoo.families import FAMILIES
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The expectation of a family.
+
+    Args:
+        path: `Encoder.path`: `bert` and `modernbert` (layers of this package, without padding), `packed`
+            (transformers' layers on one packed row), `padded`, or `by_length` (rows of one length together).
+        refused: Start of the error that a training raises before any work, after the folder's name; empty: the family
+            trains.
+        own_export: Whether the scores are exported as the family's own sequence classification model; else as
+            sentence-transformers' modules.
+        dropout: `hashed`: masks do not depend on the layout of the batch; `random`: they do, because the family calls
+            a function; `refused`: the family has no dropout on states.
+        mask_token: Whether the tokenizer has the mask token that ColBERT's expansion needs.
+        multi_vector: Whether sentence-transformers' MultiVectorEncoder can run the family.
+        single: Largest difference in float32 from the states of a row alone, as a share of the largest state.
+        double: The same in float64; 0: the family's code does not run in float64.
+    """
+
+    path: str = ""
+    refused: str = ""
+    own_export: bool = True
+    dropout: str = "hashed"
+    mask_token: bool = True
+    multi_vector: bool = True
+    single: float = 1e-5
+    double: float = 1e-9
+
+
+PATHS = {
+    "bert": "bert roberta xlm-roberta camembert electra",
+    "modernbert": "modernbert",
+    "packed": """distilbert albert ernie xmod data2vec-text roberta-prelayernorm eurobert nomic_bert gte
+        jina_embeddings_v3 embeddinggemma t5 t5-encoder umt5 mt5 t5gemma modernbert-decoder gpt2 gpt_neox opt llama
+        mistral qwen2 qwen3 gemma2 gemma3 phi phi3 smollm3 granite olmo2 qwen3_moe mixtral""",
+    "padded": """mobilebert mpnet deberta deberta-v2 deberta-v3 squeezebert roformer megatron-bert rembert ibert xlnet
+        longformer longt5 bart mbart bloom lfm2 mamba mamba2 big_bird""",
+    "by_length": "convbert nystromformer yoso fnet",
+}
+REFUSED = {
+    "funnel": "funnel models are not supported: ",
+    "reformer": "reformer models are not supported: ",
+    "mra": "mra models are not supported: ",
+    "canine": "expected a fast tokenizer",
+}
+# transformers has no classifier of these, or one with a decoder that the text encoder lacks
+NO_CLASSIFIER = "t5 t5-encoder longt5 umt5 mt5 t5gemma granite lfm2 mamba mamba2"
+DROPOUT = {
+    "refused": """eurobert embeddinggemma llama mistral qwen2 qwen3 gemma2 gemma3 smollm3 granite olmo2 lfm2 mamba
+        mamba2 qwen3_moe mixtral""",
+    "random": "bart mbart opt bloom xlnet",  # XLNet: of relative positions, which depend on the longest row
+}
+NO_MASK = """t5 t5-encoder longt5 umt5 mt5 gpt2 gpt_neox opt llama mistral qwen2 qwen3 phi phi3 bloom granite olmo2
+    mamba mamba2 qwen3_moe mixtral"""
+
+TOLERANCES = {
+    "mamba": {"single": 1e-4},  # its recurrence multiplies rounding errors
+    "gemma2": {"double": 1e-6},  # transformers computes the softmax in float32
+    "t5gemma": {"double": 1e-6},
+    "qwen3_moe": {"double": 0},  # its experts are a kernel without float64
+    "mixtral": {"double": 0},
+}
+
+
+def _key_of(family: str, lists: dict[str, str], default: str) -> str:
+    """The key of the list that names a family."""
+    return next((key for key, families in lists.items() if family in families.split()), default)
+
+
+OUTCOMES = {
+    family: Outcome(
+        path=_key_of(family, PATHS, ""),
+        refused=REFUSED.get(family, ""),
+        own_export=family not in NO_CLASSIFIER.split(),
+        dropout=_key_of(family, DROPOUT, "hashed"),
+        mask_token=family not in NO_MASK.split(),
+        multi_vector=family != "fnet",  # the other program needs an attention mask
+        **TOLERANCES.get(family, {}),
+    )
+    for family in FAMILIES
+}
+ONE_BY_ONE = PATHS["by_length"].split()  # whose states depend on padding, in every program that pads
+TRAINED = [family for family in FAMILIES if family not in REFUSED]
