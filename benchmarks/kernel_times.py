@@ -1,8 +1,9 @@
 """Times of single kernels of the fast path on a GPU, for several launch settings.
 
-    python benchmarks/kernel_times.py --only attention
+python benchmarks/kernel_times.py --only attention
 """
 
+# ruff: noqa: B023 - each function is called before its variables change
 from __future__ import annotations
 
 import argparse
@@ -60,28 +61,35 @@ def attention() -> None:
         for window in (None, 64):
             label, boundaries = f"{mean} tokens, window {window}", (ends, ends, blocks)
             sides = (-1, -1) if window is None else (window, window)
-            theirs = lambda: varlen_attn(query, key, value, ends, ends, longest, longest, window_size=sides)  # noqa: B023, E731
+            theirs = lambda: varlen_attn(query, key, value, ends, ends, longest, longest, window_size=sides)  # noqa: E731
             show(f"{label}: torch forward", theirs)
             result = theirs()
             show(
                 f"{label}: torch backward",
-                lambda: torch.autograd.grad(result, (query, key, value), above, retain_graph=True),  # noqa: B023
+                lambda: torch.autograd.grad(result, (query, key, value), above, retain_graph=True),
             )
             usual = dict(own.FORWARD)
             for keys, warps, stages in ((32, 4, 3), (64, 4, 3)):
                 own.FORWARD.update(KEYS=keys, num_warps=warps, num_stages=stages)
                 show(
                     f"{label}: forward, {keys} keys, {warps} warps, {stages} stages",
-                    lambda: own.attend(qkv, *boundaries, window=window),  # noqa: B023
+                    lambda: own.attend(qkv, *boundaries, window=window),
                 )
             own.FORWARD.update(usual)
             mixed, sums = own.attend(qkv, *boundaries, window=window)
-            backward = lambda: own.attend_backward(above, qkv, mixed, sums, *boundaries, window=window)  # noqa: B023, E731
+            backward = lambda: own.attend_backward(above, qkv, mixed, sums, *boundaries, window=window)  # noqa: E731
             angles = tuple(torch.randn(2, 512, dim // 2, device="cuda"))
             show(
                 f"{label}: backward, turned back, without bias",
-                lambda: own.attend_backward(  # noqa: B023
-                    above, qkv, mixed, sums, *boundaries, window=window, bias=False, angles=angles  # noqa: B023
+                lambda: own.attend_backward(
+                    above,
+                    qkv,
+                    mixed,
+                    sums,
+                    *boundaries,
+                    window=window,
+                    bias=False,
+                    angles=angles,
                 ),
             )
             show(f"{label}: backward", backward)
@@ -94,23 +102,23 @@ def others() -> None:
             residual_norm.PROGRAMS = programs
             show(
                 f"residual_norm {dim}: backward, {programs} programs",
-                lambda: residual_norm.residual_norm_backward(x, x, bias, x, hashes, 0.1, bias, 1e-5),  # noqa: B023
+                lambda: residual_norm.residual_norm_backward(x, x, bias, x, hashes, 0.1, bias, 1e-5),
             )
         x, residual, gain = half(TOKENS, dim), half(TOKENS, dim), torch.randn(dim, device="cuda")
-        show(f"add_norm {dim}: forward", lambda: add_norm.add_norm(x, residual, None, 0.0, gain, 1e-5))  # noqa: B023
+        show(f"add_norm {dim}: forward", lambda: add_norm.add_norm(x, residual, None, 0.0, gain, 1e-5))
         for programs in (1056, 2112, 3168):
             add_norm.PROGRAMS = programs
             show(
                 f"add_norm {dim}: backward, {programs} programs",
-                lambda: add_norm.add_norm_backward(x, residual, x, None, 0.0, gain, 1e-5),  # noqa: B023
+                lambda: add_norm.add_norm_backward(x, residual, x, None, 0.0, gain, 1e-5),
             )
     for dim in (1152, 2624):
         wide, above = half(TOKENS, 2 * dim), half(TOKENS, dim)
         for rows, columns in ((16, 128), (2, 1024)):
             gated_gelu.LAUNCH.update(ROWS=rows, COLUMNS=columns)
             label = f"gated_gelu {dim}: {rows} x {columns}"
-            show(f"{label}, forward", lambda: gated_gelu.gated_gelu(wide, None, 0.0))  # noqa: B023
-            show(f"{label}, backward", lambda: gated_gelu.gated_gelu_backward(above, wide, None, 0.0))  # noqa: B023
+            show(f"{label}, forward", lambda: gated_gelu.gated_gelu(wide, None, 0.0))
+            show(f"{label}, backward", lambda: gated_gelu.gated_gelu_backward(above, wide, None, 0.0))
     layout, longest = rows_of(87, 35)
     qkv = half(layout.batch.num_tokens, 3, 12, 64)
     cos, sin = torch.randn(2, longest, 32, device="cuda")

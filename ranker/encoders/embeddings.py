@@ -111,9 +111,7 @@ def fused_word_embedding(
     Returns:
         [tokens, dim] in `dtype`.
     """
-    embedded: Any = _FusedWords.apply(
-        tokens, dropout, norm.eps, words.padding_idx, dtype, words.weight, norm.weight
-    )
+    embedded: Any = _FusedWords.apply(tokens, dropout, norm.eps, words.padding_idx, dtype, words.weight, norm.weight)
     return embedded
 
 
@@ -208,7 +206,8 @@ class _FusedWords(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
         tokens, words, gain = ctx.saved_tensors
-        grad, grad_gain = kernel.word_norm_backward(grad_out, words, tokens, *ctx.dropout, gain, ctx.epsilon)
+        hashes, rate = ctx.dropout
+        grad, grad_gain = kernel.word_norm_backward(grad_out, words, tokens, hashes, rate, gain, ctx.epsilon)
         grad_words = _word_gradient(grad, tokens, words, ctx.padding_id) if ctx.needs_input_grad[5] else None
         return *[None] * 5, grad_words, grad_gain.to(gain.dtype)
 

@@ -43,7 +43,7 @@ class Encoder(nn.Module):
 
     Every family runs on the fastest path that gives a row the states that it has alone (`path`):
 
-    - `own`: families whose layers this package knows (`Family.layers`) without padding, by its own layers
+    - `bert`, `modernbert`: families with these layers (`Family.layers`) without padding, by layers of this package
       (`ragged_forward`);
     - `packed`: transformers' own forward on one row that holds all texts, without padding;
     - `padded`: transformers' own forward on groups of rows of near lengths, each padded to its longest row;
@@ -88,7 +88,7 @@ class Encoder(nn.Module):
         family = family_of(model.config)
         if execution.ragged and family.layers is not None:
             config = model.config
-            self._traits = Traits("own", first_position(config), config.hidden_size, config.num_hidden_layers)
+            self._traits = Traits(family.layers, first_position(config), config.hidden_size, config.num_hidden_layers)
             self._forward = None
         else:
             ids = common_tokens(tokenizer, len(words.weight))
@@ -100,7 +100,7 @@ class Encoder(nn.Module):
 
     @property
     def path(self) -> str:
-        """How batches run: `own`, `packed`, `padded` or `by_length`."""
+        """How batches run: `bert`, `modernbert`, `packed`, `padded` or `by_length`."""
         return self._traits.path
 
     @property

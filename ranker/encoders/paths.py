@@ -68,7 +68,7 @@ class LayerPath(NamedTuple):
             compiles the layers again.
     """
 
-    run_layer: Callable[..., Tensor]
+    run_layer: Callable[..., Any]
     functions: Any
     dropout: Callable[[Tensor, Tensor, float], Tensor]
     unpadded: bool

@@ -72,7 +72,9 @@ def _embedded(model: Any, run: RaggedPass, path: LayerPath, hashes: Tensor | Non
     words, segments = embeddings.word_embeddings, embeddings.token_type_embeddings
     dtype = run.state_dtype(words.weight)
     if path.uses_kernels and run.ids_in_table and segments.num_embeddings <= SMALL_TABLE:
-        states = fused_embedding(embeddings, EmbeddingInputs(layout, layout.batch.segments, offset, hashes, rate, dtype))
+        states = fused_embedding(
+            embeddings, EmbeddingInputs(layout, layout.batch.segments, offset, hashes, rate, dtype)
+        )
     else:
         states = words(layout.batch.tokens) + position_embedding(embeddings.position_embeddings, layout, offset)
         states = embeddings.LayerNorm(states + segment_embedding(segments, layout.batch.segments))

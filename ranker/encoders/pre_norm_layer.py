@@ -43,8 +43,9 @@ class PreNormWeights(NamedTuple):
     def of(cls, layer: Any) -> PreNormWeights:
         """Return the weights of a transformers layer with ModernBERT's module names."""
         first = layer.attn_norm if isinstance(layer.attn_norm, nn.LayerNorm) else None
-        modules = (first, layer.attn.Wqkv, layer.attn.Wo, layer.mlp_norm, layer.mlp.Wi, layer.mlp.Wo)
-        return cls(*(getattr(module, name, None) for module in modules for name in ("weight", "bias")))
+        modules: Any = (first, layer.attn.Wqkv, layer.attn.Wo, layer.mlp_norm, layer.mlp.Wi, layer.mlp.Wo)
+        weights: Any = (getattr(module, name, None) for module in modules for name in ("weight", "bias"))
+        return cls(*weights)
 
     @property
     def has_biases(self) -> bool:

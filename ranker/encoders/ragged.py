@@ -17,6 +17,7 @@ from ranker.types import TokenBatch
 
 TILE = 64  # tokens; see pad_to_tiles
 
+
 class PaddedGroup(NamedTuple):
     """Rows of near lengths, padded to the longest of them.
 

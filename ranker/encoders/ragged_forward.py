@@ -1,4 +1,4 @@
-"""The forward pass of models whose layers this package knows, over ragged batches: linear layers see real tokens only."""
+"""The forward pass of models whose layers this package knows: linear layers see real tokens only."""
 
 from __future__ import annotations
 

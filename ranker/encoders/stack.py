@@ -106,4 +106,3 @@ class Stack(Protocol):
 def draw_seed(seed: int | None) -> int:
     """Return the seed, or draw one from torch's generator."""
     return int(torch.randint(2**62, ())) if seed is None else seed
-

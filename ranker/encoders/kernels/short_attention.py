@@ -36,8 +36,7 @@ def _is_near(i, j, num_keys, WINDOW: tl.constexpr):
     """Whether queries at positions `i` attend to keys at positions `j`; a negative WINDOW is no limit."""
     if WINDOW >= 0:
         return (j < num_keys) & (i - j <= WINDOW) & (j - i <= WINDOW)
-    else:
-        return j < num_keys
+    return j < num_keys
 
 
 @triton.jit
@@ -45,8 +44,7 @@ def _first(begin, WINDOW: tl.constexpr, SIZE: tl.constexpr):
     """Return the first position, a multiple of SIZE, of the blocks that are near a block from `begin`."""
     if WINDOW >= 0:
         return tl.maximum(begin - WINDOW, 0) // SIZE * SIZE
-    else:
-        return 0
+    return 0
 
 
 @triton.jit
@@ -54,8 +52,7 @@ def _end(end, length, WINDOW: tl.constexpr):
     """Return the end of the positions that are near a block up to `end`."""
     if WINDOW >= 0:
         return tl.minimum(end + WINDOW, length)
-    else:
-        return length
+    return length
 
 
 @triton.jit
@@ -85,7 +82,7 @@ def _attend(
             logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
             logits = tl.where(_is_near(i[:, None], j[None, :], num_keys, WINDOW), logits, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(logits, 1))
-            if WINDOW >= 0:  # no key of this block may be near a query
+            if WINDOW >= 0:  # noqa: SIM108 - decided when it is compiled; no key of this block may be near a query
                 safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
             else:
                 safe_max = new_max
@@ -127,7 +124,8 @@ def _store_gradient(
 @triton.jit
 def _tile_backward(
     grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, cos, sin, num_tokens,  # noqa: ARG001
-    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr, SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
+    SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of one row and head with more than SHORTEST and at most SIZE tokens, as one tile.
 
@@ -216,7 +214,7 @@ def _queries_backward(
             pointers = grad + (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM
             _store_gradient(pointers, grad_query, in_row, i, cos, sin, SIZE, DIM, ROTARY)
             summed += tl.sum(grad_query, 0)
-            if SUMS:
+            if SUMS:  # noqa: SIM102 - decided when it is compiled
                 if begin == 0:  # a long row's own part is that of its blocks
                     row_parts = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
                     for kind in tl.static_range(3):

@@ -151,9 +151,7 @@ def test_attention_in_windows_equals_float64(window, dim, partly):
     assert error(mixed, expected) < 1e-2
     for bias in (False, True):
         poison()
-        own, total = kernels.attend_backward(
-            above, qkv, mixed, sums, ends, cu_keys, blocks, window=window, bias=bias
-        )
+        own, total = kernels.attend_backward(above, qkv, mixed, sums, ends, cu_keys, blocks, window=window, bias=bias)
         for part in range(3):
             assert error(own[:, part], right[:, part]) < 1e-2
         assert error(total, right.sum(0).flatten()) < 1e-2 if bias else total.numel() == 0
@@ -172,7 +170,8 @@ def model_of(**options) -> ModernBertModel:
     config = ModernBertConfig(
         vocab_size=120, hidden_size=256, intermediate_size=384, num_attention_heads=4,
         pad_token_id=0, bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3,
-        **{"num_hidden_layers": 6, "embedding_dropout": 0.1, "mlp_dropout": 0.1, "attention_dropout": 0.1, "local_attention": 32, **options},
+        **{"num_hidden_layers": 6, "embedding_dropout": 0.1, "mlp_dropout": 0.1, "attention_dropout": 0.1,
+           "local_attention": 32, **options},
     )  # fmt: skip
     return ModernBertModel(config).cuda()
 
@@ -239,7 +238,8 @@ def test_checkpointing_repeats_the_masks_and_takes_less_memory():
         before = torch.cuda.memory_allocated()
         results.append(run(encoder, batch, "cls"))
         peaks.append(torch.cuda.max_memory_allocated() - before)
-    assert results[0][0].equal(results[1][0]) and results[0][1].equal(results[1][1])
+    assert results[0][0].equal(results[1][0])
+    assert error(results[0][1], results[1][1]) < 1e-5  # torch's gradient of the word table differs between runs
     assert peaks[1] < 0.5 * peaks[0]
 
 

@@ -57,7 +57,7 @@ def close(got, expected, bound=1e-12):
 def test_states_and_gradients_are_those_of_each_row_alone(options):
     model, batch = model_of(**options), batch_of()
     encoder = Encoder(model, tiny_tokenizer())
-    assert encoder.path == "own" and encoder.num_layers == len(model.layers)
+    assert encoder.path == "modernbert" and encoder.num_layers == len(model.layers)
     expected = alone(model, batch)
     firsts = batch.cu_seqlens[:-1].long()
     close(encoder(batch), expected[-1])
@@ -70,7 +70,9 @@ def test_states_and_gradients_are_those_of_each_row_alone(options):
         (encoder.pooled(batch, "cls"), expected[-1][firsts], above[firsts]),
     ):
         wanted = torch.autograd.grad((right * weight).sum(), list(model.parameters()), retain_graph=True)
-        for own, gradient in zip(torch.autograd.grad((got * weight).sum(), list(model.parameters())), wanted, strict=True):
+        for own, gradient in zip(
+            torch.autograd.grad((got * weight).sum(), list(model.parameters())), wanted, strict=True
+        ):
             close(own, gradient, 1e-9 * max(1.0, float(gradient.abs().max())))
 
 
@@ -101,7 +103,7 @@ def test_dropout_has_its_sites_in_the_order_of_the_modules(checkpointing, attent
         if attention_dropout:
             layer.attn.out_drop = Site()
     states = []
-    for row, tokens in enumerate(batch.tokens.split(list(LENGTHS))):
+    for row, tokens in enumerate(batch.tokens.split(list(LENGTHS))):  # noqa: B007 - read by Site
         calls = iter(enumerate(rates))
         states.append(model(tokens.unsqueeze(0)).last_hidden_state[0])
         assert next(calls, None) is None

@@ -105,7 +105,14 @@ def both(states, two_layers, final_gain, rate, first_tokens):
             key if key is None or selected is None else key[selected] for key in hashes[2 * number : 2 * number + 2]
         )
         plain = pre_norm_layer(
-            plain, layer, settings, functions, PaddedRows(tokens), rotary(), tuple(k if k is None else k.clone() for k in keys), selected
+            plain,
+            layer,
+            settings,
+            functions,
+            PaddedRows(tokens),
+            rotary(),
+            tuple(k if k is None else k.clone() for k in keys),
+            selected,
         )
         stream = pre_norm_kernel_layer(stream, layer, settings, kernels, NO_ROWS, rotary(), keys, selected)
         torch.testing.assert_close(stream.states, plain, rtol=0, atol=1e-12)
