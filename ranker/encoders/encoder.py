@@ -96,7 +96,7 @@ class Encoder(nn.Module):
             self._traits = measure(model, self._forward, ids, execution.ragged, family)
             self._forward.find_dropout(model, one_row(ids, words.weight.device), self.path == "packed")
             if execution.checkpointing:
-                self._forward.checkpoint_activations(model)
+                self._forward.checkpoint_activations(model, self._traits.num_layers)
 
     @property
     def path(self) -> str:
