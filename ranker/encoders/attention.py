@@ -131,7 +131,7 @@ def padded_attention(qkv: Tensor, rows: PaddedRows, window: int | None = None) -
         if lonely is not None:
             padded = padded.masked_fill(lonely, 0.0)
         mixed.append(group.unpad(padded.transpose(1, 2)))
-    return torch.cat(mixed).index_select(0, rows.layout.from_groups)
+    return torch.cat(mixed).index_select(0, rows.layout.from_groups) if mixed else qkv[:, 2]
 
 
 def _band(length: int, window: int, device: torch.device) -> Tensor:
@@ -158,5 +158,7 @@ def padded_average(states: Tensor, queries: Tensor, rows: PaddedRows) -> Tensor:
         means.append(
             functional.scaled_dot_product_attention(query, padded, padded, attn_mask=mask, scale=scale).squeeze(1)
         )
+    if not means:  # a batch without tokens
+        return torch.zeros_like(queries)
     indices = torch.cat([group.rows for group in rows.layout.groups])
     return torch.zeros_like(queries).index_copy(0, indices, torch.cat(means))
