@@ -36,7 +36,8 @@ def _is_near(i, j, num_keys, WINDOW: tl.constexpr):
     """Whether queries at positions `i` attend to keys at positions `j`; a negative WINDOW is no limit."""
     if WINDOW >= 0:
         return (j < num_keys) & (i - j <= WINDOW) & (j - i <= WINDOW)
-    return j < num_keys
+    else:  # noqa: RET505 - Triton compiles both returns without it
+        return j < num_keys
 
 
 @triton.jit
@@ -44,7 +45,8 @@ def _first(begin, WINDOW: tl.constexpr, SIZE: tl.constexpr):
     """Return the first position, a multiple of SIZE, of the blocks that are near a block from `begin`."""
     if WINDOW >= 0:
         return tl.maximum(begin - WINDOW, 0) // SIZE * SIZE
-    return 0
+    else:  # noqa: RET505
+        return 0
 
 
 @triton.jit
@@ -52,7 +54,8 @@ def _end(end, length, WINDOW: tl.constexpr):
     """Return the end of the positions that are near a block up to `end`."""
     if WINDOW >= 0:
         return tl.minimum(end + WINDOW, length)
-    return length
+    else:  # noqa: RET505
+        return length
 
 
 @triton.jit
