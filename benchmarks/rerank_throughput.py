@@ -2,8 +2,9 @@
 
     python benchmarks/rerank_throughput.py --size base
 
-A random BERT, bf16, lengths as in train_throughput.py. The product is timed in `score_collection`, from its fifth batch
-to the last score. The peer gets the same texts, bf16 weights, its best batch size and cuDNN's attention off.
+A random BERT or ModernBERT, bf16, lengths as in train_throughput.py. The product is timed in `score_collection`, from
+its fifth batch to the last score. The peer gets the same texts, bf16 weights, its best batch size and cuDNN's attention
+off.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import BertForSequenceClassification
+from transformers import AutoModelForSequenceClassification
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from train_throughput import DOCS, SIZES, _wait, collection, config_of, module_of, pair_texts, tokenizer  # noqa: E402
+from train_throughput import DOCS, LONGEST, SIZES, _wait, collection, config_of, module_of, pair_texts, tokenizer  # noqa: E402
 
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Splits  # noqa: E402
@@ -72,13 +73,14 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="base")
     parser.add_argument("--pairs", type=int, default=60000)
     parser.add_argument("--max-tokens", type=int, default=65536)
+    parser.add_argument("--doc-tokens", type=int, help="mean length of docs; default: as in MS MARCO's passages")
     parser.add_argument("--peer-pairs", type=int, default=8000)
     parser.add_argument("--peer-batch", type=int, nargs="+", default=[128, 512])
     parser.add_argument("--rounds", type=int, default=2)
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     gpu = torch.cuda.is_available()
-    data = collection(args.pairs // DOCS)
+    data = collection(args.pairs // DOCS, args.doc_tokens)
     scorer: Any = module_of(args.size).scorer
     bf16 = partial(torch.autocast, "cuda", torch.bfloat16) if gpu else nullcontext
     devices = Devices(torch.device("cuda" if gpu else "cpu"), autocast=bf16)
@@ -86,15 +88,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = config_of(args.size)
         config.num_labels = 1
-        BertForSequenceClassification(config).save_pretrained(folder)
-        tokenizer().save_pretrained(folder)
+        AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+        tokenizer(args.size).save_pretrained(folder)
         for _ in range(args.rounds):
             torch.backends.cuda.enable_cudnn_sdp(False)
             loaders = RankData(
                 Splits(None, None, {"generated": data}),
-                ScorerInputs(scorer.encoder.tokenizer, "pairs", 512),
+                ScorerInputs(scorer.encoder.tokenizer, "pairs", LONGEST),
                 BatchOptions(max_tokens=args.max_tokens, workers=4 if gpu else 0),
-                TextLimits(64, 256),
+                TextLimits(64, LONGEST - 67),
                 cache_dir=folder,
             )
             batches = loaders.score_batches(data)
@@ -103,7 +105,7 @@ def main() -> None:
             rates.setdefault("product", []).append(clock.rate)
             from sentence_transformers.cross_encoder import CrossEncoder
 
-            peer = CrossEncoder(folder, max_length=512, model_kwargs={"dtype": torch.bfloat16} if gpu else None)
+            peer = CrossEncoder(folder, max_length=LONGEST, model_kwargs={"dtype": torch.bfloat16} if gpu else None)
             texts = list(pair_texts(data, args.peer_pairs))
             for size in args.peer_batch:
                 peer.predict(texts[: 4 * size], batch_size=size)

@@ -143,7 +143,7 @@ def scorer_of(part: Part, dropout: bool) -> Any:
     if not dropout:
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     torch.manual_seed(0)
-    encoder = Encoder(BertModel(config, add_pooling_layer=False), tokenizer())
+    encoder = Encoder(BertModel(config, add_pooling_layer=False), tokenizer(part.size))
     return DPR(encoder) if part.model == "dpr" else MonoBERT(encoder)
 
 

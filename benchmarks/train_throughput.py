@@ -1,9 +1,11 @@
 """Training throughput of this program, sentence-transformers' CrossEncoderTrainer and a padded loop, on the same pairs.
 
     python benchmarks/train_throughput.py --size base --rounds 2
+    python benchmarks/train_throughput.py --size modernbert-base --doc-tokens 409
 
-All train a random BERT, in turns, in one process on one GPU. Lengths are like those of MS MARCO's passages: log-normal,
-queries with mean 8 and standard deviation 4, docs with mean 76 and standard deviation 35 word pieces. The product runs
+All train a random BERT or ModernBERT, in turns, in one process on one GPU. Lengths are like those of MS MARCO's
+passages: log-normal, queries with mean 8 and standard deviation 4, docs with mean 76 and standard deviation 35 word
+pieces; with `--doc-tokens` docs have another mean and a standard deviation of 40. The product runs
 through its data module, Lightning module and callbacks. Each peer gets bf16, 8 workers, its better batch size, and
 cuDNN's attention off, because cuDNN's set-up for each new shape makes mixed lengths slow on Hopper. The last output is
 pairs/s, the share of the card's rate in an 8192-cubed bf16 matrix product, peak memory per pair, and ratios.
@@ -24,7 +26,14 @@ import lightning.pytorch as pl
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertForSequenceClassification, BertModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    ModernBertConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -33,18 +42,31 @@ from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits  # noqa: E402
 from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
+from ranker.encoders.execution import DEFAULT, Execution  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
 from ranker.training.rerank_module import Optimization, RerankModule  # noqa: E402
-from ranker.training.throughput import Throughput, matmul_flops, measure_matmul  # noqa: E402
+from ranker.training.throughput import Throughput, matmul_flops, measure_matmul, near_pairs  # noqa: E402
 
-SIZES = {"tiny": (2, 64, 2), "minilm": (6, 384, 12), "base": (12, 768, 12), "large": (24, 1024, 16)}
+# layers, states, heads, feed-forward states
+SIZES = {
+    "tiny": (2, 64, 2, 256),
+    "minilm": (6, 384, 12, 1536),
+    "base": (12, 768, 12, 3072),
+    "large": (24, 1024, 16, 4096),
+    "modernbert-tiny": (4, 64, 2, 96),
+    "modernbert-minilm": (6, 384, 12, 1024),
+    "modernbert-base": (22, 768, 12, 1152),
+    "modernbert-large": (28, 1024, 16, 2624),
+}
+LONGEST = 512  # tokens of a pair
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 DOCS = 8  # docs of a query group
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer with one piece per word, BERT's layout and BERT's vocabulary size."""
+def tokenizer(size: str) -> PreTrainedTokenizerFast:
+    """A tokenizer with one piece per word, BERT's layout and BERT's vocabulary size; ModernBERT has no segments."""
+    segments = [] if size.startswith("modernbert") else ["token_type_ids"]
     words = {word: i for i, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(30517))])}
     backend = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -58,8 +80,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
         cls_token="[CLS]",
         sep_token="[SEP]",
         mask_token="[MASK]",
-        model_max_length=512,
-        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+        model_max_length=LONGEST,
+        model_input_names=["input_ids", *segments, "attention_mask"],
     )
 
 
@@ -69,42 +91,58 @@ def lognormal(rng: np.random.Generator, mean: float, deviation: float, count: in
     return np.clip(np.round(rng.lognormal(np.log(mean) - spread / 2, spread**0.5, count)), 1, longest).astype(int)
 
 
-def collection(groups: int, seed: int = 0) -> Collection:
-    """Query groups of `DOCS` docs, one of them relevant; lengths like MS MARCO's."""
+def collection(groups: int, doc_tokens: int | None = None, seed: int = 0) -> Collection:
+    """Query groups of `DOCS` docs, one of them relevant; lengths like MS MARCO's, or a mean of `doc_tokens`."""
+    shape = (76, 35, groups * DOCS, 256) if doc_tokens is None else (doc_tokens, 40, groups * DOCS, LONGEST - 67)
     rng = np.random.default_rng(seed)
     text = lambda length: " ".join(f"w{i}" for i in rng.integers(0, 30517, length))  # noqa: E731
     queries = {f"q{i}": text(length) for i, length in enumerate(lognormal(rng, 8, 4, groups, 64))}
-    docs = MemoryDocs(Doc(f"d{i}", text(length)) for i, length in enumerate(lognormal(rng, 76, 35, groups * DOCS, 256)))
+    docs = MemoryDocs(Doc(f"d{i}", text(length)) for i, length in enumerate(lognormal(rng, *shape)))
     qrels = {f"q{i}": {f"d{DOCS * i}": 1} for i in range(groups)}
     run = {f"q{i}": {f"d{DOCS * i + j}": float(-j) for j in range(DOCS)} for i in range(groups)}
     return Collection("generated", docs, queries, qrels, Candidates.from_run(run))
 
 
-def config_of(size: str) -> BertConfig:
-    layers, dim, heads = SIZES[size]
-    return BertConfig(hidden_size=dim, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=4 * dim)
+def config_of(size: str) -> PretrainedConfig:
+    layers, dim, heads, inner = SIZES[size]
+    sizes: Any = {
+        "hidden_size": dim, "num_hidden_layers": layers, "num_attention_heads": heads, "intermediate_size": inner,
+        "pad_token_id": 0,
+    }  # fmt: skip
+    if not size.startswith("modernbert"):
+        return BertConfig(**sizes)
+    return ModernBertConfig(**sizes, bos_token_id=2, cls_token_id=2, eos_token_id=3, sep_token_id=3)
+
+
+def encoder_of(size: str, execution: Execution) -> Encoder:
+    config = config_of(size)
+    pooler = {} if size.startswith("modernbert") else {"add_pooling_layer": False}
+    return Encoder(AutoModel.from_config(config, **pooler), tokenizer(size), execution)
 
 
 def module_of(
-    size: str, scorer: Any = None, rate: float = 1e-5, max_norm: float | None = 1.0, optimizer: Any = None
-) -> RerankModule:
+    size: str, scorer: Any = None, rate: float = 1e-5, max_norm: float | None = 1.0, optimizer: Any = None,
+    execution: Execution = DEFAULT,
+) -> RerankModule:  # fmt: skip
     torch.manual_seed(0)
-    scorer = scorer or MonoBERT(Encoder(BertModel(config_of(size), add_pooling_layer=False), tokenizer()))
+    scorer = scorer or MonoBERT(encoder_of(size, execution))
     optimizer = optimizer or (lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True))
     options = Optimization(optimizer, lambda step, total: 1.0, max_norm=max_norm)
     return RerankModule(scorer, ["nDCG@10"], loss=LCE(), optimization=options)
 
 
-def product(size: str, data: Collection, pairs: int, max_tokens: int, cache: str) -> dict[str, float]:
+def product(
+    size: str, data: Collection, pairs: int, max_tokens: int, cache: str, execution: Execution
+) -> dict[str, float]:
     """Train with the product's modules; returns its throughput report."""
-    module = module_of(size)
+    module = module_of(size, execution=execution)
     loaders = RankData(
         Splits(data, None, {}),
-        ScorerInputs(module.scorer.encoder.tokenizer, "pairs", 512),
+        ScorerInputs(module.scorer.encoder.tokenizer, "pairs", LONGEST),
         BatchOptions(
             queries=pairs // DOCS, docs=DOCS, max_tokens=max_tokens, workers=4 if torch.cuda.is_available() else 0
         ),
-        TextLimits(64, 256),
+        TextLimits(64, LONGEST - 67),
         cache_dir=cache,
     )
     throughput = Throughput()
@@ -127,7 +165,8 @@ def product(size: str, data: Collection, pairs: int, max_tokens: int, cache: str
 def padded_loop(size: str, data: Collection, pairs: int, steps: int, flops: float) -> dict[str, float]:
     """A hand-written loop: padded batches, autocast, transformers' forward and pooled classifier."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, pieces = BertForSequenceClassification(config_of(size)).to(device), tokenizer()
+    model = AutoModelForSequenceClassification.from_config(config_of(size)).to(device)
+    pieces = tokenizer(size)
     model.config.problem_type, model.config.num_labels = None, 2
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
     texts = list(pair_texts(data, pairs * steps))
@@ -170,9 +209,9 @@ def sentence_transformers(size: str, data: Collection, pairs: int, steps: int, f
     config = config_of(size)
     config.num_labels = 1
     with tempfile.TemporaryDirectory() as folder:
-        BertForSequenceClassification(config).save_pretrained(folder)
-        tokenizer().save_pretrained(folder)
-        model = CrossEncoder(folder, max_length=512)
+        AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+        tokenizer(size).save_pretrained(folder)
+        model = CrossEncoder(folder, max_length=LONGEST)
         texts = list(pair_texts(data, pairs * steps))
         rows = Dataset.from_dict(
             {
@@ -231,17 +270,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--peer-pairs", type=int, nargs="+", default=[128, 256])
     parser.add_argument("--peer-steps", type=int, default=40)
+    parser.add_argument("--doc-tokens", type=int, help="mean length of docs; default: as in MS MARCO's passages")
+    parser.add_argument("--checkpointing", action="store_true", help="the product recomputes activations")
+    parser.add_argument("--library", action="store_true", help="the product's layers are compiled, without its kernels")
     parser.add_argument("--without", nargs="*", default=[], help="peers to leave out: sentence-transformers, padded")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
     gpu = torch.cuda.is_available()
     rate = measure_matmul(torch.device("cuda")) if gpu else 1.0
-    data = collection(args.pairs // DOCS * args.steps)
+    execution = Execution(checkpointing=args.checkpointing, fused=False if args.library else "auto")
+    data = collection(args.pairs // DOCS * args.steps, args.doc_tokens)
     lengths = np.array([len(q.split()) + len(d.split()) + 3 for q, d in pair_texts(data, 5000)])
-    flops = (
-        3 * matmul_flops(config_of(args.size), 1, 0.0) * lengths.mean()
-        + 12 * SIZES[args.size][0] * SIZES[args.size][1] * (lengths**2.0).mean()
-    )
+    config, counts = config_of(args.size), torch.from_numpy(lengths)
+    pairs = (float(near_pairs(counts, window)) for window in (None, getattr(config, "sliding_window", None)))
+    squares, near = (pairs_of / len(lengths) for pairs_of in pairs)
+    flops = 3 * matmul_flops(config, 1, 0.0) * lengths.mean() + 3 * matmul_flops(config, 0, squares, None, near)
     rows: dict[str, list[dict[str, float]]] = {}
 
     def note(name: str, train: Any, *arguments: Any) -> None:
@@ -258,7 +301,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(args.rounds):
-            note("product", product, args.size, data, args.pairs, args.max_tokens, cache)
+            note("product", product, args.size, data, args.pairs, args.max_tokens, cache, execution)
             for pairs in args.peer_pairs:
                 for name, peer in {"sentence-transformers": sentence_transformers, "padded": padded_loop}.items():
                     if name not in args.without:

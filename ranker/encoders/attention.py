@@ -86,12 +86,13 @@ def short_attention(qkv: Tensor, rows: PackedRows) -> Tensor:
     return short.short_attention(qkv, rows.cu_seqlens, rows.cu_keys, rows.blocks)[0]
 
 
-def library_attention(qkv: Tensor, rows: PackedRows) -> Tensor:
+def library_attention(qkv: Tensor, rows: PackedRows, window: int | None = None) -> Tensor:
     """Attend with torch's variable-length kernel.
 
     Args:
         qkv: Queries, keys and values, [tokens, 3, heads, head size].
-        rows: Row boundaries.
+        rows: Row boundaries. With a window, all tokens have to be attended to.
+        window: Largest distance between a token and those that it attends to; None: no limit.
 
     Returns:
         [tokens, heads, head size]
@@ -99,26 +100,44 @@ def library_attention(qkv: Tensor, rows: PackedRows) -> Tensor:
     query, key, value = qkv.unbind(1)
     if rows.key_indices is not None:
         key, value = key.index_select(0, rows.key_indices), value.index_select(0, rows.key_indices)
-    mixed: Any = varlen_attn(query, key, value, rows.cu_seqlens, rows.cu_keys, rows.max_length, rows.max_length)
+    sides = (-1, -1) if window is None else (window, window)
+    mixed: Any = varlen_attn(
+        query, key, value, rows.cu_seqlens, rows.cu_keys, rows.max_length, rows.max_length, window_size=sides
+    )
     return mixed
 
 
-def padded_attention(qkv: Tensor, rows: PaddedRows) -> Tensor:
-    """Attend by padded SDPA, the only path with attention dropout.
+def padded_attention(qkv: Tensor, rows: PaddedRows, window: int | None = None) -> Tensor:
+    """Attend by SDPA over groups of padded rows, the only path with attention dropout.
 
     Args:
         qkv: Queries, keys and values, [tokens, 3, heads, head size].
         rows: Layout and dropout.
+        window: Largest distance between a token and those that it attends to; None: no limit.
 
     Returns:
         [tokens, heads, head size]
     """
-    layout = rows.layout
-    query, key, value = (layout.pad(part).transpose(1, 2) for part in qkv.unbind(1))
-    padded = functional.scaled_dot_product_attention(
-        query, key, value, attn_mask=layout.key_mask[:, None, None, :], dropout_p=rows.dropout
-    )
-    return layout.unpad(padded.transpose(1, 2))
+    mixed = []
+    for group in rows.layout.groups:
+        query, key, value = (part.transpose(1, 2) for part in group.pad(qkv).unbind(2))
+        mask, lonely = group.key_mask[:, None, None, :], None
+        if window is not None and window < mask.shape[-1] - 1:
+            mask = mask & _band(mask.shape[-1], window, mask.device)
+            # without a key in its window, SDPA would return NaN for a query: for padding, or far past the attended
+            lonely = ~mask.any(-1, keepdim=True)
+            mask = mask | lonely
+        padded = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=rows.dropout)
+        if lonely is not None:
+            padded = padded.masked_fill(lonely, 0.0)
+        mixed.append(group.unpad(padded.transpose(1, 2)))
+    return torch.cat(mixed).index_select(0, rows.layout.from_groups) if mixed else qkv[:, 2]
+
+
+def _band(length: int, window: int, device: torch.device) -> Tensor:
+    """True where row and column are at most `window` apart, bool [length, length]."""
+    positions = torch.arange(length, device=device)
+    return (positions.unsqueeze(1) - positions).abs() <= window
 
 
 def padded_average(states: Tensor, queries: Tensor, rows: PaddedRows) -> Tensor:
@@ -132,9 +151,14 @@ def padded_average(states: Tensor, queries: Tensor, rows: PaddedRows) -> Tensor:
     Returns:
         [rows, heads, dim]
     """
-    layout = rows.layout
-    padded, scale = layout.pad(states).unsqueeze(1), (queries.shape[2] // queries.shape[1]) ** -0.5
-    mask = layout.key_mask[:, None, None, :]
-    return functional.scaled_dot_product_attention(
-        queries.unsqueeze(1), padded, padded, attn_mask=mask, scale=scale
-    ).squeeze(1)
+    scale, means = (queries.shape[2] // queries.shape[1]) ** -0.5, []
+    for group in rows.layout.groups:
+        padded, mask = group.pad(states).unsqueeze(1), group.key_mask[:, None, None, :]
+        query = queries.index_select(0, group.rows).unsqueeze(1)
+        means.append(
+            functional.scaled_dot_product_attention(query, padded, padded, attn_mask=mask, scale=scale).squeeze(1)
+        )
+    if not means:  # a batch without tokens
+        return torch.zeros_like(queries)
+    indices = torch.cat([group.rows for group in rows.layout.groups])
+    return torch.zeros_like(queries).index_copy(0, indices, torch.cat(means))

@@ -96,6 +96,25 @@ def fused_embedding(embeddings: Any, inputs: EmbeddingInputs) -> Tensor:
     return embedded
 
 
+def fused_word_embedding(
+    words: nn.Embedding, norm: nn.LayerNorm, tokens: Tensor, dropout: tuple[Tensor | None, float], dtype: torch.dtype
+) -> Tensor:
+    """Look up words, norm and drop them in one kernel.
+
+    Args:
+        words: Word table.
+        norm: The norm, without a shift.
+        tokens: Token ids, int64 [tokens].
+        dropout: Dropout hashes, int32 [tokens], or None, and the rate.
+        dtype: Precision of the result.
+
+    Returns:
+        [tokens, dim] in `dtype`.
+    """
+    embedded: Any = _FusedWords.apply(tokens, dropout, norm.eps, words.padding_idx, dtype, words.weight, norm.weight)
+    return embedded
+
+
 def position_sums(values: Tensor, layout: RaggedLayout, num_positions: int) -> Tensor:
     """Sum the values at the same position of each row, in float32 or float64.
 
@@ -165,14 +184,38 @@ class _FusedEmbedding(torch.autograd.Function):
         )
         grad_words = grad_positions = None
         if ctx.needs_input_grad[3]:
-            padding_id = -1 if ctx.padding_id is None else ctx.padding_id
-            grad_words = torch.ops.aten.embedding_dense_backward(grad, token_ids, len(words), padding_id, False)
-            grad_words = grad_words.to(words.dtype)
+            grad_words = _word_gradient(grad, token_ids, words, ctx.padding_id)
         if ctx.needs_input_grad[4]:
             grad_positions = _position_gradient(grad, inputs.layout, inputs.first_position, len(positions))
             grad_positions = grad_positions.to(positions.dtype)
         grad_norm = (sums[0].to(gain.dtype), sums[1].to(ctx.shift_dtype))
         return None, None, None, grad_words, grad_positions, sums[2:].to(segments.dtype), *grad_norm
+
+
+class _FusedWords(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, tokens: Tensor, dropout: tuple[Tensor | None, float], epsilon: float, padding_id: int | None,
+        dtype: torch.dtype, words: Tensor, gain: Tensor,
+    ) -> Tensor:  # fmt: skip
+        ctx.dropout, ctx.epsilon, ctx.padding_id = dropout, epsilon, padding_id
+        ctx.save_for_backward(tokens, words, gain)
+        return kernel.word_norm(words, tokens, *dropout, gain, epsilon, dtype)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+        tokens, words, gain = ctx.saved_tensors
+        hashes, rate = ctx.dropout
+        grad, grad_gain = kernel.word_norm_backward(grad_out, words, tokens, hashes, rate, gain, ctx.epsilon)
+        grad_words = _word_gradient(grad, tokens, words, ctx.padding_id) if ctx.needs_input_grad[5] else None
+        return *[None] * 5, grad_words, grad_gain.to(gain.dtype)
+
+
+def _word_gradient(grad: Tensor, token_ids: Tensor, words: Tensor, padding_id: int | None) -> Tensor:
+    """Return the gradient of the word table, [words, dim], from those of the lookups, float32 [tokens, dim]."""
+    padding = -1 if padding_id is None else padding_id
+    return torch.ops.aten.embedding_dense_backward(grad, token_ids, len(words), padding, False).to(words.dtype)
 
 
 def _position_gradient(grad_out: Tensor, layout: RaggedLayout, first_position: int, rows: int) -> Tensor:

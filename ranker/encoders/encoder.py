@@ -43,7 +43,8 @@ class Encoder(nn.Module):
 
     Every family runs on the fastest path that gives a row the states that it has alone (`path`):
 
-    - `bert`: BERT's relatives (`Family.bert_modules`) without padding, by layers of this package (`ragged_forward`);
+    - `bert`, `modernbert`: families with these layers (`Family.layers`) without padding, by layers of this package
+      (`ragged_forward`);
     - `packed`: transformers' own forward on one row that holds all texts, without padding;
     - `padded`: transformers' own forward on groups of rows of near lengths, each padded to its longest row;
     - `by_length`: the same on groups of equal length, for families whose states depend on padding.
@@ -85,9 +86,9 @@ class Encoder(nn.Module):
         self._ragged_forward = RaggedForward(execution, ids_in_table=len(tokenizer) <= len(words.weight))
         self._logged_path = False
         family = family_of(model.config)
-        if execution.ragged and family.bert_modules:
+        if execution.ragged and family.layers is not None:
             config = model.config
-            self._traits = Traits("bert", first_position(config), config.hidden_size, config.num_hidden_layers)
+            self._traits = Traits(family.layers, first_position(config), config.hidden_size, config.num_hidden_layers)
             self._forward = None
         else:
             ids = common_tokens(tokenizer, len(words.weight))
@@ -95,11 +96,11 @@ class Encoder(nn.Module):
             self._traits = measure(model, self._forward, ids, execution.ragged, family)
             self._forward.find_dropout(model, one_row(ids, words.weight.device), self.path == "packed")
             if execution.checkpointing:
-                self._forward.checkpoint_activations(model)
+                self._forward.checkpoint_activations(model, self._traits.num_layers)
 
     @property
     def path(self) -> str:
-        """How batches run: `bert`, `packed`, `padded` or `by_length`."""
+        """How batches run: `bert`, `modernbert`, `packed`, `padded` or `by_length`."""
         return self._traits.path
 
     @property

@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from transformers import PretrainedConfig
@@ -44,9 +44,10 @@ class Family:
 
     Args:
         model_type: The family's `model_type` in transformers.
-        bert_modules: The model has BERT's module names (`embeddings.word_embeddings`,
-            `encoder.layer.0.attention.self.query`, ...) and BERT's computation: absolute positions, post-norm layers.
-            Such a model runs without padding. False: batches are padded and run through transformers' own forward.
+        layers: The module names and the computation of the model's layers, which this package can run without padding.
+            `bert`: `embeddings.word_embeddings`, `encoder.layer.0.attention.self.query`, ..., absolute positions,
+            post-norm layers. `modernbert`: `embeddings.tok_embeddings`, `layers.0.attn.Wqkv`, ..., rotary positions,
+            pre-norm layers. None: the model runs through transformers' own forward.
         positions_after_padding: Position ids start at `pad_token_id + 1`, as in RoBERTa, so 514 positions are enough
             for 512 tokens. False: they start at 0. None: unknown; `first_position` reads the offset from the model.
         reads_single_segment: The model looks up token type ids even if `type_vocab_size` is 1, so an id of 1 would
@@ -61,7 +62,7 @@ class Family:
     """
 
     model_type: str
-    bert_modules: bool = False
+    layers: Literal["bert", "modernbert"] | None = None
     positions_after_padding: bool | None = None
     reads_single_segment: bool = False
     classifier: Classifier | None = None

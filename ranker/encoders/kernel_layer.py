@@ -185,7 +185,7 @@ class _LinearResidualNorm(torch.autograd.Function):
         inner, states, product, half_weight, bias, gain = ctx.saved_tensors
         sums, grad_states, grad_product = ctx.norm.backward(grad_out, product, bias, states, gain)
         weight_dtype, *dtypes = ctx.dtypes
-        grad_weight = _weight_gradient(grad_product, inner, weight_dtype) if ctx.needs_input_grad[3] else None
+        grad_weight = weight_gradient(grad_product, inner, weight_dtype) if ctx.needs_input_grad[3] else None
         return grad_product @ half_weight, grad_states, None, grad_weight, *_split(sums, dtypes)
 
 
@@ -215,14 +215,14 @@ class _Attention(torch.autograd.Function):
         qkv_dtype, qkv_bias_dtype, out_dtype, *dtypes = ctx.dtypes
         sums, grad_states, grad_product = ctx.norm.backward(grad_out, product, bias, states, gain)
         inner = mixed.view_as(states)
-        grad_wo = _weight_gradient(grad_product, inner, out_dtype) if ctx.needs_input_grad[10] else None
+        grad_wo = weight_gradient(grad_product, inner, out_dtype) if ctx.needs_input_grad[10] else None
         grad_qkv, grad_bias = ctx.norm.kernels.attend_backward(
             (grad_product @ half_out).view_as(mixed), qkv, mixed, log_sums, *ctx.rows
         )
         grad_qkv = grad_qkv.view(len(states), -1)
         grad_weights: Sequence[Tensor | None] = [None] * 3
         if any(ctx.needs_input_grad[4:7]):
-            grad_weights = _weight_gradient(grad_qkv, states, qkv_dtype).chunk(3)
+            grad_weights = weight_gradient(grad_qkv, states, qkv_dtype).chunk(3)
         below = grad_states.addmm_(grad_qkv, half_qkv) if ctx.needs_input_grad[0] else None
         grad_biases = grad_bias.to(qkv_bias_dtype).chunk(3)
         return below, None, None, None, *grad_weights, *grad_biases, grad_wo, *_split(sums, dtypes)
@@ -257,9 +257,9 @@ class _FeedForward(torch.autograd.Function):
         states, wide, active, product, half_up, half_down, b1, b2, gain = ctx.saved_tensors
         up_dtype, up_bias_dtype, down_dtype, *dtypes = ctx.dtypes
         sums, grad_states, grad_product = ctx.norm.backward(grad_out, product, b2, states, gain)
-        grad_down = _weight_gradient(grad_product, active, down_dtype) if ctx.needs_input_grad[4] else None
+        grad_down = weight_gradient(grad_product, active, down_dtype) if ctx.needs_input_grad[4] else None
         grad_wide, grad_b1 = ctx.norm.kernels.bias_gelu_backward(grad_product @ half_down, wide, b1)
-        grad_up = _weight_gradient(grad_wide, states, up_dtype) if ctx.needs_input_grad[2] else None
+        grad_up = weight_gradient(grad_wide, states, up_dtype) if ctx.needs_input_grad[2] else None
         below = grad_states.addmm_(grad_wide, half_up) if ctx.needs_input_grad[0] else None
         return below, None, grad_up, grad_b1.to(up_bias_dtype), grad_down, *_split(sums, dtypes)
 
@@ -276,7 +276,7 @@ def _converted(groups: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> list[T
     return joined
 
 
-def _weight_gradient(grad_out: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:
+def weight_gradient(grad_out: Tensor, inner: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a weight's gradient [out, in], summed over tokens in float32, in the weight's precision.
 
     Args:

@@ -107,9 +107,10 @@ class NativeHead(nn.Module):
         else:
             whole, info = AutoModelForSequenceClassification.from_pretrained(
                 encoder.source, config=config, output_loading_info=True, dtype=torch.float32, local_files_only=True,
-                trust_remote_code=encoder.execution.trust_remote_code,
+                trust_remote_code=encoder.execution.trust_remote_code, ignore_mismatched_sizes=True,
             )  # fmt: skip
-            missing = sorted(info["missing_keys"])
+            # a head of another number of labels has other sizes
+            missing = sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
         whole.base_model.load_state_dict(encoder.model.state_dict(), strict=False)
         head = cls(whole, encoder, dropout)
         random = [name for name, _ in head.whole.named_parameters() if missing == ["all"] or name in missing]

@@ -1,4 +1,4 @@
-"""The choice of a path for models with BERT's modules: which functions run the layers of one batch, and why.
+"""The choice of a path for models whose layers this package knows: which functions run one batch's layers, and why.
 
 Paths, fastest first: this package's kernels, compiled layers, eager layers (all three without padding, on CUDA in half
 precision), eager layers with padding in attention only (CPU, float32). The choice depends on the options, the model,
@@ -24,11 +24,16 @@ from ranker.encoders.attention import (
     triton_unavailable,
     unpadded_unavailable,
 )
-from ranker.encoders.compiled_layer import compile_unavailable, compiled_dropout, compiled_layer
+from ranker.encoders.compiled_layer import (
+    compile_unavailable,
+    compiled_dropout,
+    compiled_layer,
+    compiled_pre_norm_layer,
+)
 from ranker.encoders.dropout import hashed_dropout
 from ranker.encoders.execution import Execution
-from ranker.encoders.family import max_positions
-from ranker.encoders.kernel_layer import Kernels, kernel_layer, triton_kernels
+from ranker.encoders.family import family_of, max_positions
+from ranker.encoders.kernel_layer import kernel_layer, triton_kernels
 from ranker.encoders.layer import (
     LayerFunctions,
     kernel_average,
@@ -37,17 +42,25 @@ from ranker.encoders.layer import (
     linear_residual_norm,
     post_norm_layer,
 )
+from ranker.encoders.pre_norm_kernels import pre_norm_kernel_layer, triton_pre_norm_kernels
+from ranker.encoders.pre_norm_layer import (
+    PreNormFunctions,
+    PreNormWeights,
+    pre_norm_layer,
+    rotary_library_attention,
+    rotary_padded_attention,
+)
 from ranker.encoders.ragged import TILE, RaggedLayout
+from ranker.encoders.stack import Log, RaggedPass
 from ranker.errors import ConfigError
-
-Log = Callable[[str], None]  # reports a line about the chosen path
 
 
 class LayerPath(NamedTuple):
     """How the layers of one batch run.
 
     Args:
-        run_layer: `post_norm_layer`, `compiled_layer` or `kernel_layer`.
+        run_layer: `post_norm_layer`, `compiled_layer` or `kernel_layer`; of ModernBERT `pre_norm_layer`,
+            `compiled_pre_norm_layer` or `pre_norm_kernel_layer`.
         functions: The operations that `run_layer` calls.
         dropout: Dropout after the embeddings, as `hashed_dropout`.
         unpadded: Whether attention runs without padding.
@@ -55,8 +68,8 @@ class LayerPath(NamedTuple):
             compiles the layers again.
     """
 
-    run_layer: Callable[..., Tensor]
-    functions: LayerFunctions | Kernels
+    run_layer: Callable[..., Any]
+    functions: Any
     dropout: Callable[[Tensor, Tensor, float], Tensor]
     unpadded: bool
     min_length: int
@@ -64,7 +77,7 @@ class LayerPath(NamedTuple):
     @property
     def uses_kernels(self) -> bool:
         """Whether layers run through this package's kernels; embeddings may, too."""
-        return self.run_layer is kernel_layer
+        return self.run_layer in (kernel_layer, pre_norm_kernel_layer)
 
     def packed_rows(self, layout: RaggedLayout) -> PackedRows:
         """Return the row boundaries that attention without padding takes."""
@@ -79,7 +92,7 @@ def activation_of(model: Any) -> Callable[[Tensor], Tensor]:
 
 def attention_is_unpadded(model: Any, device: torch.device, log: Log) -> bool:
     """Return whether attention runs without padding on this device, in the precision in use."""
-    weight = model.embeddings.word_embeddings.weight
+    weight = model.get_input_embeddings().weight
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
     reason = unpadded_unavailable(device, dtype)
     if reason:
@@ -88,16 +101,24 @@ def attention_is_unpadded(model: Any, device: torch.device, log: Log) -> bool:
     return not reason and max_positions(model.config) >= TILE
 
 
-def can_skip_other_tokens(model: Any, execution: Execution, unpadded: bool) -> bool:
-    """Return whether the last layer can compute the states of first tokens alone (`first_token_attention`).
+def can_skip_other_tokens(model: Any, execution: Execution, unpadded: bool, attention_dropout: float) -> bool:
+    """Return whether the last layer can compute the states of first tokens alone.
 
-    Without padding only this package's kernel can. With padding it needs attention dropout to be off, because dropped
-    attention weights would also have to scale the bias of the values.
+    ModernBERT's always can: the other tokens leave after attention. BERT's attention of first tokens
+    (`first_token_attention`) needs this package's kernel if it is not padded. With padding it needs attention dropout
+    to be off, because dropped attention weights would also have to scale the bias of the values.
+
+    Args:
+        model: A transformers model of a family with `Family.layers`.
+        execution: Options.
+        unpadded: Whether attention runs without padding.
+        attention_dropout: The last layer's rate on attention weights.
     """
+    if family_of(model.config).layers == "modernbert":
+        return True
     if unpadded:
         return execution.attention != "library" and not triton_unavailable()
-    attention = model.encoder.layer[-1].attention.self
-    return not (attention.training and attention.dropout.p > 0)
+    return attention_dropout == 0
 
 
 def choose_path(model: Any, execution: Execution, max_length: int, device: torch.device | None, log: Log) -> LayerPath:
@@ -127,10 +148,7 @@ def choose_path(model: Any, execution: Execution, max_length: int, device: torch
     name = f"torch's variable-length kernel, because {no_short}" if no_short else "the kernel for short rows"
     log(f"attention runs through {name}; attention dropout is off in it")
     log(f"norms and activations run without kernels of this package, because {no_kernels}")
-    no_compile = "encoder.compile=false" if execution.compile is False else compile_unavailable(device)
-    if no_compile and execution.compile is True:
-        raise ConfigError(f"encoder.compile: expected auto or false, got true, but {no_compile}")
-    log(f"layers run {'eagerly, because ' + no_compile if no_compile else 'compiled'}")
+    no_compile = _no_compile(execution, device, log)
     functions = LayerFunctions(
         linear_attention(library_attention if no_short else short_attention),
         kernel_average,
@@ -140,6 +158,64 @@ def choose_path(model: Any, execution: Execution, max_length: int, device: torch
     run_layer, dropout = (post_norm_layer, hashed_dropout) if no_compile else (compiled_layer, compiled_dropout)
     # the kernels of this package work on blocks of a row, and do not read the maximum length
     return LayerPath(run_layer, functions, dropout, unpadded=True, min_length=64 if no_short else 512)
+
+
+def choose_pre_norm_path(model: Any, run: RaggedPass) -> LayerPath:
+    """Choose how the layers of a batch run, for models with ModernBERT's modules.
+
+    Args:
+        model: The model.
+        run: The forward pass.
+
+    Raises:
+        ConfigError: An option insists on a path that is not available.
+    """
+    activation, batch, execution = model.layers[0].mlp.act, run.layout.batch, run.execution
+    if run.device is None:
+        functions = PreNormFunctions(rotary_padded_attention, activation)
+        return LayerPath(pre_norm_layer, functions, hashed_dropout, unpadded=False, min_length=0)
+    no_kernels = _no_pre_norm_kernels(model, execution)
+    no_short = _no_short_attention(model, execution, batch.max_length)
+    if not no_kernels:
+        # torch's kernel has no window over some of the tokens; this package's takes rows of any length
+        short = not no_short or batch.attended is not None
+        name = "" if short else f"; attention through torch's variable-length kernel, because {no_short}"
+        run.log(f"layers run through this package's kernels{name}; attention dropout is off in them")
+        kernels = triton_pre_norm_kernels(short)
+        return LayerPath(pre_norm_kernel_layer, kernels, hashed_dropout, unpadded=True, min_length=512 if short else 64)
+    if batch.attended is not None and batch.max_length > model.config.sliding_window:
+        raise ConfigError(
+            "encoder.fused: expected auto for a model with windows and rows of which a part is attended to, got "
+            f"kernels that can't run, because {no_kernels}"
+        )
+    run.log(f"layers run without kernels of this package, because {no_kernels}; attention dropout is off in them")
+    functions = PreNormFunctions(rotary_library_attention, activation)
+    if _no_compile(execution, run.device, run.log):
+        return LayerPath(pre_norm_layer, functions, hashed_dropout, unpadded=True, min_length=64)
+    return LayerPath(compiled_pre_norm_layer, functions, compiled_dropout, unpadded=True, min_length=64)
+
+
+def _no_compile(execution: Execution, device: torch.device, log: Log) -> str:
+    """Return why layers are not compiled; empty if they are."""
+    no_compile = "encoder.compile=false" if execution.compile is False else compile_unavailable(device)
+    if no_compile and execution.compile is True:
+        raise ConfigError(f"encoder.compile: expected auto or false, got true, but {no_compile}")
+    log(f"layers run {'eagerly, because ' + no_compile if no_compile else 'compiled'}")
+    return no_compile
+
+
+def _no_pre_norm_kernels(model: Any, execution: Execution) -> str:
+    """Return why layers do not run through this package's kernels; empty if they do."""
+    if execution.fused is False:
+        return "encoder.fused=false"
+    reason = triton_unavailable()
+    if not isinstance(model.layers[0].mlp.act, GELUActivation):
+        reason = reason or f"the activation is {model.config.hidden_activation}, not gelu"
+    if PreNormWeights.of(model.layers[-1]).has_biases or model.final_norm.bias is not None:
+        reason = reason or "layers have biases"
+    if execution.fused is True and reason:
+        raise ConfigError(f"encoder.fused: expected auto or false, got true, but {reason}")
+    return reason
 
 
 def _no_short_attention(model: Any, execution: Execution, max_length: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,9 +12,37 @@ from torch.nn import functional
 
 from ranker.data.ragged import tensor_ranges
 from ranker.encoders.kernels.blocks import BLOCK
+from ranker.encoders.row_groups import row_groups
 from ranker.types import TokenBatch
 
 TILE = 64  # tokens; see pad_to_tiles
+
+
+class PaddedGroup(NamedTuple):
+    """Rows of near lengths, padded to the longest of them.
+
+    Args:
+        rows: Indices of the rows, int64 [group rows].
+        tokens: Index of each of their tokens in the batch, int64 [group tokens].
+        cells: Index of each of these tokens in the flattened padded tensor, int64 [group tokens].
+        key_mask: True for tokens that are attended to, bool [group rows, length].
+    """
+
+    rows: Tensor
+    tokens: Tensor
+    cells: Tensor
+    key_mask: Tensor
+
+    def pad(self, flat: Tensor) -> Tensor:
+        """Convert [tokens, ...] of the batch to [group rows, length, ...]; padding is 0."""
+        taken, shape = flat.index_select(0, self.tokens), self.key_mask.shape
+        if len(taken) < shape.numel():
+            taken = flat.new_zeros(shape.numel(), *flat.shape[1:]).index_copy(0, self.cells, taken)
+        return taken.view(*shape, *flat.shape[1:])
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """Convert [group rows, length, ...] to [group tokens, ...]."""
+        return padded.reshape(-1, *padded.shape[2:]).index_select(0, self.cells)
 
 
 @dataclass(frozen=True)
@@ -62,6 +91,25 @@ class RaggedLayout:
         valid_rows = rows.clamp(max=self.batch.num_rows - 1)
         first_positions = (numbers - (ends - counts)[valid_rows]) * BLOCK
         return torch.stack([torch.where(rows < self.batch.num_rows, rows, -1), first_positions], 1).int()
+
+    @cached_property
+    def groups(self) -> tuple[PaddedGroup, ...]:
+        """Groups of rows for padded attention, without empty rows; on a GPU the host waits for their lengths."""
+        starts, attended = self.batch.cu_seqlens[:-1].long(), self.batch.attended
+        groups = []
+        for group in row_groups(self.batch.cu_seqlens):
+            columns = torch.arange(group.longest, device=starts.device)
+            real = columns < group.lengths.unsqueeze(1)
+            cells = real.flatten().nonzero_static(size=int(group.lengths.sum()))[:, 0]
+            tokens = (starts[group.rows].unsqueeze(1) + columns).flatten()[cells]
+            keys = real if attended is None else columns < attended[group.rows].unsqueeze(1)
+            groups.append(PaddedGroup(group.rows, tokens, cells, keys))
+        return tuple(groups)
+
+    @cached_property
+    def from_groups(self) -> Tensor:
+        """Place of each token in the concatenation of the groups, int64 [tokens]."""
+        return torch.cat([group.tokens for group in self.groups]).argsort()
 
     @cached_property
     def _columns(self) -> Tensor:

@@ -1,36 +1,30 @@
-"""The forward pass of models with BERT's modules over ragged batches: linear layers see real tokens only."""
+"""The forward pass of models whose layers this package knows: linear layers see real tokens only."""
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ranker.encoders.attention import PackedRows, PaddedRows, short_unavailable
-from ranker.encoders.dropout import dropout_hashes
-from ranker.encoders.embeddings import (
-    SMALL_TABLE,
-    EmbeddingInputs,
-    fused_embedding,
-    position_embedding,
-    segment_embedding,
-)
+from ranker.encoders.attention import short_unavailable
 from ranker.encoders.execution import Execution
-from ranker.encoders.family import first_position
+from ranker.encoders.family import family_of
 from ranker.encoders.graphs import MAX_SMALL_PASS, ROW_MULTIPLE, Graphs, rounding
-from ranker.encoders.layer import LayerSettings, LayerWeights
 from ranker.encoders.passes import ForwardPass, Output
-from ranker.encoders.paths import LayerPath, attention_is_unpadded, can_skip_other_tokens, choose_path
+from ranker.encoders.paths import attention_is_unpadded, can_skip_other_tokens
+from ranker.encoders.post_norm_stack import PostNormStack
+from ranker.encoders.pre_norm_stack import PreNormStack
 from ranker.encoders.ragged import RaggedLayout, pad_to_tiles
+from ranker.encoders.stack import RaggedPass, Stack, draw_seed
 from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
+STACKS: Mapping[str, Stack] = {"bert": PostNormStack(), "modernbert": PreNormStack()}  # by `Family.layers`
 
 
 class RaggedForward:
@@ -54,7 +48,7 @@ class RaggedForward:
         """Run the model over a batch.
 
         Args:
-            model: A transformers model with BERT's modules.
+            model: A transformers model of a family with `Family.layers`.
             batch: The batch.
             output: States to return.
             training: Whether the encoder is in training mode; only then passes are replayed.
@@ -75,7 +69,8 @@ class RaggedForward:
 
     def can_skip_other_tokens(self, model: Any, device: torch.device) -> bool:
         """Return whether `Output.FIRST_TOKENS` is available; see `paths.can_skip_other_tokens`."""
-        return can_skip_other_tokens(model, self.execution, attention_is_unpadded(model, device, self._log_once))
+        unpadded = attention_is_unpadded(model, device, self._log_once)
+        return can_skip_other_tokens(model, self.execution, unpadded, _stack_of(model).attention_dropout(model))
 
     def _may_replay(self, model: Any, batch: TokenBatch) -> bool:
         """Return whether a CUDA graph may ever replay this training pass; if so, its sizes are rounded up.
@@ -84,21 +79,20 @@ class RaggedForward:
         and gets the same bits.
         """
         graphs, config = self.execution.graphs, model.config
-        if graphs is False or batch.attended is not None:
+        if graphs is False or batch.attended is not None or self.execution.checkpointing:
             return False
-        dim = config.hidden_size
         if graphs == "auto":
-            weights = config.num_hidden_layers * (4 * dim**2 + 2 * dim * config.intermediate_size)
+            weights = config.num_hidden_layers * _stack_of(model).weights_per_layer(config)
             if batch.num_tokens * weights > MAX_SMALL_PASS:
                 return False
         return self.execution.attention != "library" and not short_unavailable(
-            dim // config.num_attention_heads, batch.max_length
+            config.hidden_size // config.num_attention_heads, batch.max_length
         )
 
     def _replayed(self, model: Any, batch: TokenBatch, dropout_seed: int | None, output: Output) -> Iterator[Tensor]:
         """Yield the last layer's states from a CUDA graph, or from a plain pass where there is none (yet)."""
-        rate = dropout_rate(model)
-        seed = _seed(dropout_seed) if rate else 0
+        rates = _stack_of(model).rates(model)
+        seed = draw_seed(dropout_seed) if any(rates) else 0
         replayed = None
         if self.execution.graphs is True or not _several_processes():
             dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
@@ -107,7 +101,7 @@ class RaggedForward:
                 batch,
                 seed,
                 model,
-                (output, rate, model.encoder.layer[0].output.dropout.p, dtype, self.execution),
+                (output, rates, dtype, self.execution),
             )
         if self.graphs.why_off:
             self._log_once(f"no more CUDA graphs are captured, because {self.graphs.why_off}")
@@ -119,53 +113,12 @@ class RaggedForward:
         self, model: Any, batch: TokenBatch, unpadded: bool, seed: int | Tensor | None, output: Output
     ) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer."""
-        if getattr(model.config, "type_vocab_size", 0) <= 1:
-            batch = replace(batch, segments=torch.zeros_like(batch.segments))
-        layout = RaggedLayout.of(batch)
-        device = batch.tokens.device if unpadded else None
-        path = choose_path(model, self.execution, batch.max_length, device, self._log_once)
-        first_tokens = batch.cu_seqlens[:-1]
-        packed = None
-        if unpadded:
-            # `pad_to_tiles` added at least one padding row, so there are at least two rows (compiled code would treat a
-            # count of 1 as a constant). An empty padding row starts past the last token, so its index is clamped.
-            first_tokens = first_tokens.clamp(max=batch.num_tokens - 1)
-            packed = path.packed_rows(layout)
-        hashes = _hashes(model, layout, seed)
-        states = self._embedded(model, layout, path, None if hashes is None else hashes[0])
-        yield states
-        layers = model.encoder.layer
-        for number, layer in enumerate(layers):
-            layer_hashes = None if hashes is None else hashes[2 * number + 1 : 2 * number + 3]
-            selected = first_tokens if output is Output.FIRST_TOKENS and number == len(layers) - 1 else None
-            if layer_hashes is not None and selected is not None:
-                layer_hashes = layer_hashes.index_select(1, selected)
-            attention = layer.attention.self
-            attention_dropout = attention.dropout.p if attention.training else 0.0
-            rows: PackedRows | PaddedRows = PaddedRows(layout, attention_dropout) if packed is None else packed
-            settings = LayerSettings(attention.num_attention_heads, layer.output.dropout.p, layer.output.LayerNorm.eps)
-            states = path.run_layer(
-                states, LayerWeights.of(layer), settings, path.functions, rows, layer_hashes, selected
-            )
-            yield states
-
-    def _embedded(self, model: Any, layout: RaggedLayout, path: LayerPath, hashes: Tensor | None) -> Tensor:
-        """Return the states before the first layer, [tokens, dim]; without padding in the precision of the layers."""
-        embeddings, batch = model.embeddings, layout.batch
-        offset, rate = first_position(model.config), dropout_rate(model)
-        words, segments = embeddings.word_embeddings, embeddings.token_type_embeddings
-        autocast = path.unpadded and torch.is_autocast_enabled("cuda")
-        dtype = torch.get_autocast_dtype("cuda") if autocast else words.weight.dtype
-        if path.uses_kernels and self._ids_in_table and segments.num_embeddings <= SMALL_TABLE:
-            states = fused_embedding(embeddings, EmbeddingInputs(layout, batch.segments, offset, hashes, rate, dtype))
-        else:
-            states = words(batch.tokens) + position_embedding(embeddings.position_embeddings, layout, offset)
-            states = embeddings.LayerNorm(states + segment_embedding(segments, batch.segments))
-            if hashes is not None:
-                states = path.dropout(states, hashes, rate)
-        if hasattr(model, "embeddings_project"):  # ELECTRA
-            states = model.embeddings_project(states)
-        return states.to(dtype) if path.unpadded else states
+        yield from _stack_of(model).states(
+            model,
+            RaggedPass(
+                RaggedLayout.of(batch), self.execution, output, unpadded, seed, self._ids_in_table, self._log_once
+            ),
+        )
 
     def _log_once(self, line: str) -> None:
         """Log a line about the path that is taken, once."""
@@ -179,27 +132,9 @@ def last(states: Iterator[Tensor]) -> Tensor:
     return deque(states, maxlen=1).pop()
 
 
-def dropout_rate(model: Any) -> float:
-    """Return the current dropout rate; the embeddings' mode and rate are those of the whole model."""
-    dropout = model.embeddings.dropout
-    return dropout.p if dropout.training else 0.0
+def _stack_of(model: Any) -> Stack:
+    return STACKS[family_of(model.config).layers or ""]
 
 
 def _several_processes() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _seed(dropout_seed: int | None) -> int:
-    return int(torch.randint(2**62, ())) if dropout_seed is None else dropout_seed
-
-
-def _hashes(model: Any, layout: RaggedLayout, seed: int | Tensor | None) -> Tensor | None:
-    """Return the dropout hashes of the embeddings and of both sites of each layer, int32 [1 + 2 * layers, tokens].
-
-    None if dropout is off.
-    """
-    if not dropout_rate(model):
-        return None
-    row_ids = layout.row_indices if layout.batch.row_ids is None else layout.batch.row_ids[layout.row_indices]
-    sites = 1 + 2 * model.config.num_hidden_layers
-    return dropout_hashes(seed if isinstance(seed, Tensor) else _seed(seed), row_ids, layout.position_ids, sites)

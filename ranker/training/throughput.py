@@ -21,20 +21,25 @@ IN_BAR = ("pairs_per_second", "mfu", "data_wait_share")  # shown in the progress
 YARDSTICK = 8192  # rows and columns of the bf16 matrix product that measures a card's rate
 
 
-def matmul_flops(config: Any, tokens: int, squares: float, last_layer_tokens: int | None = None) -> float:
+def matmul_flops(
+    config: Any, tokens: int, squares: float, last_layer_tokens: int | None = None, near: float | None = None
+) -> float:
     """Floating-point operations of a transformer encoder's matrix products, forward only.
 
     Weights (queries, keys, values, output and both feed-forward products) take 2 l (4 d^2 + 2 d f) operations a token,
-    attention 4 l d n^2 a row of n tokens, with l layers, d states and f feed-forward states. Training takes three times
-    as many: the backward pass has two products for each one of the forward pass. Embeddings, norms, heads and padding
-    are not counted. If the last layer computes only the first token of each row, its weights count for those tokens
-    only, and its attention, of h heads over whole states, takes 4 h d a token.
+    attention 4 l d n^2 a row of n tokens, with l layers, d states and f feed-forward states. ModernBERT's feed-forward
+    blocks have a third matrix, the gate, and in its layers with a window only pairs of near tokens count. Training
+    takes three times as many: the backward pass has two products for each one of the forward pass. Embeddings, norms,
+    heads and padding are not counted. If the last layer computes only the first token of each row, its weights count
+    for those tokens only, and its attention, of h heads over whole states, takes 4 h d a token. In ModernBERT's last
+    layer queries, keys and values count for all tokens, and attention takes 4 d a token.
 
     Args:
         config: A transformers configuration.
         tokens: Number of real tokens.
         squares: Sum over rows of the squared number of tokens.
         last_layer_tokens: Number of tokens that the last layer computes; None: all.
+        near: Sum over rows of the pairs of tokens that are in each other's window (`near_pairs`); None: all of them.
 
     >>> from transformers import BertConfig
     >>> config = BertConfig(hidden_size=4, num_hidden_layers=1, intermediate_size=8, num_attention_heads=2)
@@ -43,11 +48,27 @@ def matmul_flops(config: Any, tokens: int, squares: float, last_layer_tokens: in
     """
     layers, dim = config.num_hidden_layers, config.hidden_size
     inner = getattr(config, "intermediate_size", None) or getattr(config, "hidden_dim", 4 * dim)
-    weights = 4 * dim**2 + 2 * dim * inner
+    rotary = config.model_type == "modernbert"
+    attention, feed_forward = 4 * dim**2, (3 if rotary else 2) * dim * inner
+    kinds = config.layer_types if rotary else [None] * layers
+    pairs = [squares if near is None or kind != "sliding_attention" else near for kind in kinds]
     if last_layer_tokens in (None, tokens):
-        return 2.0 * layers * weights * tokens + 4.0 * layers * dim * squares
-    through_weights = (layers - 1) * tokens + last_layer_tokens
-    return 2.0 * weights * through_weights + 4.0 * dim * ((layers - 1) * squares + config.num_attention_heads * tokens)
+        return 2.0 * layers * (attention + feed_forward) * tokens + 4.0 * dim * sum(pairs)
+    of_all = 3 * dim**2 if rotary else 0  # weights of the last layer that all tokens are multiplied with
+    last = 2.0 * of_all * tokens + 2.0 * (attention + feed_forward - of_all) * last_layer_tokens
+    last += 4.0 * dim * (1 if rotary else config.num_attention_heads) * tokens
+    return 2.0 * (layers - 1) * (attention + feed_forward) * tokens + 4.0 * dim * sum(pairs[:-1]) + last
+
+
+def near_pairs(lengths: Tensor, window: int | None) -> Tensor:
+    """Sum over rows of the pairs of tokens that are at most `window` apart, float64 []; None: all pairs.
+
+    >>> near_pairs(torch.tensor([3, 1]), 1).item(), near_pairs(torch.tensor([3, 1]), None).item()
+    (8.0, 10.0)
+    """
+    lengths = lengths.double()
+    reach = lengths - 1 if window is None else (lengths - 1).clamp(max=window)
+    return (lengths + reach * (2 * lengths - reach - 1)).sum()
 
 
 @dataclass
@@ -60,7 +81,8 @@ class Counts:
     last_layer_tokens: int = 0
     seconds: float = 1e-9  # training steps, the time between them, and waiting for data
     wait_seconds: float = 0.0  # waiting for data
-    squares: Tensor | float = 0.0
+    squares: Tensor | float = 0.0  # pairs of tokens of a row
+    near: Tensor | float = 0.0  # those in each other's window
 
 
 class Throughput(pl.Callback):
@@ -106,14 +128,15 @@ class Throughput(pl.Callback):
         self.steps += 1
         counts = self.counts
         counts.pairs += batch.num_docs
+        window = getattr(self._config, "sliding_window", None)
         for micro in batch.micro_batches:
             for texts in (micro.pairs, micro.queries, micro.docs):
                 if texts is not None:
                     counts.tokens += trainer.world_size * texts.num_tokens
                     # stays on the device; the host would wait for a read
-                    counts.squares = (
-                        counts.squares + trainer.world_size * texts.cu_seqlens.diff().double().square().sum()
-                    )
+                    lengths = texts.cu_seqlens.diff()
+                    counts.squares = counts.squares + trainer.world_size * near_pairs(lengths, None)
+                    counts.near = counts.near + trainer.world_size * near_pairs(lengths, window)
         for encoder in self._encoders:
             counts.computed_tokens += trainer.world_size * encoder.token_counts.computed_tokens
             counts.last_layer_tokens += trainer.world_size * encoder.token_counts.last_layer_tokens
@@ -177,7 +200,9 @@ class Throughput(pl.Callback):
             "start_seconds": self.start.seconds,
         }
         if self.matmul_rate and hasattr(self._config, "num_hidden_layers"):
-            flops = 3 * matmul_flops(self._config, counts.tokens, float(counts.squares), counts.last_layer_tokens)
+            flops = 3 * matmul_flops(
+                self._config, counts.tokens, float(counts.squares), counts.last_layer_tokens, float(counts.near)
+            )
             figures["flops_per_second"] = flops / counts.seconds
             figures["mfu"] = flops / counts.seconds / self.matmul_rate
         return figures

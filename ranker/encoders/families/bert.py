@@ -4,7 +4,7 @@ from ranker.encoders.family import Classifier, Family
 
 FAMILY = Family(
     "bert",
-    bert_modules=True,
+    layers="bert",
     positions_after_padding=False,
     reads_single_segment=True,
     classifier=Classifier("bert.pooler.dense", "classifier"),

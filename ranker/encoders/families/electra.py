@@ -2,4 +2,4 @@
 
 from ranker.encoders.family import Family
 
-FAMILY = Family("electra", bert_modules=True, positions_after_padding=False, reads_single_segment=True)
+FAMILY = Family("electra", layers="bert", positions_after_padding=False, reads_single_segment=True)

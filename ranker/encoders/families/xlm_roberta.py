@@ -4,7 +4,7 @@ from ranker.encoders.family import Classifier, Family
 
 FAMILY = Family(
     "xlm-roberta",
-    bert_modules=True,
+    layers="bert",
     positions_after_padding=True,
     classifier=Classifier("classifier.dense", "classifier.out_proj"),
 )

@@ -19,8 +19,8 @@ BACKWARD = {"ROWS": 2, "COLUMNS": 1024, "BLOCKS": 32, "num_warps": 4}
 
 
 @triton.jit
-def _phi(x):
-    """Return Phi(x) and exp(-x^2 / 2)."""
+def phi(x):
+    """Return Phi(x), the normal distribution function, and exp(-x^2 / 2)."""
     t = 1.0 / (1.0 + 0.3275911 * 0.7071067811865476 * tl.abs(x))
     bell = tl.exp2(-0.7213475204444817 * x * x)
     tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t * 0.5 * bell
@@ -37,8 +37,8 @@ def _forward(x, bias, out, tokens, DIM: tl.constexpr, ROWS: tl.constexpr, COLUMN
     offsets = rows[:, None].to(tl.int64) * DIM + columns[None, :]
     value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32)
     value += tl.load(bias + columns, mask=in_dim, other=0.0).to(tl.float32)[None, :]
-    phi, _ = _phi(value)
-    tl.store(out + offsets, (value * phi).to(out.dtype.element_ty), mask=mask)
+    below, _ = phi(value)
+    tl.store(out + offsets, (value * below).to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -64,8 +64,8 @@ def _backward(
         mask = (rows < tokens)[:, None] & in_dim[None, :]
         offsets = rows[:, None].to(tl.int64) * DIM + columns[None, :]
         value = tl.load(x + offsets, mask=mask, other=0.0).to(tl.float32) + biases
-        phi, bell = _phi(value)
-        slope = phi + value * bell * 0.3989422804014327
+        below, bell = phi(value)
+        slope = below + value * bell * 0.3989422804014327
         grad_x = tl.load(grad_out + offsets, mask=mask, other=0.0).to(tl.float32) * slope
         tl.store(grad + offsets, grad_x.to(grad.dtype.element_ty), mask=mask)
         total += tl.sum(grad_x, 0)

@@ -27,24 +27,28 @@ def _forward(
     word_table, position_table, segment_table, token_ids, position_ids, segments, hashes, gain, shift, out, tokens,
     OFFSET: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, EPSILON: tl.constexpr, DIM: tl.constexpr,
     WIDTH: tl.constexpr, ROWS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
+    SECOND: tl.constexpr, WORDS_ONLY: tl.constexpr,
 ):  # fmt: skip
-    """Compute ROWS tokens."""
+    """Compute ROWS tokens; WORDS_ONLY: there are no position and segment tables and no shift."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
     in_dim, in_batch = columns < DIM, rows < tokens
     mask = in_batch[:, None] & in_dim[None, :]
     word_offset = tl.load(token_ids + rows, mask=in_batch, other=0).to(tl.int64) * DIM
-    position_offset = (tl.load(position_ids + rows, mask=in_batch, other=0).to(tl.int64) + OFFSET) * DIM
-    segment_offset = tl.load(segments + rows, mask=in_batch, other=0).to(tl.int64) * DIM
     value = tl.load(word_table + word_offset[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-    value += tl.load(position_table + position_offset[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
-    value += tl.load(segment_table + segment_offset[:, None] + columns[None, :], mask=mask, other=0.0).to(tl.float32)
+    if not WORDS_ONLY:
+        position_offset = (tl.load(position_ids + rows, mask=in_batch, other=0).to(tl.int64) + OFFSET) * DIM
+        segment_offset = tl.load(segments + rows, mask=in_batch, other=0).to(tl.int64) * DIM
+        positions = tl.load(position_table + position_offset[:, None] + columns[None, :], mask=mask, other=0.0)
+        value += positions.to(tl.float32)
+        kinds = tl.load(segment_table + segment_offset[:, None] + columns[None, :], mask=mask, other=0.0)
+        value += kinds.to(tl.float32)
     centred = tl.where(in_dim[None, :], value - (tl.sum(value, 1) / DIM)[:, None], 0.0)
     spread = tl.rsqrt(tl.sum(centred * centred, 1) / DIM + EPSILON)
     gains = tl.load(gain + columns, mask=in_dim, other=0.0).to(tl.float32)
-    shifts = tl.load(shift + columns, mask=in_dim, other=0.0).to(tl.float32)
-    normed = centred * spread[:, None] * gains[None, :] + shifts[None, :]
+    normed = centred * spread[:, None] * gains[None, :]
+    if not WORDS_ONLY:
+        normed += tl.load(shift + columns, mask=in_dim, other=0.0).to(tl.float32)[None, :]
     if DROP:
         row_hashes = tl.load(hashes + rows, mask=in_batch, other=0)
         normed = tl.where(kept(row_hashes, columns, THRESHOLD, COLUMN, FIRST, SECOND), normed * SCALE, 0.0)
@@ -56,7 +60,7 @@ def _backward(
     grad_out, word_table, position_table, segment_table, token_ids, position_ids, segments, hashes, gain, grad, sums,
     tokens, count, OFFSET: tl.constexpr, THRESHOLD: tl.constexpr, SCALE: tl.constexpr, EPSILON: tl.constexpr,
     DIM: tl.constexpr, WIDTH: tl.constexpr, SEGMENTS: tl.constexpr, DROP: tl.constexpr, COLUMN: tl.constexpr,
-    FIRST: tl.constexpr, SECOND: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr, WORDS_ONLY: tl.constexpr,
 ):  # fmt: skip
     """Compute `count` tokens, one after another, and this program's part of the sums over tokens.
 
@@ -72,18 +76,19 @@ def _backward(
     for step in range(count):
         row = tl.program_id(0).to(tl.int64) * count + step
         if row < tokens:
-            segment = tl.load(segments + row)
             value = tl.load(
                 word_table + tl.load(token_ids + row).to(tl.int64) * DIM + columns, mask=in_dim, other=0.0
             ).to(tl.float32)
-            value += tl.load(
-                position_table + (tl.load(position_ids + row).to(tl.int64) + OFFSET) * DIM + columns,
-                mask=in_dim,
-                other=0.0,
-            ).to(tl.float32)
-            value += tl.load(segment_table + segment.to(tl.int64) * DIM + columns, mask=in_dim, other=0.0).to(
-                tl.float32
-            )
+            if not WORDS_ONLY:
+                segment = tl.load(segments + row)
+                value += tl.load(
+                    position_table + (tl.load(position_ids + row).to(tl.int64) + OFFSET) * DIM + columns,
+                    mask=in_dim,
+                    other=0.0,
+                ).to(tl.float32)
+                value += tl.load(segment_table + segment.to(tl.int64) * DIM + columns, mask=in_dim, other=0.0).to(
+                    tl.float32
+                )
             grad_row = tl.load(grad_out + row * DIM + columns, mask=in_dim, other=0.0).to(tl.float32)
             if DROP:
                 row_hashes = tl.load(hashes + row + tl.arange(0, 1))
@@ -97,7 +102,8 @@ def _backward(
             grad_row *= gains
             grad_row = (grad_row - tl.sum(grad_row, 0) / DIM - normed * (tl.sum(grad_row * normed, 0) / DIM)) * spread
             tl.store(grad + row * DIM + columns, grad_row, mask=in_dim)
-            segment_sum += tl.where((numbers == segment)[:, None], grad_row[None, :], 0.0)
+            if not WORDS_ONLY:
+                segment_sum += tl.where((numbers == segment)[:, None], grad_row[None, :], 0.0)
     sums += tl.program_id(0).to(tl.int64) * ((2 + SEGMENTS) * DIM)
     tl.store(sums + columns, gain_sum, mask=in_dim)
     tl.store(sums + DIM + columns, shift_sum, mask=in_dim)
@@ -105,8 +111,9 @@ def _backward(
 
 
 def _settings(
-    gain: Tensor, offset: int, hashes: Tensor | None, rate: float, epsilon: float, launch: dict[str, int]
-) -> dict[str, Any]:
+    gain: Tensor, offset: int, hashes: Tensor | None, rate: float, epsilon: float, launch: dict[str, int],
+    words_only: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     width = triton.next_power_of_2(len(gain))
     return {
         "OFFSET": offset,
@@ -119,6 +126,7 @@ def _settings(
         "COLUMN": COLUMN % 2**32,
         "FIRST": FIRST % 2**32,
         "SECOND": SECOND % 2**32,
+        "WORDS_ONLY": words_only,
         **launch,
         "num_warps": launch["num_warps"] * max(width // 1024, 1),
     }
@@ -198,3 +206,39 @@ def embedding_norm_backward(
             **_settings(gain, offset, hashes, rate, epsilon, BACKWARD),
         )
     return grad, column_sums(sums)[: 2 + len(tables[2])]
+
+
+def word_norm(
+    words: Tensor, token_ids: Tensor, hashes: Tensor | None, rate: float, gain: Tensor, epsilon: float,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """Return `dropout(layer_norm(word))` without a shift; arguments and result as in `embedding_norm`."""
+    tokens = len(token_ids)
+    out = torch.empty(tokens, len(gain), dtype=dtype, device=token_ids.device)
+    row_hashes = token_ids if hashes is None else hashes.contiguous()
+    if tokens:
+        with torch.cuda.device_of(token_ids):
+            _forward[(triton.cdiv(tokens, FORWARD["ROWS"]),)](
+                words, words, words, token_ids, token_ids, token_ids, row_hashes, gain, gain, out, tokens,
+                **_settings(gain, 0, hashes, rate, epsilon, FORWARD, words_only=True),
+            )  # fmt: skip
+    return out
+
+
+def word_norm_backward(
+    grad_out: Tensor, words: Tensor, token_ids: Tensor, hashes: Tensor | None, rate: float, gain: Tensor,
+    epsilon: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of `word_norm`: of the lookups, float32 [tokens, dim], and of the gain, float32 [dim]."""
+    grad_out = grad_out.contiguous()
+    tokens, dim = grad_out.shape
+    grad = torch.empty(tokens, dim, dtype=torch.float32, device=grad_out.device)
+    sums = torch.empty(PROGRAMS, 3, dim, dtype=torch.float32, device=grad_out.device)
+    row_hashes = token_ids if hashes is None else hashes.contiguous()
+    with torch.cuda.device_of(grad_out):
+        _backward[(PROGRAMS,)](
+            grad_out, words, words, words, token_ids, token_ids, token_ids, row_hashes, gain, grad, sums, tokens,
+            triton.cdiv(tokens, PROGRAMS), SEGMENTS=1,
+            **_settings(gain, 0, hashes, rate, epsilon, BACKWARD, words_only=True),
+        )  # fmt: skip
+    return grad, column_sums(sums)[0]

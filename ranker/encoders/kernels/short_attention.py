@@ -5,8 +5,8 @@ reads everything three times. Here, with head sizes of up to 64:
 
 - a row of up to 128 tokens is one tile. Its backward pass is one pass without atomics: five products, which read only
   the states and the logarithms of the softmax sums;
-- in a row of up to 256 tokens all keys stay in shared memory, if the card has enough, while blocks of queries pass;
-- other rows go through blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135).
+- other rows go through blocks of 64 with a running softmax (Dao et al., 2022, arXiv:2205.14135). In their backward
+  pass each block is taken as queries in one kernel, and as keys and values in another.
 
 Queries, keys and values are one packed tensor, so one matrix product computes them and there is one gradient. The
 gradient of their bias is summed in the same pass.
@@ -15,7 +15,6 @@ gradient of their bias is summed in the same pass.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -33,9 +32,36 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
+def _is_near(i, j, num_keys, WINDOW: tl.constexpr):
+    """Whether queries at positions `i` attend to keys at positions `j`; a negative WINDOW is no limit."""
+    if WINDOW >= 0:
+        return (j < num_keys) & (i - j <= WINDOW) & (j - i <= WINDOW)
+    else:  # noqa: RET505 - Triton compiles both returns without it
+        return j < num_keys
+
+
+@triton.jit
+def _first(begin, WINDOW: tl.constexpr, SIZE: tl.constexpr):
+    """Return the first position, a multiple of SIZE, of the blocks that are near a block from `begin`."""
+    if WINDOW >= 0:
+        return tl.maximum(begin - WINDOW, 0) // SIZE * SIZE
+    else:  # noqa: RET505
+        return 0
+
+
+@triton.jit
+def _end(end, length, WINDOW: tl.constexpr):
+    """Return the end of the positions that are near a block up to `end`."""
+    if WINDOW >= 0:
+        return tl.minimum(end + WINDOW, length)
+    else:  # noqa: RET505
+        return length
+
+
+@triton.jit
 def _attend(
     qkv, out, sums, cu_seqlens, cu_keys, blocks, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    DIM: tl.constexpr, WINDOW: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Compute one head of a block of queries."""
     row, head = tl.load(blocks + tl.program_id(0) // HEADS * 2), tl.program_id(0) % HEADS
@@ -44,34 +70,65 @@ def _attend(
         length = tl.load(cu_seqlens + row + 1) - start
         num_keys = tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)
         dims = tl.arange(0, DIM)
-        i = tl.load(blocks + tl.program_id(0) // HEADS * 2 + 1) + tl.arange(0, QUERIES)
+        begin = tl.load(blocks + tl.program_id(0) // HEADS * 2 + 1)
+        i = begin + tl.arange(0, QUERIES)
         base = qkv + start * (3 * HEADS * DIM) + head * DIM
         query = tl.load(base + i[:, None] * (3 * HEADS * DIM) + dims[None, :], mask=(i < length)[:, None], other=0.0)
         running_max = tl.full([QUERIES], float("-inf"), tl.float32)
         running_sum = tl.zeros([QUERIES], tl.float32)
         mixed = tl.zeros([QUERIES, DIM], tl.float32)
-        for first in range(0, num_keys, KEYS):
+        for first in range(_first(begin, WINDOW, KEYS), _end(begin + QUERIES, num_keys, WINDOW), KEYS):
             j = first + tl.arange(0, KEYS)
             key_pointers = base + j[:, None] * (3 * HEADS * DIM) + dims[None, :]
             key = tl.load(key_pointers + HEADS * DIM, mask=(j < num_keys)[:, None], other=0.0)
             value = tl.load(key_pointers + 2 * HEADS * DIM, mask=(j < num_keys)[:, None], other=0.0)
             logits = tl.dot(query, tl.trans(key)) * (SCALE * LOG2E)
-            logits = tl.where((j < num_keys)[None, :], logits, float("-inf"))
+            logits = tl.where(_is_near(i[:, None], j[None, :], num_keys, WINDOW), logits, float("-inf"))
             new_max = tl.maximum(running_max, tl.max(logits, 1))
-            weights = tl.exp2(logits - new_max[:, None])
-            rescale = tl.exp2(running_max - new_max)
+            if WINDOW >= 0:  # noqa: SIM108 - decided when it is compiled; no key of this block may be near a query
+                safe_max = tl.where(new_max == float("-inf"), 0.0, new_max)
+            else:
+                safe_max = new_max
+            weights = tl.exp2(logits - safe_max[:, None])
+            rescale = tl.exp2(running_max - safe_max)
             running_sum = running_sum * rescale + tl.sum(weights, 1)
             mixed = mixed * rescale[:, None] + tl.dot(weights.to(value.dtype), value)
             running_max = new_max
+        if WINDOW >= 0:  # a query without keys has weights 0
+            running_max = tl.where(running_sum > 0, running_max, float("inf"))
+            running_sum = tl.where(running_sum > 0, running_sum, 1.0)
         out_pointers = out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
         tl.store(out_pointers, (mixed / running_sum[:, None]).to(out.dtype.element_ty), mask=(i < length)[:, None])
         tl.store(sums + head.to(tl.int64) * num_tokens + start + i, running_max + tl.log2(running_sum), mask=i < length)
 
 
 @triton.jit
+def _store_gradient(
+    pointers, grad, in_row, positions, cos, sin, SIZE: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr
+):
+    """Store gradients of queries or keys, [SIZE, DIM], at pointers [SIZE, 1] to the first value of each.
+
+    ROTARY: they are gradients of rotated values (`rotation.rotate_`), so they are turned back by their positions.
+    """
+    if ROTARY:
+        half = tl.arange(0, DIM // 2)
+        one, other = tl.split(tl.permute(tl.reshape(grad, [SIZE, 2, DIM // 2]), [0, 2, 1]))
+        angles = positions[:, None] * (DIM // 2) + half[None, :]
+        cosine = tl.load(cos + angles, mask=in_row, other=0.0)
+        sine = tl.load(sin + angles, mask=in_row, other=0.0)
+        first = one * cosine + other * sine
+        second = other * cosine - one * sine
+        tl.store(pointers + half[None, :], first.to(pointers.dtype.element_ty), mask=in_row)
+        tl.store(pointers + DIM // 2 + half[None, :], second.to(pointers.dtype.element_ty), mask=in_row)
+    else:
+        tl.store(pointers + tl.arange(0, DIM)[None, :], grad.to(pointers.dtype.element_ty), mask=in_row)
+
+
+@triton.jit
 def _tile_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,  # noqa: ARG001
-    DIM: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
+    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, cos, sin, num_tokens,  # noqa: ARG001
+    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
+    SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of one row and head with more than SHORTEST and at most SIZE tokens, as one tile.
 
@@ -93,151 +150,134 @@ def _tile_backward(
             grad_out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :], mask=in_row, other=0.0
         )
         log_sum = tl.load(sums + head.to(tl.int64) * num_tokens + start + i, mask=i < length, other=float("inf"))
-        logits = tl.where((i < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
+        near = _is_near(i[:, None], i[None, :], num_keys, WINDOW)
+        logits = tl.where(near, tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
         weights = tl.exp2(logits - log_sum[:, None])
         summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
         partial = tl.dot(tl.trans(weights.to(value.dtype)), upstream)
         tl.store(grad + offsets + 2 * HEADS * DIM, partial.to(grad.dtype.element_ty), mask=in_row)
-        tl.store(summed + 2 * HEADS * DIM, tl.sum(partial, 0))
+        if SUMS:
+            tl.store(summed + 2 * HEADS * DIM, tl.sum(partial, 0))
         grad_weights = tl.dot(upstream, tl.trans(value))
         slope = (weights * (grad_weights - tl.sum(weights * grad_weights, 1)[:, None]) * SCALE).to(query.dtype)
         partial = tl.dot(slope, key)
-        tl.store(grad + offsets, partial.to(grad.dtype.element_ty), mask=in_row)
-        tl.store(summed, tl.sum(partial, 0))
+        pointers = grad + (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM
+        _store_gradient(pointers, partial, in_row, i, cos, sin, SIZE, DIM, ROTARY)
+        if SUMS:
+            tl.store(summed, tl.sum(partial, 0))
         partial = tl.dot(tl.trans(slope), query)
-        tl.store(grad + offsets + HEADS * DIM, partial.to(grad.dtype.element_ty), mask=in_row)
-        tl.store(summed + HEADS * DIM, tl.sum(partial, 0))
+        _store_gradient(pointers + HEADS * DIM, partial, in_row, i, cos, sin, SIZE, DIM, ROTARY)
+        if SUMS:
+            tl.store(summed + HEADS * DIM, tl.sum(partial, 0))
 
 
 @triton.jit
-def _keys_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, QUERIES: tl.constexpr, STAGES: tl.constexpr,
+def _queries_backward(
+    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, cos, sin, num_rows, num_tokens,
+    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
+    SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, OTHERS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of one row and head with more than SHORTEST and at most SIZE tokens.
+    """Compute the gradients of a block of queries and one head, in a row of more than SHORTEST tokens.
 
-    All keys are one tile; the queries pass in blocks.
+    `means`, [HEADS, tokens], get the products of output and its gradient, which `_pairs_backward` reads.
     """
-    row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    start = tl.load(cu_seqlens + row).to(tl.int64)
-    length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
-    if (length > SHORTEST) & (length <= SIZE):
-        num_keys = tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)
-        dims = tl.arange(0, DIM)
-        j = tl.arange(0, SIZE)
-        is_key, in_row = (j < num_keys)[:, None], (j < length)[:, None]
-        base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-        grad_base = grad + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-        totals = sums + head.to(tl.int64) * num_tokens + start
-        key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
-        value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
-        grad_key = tl.zeros([SIZE, DIM], tl.float32)
-        grad_value = tl.zeros([SIZE, DIM], tl.float32)
-        query_sum = tl.zeros([DIM], tl.float32)
-        for first in tl.range(0, length, QUERIES, num_stages=STAGES):
-            i = first + tl.arange(0, QUERIES)
-            in_row_i = (i < length)[:, None]
+    number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
+    dims = tl.arange(0, DIM)
+    summed = tl.zeros([DIM], tl.float32)
+    if row >= 0:
+        start = tl.load(cu_seqlens + row).to(tl.int64)
+        length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
+        if length > SHORTEST:
+            num_keys = (tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)).to(tl.int32)
+            i = begin + tl.arange(0, SIZE)
+            in_row = (i < length)[:, None]
+            base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
             out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
-            query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
-            upstream = tl.load(grad_out + out_offsets, mask=in_row_i, other=0.0)
-            output = tl.load(out + out_offsets, mask=in_row_i, other=0.0)
+            totals = head.to(tl.int64) * num_tokens + start + i
+            query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=in_row, other=0.0)
+            upstream = tl.load(grad_out + out_offsets, mask=in_row, other=0.0)
+            output = tl.load(out + out_offsets, mask=in_row, other=0.0)
             mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
-            log_sum = tl.load(totals + i, mask=i < length, other=float("inf"))
-            # keys as rows, queries as columns, so that two of the products need no transposed weights
-            weights = tl.exp2(
-                tl.where(is_key, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf")) - log_sum[None, :]
-            )
-            grad_value += tl.dot(weights.to(value.dtype), upstream)
-            slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
-            grad_key += tl.dot(slope, query)
-            grad_query = tl.dot(tl.trans(slope), key) * SCALE
-            tl.store(grad_base + i[:, None] * (3 * HEADS * DIM), grad_query.to(grad.dtype.element_ty), mask=in_row_i)
-            query_sum += tl.sum(grad_query, 0)
-        grad_key *= SCALE
-        tl.store(
-            grad_base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, grad_key.to(grad.dtype.element_ty), mask=in_row
-        )
-        tl.store(
-            grad_base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM,
-            grad_value.to(grad.dtype.element_ty),
-            mask=in_row,
-        )
-        summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
-        tl.store(summed, query_sum)
-        tl.store(summed + HEADS * DIM, tl.sum(grad_key, 0))
-        tl.store(summed + 2 * HEADS * DIM, tl.sum(grad_value, 0))
+            tl.store(means + totals, mean, mask=i < length)
+            log_sum = tl.load(sums + totals, mask=i < length, other=float("inf"))
+            grad_query = tl.zeros([SIZE, DIM], tl.float32)
+            lowest, highest = _first(begin, WINDOW, OTHERS), _end(begin + SIZE, num_keys, WINDOW)
+            for first in tl.range(lowest, highest, OTHERS, num_stages=STAGES):
+                j = first + tl.arange(0, OTHERS)
+                is_key = (j < num_keys)[:, None]
+                key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
+                value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
+                near = _is_near(i[:, None], j[None, :], num_keys, WINDOW)
+                logits = tl.where(near, tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf"))
+                weights = tl.exp2(logits - log_sum[:, None])
+                slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None])).to(key.dtype)
+                grad_query += tl.dot(slope, key)
+            grad_query *= SCALE
+            pointers = grad + (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM
+            _store_gradient(pointers, grad_query, in_row, i, cos, sin, SIZE, DIM, ROTARY)
+            summed += tl.sum(grad_query, 0)
+            if SUMS:  # noqa: SIM102 - decided when it is compiled
+                if begin == 0:  # a long row's own part is that of its blocks
+                    row_parts = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
+                    for kind in tl.static_range(3):
+                        tl.store(row_parts + kind * (HEADS * DIM), tl.zeros([DIM], tl.float32))
+    if SUMS:
+        tl.store(parts + (num_rows + number).to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims, summed)
 
 
 @triton.jit
-def _block_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
-    DIM: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
+def _pairs_backward(
+    grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, cos, sin, num_rows, num_tokens,  # noqa: ARG001
+    SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
+    SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr, OTHERS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute all gradients of one row and head with more than SHORTEST tokens, block by block.
+    """Compute the gradients of a block of keys, their values and one head, in a row of more than SHORTEST tokens.
 
-    Each block is taken first as keys and values, then as queries.
+    `out` is not read.
     """
-    row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
-    start = tl.load(cu_seqlens + row).to(tl.int64)
-    length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
-    if length > SHORTEST:
-        num_keys = tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)
-        dims = tl.arange(0, DIM)
-        base = start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
-        out_base = start * (HEADS * DIM) + head * DIM + dims[None, :]
-        totals = sums + head.to(tl.int64) * num_tokens + start
-        query_sum = tl.zeros([DIM], tl.float32)
-        key_sum = tl.zeros([DIM], tl.float32)
-        value_sum = tl.zeros([DIM], tl.float32)
-        for begin in range(0, length, SIZE):
-            k = begin + tl.arange(0, SIZE)
-            in_row = (k < length)[:, None]
-            block_offsets = base + k[:, None] * (3 * HEADS * DIM)
-            key = tl.load(qkv + block_offsets + HEADS * DIM, mask=in_row, other=0.0)
-            value = tl.load(qkv + block_offsets + 2 * HEADS * DIM, mask=in_row, other=0.0)
+    number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
+    row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
+    dims = tl.arange(0, DIM)
+    key_sum = tl.zeros([DIM], tl.float32)
+    value_sum = tl.zeros([DIM], tl.float32)
+    if row >= 0:
+        start = tl.load(cu_seqlens + row).to(tl.int64)
+        length = (tl.load(cu_seqlens + row + 1) - start).to(tl.int32)
+        if length > SHORTEST:
+            num_keys = (tl.load(cu_keys + row + 1) - tl.load(cu_keys + row)).to(tl.int32)
+            j = begin + tl.arange(0, SIZE)
+            is_key, in_row = (j < num_keys)[:, None], (j < length)[:, None]
+            base = qkv + start * (3 * HEADS * DIM) + head * DIM + dims[None, :]
+            totals = head.to(tl.int64) * num_tokens + start
+            key = tl.load(base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=is_key, other=0.0)
+            value = tl.load(base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=is_key, other=0.0)
             grad_key = tl.zeros([SIZE, DIM], tl.float32)
             grad_value = tl.zeros([SIZE, DIM], tl.float32)
-            for first in range(0, length, SIZE):
-                i = first + tl.arange(0, SIZE)
+            lowest, highest = _first(begin, WINDOW, OTHERS), _end(begin + SIZE, length, WINDOW)
+            for first in tl.range(lowest, highest, OTHERS, num_stages=STAGES):
+                i = first + tl.arange(0, OTHERS)
                 in_row_i = (i < length)[:, None]
-                query = tl.load(qkv + base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
-                upstream = tl.load(grad_out + out_base + i[:, None] * (HEADS * DIM), mask=in_row_i, other=0.0)
-                output = tl.load(out + out_base + i[:, None] * (HEADS * DIM), mask=in_row_i, other=0.0)
-                log_sum = tl.load(totals + i, mask=i < length, other=float("inf"))
-                logits = tl.where(
-                    (k < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf")
-                )
-                weights = tl.exp2(logits - log_sum[:, None])
-                grad_value += tl.dot(tl.trans(weights.to(value.dtype)), upstream)
-                mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
-                slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None]) * SCALE).to(query.dtype)
-                grad_key += tl.dot(tl.trans(slope), query)
-            tl.store(grad + block_offsets + HEADS * DIM, grad_key.to(grad.dtype.element_ty), mask=in_row)
-            tl.store(grad + block_offsets + 2 * HEADS * DIM, grad_value.to(grad.dtype.element_ty), mask=in_row)
+                query = tl.load(base + i[:, None] * (3 * HEADS * DIM), mask=in_row_i, other=0.0)
+                out_offsets = (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
+                upstream = tl.load(grad_out + out_offsets, mask=in_row_i, other=0.0)
+                log_sum = tl.load(sums + totals + i, mask=i < length, other=float("inf"))
+                mean = tl.load(means + totals + i, mask=i < length, other=0.0)
+                # keys as rows, queries as columns, so that two of the products need no transposed weights
+                near = _is_near(i[None, :], j[:, None], num_keys, WINDOW)
+                logits = tl.where(near, tl.dot(key, tl.trans(query)) * (SCALE * LOG2E), float("-inf"))
+                weights = tl.exp2(logits - log_sum[None, :])
+                grad_value += tl.dot(weights.to(value.dtype), upstream)
+                slope = (weights * (tl.dot(value, tl.trans(upstream)) - mean[None, :])).to(query.dtype)
+                grad_key += tl.dot(slope, query)
+            grad_key *= SCALE
+            pointers = grad + (start + j)[:, None] * (3 * HEADS * DIM) + (HEADS + head) * DIM
+            _store_gradient(pointers, grad_key, in_row, j, cos, sin, SIZE, DIM, ROTARY)
+            tl.store(pointers + HEADS * DIM + dims[None, :], grad_value.to(grad.dtype.element_ty), mask=in_row)
             key_sum += tl.sum(grad_key, 0)
             value_sum += tl.sum(grad_value, 0)
-
-            query = tl.load(qkv + block_offsets, mask=in_row, other=0.0)
-            upstream = tl.load(grad_out + out_base + k[:, None] * (HEADS * DIM), mask=in_row, other=0.0)
-            output = tl.load(out + out_base + k[:, None] * (HEADS * DIM), mask=in_row, other=0.0)
-            log_sum = tl.load(totals + k, mask=k < length, other=float("inf"))
-            mean = tl.sum(upstream.to(tl.float32) * output.to(tl.float32), 1)
-            grad_query = tl.zeros([SIZE, DIM], tl.float32)
-            for first in range(0, num_keys, SIZE):
-                j = first + tl.arange(0, SIZE)
-                in_row_i = (j < num_keys)[:, None]
-                key = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + HEADS * DIM, mask=in_row_i, other=0.0)
-                value = tl.load(qkv + base + j[:, None] * (3 * HEADS * DIM) + 2 * HEADS * DIM, mask=in_row_i, other=0.0)
-                logits = tl.where(
-                    (j < num_keys)[None, :], tl.dot(query, tl.trans(key)) * (SCALE * LOG2E), float("-inf")
-                )
-                weights = tl.exp2(logits - log_sum[:, None])
-                slope = (weights * (tl.dot(upstream, tl.trans(value)) - mean[:, None]) * SCALE).to(key.dtype)
-                grad_query += tl.dot(slope, key)
-            tl.store(grad + block_offsets, grad_query.to(grad.dtype.element_ty), mask=in_row)
-            query_sum += tl.sum(grad_query, 0)
-        summed = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
-        tl.store(summed, query_sum)
+    if SUMS:
+        summed = parts + (num_rows + number).to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
         tl.store(summed + HEADS * DIM, key_sum)
         tl.store(summed + 2 * HEADS * DIM, value_sum)
 
@@ -246,31 +286,27 @@ def _block_backward(
 FORWARD = {"QUERIES": BLOCK, "KEYS": 32, "num_warps": 4, "num_stages": 3}
 SMALL_TILE = {"SIZE": 64, "num_warps": 4, "num_stages": 1}
 LARGE_TILE = {"SIZE": 128, "num_warps": 4, "num_stages": 1}
-KEYS = {"SIZE": 256, "QUERIES": 64, "STAGES": 2, "num_warps": 8}
-BLOCKS = {"SIZE": 64, "num_warps": 4, "num_stages": 2}
-# bytes of shared memory that `KEYS` needs at a head size of 64; cards for data centres have it, others have 101,376
-KEYS_MEMORY = 135_000
+QUERY_BLOCKS = {"SIZE": BLOCK, "OTHERS": 32, "STAGES": 3, "num_warps": 4}
+KEY_BLOCKS = {"SIZE": BLOCK, "OTHERS": 64, "STAGES": 2, "num_warps": 4}
 
 
-def backward_launches(dim: int, shared_memory: int) -> list[tuple[Any, dict[str, int]]]:
-    """Return the kernels of the backward pass with their settings, in order of the row lengths that they process.
+def backward_launches(dim: int) -> list[tuple[Any, dict[str, int]]]:
+    """Return the kernels of the backward pass of short rows, with settings, in order of the lengths that they process.
 
     Each processes the rows that are longer than those of the one before.
 
     Args:
         dim: Size of a head.
-        shared_memory: Bytes of shared memory that a program may use on this card.
     """
     launches: list[tuple[Any, dict[str, int]]] = [(_tile_backward, {"SHORTEST": -1, **SMALL_TILE})]
     if dim <= 64:  # larger tiles do not fit with a head size of 128
         launches.append((_tile_backward, {"SHORTEST": launches[-1][1]["SIZE"], **LARGE_TILE}))
-        if shared_memory >= KEYS_MEMORY:
-            launches.append((_keys_backward, {"SHORTEST": launches[-1][1]["SIZE"], **KEYS}))
-    return [*launches, (_block_backward, {"SHORTEST": launches[-1][1]["SIZE"], **BLOCKS})]
+    return launches
 
 
 def attend(
-    qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor, wrap: Callable[..., Any] = lambda kernel: kernel
+    qkv: Tensor, cu_seqlens: Tensor, cu_keys: Tensor, blocks: Tensor, wrap: Callable[..., Any] = lambda kernel: kernel,
+    window: int | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Attend within each row.
 
@@ -281,6 +317,8 @@ def attend(
         blocks: Row and first position of each block of `BLOCK` tokens, int32 [blocks, 2]; row -1 if unused
             (`RaggedLayout.blocks`).
         wrap: Wrapper of the kernel; `wrap_triton` if it is traced.
+        window: Largest distance between a token and those that it attends to; None: no limit. A token without any gets
+            zeros.
 
     Returns:
         Attention output [tokens, heads, dim]; base-2 logarithms of the softmax sums, float32 [heads, tokens].
@@ -291,39 +329,46 @@ def attend(
     sums = torch.empty(heads, tokens, dtype=torch.float32, device=qkv.device)
     with torch.cuda.device_of(qkv):  # Triton launches on the current device
         wrap(_attend)[(blocks.shape[0] * heads,)](
-            qkv, out, sums, cu_seqlens, cu_keys, blocks, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim, **FORWARD
+            qkv, out, sums, cu_seqlens, cu_keys, blocks, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim,
+            WINDOW=-1 if window is None else window, **FORWARD,
         )  # fmt: skip
     return out, sums
 
 
-@cache
-def _shared_memory(device: torch.device) -> int:
-    """Return the bytes of shared memory that a program may use."""
-    properties: Any = torch.cuda.get_device_properties(device)
-    return int(properties.shared_memory_per_block_optin)
-
-
 def attend_backward(
     grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor,
-    blocks: Tensor,  # noqa: ARG001
-    wrap: Callable[..., Any] = lambda kernel: kernel,
+    blocks: Tensor, wrap: Callable[..., Any] = lambda kernel: kernel, window: int | None = None, bias: bool = True,
+    angles: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute the gradients of `attend`; arguments as there, `out` and `sums` are its results, `grad_out` is as `out`.
 
+    With `angles`, queries and keys were rotated by `rotation.rotate_`, and the gradients are those of the values
+    before: cosines and sines as there, float32 [at least the longest row's length, dim / 2].
+
     Returns:
-        d/d(qkv) [tokens, 3, heads, dim]; d/d(bias) of the linear layer that computed `qkv`, float32 [3 * heads * dim].
+        d/d(qkv) [tokens, 3, heads, dim]; d/d(bias) of the linear layer that computed `qkv`, float32 [3 * heads * dim],
+        empty if not `bias`.
     """
     tokens, _, heads, dim = qkv.shape
     qkv, grad_out = qkv.contiguous(), grad_out.contiguous()
     grad = torch.empty_like(qkv)
     rows = cu_seqlens.shape[0] - 1
-    parts = torch.empty(rows, 3 * heads * dim, dtype=torch.float32, device=qkv.device)
-    tensors = (grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys)
+    parts = torch.empty(rows + blocks.shape[0] if bias else 0, 3 * heads * dim, dtype=torch.float32, device=qkv.device)
+    means = torch.empty_like(sums)
+    constants: dict[str, Any] = {"SCALE": dim**-0.5, "HEADS": heads, "DIM": dim, "SUMS": bias}
+    constants |= {"WINDOW": -1 if window is None else window, "ROTARY": angles is not None}
+    turns = angles or (sums, sums)
+    tensors = (grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, *turns)
+    block_tensors = (grad_out, out, qkv, sums, means, grad, parts, cu_seqlens, cu_keys, blocks, *turns)
+    launches = backward_launches(dim)
+    longest = {"SHORTEST": launches[-1][1]["SIZE"]}
     # programs of rows outside a launch's range of lengths end at once
     with torch.cuda.device_of(qkv):
-        for kernel, settings in backward_launches(dim, _shared_memory(qkv.device)):
-            wrap(kernel)[(rows * heads,)](*tensors, tokens, SCALE=dim**-0.5, HEADS=heads, DIM=dim, **settings)
-    return grad, column_sums(parts, wrap)
+        for kernel, settings in launches:
+            wrap(kernel)[(rows * heads,)](*tensors, tokens, **constants, **settings)
+        for kernel, settings in ((_queries_backward, QUERY_BLOCKS), (_pairs_backward, KEY_BLOCKS)):
+            wrap(kernel)[(blocks.shape[0] * heads,)](*block_tensors, rows, tokens, **constants, **longest, **settings)
+    return grad, column_sums(parts, wrap) if bias else parts
 
 
 @triton_op("ranker::short_attention", mutates_args=())

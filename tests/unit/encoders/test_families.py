@@ -108,4 +108,4 @@ def test_a_configuration_without_positions_has_no_limit():
 
 
 def test_the_tiny_encoder_is_a_known_family():
-    assert family_of(load_encoder("tiny").config).bert_modules
+    assert family_of(load_encoder("tiny").config).layers == "bert"

@@ -152,13 +152,13 @@ def test_frozen_tensors_get_no_gradient_and_the_others_the_right_one(alone, froz
 def recorded_shapes(monkeypatch) -> list[tuple[int, ...]]:
     """The shapes of the weights whose gradients are computed."""
     shapes: list[tuple[int, ...]] = []
-    original = kernel_module._weight_gradient
+    original = kernel_module.weight_gradient
 
     def weight_gradient(grad_out, inner, dtype):
         shapes.append((grad_out.shape[1], inner.shape[1]))
         return original(grad_out, inner, dtype)
 
-    monkeypatch.setattr(kernel_module, "_weight_gradient", weight_gradient)
+    monkeypatch.setattr(kernel_module, "weight_gradient", weight_gradient)
     return shapes
 
 

@@ -8,10 +8,13 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from ranker.encoders.kernels import (  # noqa: E402
+    add_norm,
     bias_gelu,
     embedding_norm,
     first_attention,
+    gated_gelu,
     residual_norm,
+    rotation,
     short_attention,
     sums,
 )
@@ -19,11 +22,11 @@ from ranker.encoders.kernels import (  # noqa: E402
 # bytes that a program may use, by compute capability (CUDA C++ Programming Guide, "Technical Specifications per
 # Compute Capability", less 1 KB)
 SHARED_MEMORY = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
-FLOAT32 = {"sums", "parts", "logits", "weights", "means", "slopes", "bias", "gain", "shift"}
+FLOAT32 = {"sums", "parts", "cos", "sin", "logits", "weights", "means", "slopes", "bias", "gain", "shift"}
 FLOAT32 |= {"word_table", "position_table", "segment_table"}
 INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes"}
 INT64 = {"token_ids", "position_ids", "segments"}
-NUMBERS = {"tokens", "num_tokens", "rows", "count"}
+NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "count"}
 
 
 def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, **constants) -> int:
@@ -56,14 +59,24 @@ def shared_memory(kernel, capability: int, num_warps: int, num_stages: int = 3, 
 @pytest.mark.parametrize(("capability", "dim"), [(80, 64), (89, 64), (89, 128), (90, 32), (90, 64), (90, 128)])
 def test_attention_fits(capability: int, dim: int) -> None:
     room = SHARED_MEMORY[capability]
-    launches = short_attention.backward_launches(dim, room)
+    launches = short_attention.backward_launches(dim)
     assert launches[0][1]["SHORTEST"] == -1, "empty rows have a part in the sums, too"
     assert [settings["SHORTEST"] for _, settings in launches[1:]] == [
         settings["SIZE"] for _, settings in launches[:-1]
     ], "no row is left out"
-    for kernel, settings in [(short_attention._attend, short_attention.FORWARD), *launches]:
-        taken = shared_memory(kernel, capability, SCALE=dim**-0.5, HEADS=12, DIM=dim, **settings)
-        assert taken <= (short_attention.KEYS_MEMORY if kernel is short_attention._keys_backward else room)
+    longest = {"SHORTEST": launches[-1][1]["SIZE"]}
+    for kernel, settings in [
+        (short_attention._attend, short_attention.FORWARD),
+        *launches,
+        (short_attention._queries_backward, {**longest, **short_attention.QUERY_BLOCKS}),
+        (short_attention._pairs_backward, {**longest, **short_attention.KEY_BLOCKS}),
+    ]:
+        for window, bias in ((-1, True), (64, False)):
+            sums_too = {} if kernel is short_attention._attend else {"SUMS": bias, "ROTARY": not bias}
+            taken = shared_memory(
+                kernel, capability, SCALE=dim**-0.5, HEADS=12, DIM=dim, WINDOW=window, **sums_too, **settings
+            )
+            assert taken <= room
 
 
 @pytest.mark.parametrize("capability", [89, 90])
@@ -94,10 +107,23 @@ def test_the_other_kernels_fit(capability: int) -> None:
         for kernel, launch in (
             (residual_norm._forward, residual_norm.FORWARD),
             (residual_norm._backward, residual_norm.BACKWARD),
-            (embedding_norm._forward, {"OFFSET": 0, **embedding_norm.FORWARD}),
-            (embedding_norm._backward, {"OFFSET": 0, "SEGMENTS": 2, **embedding_norm.BACKWARD}),
-            (embedding_norm._backward, {"OFFSET": 0, "SEGMENTS": 4, **embedding_norm.BACKWARD}),
+            (embedding_norm._backward, {"OFFSET": 0, "SEGMENTS": 4, "WORDS_ONLY": False, **embedding_norm.BACKWARD}),
         )
+    ]
+    for words_only in (False, True):
+        launches += [
+            (embedding_norm._forward, {**hashed, "OFFSET": 0, "WORDS_ONLY": words_only, **embedding_norm.FORWARD}),
+            (embedding_norm._backward,
+             {**hashed, "OFFSET": 0, "SEGMENTS": 2, "WORDS_ONLY": words_only, **embedding_norm.BACKWARD}),
+        ]  # fmt: skip
+    launches += [
+        (add_norm._forward, {**hashed, **add_norm.FORWARD}),
+        (add_norm._backward, {**hashed, **add_norm.BACKWARD}),
+        (rotation._rotate, {"SIGN": 1.0, "HEADS": 12, "HALF": 32, **rotation.LAUNCH}),
+    ]
+    gated = {name: value for name, value in hashed.items() if name not in ("EPSILON", "WIDTH")}
+    launches += [
+        (kernel, {**gated, "DIM": 1152, **gated_gelu.LAUNCH}) for kernel in (gated_gelu._forward, gated_gelu._backward)
     ]
     launches.append((sums._sum, {"WIDTH": 2304, **sums.SUM}))
     for kernel, settings in launches:

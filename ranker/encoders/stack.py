@@ -1,0 +1,108 @@
+"""What a forward pass over ragged rows hands to a model's embeddings and layers, and what it asks of them.
+
+`post_norm_stack` (BERT) and `pre_norm_stack` (ModernBERT) implement `Stack`; `ragged_forward` calls it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from ranker.encoders.dropout import dropout_hashes
+from ranker.encoders.execution import Execution
+from ranker.encoders.passes import Output
+from ranker.encoders.ragged import RaggedLayout
+
+Log = Callable[[str], None]  # reports a line about the chosen path
+
+
+@dataclass(frozen=True)
+class RaggedPass:
+    """One forward pass.
+
+    Args:
+        layout: Layout of the batch.
+        execution: Options.
+        output: States to return.
+        unpadded: Whether attention runs without padding.
+        seed: Seed of the dropout masks, a tensor int64 [] in a CUDA graph; None: drawn from torch's generator.
+        ids_in_table: Whether every token id of the tokenizer has a row in the word table.
+        log: Reports the chosen path.
+    """
+
+    layout: RaggedLayout
+    execution: Execution
+    output: Output
+    unpadded: bool
+    seed: int | Tensor | None
+    ids_in_table: bool
+    log: Log
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of attention without padding; None: attention is padded."""
+        return self.layout.batch.tokens.device if self.unpadded else None
+
+    @property
+    def first_tokens(self) -> Tensor:
+        """Index of each row's first token, int32 [rows]."""
+        firsts = self.layout.batch.cu_seqlens[:-1]
+        if not self.unpadded:
+            return firsts
+        # `pad_to_tiles` added at least one padding row, so there are at least two rows (compiled code would treat a
+        # count of 1 as a constant). An empty padding row starts past the last token, so its index is clamped.
+        return firsts.clamp(max=self.layout.batch.num_tokens - 1)
+
+    def selected(self, is_last: bool) -> Tensor | None:
+        """Return the tokens that leave a layer, as `first_tokens`; None: all."""
+        return self.first_tokens if is_last and self.output is Output.FIRST_TOKENS else None
+
+    def hashes(self, sites: int) -> Tensor:
+        """Return the dropout hashes of a model with so many sites, int32 [sites, tokens]."""
+        batch, rows = self.layout.batch, self.layout.row_indices
+        seed = draw_seed(self.seed) if not isinstance(self.seed, Tensor) else self.seed
+        return dropout_hashes(
+            seed, rows if batch.row_ids is None else batch.row_ids[rows], self.layout.position_ids, sites
+        )
+
+    def state_dtype(self, weight: Tensor) -> torch.dtype:
+        """Return the precision of the states between layers."""
+        autocast = self.unpadded and torch.is_autocast_enabled("cuda")
+        return torch.get_autocast_dtype("cuda") if autocast else weight.dtype
+
+    def run(self, layer: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a layer; with `checkpointing` its activations are computed again in the backward pass."""
+        if not (self.execution.checkpointing and torch.is_grad_enabled()):
+            return layer(*arguments)
+        # dropout by hash repeats itself; only attention with padding draws random numbers
+        return checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=not self.unpadded)
+
+
+class Stack(Protocol):
+    """Embeddings and layers of one kind of model."""
+
+    def rates(self, model: Any) -> tuple[float, ...]:
+        """Return the dropout rates in force, those on attention weights left out."""
+        ...
+
+    def attention_dropout(self, model: Any) -> float:
+        """Return the dropout rate in force on the last layer's attention weights."""
+        ...
+
+    def weights_per_layer(self, config: Any) -> int:
+        """Return the number of weights of a layer that each token is multiplied with."""
+        ...
+
+    def states(self, model: Any, run: RaggedPass) -> Iterator[Tensor]:
+        """Yield the states after the embeddings and after each layer, perhaps only the last, [tokens, dim]."""
+        ...
+
+
+def draw_seed(seed: int | None) -> int:
+    """Return the seed, or draw one from torch's generator."""
+    return int(torch.randint(2**62, ())) if seed is None else seed

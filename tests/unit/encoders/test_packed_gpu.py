@@ -1,0 +1,87 @@
+"""Packed rows on CUDA, in bfloat16, eager and compiled, against each row alone in float32 by transformers itself.
+
+CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/unit/encoders
+"""
+
+import copy
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, T5EncoderModel
+
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import Execution
+from ranker.encoders.tiny import tiny_tokenizer
+from ranker.errors import ConfigError
+from ranker.types import TokenBatch
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0"),
+]
+SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 128}
+FAMILIES = {
+    "qwen3": {"num_key_value_heads": 2, "head_dim": 16},  # causal, grouped heads
+    "mistral": {"num_key_value_heads": 2, "sliding_window": 12},  # causal with a window
+    "modernbert-decoder": {"local_attention": 16, "pad_token_id": 0},
+    "ernie": {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.0, "pad_token_id": 0},
+    "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16},  # soft-capped logits
+    "t5": {"d_model": 64, "num_layers": 3, "num_heads": 4, "d_kv": 16, "d_ff": 128},  # a bias on positions
+}
+
+
+def model_of(family: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    sizes = {} if family == "t5" else SIZES
+    config = AutoConfig.for_model(family, **{**sizes, **FAMILIES[family], "vocab_size": len(tiny_tokenizer())})
+    if family == "t5":
+        return T5EncoderModel(config).cuda()
+    extra = {"add_pooling_layer": False} if family == "ernie" else {}
+    return AutoModel.from_config(config, **extra).cuda()
+
+
+def rows_of(*lengths: int, device: str = "cuda") -> TokenBatch:
+    tokens = torch.randint(5, 400, (sum(lengths),), generator=torch.Generator().manual_seed(1))
+    offsets = torch.tensor([0, *lengths]).cumsum(0).int()
+    return TokenBatch(tokens, torch.zeros_like(tokens), offsets, max(lengths)).to(device, non_blocking=False)
+
+
+def error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((got.detach().double() - expected.detach().double()).norm() / expected.detach().double().norm())
+
+
+@pytest.mark.parametrize("compile", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states_and_gradients_are_near_those_of_each_row_alone(family, compile):
+    model = model_of(family).eval()
+    reference = copy.deepcopy(model)
+    encoder = Encoder(model, tiny_tokenizer(), Execution(compile=compile)).eval()
+    assert encoder.path == "packed"
+    for lengths in ((40, 7, 1, 64, 23), (5, 90), (33,)):
+        batch = rows_of(*lengths)
+        alone = torch.cat([reference(input_ids=row[None]).last_hidden_state[0] for row in batch.tokens.split(lengths)])
+        with torch.autocast("cuda", torch.bfloat16):
+            states = encoder(batch)
+        assert error(states, alone) < 0.03
+    weights = torch.randn(states.shape, generator=torch.Generator().manual_seed(2)).cuda()
+    (states.float() * weights).sum().backward()
+    (alone * weights).sum().backward()
+    for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+        if theirs.grad is not None and theirs.grad.norm() > 1e-3:
+            assert error(ours.grad, theirs.grad) < 0.1, name
+
+
+def test_masks_are_the_same_compiled_and_on_the_cpu():
+    states = []
+    for device, compile in (("cpu", False), ("cuda", False), ("cuda", True)):
+        encoder = Encoder(model_of("ernie").to(device), tiny_tokenizer(), Execution(compile=compile)).train()
+        encoder.dropout_seed = 3
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            states.append(encoder(rows_of(40, 7, 64, device=device)).float().cpu())
+    assert error(states[1], states[0]) < 0.03 and error(states[2], states[0]) < 0.03
+
+
+def test_insisting_on_compiled_layers_in_float32_is_refused():
+    encoder = Encoder(model_of("qwen3"), tiny_tokenizer(), Execution(compile=True))
+    with pytest.raises(ConfigError, match=r"encoder.compile: expected auto or false, got true, but the precision is"):
+        encoder(rows_of(5, 9))

@@ -1,0 +1,99 @@
+"""Trained heads of other programs' cross-encoders continue; heads that do not fit are dropped loudly."""
+
+import logging
+
+import pytest
+import torch
+import transformers
+
+from ranker.checkpoint import load_scorer
+from ranker.encoders.loading import load_encoder
+from ranker.errors import CheckpointError, ConfigError
+from ranker.models.monobert import MonoBERT
+from tests.zoo.rows import SAME_QUERY, encode, rank_batch
+
+pytest.importorskip("sentence_transformers")
+from sentence_transformers import CrossEncoder
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.cross_encoder.modules import LogitScore
+
+
+def trained(folder, out, num_labels=1):
+    """A cross-encoder of sentence-transformers with a head far from its start, and its logits of some pairs."""
+    torch.manual_seed(1)
+    model = CrossEncoder(str(folder), num_labels=num_labels, device="cpu", activation_fn=torch.nn.Identity())
+    base = model[0].model.base_model
+    inside = {id(weight) for weight in base.parameters()}
+    with torch.no_grad():
+        for weight in model[0].model.parameters():
+            if id(weight) not in inside:
+                weight.normal_(0, 0.3)
+    model.save_pretrained(str(out))
+    return torch.as_tensor(model.predict(SAME_QUERY, batch_size=1, show_progress_bar=False)).float()
+
+
+def scores_of(scorer):
+    with torch.no_grad():
+        return scorer.eval()(rank_batch(encode(scorer.encoder.tokenizer, SAME_QUERY)))[0]
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra", "deberta-v3", "modernbert", "gte"])
+@pytest.mark.parametrize("modules", [True, False])
+def test_a_trained_head_continues_by_either_key(family, modules, checkpoint, tmp_path):
+    expected = trained(checkpoint(family), tmp_path / "theirs")
+    if not modules:  # as sentence-transformers 5 and the hub have it
+        (tmp_path / "theirs/modules.json").unlink()
+        (tmp_path / "theirs/config_sentence_transformers.json").unlink()
+    for scorer in (MonoBERT(load_encoder(str(tmp_path / "theirs"))), load_scorer(tmp_path / "theirs")):
+        torch.testing.assert_close(scores_of(scorer), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert"])
+def test_two_labels_continue_as_log_odds(family, checkpoint, tmp_path):
+    logits = trained(checkpoint(family), tmp_path / "theirs", num_labels=2)
+    scorer = MonoBERT(load_encoder(str(tmp_path / "theirs")))
+    torch.testing.assert_close(scores_of(scorer), logits[:, 1] - logits[:, 0], rtol=0, atol=1e-5)
+
+
+def test_a_head_of_three_labels_is_dropped_with_a_warning(checkpoint, tmp_path, caplog):
+    trained(checkpoint("modernbert"), tmp_path / "theirs", num_labels=3)
+    with caplog.at_level(logging.WARNING):
+        scorer = MonoBERT(load_encoder(str(tmp_path / "theirs")))
+    assert "its head of 3 labels is dropped" in caplog.text and scorer.head.whole.num_labels == 1
+    with pytest.raises(CheckpointError, match="expected a head of 1 or 2 labels, got 3"):
+        load_scorer(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize("no", [None, 12])
+def test_the_logit_of_a_word_continues(no, checkpoint, tmp_path):
+    folder = checkpoint("qwen2")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    modules = [Transformer(str(folder), transformer_task="text-generation"), LogitScore(11, no)]
+    CrossEncoder(modules=modules, device="cpu").save_pretrained(str(tmp_path / "theirs"))
+    scorer = MonoBERT(load_encoder(str(tmp_path / "theirs")))
+    rows = encode(scorer.encoder.tokenizer, SAME_QUERY)
+    with torch.no_grad():
+        logits = torch.stack([model(input_ids=row["input_ids"]).logits[0, -1] for row in rows])
+    expected = logits[:, 11] - (0 if no is None else logits[:, no])
+    torch.testing.assert_close(scores_of(scorer), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(scores_of(load_scorer(tmp_path / "theirs")), expected, rtol=0, atol=1e-4)
+
+
+def test_layers_that_share_weights_are_not_computed_again(checkpoint):
+    with pytest.raises(ConfigError, match=r"^encoder.checkpointing: expected false for albert"):
+        load_encoder(str(checkpoint("albert")), checkpointing=True)
+
+
+@pytest.mark.parametrize("family", ["modernbert", "qwen3", "t5-encoder", "deberta-v3", "gte"])
+def test_activations_that_are_computed_again_give_the_same_gradients(family, checkpoint):
+    gradients = []
+    for checkpointing in (False, True):
+        encoder = (
+            load_encoder(str(checkpoint(family)), attention_dropout=0.0, checkpointing=checkpointing).double().train()
+        )
+        encoder.dropout_seed = 5
+        states = [encoder(rank_batch(encode(encoder.tokenizer, pairs)).pairs) for pairs in (SAME_QUERY[:3], SAME_QUERY)]
+        sum(part.square().sum() for part in states).backward()  # the first pass is recomputed after the second has run
+        gradients.append([weight.grad for weight in encoder.parameters() if weight.grad is not None])
+    for again, stored in zip(*gradients, strict=True):
+        torch.testing.assert_close(again, stored, rtol=1e-9, atol=1e-9)
