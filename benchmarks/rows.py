@@ -140,13 +140,14 @@ def measure_loader(file: Path, options: argparse.Namespace) -> None:
 
     for workers in (0, 1):
         loader = torch.utils.data.DataLoader(rows, batch_size=32, shuffle=True, collate_fn=collate, num_workers=workers)
-        pairs, started = 0, time.perf_counter()
+        pairs, started, cpu = 0, time.perf_counter(), time.process_time()
         for index, batch in enumerate(loader):
             pairs += len(batch["input_ids"])
             if index + 1 == options.steps:
                 break
-        seconds = time.perf_counter() - started
-        print(f"datasets and tokenization, {workers} workers: {pairs / seconds:.0f} pairs/s")
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
+        in_cpu = f", {pairs / cpu:.0f} pairs per second of CPU" if workers == 0 else ""
+        print(f"datasets and tokenization, {workers} workers: {pairs / seconds:.0f} pairs/s{in_cpu}")
 
 
 def bert_tokenizer():
