@@ -58,6 +58,20 @@ def test_two_steps_and_an_evaluation(forks, files, tmp_path):
     assert len(read_run(train / "evaluation/train/run.trec")) == 36, "four of 40 queries are for validation"
 
 
+def test_two_processes_and_a_small_budget_give_the_same_losses(forks, files, tmp_path):
+    arguments = ["data=rows", f"data.train={files['train']}", "loss=mse", *SHORT, "trainer.max_steps=6"]
+    layouts = {"one": [], "two": ["trainer.devices=2", "trainer.accelerator=cpu"], "small": ["batch.max_tokens=400"]}
+    logged = {}
+    for name, options in layouts.items():
+        (tmp_path / name).mkdir()
+        done = forks.run("train.py", *arguments, *options, cwd=tmp_path / name, devices=2 if name == "two" else 1)
+        assert set(done.codes) == {0}, done.out
+        logged[name] = [float(loss) for loss in losses(run_folder(tmp_path / name)).values()]
+    assert len(logged["one"]) == 6 and len(set(logged["one"])) == 6
+    assert logged["two"] == pytest.approx(logged["one"], rel=1e-4)
+    assert logged["small"] == pytest.approx(logged["one"], rel=1e-4)
+
+
 def test_killed_and_resumed(forks, files, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     whole.mkdir()
@@ -85,3 +99,12 @@ def test_faults_are_reported_before_the_training(forks, files, tmp_path):
     assert "Traceback" not in done.out
     done = forks.run("train.py", "data=rows", f"data.train={tmp_path}/none.parquet", *SHORT, cwd=tmp_path)
     assert done.code == 1 and "data.train: expected files, got" in done.out
+
+
+def test_in_batch_negatives_are_refused_beside_scores(forks, files, tmp_path):
+    done = forks.run("train.py", "data=rows", f"data.train={files['train']}", "model=dpr", *SHORT, cwd=tmp_path)
+    assert done.code == 1 and "model.in_batch_negatives: expected false with rows that have a teacher's" in done.out
+    assert "Traceback" not in done.out
+    arguments = ["model=dpr", "model.in_batch_negatives=false", "loss=margin_mse", *SHORT, "trainer.max_steps=2"]
+    done = forks.run("train.py", "data=rows", f"data.train={files['train']}", *arguments, cwd=tmp_path)
+    assert done.code == 0, done.out
