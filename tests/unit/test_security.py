@@ -150,7 +150,12 @@ def test_code_beside_weights_does_not_run(tmp_path, monkeypatch):
     with pytest.raises((ValueError, CheckpointError, ConfigError), match="code of its own"):
         load_scorer(folder)
     (folder / "modules.json").write_text(
-        json.dumps([{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"}])
+        json.dumps(
+            [
+                {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+                {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+            ]
+        )
     )
     with pytest.raises((ValueError, CheckpointError, ConfigError), match="code of its own"):
         load_scorer(folder)

@@ -232,7 +232,7 @@ def test_filled_rows_say_which_tokens_are_attended_to(collator_of, attend):
 
 def test_a_step_is_cut_into_as_few_micro_batches_as_its_deal_allows():
     # 20 tokens would fill two of 10, but no two of 6, 6 and 5 fit together
-    assert StepPlan(6, 6, 10).cut([6, 6, 5, 1, 1, 1], 0, 1) == [[0, 4], [1, 5], [2, 3]]
+    assert StepPlan(6, 6, 10).micro_batches([6, 6, 5, 1, 1, 1], 0, 1) == [[0, 4], [1, 5], [2, 3]]
 
 
 @pytest.mark.parametrize(("scorer", "reads"), [(MonoBERT, "pairs"), (DPR, "texts")])

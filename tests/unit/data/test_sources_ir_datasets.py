@@ -106,7 +106,7 @@ def test_candidates_from_a_run_file(home, tmp_path):
 
 
 def test_training_on_test_queries_is_refused(home):
-    with pytest.raises(DataError, match=r"vaswani: expected queries that train lacks, got \d+ shared ones"):
+    with pytest.raises(DataError, match=r"vaswani: expected queries that train lacks, got \d+ that both have"):
         IrDatasets(train="vaswani", test=["vaswani"]).load()
 
 
