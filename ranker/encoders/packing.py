@@ -8,7 +8,7 @@ model, so a model runs on one row [1, tokens] that holds all texts end to end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,6 +110,13 @@ class Packing:
         finally:
             _running.reset(token)
             self.current, self._calls = before, calls
+
+    def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return the contexts of a layer's forward pass and of its repetition in the backward pass.
+
+        A method, not a function: a copy of a model (DPR's second encoder) gets one that is bound to its own packing.
+        """
+        return nullcontext(), nullcontext() if self.current is None else self.running(self.current)
 
     def hashes(self, layout: RaggedLayout, seed: int) -> Tensor:
         """Return the dropout hashes of all sites, int32 [sites, tokens]."""

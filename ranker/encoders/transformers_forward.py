@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -140,13 +139,9 @@ class TransformersForward:
                 "can't recompute one by one; got true"
             )
 
-        def contexts() -> tuple[Any, Any]:
-            current = self.packing.current
-            return nullcontext(), nullcontext() if current is None else self.packing.running(current)
-
         # older versions have the second name only
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": False, "context_fn": contexts})
+        enable({"use_reentrant": False, "context_fn": self.packing.contexts})
 
     def call(self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, segments: Tensor, **more: Any) -> Any:
         """Call the model on token ids [rows, columns]; segments go only to a model that reads them."""

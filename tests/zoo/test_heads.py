@@ -1,5 +1,6 @@
 """Trained heads of other programs' cross-encoders continue; heads that do not fit are dropped loudly."""
 
+import copy
 import logging
 
 import pytest
@@ -116,13 +117,13 @@ def test_layers_that_share_weights_are_not_computed_again(checkpoint):
         load_encoder(str(checkpoint("albert")), checkpointing=True)
 
 
+@pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("family", ["modernbert", "qwen3", "t5-encoder", "deberta-v3", "gte"])
-def test_activations_that_are_computed_again_give_the_same_gradients(family, checkpoint):
+def test_activations_that_are_computed_again_give_the_same_gradients(family, copied, checkpoint):
     gradients = []
     for checkpointing in (False, True):
-        encoder = (
-            load_encoder(str(checkpoint(family)), attention_dropout=0.0, checkpointing=checkpointing).double().train()
-        )
+        encoder = load_encoder(str(checkpoint(family)), attention_dropout=0.0, checkpointing=checkpointing)
+        encoder = (copy.deepcopy(encoder) if copied else encoder).double().train()  # as DPR's second encoder
         encoder.dropout_seed = 5
         states = [encoder(rank_batch(encode(encoder.tokenizer, pairs)).pairs) for pairs in (SAME_QUERY[:3], SAME_QUERY)]
         sum(part.square().sum() for part in states).backward()  # the first pass is recomputed after the second has run
