@@ -45,7 +45,7 @@ class NativeHead(nn.Module):
     Args:
         whole: The sequence classification model; it loses its encoder.
         encoder: The encoder with the same weights.
-        dropout: Dropout rate of all dropout modules in the head.
+        dropout: Rate of all dropout modules in the head.
 
     Attributes:
         reads: `first`, `last`, or `all`.
@@ -84,7 +84,7 @@ class NativeHead(nn.Module):
 
     @classmethod
     def of(cls, encoder: Encoder, num_labels: int, dropout: float = 0.0) -> NativeHead:
-        """Return the head for an encoder: from the checkpoint that its weights are from, or random where it has none.
+        """Return the head that lies beside the encoder's weights; weights that are missing there are random.
 
         Args:
             encoder: The encoder.
@@ -161,7 +161,6 @@ class NativeHead(nn.Module):
         if given.pooler is not None:
             base.pooler = given.pooler
         setattr(self.whole, self.prefix, base)
-        self.whole.config.architectures = None
         try:
             self.whole.save_pretrained(folder)
         finally:
@@ -222,7 +221,7 @@ class _GivenStates(nn.Module):
 
 
 class _Output(BaseModelOutputWithPooling):
-    """States without what else a family's encoder returns, such as a cache, which is None."""
+    """Anything else that a family's encoder returns, such as a cache, is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

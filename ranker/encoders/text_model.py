@@ -24,8 +24,8 @@ ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn
 def model_class(config: PretrainedConfig) -> Any:
     """Return the class that encodes texts: of an encoder-decoder, its encoder, where transformers has a class for it.
 
-    Where it has none (BART), the whole model is taken, and the decoder's states are the text's, as its own classifier
-    does.
+    Where it has none (BART), the whole model is taken. The states of a text are then its decoder's, which BART's own
+    classifier reads, too.
     """
     own = _own_class(config)
     return getattr(transformers, own.__name__.removesuffix("Model") + "EncoderModel", AutoModel) if own else AutoModel
@@ -86,9 +86,6 @@ def _without_unused(model: PreTrainedModel) -> PreTrainedModel:
 
 def _prepared(config: PretrainedConfig) -> PretrainedConfig:
     """Change a configuration to that of a text encoder."""
-    # T5Gemma's encoder refuses a configuration that says it has a decoder
-    if config.model_type == "t5gemma":
-        config.is_encoder_decoder = False
     config.use_cache = False
     for key, value in family_of(config).config_changes.items():
         setattr(config, key, value)
