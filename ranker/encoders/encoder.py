@@ -41,7 +41,7 @@ class TokenCounts:
 class Encoder(nn.Module):
     """Turn ragged token batches into states, one vector per token.
 
-    Every family runs on the fastest path that gives a row the states that it has alone (`path`):
+    Every family runs on the fastest path on which a row has the same states as alone (`path`):
 
     - `bert`, `modernbert`: families with these layers (`Family.layers`) without padding, by layers of this package
       (`ragged_forward`);
@@ -49,13 +49,13 @@ class Encoder(nn.Module):
     - `padded`: transformers' own forward on groups of rows of near lengths, each padded to its longest row;
     - `by_length`: the same on groups of equal length, for families whose states depend on padding.
 
-    For families without a table entry the path is measured (`traits`). All paths give the same states. On CUDA in half
+    The first two are facts about families (`Family.layers`); the others are measured (`traits`). On CUDA in half
     precision, attention also runs without padding; it then applies no attention dropout.
 
     Args:
         model: The transformers model, without its pooler.
         tokenizer: Its fast tokenizer.
-        execution: How to compute.
+        execution: Options of execution.
 
     Attributes:
         path: See above.
@@ -65,7 +65,7 @@ class Encoder(nn.Module):
 
     Raises:
         CheckpointError: The model does not run on a row by itself.
-        ConfigError: An option insists on something that the family does not have.
+        ConfigError: An option requires what the family does not have.
     """
 
     def __init__(

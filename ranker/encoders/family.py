@@ -26,8 +26,7 @@ UNLIMITED = 10**6  # positions of a model whose configuration states no limit
 class Classifier:
     """Where transformers' sequence classification model of a family keeps its two layers.
 
-    Only for classifiers that compute `output(tanh(dense(first token)))`, which `ranker.models.monobert` reads and
-    writes.
+    Only for classifiers that compute `output(tanh(dense(first token)))`, which `ranker.export` reads and writes.
 
     Args:
         dense: Path of the dense layer before tanh, as `get_submodule` takes it.
@@ -57,7 +56,7 @@ class Family:
         why_padded: Why this path is not `packed`, for the log.
         refused: Why models of the family can't be trained; empty if they can.
         config_changes: Values of configuration keys to set before a model is built.
-        window_excess: Tokens that windows reach beyond the `sliding_window` that attention modules pass on.
+        window_excess: Tokens that attention reaches beyond the `sliding_window` that its modules pass to its function.
         frozen: Parts of names of weights that no state depends on; DDP expects a gradient of all trained weights.
     """
 

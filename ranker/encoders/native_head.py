@@ -39,13 +39,13 @@ def has_native_head(config: PretrainedConfig) -> bool:
 class NativeHead(nn.Module):
     """A sequence classification model without its encoder: from states to logits.
 
-    Its forward pass runs over states of the encoder, which may have run without padding. Which states it reads is
-    measured: the gradient of a logit is not 0 at the first token alone, at the last alone, or at others too.
+    It takes the states of all tokens, however the encoder computed them. Which of them it reads is measured: those for
+    which the gradient of a logit is not 0. Weights without a gradient, such as BigBird's pooler, are frozen.
 
     Args:
         whole: The sequence classification model; it loses its encoder.
         encoder: The encoder with the same weights.
-        dropout: Dropout rate of all dropout modules in the head.
+        dropout: Rate of all dropout modules in the head.
 
     Attributes:
         reads: `first`, `last`, or `all`.
@@ -84,7 +84,7 @@ class NativeHead(nn.Module):
 
     @classmethod
     def of(cls, encoder: Encoder, num_labels: int, dropout: float = 0.0) -> NativeHead:
-        """Return the head for an encoder: from the checkpoint that its weights are from, or random where it has none.
+        """Return the head that lies beside the encoder's weights; weights that are missing there are random.
 
         Args:
             encoder: The encoder.
@@ -126,16 +126,30 @@ class NativeHead(nn.Module):
         """
         if self.reads == "all":
             layout = RaggedLayout.of(batch)
-            tokens = torch.where(
-                layout.mask, layout.pad(batch.tokens), self.whole.config.get_text_config().pad_token_id
-            )
-            return self._run(layout.pad(states), tokens, layout.mask.long())
+            tokens = torch.where(layout.mask, layout.pad(batch.tokens), self._text_config.pad_token_id)
+            return self._run(layout.pad(states), self._with_one_end(tokens), layout.mask.long())
         return self.of_pooled(states.index_select(0, self._edges(batch)), batch)
 
     def of_pooled(self, states: Tensor, batch: TokenBatch) -> Tensor:
         """Return logits [rows, labels] from the states [rows, dim] of the first or the last tokens (`reads`)."""
         tokens = batch.tokens.index_select(0, self._edges(batch)).unsqueeze(1)
         return self._run(states.unsqueeze(1), tokens, torch.ones_like(tokens))
+
+    @property
+    def _text_config(self) -> Any:
+        return self.whole.config.get_text_config()
+
+    def _with_one_end(self, tokens: Tensor) -> Tensor:
+        """Replace all end-of-text tokens of a row but the last, which mBART's head reads.
+
+        That head refuses rows with different numbers of them, and the text of a doc may contain some.
+        """
+        end, padding = self._text_config.eos_token_id, self._text_config.pad_token_id
+        if not isinstance(end, int) or end == padding:
+            return tokens
+        is_end = tokens == end
+        other = next(token for token in range(3) if token not in (end, padding))
+        return tokens.masked_fill(is_end & (is_end.flip(1).cumsum(1).flip(1) > 1), other)
 
     def _edges(self, batch: TokenBatch) -> Tensor:
         return batch.cu_seqlens[:-1] if self.reads == "first" else batch.cu_seqlens[1:] - 1
@@ -147,7 +161,6 @@ class NativeHead(nn.Module):
         if given.pooler is not None:
             base.pooler = given.pooler
         setattr(self.whole, self.prefix, base)
-        self.whole.config.architectures = None
         try:
             self.whole.save_pretrained(folder)
         finally:
@@ -170,7 +183,10 @@ class NativeHead(nn.Module):
         states.requires_grad_()
         with torch.enable_grad():
             logits = self._run(states, row.tokens.unsqueeze(0), torch.ones_like(row.tokens).unsqueeze(0))
-            (gradient,) = torch.autograd.grad(logits.sum(), states)
+            weights = [weight for weight in self.whole.parameters() if weight.requires_grad]
+            gradient, *others = torch.autograd.grad(logits.sum(), [states, *weights], allow_unused=True)
+        for weight, other in zip(weights, others, strict=True):
+            weight.requires_grad_(other is not None)  # DDP expects a gradient of all trained weights
         read = gradient[0].abs().sum(1).nonzero()[:, 0].tolist()
         return {(0,): "first", (row.num_tokens - 1,): "last"}.get(tuple(read), "all")
 
@@ -205,7 +221,7 @@ class _GivenStates(nn.Module):
 
 
 class _Output(BaseModelOutputWithPooling):
-    """States without what else a family's encoder returns, such as a cache, which is None."""
+    """Anything else that a family's encoder returns, such as a cache, is None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("__"):

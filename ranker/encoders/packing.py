@@ -1,4 +1,4 @@
-"""Attention and dropout of transformers' own models while they run on packed rows.
+"""Attention and dropout of transformers' own models, on one packed row or on padded rows.
 
 transformers calls the attention function that is registered under a model's attention implementation. The function
 here finds the row boundaries of the running forward pass in a `Packing`, which the encoder gives to every module of its
@@ -8,7 +8,7 @@ model, so a model runs on one row [1, tokens] that holds all texts end to end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
@@ -43,8 +43,8 @@ class Pass:
         batch: The rows.
         layout: Row and position of each token.
         packed: Whether the model sees one row [1, tokens].
-        hashes: Dropout hashes, int32 [sites, rows, columns], as the model's states [rows, columns, dim]; None: dropout
-            is off, or plain.
+        hashes: Dropout hashes, int32 [sites, rows, columns], for states [rows, columns, dim]; None: no dropout, or
+            that of torch.
         seed: Seed of the hashes.
     """
 
@@ -75,7 +75,7 @@ class Packing:
         current: The running pass; None outside of one.
         num_sites: Places with dropout on token states; None before `find_dropout`.
         own_implementation: The attention function that the model was built with.
-        attention_dropout: Whether attention with padding may drop weights: the model has a rate for it alone.
+        attention_dropout: Whether attention with padding may drop weights: the configuration has a rate for that.
         window_excess: See `Family`.
     """
 
@@ -110,6 +110,13 @@ class Packing:
         finally:
             _running.reset(token)
             self.current, self._calls = before, calls
+
+    def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Return the contexts of a layer's forward pass and of its repetition in the backward pass.
+
+        A method, not a function: a copy of a model (DPR's second encoder) gets one that is bound to its own packing.
+        """
+        return nullcontext(), nullcontext() if self.current is None else self.running(self.current)
 
     def hashes(self, layout: RaggedLayout, seed: int) -> Tensor:
         """Return the dropout hashes of all sites, int32 [sites, tokens]."""
@@ -332,7 +339,7 @@ def _attend(states: list[Tensor], mask: Tensor | None, rule: _Rule) -> Tensor:
 
 
 def row_mask(*args: Any, **options: Any) -> Tensor | None:
-    """Return no mask in the encoder's passes, where row boundaries say who attends to whom; else that of SDPA."""
+    """Return no mask in a packed pass, where row boundaries say who attends to whom; else SDPA's mask."""
     return None if _running.get() else sdpa_mask(*args, **options)
 
 

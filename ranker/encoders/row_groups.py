@@ -20,7 +20,7 @@ class RowGroup(NamedTuple):
     Args:
         rows: Row numbers, int64 [rows].
         lengths: Their lengths, int64 [rows].
-        longest: The longest of these, a host number.
+        longest: The largest length, as an int.
         uniform: Whether all lengths are equal.
     """
 

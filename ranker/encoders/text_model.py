@@ -24,8 +24,8 @@ ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn
 def model_class(config: PretrainedConfig) -> Any:
     """Return the class that encodes texts: of an encoder-decoder, its encoder, where transformers has a class for it.
 
-    Where it has none (BART), the whole model is taken, and the decoder's states are the text's, as its own classifier
-    does.
+    Where it has none (BART), the whole model is taken. The states of a text are then its decoder's, which BART's own
+    classifier reads, too.
     """
     own = _own_class(config)
     return getattr(transformers, own.__name__.removesuffix("Model") + "EncoderModel", AutoModel) if own else AutoModel
@@ -86,9 +86,6 @@ def _without_unused(model: PreTrainedModel) -> PreTrainedModel:
 
 def _prepared(config: PretrainedConfig) -> PretrainedConfig:
     """Change a configuration to that of a text encoder."""
-    # T5Gemma's encoder refuses a configuration that says it has a decoder
-    if config.model_type == "t5gemma":
-        config.is_encoder_decoder = False
     config.use_cache = False
     for key, value in family_of(config).config_changes.items():
         setattr(config, key, value)
@@ -108,14 +105,16 @@ def keep_layers(config: PretrainedConfig, layers: int, name: str) -> None:
     """
     if hasattr(config, "block_sizes") or (config.is_encoder_decoder and model_class(config) is AutoModel):
         raise ConfigError(f"encoder.layers: expected null for {name!r} ({config.model_type}), got {layers}")
-    config = config.get_text_config(encoder=True)
-    total = config.num_hidden_layers
+    # `get_text_config(encoder=True)` would give a copy of T5's configuration
+    part: Any = getattr(config, "encoder", None) or config.get_text_config()
+    total = part.num_hidden_layers
     if not 1 <= layers <= total:
         raise ConfigError(f"encoder.layers: expected 1 to {total} for {name!r}, got {layers}")
-    for key, value in list(vars(config).items()):
-        if isinstance(value, list) and len(value) == total:  # one entry per layer, such as layer_types
-            setattr(config, key, value[:layers])
-    config.num_hidden_layers = layers
+    for key, value in list(vars(part).items()):
+        # one entry per layer, such as layer_types or attention_window; not Mamba 2's time_step_limit
+        if isinstance(value, list) and len(value) == total and ("layer" in key or "window" in key):
+            setattr(part, key, value[:layers])
+    part.num_hidden_layers = layers
 
 
 def set_dropout(config: PretrainedConfig, rate: float | None, attention_rate: float | None, name: str) -> None:

@@ -1,7 +1,7 @@
-"""Traits of a model that no table knows: measured at loading with a few short rows.
+"""How a model computes that runs through transformers' own forward: measured at loading with a few short rows.
 
-Which path gives each row the states that it has alone is a property of a family's code. Three rows tell: they run alone
-through transformers' own forward, then packed and padded, and the results are compared.
+The code of a family decides on which paths a row has the same states as alone. So three rows run one by one, then
+together, packed and padded, and the states are compared.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
 
-LENGTHS = (9, 3, 6)  # of the rows; one more is longer than the attention's window, if that is
-LONGEST = 300  # tokens of that row at most
+LENGTHS = (9, 3, 6)  # of the rows; one more row is longer than the attention window, if there is a short one
+LONGEST = 300  # most tokens of that row
 TOLERANCE = 1e-3  # largest difference as a share of the largest state; wrong paths differ by more than 1e-2
 
 
@@ -53,14 +53,14 @@ class Traits:
 
 
 def measure(model: Any, forward: TransformersForward, token_ids: list[int], packed: bool, family: Family) -> Traits:
-    """Find the fastest path that gives each row the states that it has alone.
+    """Find the fastest path on which each row has the same states as alone.
 
     Args:
         model: The model, on any device.
         forward: Runs it.
-        token_ids: Ids of common tokens, at least as many as the longest row.
+        token_ids: Ids of common tokens; they are repeated if the rows need more.
         packed: Whether the packed path may be taken.
-        family: What the table says of the family.
+        family: Facts about the family.
 
     Raises:
         CheckpointError: Not even a row alone runs, or the states have another shape than [tokens, dim].
@@ -78,7 +78,7 @@ def measure(model: Any, forward: TransformersForward, token_ids: list[int], pack
 
 def _measure(model: Any, forward: TransformersForward, token_ids: list[int], packed: bool, family: Family) -> Traits:
     lengths = [*LENGTHS]
-    window = getattr(model.config.get_text_config(encoder=True), "sliding_window", None)
+    window = getattr(model.config.get_text_config(), "sliding_window", None)
     if packed and isinstance(window, int) and window + LENGTHS[0] <= min(LONGEST, max_positions(model.config)):
         lengths.append(window + LENGTHS[0])
     batch = _batch(token_ids, lengths, model.get_input_embeddings().weight.device)
@@ -160,6 +160,6 @@ def common_tokens(tokenizer: Any, num_embeddings: int) -> list[int]:
 
 
 def reads_segments(config: Any, tokenizer: Any) -> bool:
-    """Whether a model gets segment ids: it has a table of them, or its tokenizer gives them."""
+    """Whether a model gets segment ids: its table has several, or, if it states no size, its tokenizer gives them."""
     types = getattr(config, "type_vocab_size", None)
     return types > 1 if types is not None else "token_type_ids" in tokenizer.model_input_names

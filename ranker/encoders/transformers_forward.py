@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,10 +70,10 @@ class TransformersForward:
         Args:
             model: The model.
             request: What to compute.
-            compile: Whether to compile the layers, see `Execution`; once they are, they stay so.
+            compile: Whether to compile the layers, see `Execution`. Compiled layers stay compiled.
 
         Raises:
-            ConfigError: They can't be compiled here, and `compile` insists.
+            ConfigError: They can't be compiled here, and `compile` is true.
         """
         if compile and not self._compiled:
             self._compile(model, request.batch.tokens.device, compile is True)
@@ -140,13 +139,9 @@ class TransformersForward:
                 "can't recompute one by one; got true"
             )
 
-        def contexts() -> tuple[Any, Any]:
-            current = self.packing.current
-            return nullcontext(), nullcontext() if current is None else self.packing.running(current)
-
         # older versions have the second name only
         enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": False, "context_fn": contexts})
+        enable({"use_reentrant": False, "context_fn": self.packing.contexts})
 
     def call(self, model: Any, input_ids: Tensor, attention_mask: Tensor | None, segments: Tensor, **more: Any) -> Any:
         """Call the model on token ids [rows, columns]; segments go only to a model that reads them."""
@@ -206,14 +201,12 @@ class TransformersForward:
                 model, tokens, layout.key_mask.long(), layout.pad(batch.segments),
                 output_hidden_states=request.all_layers, **more,
             )  # fmt: skip
-        width = batch.max_length  # some families round their states up to more
-        # and Funnel's middle layers have fewer states than tokens
-        layers = [states for states in _states_of(output, request.all_layers) if states.shape[1] >= width]
-        return [layout.unpad(states[:, :width]) for states in layers]
+        width = batch.max_length  # some families return more columns, a multiple of a block
+        return [layout.unpad(states[:, :width]) for states in _states_of(output, request.all_layers)]
 
 
 def padding_id(config: Any) -> int:
-    """Return the token id for padding, which the mask hides anyway: the family's, else its end of text, else 0."""
+    """Return a token id for padding, which the mask hides: the configuration's, else its end of text, else 0."""
     config = config.get_text_config()
     for key in ("pad_token_id", "eos_token_id"):
         token = getattr(config, key, None)

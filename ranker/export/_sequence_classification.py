@@ -67,6 +67,8 @@ def write(folder: Path, model: Classifier, max_tokens: int) -> bool:
 
 def _describe(config: PretrainedConfig, num_labels: int) -> None:
     config.num_labels = num_labels
+    if num_labels == 2:  # transformers does not store its default names, and BART's configuration then has 3 labels
+        config.id2label, config.label2id = {0: "irrelevant", 1: "relevant"}, {"irrelevant": 0, "relevant": 1}
     config.architectures = None
     # sentence-transformers would otherwise put a sigmoid on a single logit
     config.sentence_transformers = {"activation_fn": IDENTITY}

@@ -1,6 +1,6 @@
-"""Cross-encoders in sentence-transformers' layout, which it writes since version 6: modules.json and a folder a module.
+"""Cross-encoders as sentence-transformers writes them since version 6: modules.json and a folder per module.
 
-Three forms are read: a sequence classification model by itself; Transformer, Pooling and Dense layers, of which the
+Three forms are read: a sequence classification model alone; Transformer, Pooling and one or two Dense, of which the
 last gives the scores; a causal language model with LogitScore (the logit of a word, or the difference of two).
 """
 
@@ -53,7 +53,7 @@ def recognises(folder: Path) -> bool:
 
 
 def write(folder: Path, model: Classifier, max_tokens: int) -> None:
-    """Write Transformer, Pooling and Dense: every head that is linear on pooled states, over every encoder.
+    """Write Transformer, Pooling and Dense: a linear head on pooled states, over any encoder.
 
     Args:
         folder: Where to write.
@@ -151,7 +151,7 @@ def initial_head(encoder: Encoder, dropout: float = 0.0) -> Classifier | None:
 
 
 def _language_model(modules: list[StoredModule], encoder: Encoder) -> Classifier:
-    """Return the head that gives LogitScore's scores: rows of the language model's output layer, on the last token."""
+    """Return LogitScore as a linear head: a row of the language model's output layer, or the difference of two."""
     settings: dict[str, Any] = modules[1].config
     model = AutoModelForCausalLM.from_pretrained(
         modules[0].folder, dtype=torch.float32, trust_remote_code=encoder.execution.trust_remote_code

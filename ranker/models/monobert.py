@@ -31,8 +31,8 @@ class MonoBERT(nn.Module):
         encoder: The encoder.
         head: `own`: a linear layer on pooled states; `native`: the head of the family's own sequence classification
             model, for example dense, GELU and norm for ModernBERT, or the last token for a language model; `auto`: the
-            trained head of `encoder.name` if that is a cross-encoder, else the family's own, or `own` for BERT's
-            relatives, for a given `pooling` or `pooler`, and where transformers has none.
+            trained head of `encoder.name` if that is a cross-encoder, else the family's own, or `own` for BERT,
+            RoBERTa, XLM-RoBERTa and CamemBERT, with a given `pooling` or `pooler`, and where transformers has none.
         pooling: What the own head reads: `cls`, `mean`, `max`, `last`, `weightedmean` over the last layer's tokens, or
             `auto` (see `auto_pooling`).
         pooler: Put BERT's dense layer and tanh (with random initial weights) between pooling and own head.
@@ -156,7 +156,7 @@ class MonoBERT(nn.Module):
 
 
 def prefers_native(encoder: Encoder) -> bool:
-    """Whether `head=auto` takes the family's own head: not for those whose files hold a plain linear head as well."""
+    """Whether `head=auto` takes the family's own head: not if its classifier can hold a plain linear head (BERT)."""
     return family_of(encoder.config).classifier is None and has_native_head(encoder.config)
 
 

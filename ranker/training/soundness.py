@@ -1,7 +1,7 @@
 """A check before training: scores must depend on the doc and on nothing but the pair.
 
 A causal model that is read at its first token gives every doc the same score; a model that mixes padding into its
-states gives a pair another score in another batch. Both train without an error, so they are looked for here.
+states gives a pair another score in another batch. Neither is an error in training, so both are looked for here.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def check_scores(scorer: Scorer) -> None:
 
 
 def _no_gradient(scorer: Scorer) -> bool:
-    """Whether no weight can make the scores of the two docs differ, at its present value."""
+    """Whether the difference of the two scores has no gradient at any weight."""
     with torch.enable_grad():
         scores = scorer(_batch(scorer, DOCS))[0]
         weights = [weight for weight in scorer.parameters() if weight.requires_grad]

@@ -1,5 +1,6 @@
 """Trained heads of other programs' cross-encoders continue; heads that do not fit are dropped loudly."""
 
+import copy
 import logging
 
 import pytest
@@ -32,9 +33,9 @@ def trained(folder, out, num_labels=1):
     return torch.as_tensor(model.predict(SAME_QUERY, batch_size=1, show_progress_bar=False)).float()
 
 
-def scores_of(scorer):
+def scores_of(scorer, pairs=SAME_QUERY):
     with torch.no_grad():
-        return scorer.eval()(rank_batch(encode(scorer.encoder.tokenizer, SAME_QUERY)))[0]
+        return scorer.eval()(rank_batch(encode(scorer.encoder.tokenizer, pairs)))[0]
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "distilbert", "electra", "deberta-v3", "modernbert", "gte"])
@@ -79,18 +80,50 @@ def test_the_logit_of_a_word_continues(no, checkpoint, tmp_path):
     torch.testing.assert_close(scores_of(load_scorer(tmp_path / "theirs")), expected, rtol=0, atol=1e-4)
 
 
+def test_bart_keeps_two_labels(checkpoint, tmp_path):
+    scorer = MonoBERT(load_encoder(str(checkpoint("bart"))), num_labels=2)
+    scorer.save(tmp_path, max_tokens=100)
+    torch.testing.assert_close(scores_of(load_scorer(tmp_path)), scores_of(scorer), rtol=0, atol=1e-6)
+
+
+def test_a_doc_may_contain_the_token_that_mbarts_head_reads(checkpoint):
+    scorer = MonoBERT(load_encoder(str(checkpoint("mbart"))))
+    pairs = [("a river", "runs </s> far </s> and wide"), ("a river", "runs")]
+    alone = [scores_of(scorer, [pair]) for pair in pairs]
+    torch.testing.assert_close(scores_of(scorer, pairs), torch.cat(alone), rtol=0, atol=1e-5)
+
+
+def test_weights_of_a_head_that_no_score_depends_on_are_frozen(checkpoint):
+    scorer = MonoBERT(load_encoder(str(checkpoint("big_bird"))))
+    scores_of(scorer)
+    scorer.train()(rank_batch(encode(scorer.encoder.tokenizer, SAME_QUERY))).sum().backward()
+    assert not [name for name, weight in scorer.named_parameters() if weight.requires_grad and weight.grad is None]
+
+
+@pytest.mark.parametrize("family", ["t5", "t5gemma", "longt5", "mamba2", "longformer", "gemma3"])
+def test_the_lower_layers_of_any_family_give_the_states_of_the_whole(family, checkpoint):
+    whole = load_encoder(str(checkpoint(family))).eval()
+    lower = load_encoder(str(checkpoint(family)), layers=1).eval()
+    pairs = rank_batch(encode(whole.tokenizer, SAME_QUERY)).pairs
+    assert (whole.num_layers, lower.num_layers) == (2, 1)
+    with torch.no_grad():
+        torch.testing.assert_close(next(lower.layers(pairs)), next(whole.layers(pairs)), rtol=0, atol=1e-6)
+        states = list(lower.layers(pairs))[-1]
+    assert states.shape == (pairs.num_tokens, whole.dim)
+
+
 def test_layers_that_share_weights_are_not_computed_again(checkpoint):
     with pytest.raises(ConfigError, match=r"^encoder.checkpointing: expected false for albert"):
         load_encoder(str(checkpoint("albert")), checkpointing=True)
 
 
+@pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("family", ["modernbert", "qwen3", "t5-encoder", "deberta-v3", "gte"])
-def test_activations_that_are_computed_again_give_the_same_gradients(family, checkpoint):
+def test_activations_that_are_computed_again_give_the_same_gradients(family, copied, checkpoint):
     gradients = []
     for checkpointing in (False, True):
-        encoder = (
-            load_encoder(str(checkpoint(family)), attention_dropout=0.0, checkpointing=checkpointing).double().train()
-        )
+        encoder = load_encoder(str(checkpoint(family)), attention_dropout=0.0, checkpointing=checkpointing)
+        encoder = (copy.deepcopy(encoder) if copied else encoder).double().train()  # as DPR's second encoder
         encoder.dropout_seed = 5
         states = [encoder(rank_batch(encode(encoder.tokenizer, pairs)).pairs) for pairs in (SAME_QUERY[:3], SAME_QUERY)]
         sum(part.square().sum() for part in states).backward()  # the first pass is recomputed after the second has run

@@ -1,6 +1,6 @@
 """Longformer (Beltagy et al., 2020, arXiv:2004.05150). Its attention is sparse, so it runs padded.
 
-The `_global` weights serve the first token of a pair, see `Encoder.first_token_is_global`.
+The `_global` weights serve the first token of a pair, see `Encoder.make_first_token_global`.
 """
 
 from ranker.encoders.family import Family

@@ -4,5 +4,6 @@ from ranker.encoders.family import Family
 
 FAMILY = Family(
     "t5gemma",
-    window_excess=1,  # its masks include the distance `sliding_window`
+    config_changes={"is_encoder_decoder": False},  # its encoder refuses a configuration that says it has a decoder
+    window_excess=1,  # a token attends to those at the distance `sliding_window`, too
 )
