@@ -247,7 +247,7 @@ def test_pc2_10_markers_of_colbert_are_exported_with_the_same_scores(folder, mar
     assert query.specials[0][-1:] == (scorer.encoder.tokenizer.convert_tokens_to_ids(marker),)  # one token
     scorer.save(path / "ours", 40 + doc.num_added, 20 + query.num_added)
     mine = ours(scorer, path / "cache", 20, 40)
-    torch.testing.assert_close(mine, theirs(MultiVectorEncoder(str(path / "ours"), device="cpu")), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mine, theirs(MultiVectorEncoder(str(path / "ours"), device="cpu")), rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(ours(load_scorer(path / "ours"), path / "cache"), mine, rtol=0, atol=0)
 
 
@@ -261,7 +261,7 @@ def test_queries_are_filled_with_eos_where_there_is_no_mask_token(folder):
     query, doc = scorer.layouts()
     scorer.save(path / "ours", 40 + doc.num_added, 20 + query.num_added)
     mine = ours(scorer, path / "cache", 20, 40)
-    torch.testing.assert_close(mine, theirs(MultiVectorEncoder(str(path / "ours"), device="cpu")), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(mine, theirs(MultiVectorEncoder(str(path / "ours"), device="cpu")), rtol=1e-6, atol=1e-5)
     assert load_scorer(path / "ours").layouts()[0] == query
 
 
@@ -280,7 +280,9 @@ def test_pc2_10_a_marker_that_a_multi_vector_folder_lets_be_cut_is_cut(folder):
     model.save(str(path / "theirs"))
     scorer = load_scorer(path / "theirs")
     assert isinstance(scorer, ColBERT)
-    torch.testing.assert_close(ours(scorer, path / "cache"), theirs(model), rtol=1e-5, atol=1e-5)
+    # in float64, since a random projection gives vectors so short that norming them magnifies float32's rounding
+    scorer.double(), model.double()
+    torch.testing.assert_close(ours(scorer, path / "cache").double(), theirs(model).double(), rtol=1e-6, atol=1e-5)
 
 
 def test_pc2_10_wordpiece_keeps_stores_without_prompts_and_others_have_stores_of_their_own():

@@ -140,3 +140,8 @@ def test_a_multi_vector_encoder_compares_texts_alike(family, checkpoint, tmp_pat
     worst = compare(family, scorer, MultiVectorEncoder, tmp_path)
     record_property("worst", worst)
     assert worst <= 1e-5
+
+
+def test_a_family_whose_table_cannot_be_extended_says_so(checkpoint):
+    with pytest.raises(ConfigError, match="the embeddings of ibert models can't be extended"):
+        ColBERT(load_encoder(str(checkpoint("ibert"))))
