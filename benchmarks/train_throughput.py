@@ -14,6 +14,7 @@ pairs/s, the share of the card's rate in an 8192-cubed bf16 matrix product, peak
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
 import tempfile
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import (
+    MODEL_MAPPING,
     AutoModel,
     AutoModelForSequenceClassification,
     BertConfig,
@@ -116,7 +118,8 @@ def config_of(size: str) -> PretrainedConfig:
 
 def encoder_of(size: str, execution: Execution) -> Encoder:
     config = config_of(size)
-    pooler = {} if size.startswith("modernbert") else {"add_pooling_layer": False}
+    has_pooler = "add_pooling_layer" in inspect.signature(MODEL_MAPPING[type(config)]).parameters
+    pooler = {"add_pooling_layer": False} if has_pooler else {}
     return Encoder(AutoModel.from_config(config, **pooler), tokenizer(size), execution)
 
 

@@ -54,7 +54,8 @@ def hashed_dropout(values: Tensor, hashes: Tensor, rate: float) -> Tensor:
     Returns:
         [tokens, dim]
     """
-    columns = torch.arange(values.shape[1], dtype=torch.int32, device=values.device) * COLUMN
+    # The cast wraps products. Compiled code for any number of columns counts them in int64, whatever their type here.
+    columns = (torch.arange(values.shape[1], device=values.device) * COLUMN).int()
     # the highest bits decide; the finaliser's last shift improves only the lowest, so it is left out
     kept = _finalise(hashes.unsqueeze(1) + columns, last_shift=False) >= threshold(rate)
     return values * kept * (1 / (1 - rate))

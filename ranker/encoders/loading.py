@@ -22,6 +22,8 @@ from ranker.network import OFFLINE, hub_failure, unreachable, watch_hub
 
 log = logging.getLogger(__name__)
 
+BESIDE_WEIGHTS = ("*.json", "[0-9]_*/*")  # sentence-transformers' modules.json, 1_Pooling/config.json, 2_Dense/...
+
 
 def load_encoder(
     name: str,
@@ -97,7 +99,7 @@ def load_encoder(
     execution = Execution(ragged, compile, attention, fused, graphs, checkpointing, trust_remote_code)
     encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
-    encoder.source = name if pretrained and name != "tiny" else None
+    encoder.source = _folder_of(name, cached) if pretrained and name != "tiny" else None
     return encoder
 
 
@@ -145,6 +147,17 @@ def _package_folder(package: str, folder: str) -> Path:
     if not path.is_dir():
         raise ConfigError(f"encoder.name: expected a folder inside the package {package!r}, got {folder!r}")
     return path
+
+
+def _folder_of(name: str, cached: bool) -> str:
+    """Return the folder of a name; of a hub id its folder in the hub's cache, with the files of a head or pooling."""
+    if Path(name).is_dir():
+        return name
+    try:
+        return huggingface_hub.snapshot_download(name, allow_patterns=BESIDE_WEIGHTS, local_files_only=cached)
+    except Exception as error:  # the library raises many classes of exceptions
+        reason = hub_failure() or " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{name}: expected the files of its modules from the hub, got none ({reason})") from error
 
 
 def _no_hub(name: str) -> str | None:

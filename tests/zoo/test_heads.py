@@ -3,6 +3,7 @@
 import copy
 import logging
 
+import huggingface_hub
 import pytest
 import torch
 import transformers
@@ -130,3 +131,18 @@ def test_activations_that_are_computed_again_give_the_same_gradients(family, cop
         gradients.append([weight.grad for weight in encoder.parameters() if weight.grad is not None])
     for again, stored in zip(*gradients, strict=True):
         torch.testing.assert_close(again, stored, rtol=1e-9, atol=1e-9)
+
+
+def test_a_head_of_pooled_states_continues_from_the_cache_of_the_hub(checkpoint, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    theirs = MonoBERT(load_encoder(str(checkpoint("distilbert"))), pooling="mean", head="own")
+    torch.nn.init.normal_(theirs.head.weight)
+    repository = tmp_path / "models--someone--ranker"
+    theirs.save(repository / "snapshots/0123456789012345678901234567890123456789", max_tokens=100)
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("0123456789012345678901234567890123456789")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    ours = MonoBERT(load_encoder("someone/ranker"))
+    assert ours.pooling == "mean"
+    torch.testing.assert_close(scores_of(ours), scores_of(theirs), rtol=0, atol=0)
