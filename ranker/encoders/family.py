@@ -23,7 +23,7 @@ UNLIMITED = 10**6  # positions of a model whose configuration states no limit
 
 
 @dataclass(frozen=True)
-class Classifier:
+class ClassifierLayers:
     """Where transformers' sequence classification model of a family keeps its two layers.
 
     Only for classifiers that compute `output(tanh(dense(first token)))`, which `ranker.export` reads and writes.
@@ -64,7 +64,7 @@ class Family:
     layers: Literal["bert", "modernbert"] | None = None
     positions_after_padding: bool | None = None
     reads_single_segment: bool = False
-    classifier: Classifier | None = None
+    classifier: ClassifierLayers | None = None
     path: str | None = None
     why_padded: str = ""
     refused: str = ""
