@@ -44,6 +44,7 @@ ON_GPU = {
     "steps": 60,
     "exact_pairs": 1024,
     "exact_tokens": 12288,
+    "graphs": "auto",
     "queries": 30000,
 }
 ON_CPU = {
@@ -53,6 +54,7 @@ ON_CPU = {
     "steps": 8,
     "exact_pairs": 32,
     "exact_tokens": 3072,
+    "graphs": "auto",
     "queries": 64,
 }
 
@@ -72,6 +74,7 @@ def main() -> None:
         "--exact-pairs", type=int, default=usual["exact_pairs"], help="losses: pairs per step over all devices"
     )
     parser.add_argument("--exact-tokens", type=int, default=usual["exact_tokens"], help="losses: token budget")
+    parser.add_argument("--graphs", choices=["auto", "true", "false"], default=usual["graphs"])
     parser.add_argument("--queries", type=int, default=usual["queries"], help="evaluation in bf16: queries of 8 docs")
     parser.add_argument("--timeout", type=float, default=300, help="seconds that a part may take")
     parser.add_argument("--out", type=Path, help="JSON file of results; the parts that it contains are not run again")
@@ -94,6 +97,7 @@ def main() -> None:
 def measure(args: argparse.Namespace, folder: Path, gpus: int) -> dict[str, Any]:
     """Run the missing parts: first the baseline, then the largest number of devices; returns all results."""
     settings = {name: getattr(args, name) for name in ON_GPU}
+    settings["graphs"] = {"true": True, "false": False}.get(args.graphs, args.graphs)
     # the same data for any number of devices, so a later call may add another number
     settings["groups"] = max(args.pairs // 8 * args.steps * max(gpus, 2), args.queries)
     found: dict[str, Any] = {

@@ -37,6 +37,7 @@ from ranker.data.collection import Collection, Splits  # noqa: E402
 from ranker.data.datamodule import BatchOptions, RankData, TrainDocs  # noqa: E402
 from ranker.data.trec import write_run  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
+from ranker.encoders.execution import Execution  # noqa: E402
 from ranker.evaluation.scoring import Devices, score_collection  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.dpr import DPR  # noqa: E402
@@ -69,6 +70,7 @@ class Part:
         steps: Optimizer steps, for speed.
         exact_pairs: Pairs per step over all devices, for losses.
         exact_tokens: Token budget of a micro-batch, for losses.
+        graphs: Whether training passes are replayed as CUDA graphs, see `Execution`.
         groups: Query groups of the large collection.
         queries: Queries of the large collection that are evaluated.
         folder: Folder of collections, token stores, runs and vectors.
@@ -86,6 +88,7 @@ class Part:
     steps: int
     exact_pairs: int
     exact_tokens: int
+    graphs: bool | str
     groups: int
     queries: int
     folder: str
@@ -143,7 +146,8 @@ def scorer_of(part: Part, dropout: bool) -> Any:
     if not dropout:
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
     torch.manual_seed(0)
-    encoder = Encoder(BertModel(config, add_pooling_layer=False), tokenizer(part.size))
+    execution = Execution(graphs=part.graphs)
+    encoder = Encoder(BertModel(config, add_pooling_layer=False), tokenizer(part.size), execution)
     return DPR(encoder) if part.model == "dpr" else MonoBERT(encoder)
 
 

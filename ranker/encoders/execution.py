@@ -20,8 +20,8 @@ class Execution:
         attention: Kernel on CUDA in half precision: `short`, `library` or `auto` (short if it supports the sizes).
         fused: Run embeddings and layers through this package's kernels on CUDA in half precision. `auto`: if they
             support the batch (Triton, GELU, rows that the short kernel takes); True: Triton and GELU are required.
-        graphs: Replay training passes through these kernels as CUDA graphs. `auto`: on one device, micro-batches that
-            are small enough to gain from it; True: all.
+        graphs: Replay training passes through these kernels as CUDA graphs. `auto`: micro-batches that are small enough
+            to gain from it; True: all.
         checkpointing: Compute the activations of each layer again in the backward pass, in place of storing them: a
             third more work for a fraction of the memory.
         trust_remote_code: Whether code that comes with weights may run; never read from a stored configuration.

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ranker.encoders.attention import short_unavailable
@@ -93,16 +92,14 @@ class RaggedForward:
         """Yield the last layer's states from a CUDA graph, or from a plain pass where there is none (yet)."""
         rates = _stack_of(model).rates(model)
         seed = draw_seed(dropout_seed) if any(rates) else 0
-        replayed = None
-        if self.execution.graphs is True or not _several_processes():
-            dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-            replayed = self.graphs(
-                lambda inputs, graph_seed: last(self._states(model, inputs, True, graph_seed, output)),
-                batch,
-                seed,
-                model,
-                (output, rates, dtype, self.execution),
-            )
+        dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+        replayed = self.graphs(
+            lambda inputs, graph_seed: last(self._states(model, inputs, True, graph_seed, output)),
+            batch,
+            seed,
+            model,
+            (output, rates, dtype, self.execution),
+        )
         if self.graphs.why_off:
             self._log_once(f"no more CUDA graphs are captured, because {self.graphs.why_off}")
         if replayed is not None:
@@ -135,6 +132,3 @@ def last(states: Iterator[Tensor]) -> Tensor:
 def _stack_of(model: Any) -> Stack:
     return STACKS[family_of(model.config).layers or ""]
 
-
-def _several_processes() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

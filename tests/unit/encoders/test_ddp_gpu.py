@@ -1,6 +1,7 @@
-"""Gradients through DDP on two processes that share one GPU, with micro-batches and bucket views, equal the plain mean.
+"""Gradients through DDP on two processes, with micro-batches and bucket views, equal the plain mean.
 
-CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/unit/encoders. Through gloo, since NCCL needs a GPU for each process.
+CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/unit/encoders. Through gloo both processes share one GPU. NCCL needs a GPU
+for each: CUDA_VISIBLE_DEVICES=0,1.
 """
 
 import contextlib
@@ -70,12 +71,14 @@ def gradients(module: nn.Module, encoder: Encoder, step: int, ranks: list[int], 
     return [weight.grad.clone() for weight in module.parameters()]
 
 
-def main(rank: int, graphs: bool, rendezvous: str) -> None:
+def main(rank: int, graphs: bool, rendezvous: str, backend: str) -> None:
     """Print the largest relative gap of a parameter's gradient at each step, and the number of graphs."""
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
+    device = rank if backend == "nccl" else 0
+    torch.cuda.set_device(device)
+    dist.init_process_group(backend, init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     own, alone = Scores(graphs).cuda(), Scores(graphs).cuda()
     alone.encoder._ragged_forward.graphs = Graphs(sightings=10**9)  # sizes are rounded as those of the other
-    wrapped = DistributedDataParallel(own, device_ids=[0], gradient_as_bucket_view=True)
+    wrapped = DistributedDataParallel(own, device_ids=[device], gradient_as_bucket_view=True)
     gaps = []
     for step in range(STEPS):
         got = gradients(wrapped, own.encoder, step, [rank], 1.0)
@@ -85,9 +88,12 @@ def main(rank: int, graphs: bool, rendezvous: str) -> None:
     print(json.dumps({"gaps": gaps, "graphs": len(own.encoder._ragged_forward.graphs._captured)}))
 
 
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
 @pytest.mark.parametrize("graphs", [False, True])
-def test_gradients_are_the_mean_of_both_processes(graphs, tmp_path):
-    command = [sys.executable, __file__, str(int(graphs)), str(tmp_path / "meet")]
+def test_gradients_are_the_mean_of_both_processes(graphs, backend, tmp_path):
+    if backend == "nccl" and torch.cuda.device_count() < 2:
+        pytest.skip("NCCL needs two GPUs; set CUDA_VISIBLE_DEVICES=0,1")
+    command = [sys.executable, __file__, str(int(graphs)), str(tmp_path / "meet"), backend]
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -110,4 +116,4 @@ def test_gradients_are_the_mean_of_both_processes(graphs, tmp_path):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[3]), sys.argv[1] == "1", sys.argv[2])
+    main(int(sys.argv[4]), sys.argv[1] == "1", sys.argv[2], sys.argv[3])
