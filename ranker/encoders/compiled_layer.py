@@ -44,6 +44,8 @@ def _configure() -> None:
     config.optimize_ddp = False
     # dropout rates and epsilons are constants: as variables they would keep dropout out of the fused kernels
     config.specialize_float = True
+    # a second encoder of another width must not make widths variables, see `hashed_dropout`
+    config.automatic_dynamic_shapes = False
     # one function runs all encoders of a process, in training and evaluation; past the limit torch runs it eagerly
     config.recompile_limit = 64
 

@@ -43,19 +43,26 @@ def dropout_hashes(seed: int | Tensor, row_ids: Tensor, position_ids: Tensor, si
     return _finalise(tokens ^ site_numbers.unsqueeze(1))
 
 
-def hashed_dropout(values: Tensor, hashes: Tensor, rate: float) -> Tensor:
+def column_hashes(columns: int, device: torch.device) -> Tensor:
+    """Return what the masks of each column add to a token's hash, int32 [columns]; products wrap around."""
+    return torch.arange(columns, dtype=torch.int32, device=device) * COLUMN
+
+
+def hashed_dropout(values: Tensor, hashes: Tensor, rate: float, columns: Tensor | None = None) -> Tensor:
     """Set a share of `rate` of the values to 0 and scale the others so that the mean stays.
 
     Args:
         values: [tokens, dim].
         hashes: One row of `dropout_hashes`, int32 [tokens].
         rate: Probability of dropping a value, at least 0 and below 1.
+        columns: `column_hashes`. Needed where torch.compile takes the width as a variable: in torch 2.11 such code for
+            CUDA counts columns in int64, where products do not wrap around.
 
     Returns:
         [tokens, dim]
     """
-    # The cast wraps products. Compiled code for any number of columns counts them in int64, whatever their type here.
-    columns = (torch.arange(values.shape[1], device=values.device) * COLUMN).int()
+    if columns is None:
+        columns = column_hashes(values.shape[1], values.device)
     # the highest bits decide; the finaliser's last shift improves only the lowest, so it is left out
     kept = _finalise(hashes.unsqueeze(1) + columns, last_shift=False) >= threshold(rate)
     return values * kept * (1 / (1 - rate))
@@ -98,10 +105,16 @@ class HashedDropout(nn.Dropout):
         """Drop values [..., dim]; outside of the encoder's forward pass, as `nn.Dropout`."""
         if not self.training or self.p == 0:
             return values
-        hashes = self.source.next_hashes(self, values.shape[:-1])
-        if hashes is None:
+        found = self._hashes(values)
+        if found is None:
             return super().forward(values)
-        return hashed_dropout(values.reshape(-1, values.shape[-1]), hashes, self.p).view(values.shape)
+        hashes, columns = found
+        return hashed_dropout(values.reshape(-1, values.shape[-1]), hashes, self.p, columns).view(values.shape)
+
+    @torch._dynamo.disable  # type: ignore[attr-defined]
+    def _hashes(self, values: Tensor) -> tuple[Tensor, Tensor] | None:
+        hashes = self.source.next_hashes(self, values.shape[:-1])
+        return None if hashes is None else (hashes, column_hashes(values.shape[-1], values.device))
 
 
 class HashSource(Protocol):

@@ -123,7 +123,6 @@ class Packing:
         rows = layout.row_indices if layout.batch.row_ids is None else layout.batch.row_ids[layout.row_indices]
         return dropout_hashes(seed, rows, layout.position_ids, self.num_sites or 1)
 
-    @torch._dynamo.disable  # type: ignore[attr-defined]
     def next_hashes(self, module: HashedDropout, shape: torch.Size) -> Tensor | None:
         """Return the hashes of a dropout module's next call in the running pass, int32 [product of `shape`].
 
