@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/cpu.py train
     OMP_NUM_THREADS=1 python benchmarks/cpu.py rerank
 
-The weights are MiniLM's (`encoder=minilm`), the texts are the built-in collection's: queries with BM25's candidates, cut
-so that pairs have about 150 tokens. Ways run in turns, one step or one re-ranking of 100 docs each; the first round is
-left out. Printed are the medians of the process's CPU time and of wall time, and how often a way's time goes into the
-first one's. The ways in bf16 are left out on a CPU that has none.
+The weights are MiniLM's (`encoder=minilm`), the texts are the built-in collection's: queries with BM25's candidates,
+cut so that pairs have about 150 tokens. Ways run in turns, one step or one re-ranking of 100 docs each; the first round
+is left out. Printed are the medians of the process's CPU time and of wall time, and the first way's time over that of
+each way. The ways in bf16 are left out on a CPU that has none.
 
 - padded: attention over padded groups of rows, as before this package attended row by row on a CPU;
 - this package: its scorer, loss, gradient clipping and AdamW; in re-ranking `score_collection`;
@@ -72,9 +72,11 @@ def main() -> None:
                     times[name].append((ended[0] - started[0], ended[1] - started[1]))
     first: tuple[float, float] | None = None
     print(f"\ntorch {torch.__version__}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
-    print("| way | CPU seconds | wall seconds | ratio of CPU seconds | of wall seconds |\n| --- | --- | --- | --- | --- |")
+    print(
+        "| way | CPU seconds | wall seconds | ratio of CPU seconds | of wall seconds |\n| --- | --- | --- | --- | --- |"
+    )
     for name, values in times.items():
-        cpu, wall = (median(part) for part in zip(*values, strict=True))
+        cpu, wall = (median(value[part] for value in values) for part in (0, 1))
         first = first or (cpu, wall)
         print(f"| {name} | {cpu:.2f} | {wall:.2f} | {first[0] / cpu:.2f} | {first[1] / wall:.2f} |")
 

@@ -88,13 +88,14 @@ def cpu_has_bf16() -> bool:
 def times(width: int) -> tuple[float, float]:
     """Return the seconds that a feed-forward block and its backward pass take in float32 and in bfloat16 autocast.
 
-    The best of `REPEATS` interleaved runs over `TOKENS` tokens. No random number is drawn, so a training is not changed.
+    The best of `REPEATS` interleaved runs over `TOKENS` tokens. No random number is drawn, so trainings stay the same.
 
     Args:
         width: Size of a state; the block's inner size is four times that.
     """
     states, up, down = (
-        torch.full(shape, 0.01, requires_grad=True) for shape in ((TOKENS, width), (4 * width, width), (width, 4 * width))
+        torch.full(shape, 0.01, requires_grad=True)
+        for shape in ((TOKENS, width), (4 * width, width), (width, 4 * width))
     )
     best = {False: float("inf"), True: float("inf")}
     for repeat in range(REPEATS + 1):

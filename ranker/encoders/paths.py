@@ -1,8 +1,9 @@
 """The choice of a path for models whose layers this package knows: which functions run one batch's layers, and why.
 
 Paths, fastest first: this package's kernels, compiled layers, eager layers (all three without padding, on CUDA in half
-precision), eager layers with attention row by row (CPU), eager layers with padding in attention only (float32 on CUDA). The choice depends on the options, the model,
-the device and the batch's longest row alone, so a repeated or resumed step takes the same path.
+precision), eager layers with attention row by row (CPU), eager layers with padding in attention only (CUDA in float32).
+The choice depends on the options, the model, the device and the batch's longest row alone, so a repeated or resumed
+step takes the same path.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def row_average(states: Tensor, queries: Tensor, rows: PaddedRows) -> Tensor:
 def precise(*parts: Tensor) -> tuple[Tensor, ...]:
     """Return float32 in place of half precision where gradients are needed.
 
-    torch's backward pass of attention on a CPU is several times slower in half precision than in float32.
+    torch's backward pass of attention on a CPU is slower in half precision than in float32.
     """
     half = any(part.dtype in (torch.bfloat16, torch.float16) for part in parts)
     if half and torch.is_grad_enabled() and any(part.requires_grad for part in parts):

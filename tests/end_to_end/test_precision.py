@@ -61,7 +61,9 @@ def test_a_resumed_run_keeps_bf16_and_ends_like_a_whole_one(forks, choices, tmp_
     assert done.code == 0, done.out
     exact, half = losses(run_folder(tmp_path)), losses(run_folder(whole))
     assert exact != half
-    assert [float(half[step]) for step in range(4)] == pytest.approx([float(exact[step]) for step in range(4)], abs=0.02)
+    assert [float(half[step]) for step in range(4)] == pytest.approx(
+        [float(exact[step]) for step in range(4)], abs=0.02
+    )
     if not cpu_has_bf16():  # the stored choice is not changed silently
         done = forks.run("train.py", f"checkpoint={first}", "resume=true", cwd=killed)
         assert done.code == 1
