@@ -80,9 +80,8 @@ def chosen(trainer: Mapping[str, Any], encoder: Encoder) -> tuple[str, str]:
 def cpu_has_bf16() -> bool:
     """Return whether this CPU multiplies bfloat16 matrices itself."""
     if platform.machine() in ("aarch64", "arm64"):
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    able = torch.cpu.get_capabilities()
-    return any(able.get(name, False) for name in ("amx_bf16", "avx512_bf16"))
+        return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
 def times(width: int) -> tuple[float, float]:

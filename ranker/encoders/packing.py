@@ -248,7 +248,8 @@ def packed_attention(
         return _unpadded(states, forward, rule).unsqueeze(0), None
     if plain and runs_by_row(query.device, rate) and _all_read(forward, rule):
         window = None if rule.window is None else rule.window - 1
-        return attend_rows(*states, forward.layout, rule.scale, rule.causal, window).unsqueeze(0), None
+        query, key, value = states
+        return attend_rows(query, key, value, forward.layout, rule.scale, rule.causal, window).unsqueeze(0), None
     if query.device.type == "cpu":
         with torch.autocast("cpu", enabled=False):  # as in `attend_rows`
             return _grouped(list(precise(*states)), forward, rule).to(query.dtype).unsqueeze(0), None
