@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import batch_options, chosen_sets, load_source, print_notice, text_limits
+from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import rehearse_trainer
 from ranker.assembly.run import open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
@@ -139,6 +140,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
     depth = cfg.depth or trained.get("depth", 100)
     splits = _sets_to_rerank(cfg, cfg.data if cfg.data is not None else trained.data, depth)
     folder = open_run(cfg)
+    settle_precision(cfg, folder, scorer.encoder)
     data = RankData(
         splits,
         ScorerInputs.of(scorer),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import sys
@@ -35,14 +36,25 @@ def open_run(cfg: DictConfig) -> Path:
     folder = Path(HydraConfig.get().runtime.output_dir).resolve()
     quiet_libraries()
     if is_first_process():
-        write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
-        write_sums(folder, ["config.yaml"])
+        write_config(cfg, folder)
         write_json(folder / "environment.json", environment(cfg.get("seed", 0)))
         log_to(folder / "train.log")
         announce_dead_children()
     else:
         logging.getLogger().setLevel(logging.WARNING)
     return folder
+
+
+def write_config(cfg: DictConfig, folder: Path) -> None:
+    """Write `config.yaml` and its checksum."""
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(cfg, resolve=True))
+    write_sums(folder, ["config.yaml"])
+
+
+def add_facts(folder: Path, **facts: Any) -> None:
+    """Add entries to `environment.json`."""
+    path = folder / "environment.json"
+    write_json(path, json.loads(path.read_text(encoding="utf-8")) | facts)
 
 
 def quiet_libraries() -> None:

@@ -19,6 +19,7 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 
+from ranker.assembly.precision import checked_precision
 from ranker.assembly.run import cfg_values
 from ranker.config.writing import inside
 from ranker.errors import ConfigError
@@ -60,12 +61,16 @@ def build_trainer(
 
 
 def trainer_options(cfg: DictConfig) -> dict[str, Any]:
-    """The Trainer's arguments."""
+    """The Trainer's arguments.
+
+    Raises:
+        ConfigError: A precision that the device does not have.
+    """
     options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
     # the module cuts a step into micro-batches and clips gradients itself, so Lightning must not do it again
     for key in ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"):
         options.pop(key)
-    options["precision"] = _precision(options["precision"])
+    options["precision"] = checked_precision(options)
     options["strategy"] = _strategy(options)
     return options
 
@@ -86,11 +91,15 @@ def build_fabric(cfg: DictConfig, folder: Path, command: str) -> Fabric:
 
 
 def fabric_options(cfg: DictConfig) -> dict[str, Any]:
-    """Fabric's arguments."""
+    """Fabric's arguments.
+
+    Raises:
+        ConfigError: A precision that the device does not have.
+    """
     options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
     return {
         **{key: options[key] for key in ("accelerator", "devices", "num_nodes")},
-        "precision": _precision(options["precision"]),
+        "precision": checked_precision(options),
         "strategy": "auto" if options["strategy"] == "auto" else "ddp",
     }
 
@@ -122,12 +131,6 @@ def several_devices(options: Mapping[str, Any]) -> bool:
         or counted
         or (isinstance(devices, (list, ListConfig)) and len(devices) > 1)
     )
-
-
-def _precision(configured: Any) -> Any:
-    """The configured precision. For null: bf16-mixed if the GPU has bfloat16 arithmetic, else 32-true."""
-    bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
-    return configured if configured is not None else "bf16-mixed" if bf16 else "32-true"
 
 
 def _strategy(options: Mapping[str, Any]) -> Strategy | str:

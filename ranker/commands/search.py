@@ -12,6 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import batch_options, chosen_sets, load_source, mined_set, print_notice, text_limits
+from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import rehearse_fabric
 from ranker.assembly.run import one_run, open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
@@ -148,6 +149,7 @@ def _vector_engines(
         limits,
         cache_dir=cfg.cache_dir,
     )
+    settle_precision(cfg, folder, scorer.encoder)
     fabric = build_fabric(cfg, folder, "search")
     scorer = scorer.to(fabric.device)
     budget = data.batch_options.eval_max_tokens or data.batch_options.max_tokens

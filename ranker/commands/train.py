@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 
 from ranker.assembly.data import build_data, load_splits
 from ranker.assembly.evaluation import evaluate_sets, print_sets
+from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_training
 from ranker.assembly.run import cfg_values, one_run, open_run
 from ranker.assembly.scorer import build_optimizer, build_scorer, total_steps, training_module
@@ -47,6 +48,7 @@ def train(cfg: DictConfig) -> float | None:
     pl.seed_everything(cfg.seed, verbose=False)
     splits = load_splits(cfg)
     scorer = build_scorer(cfg)
+    settle_precision(cfg, folder, scorer.encoder)
     check_scores(scorer)
     data = build_data(cfg, splits, scorer)
     steps_per_epoch = len(data.train_steps().plan)

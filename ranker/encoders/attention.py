@@ -1,4 +1,7 @@
-"""Self-attention over ragged batches: kernels without padding on CUDA in half precision, padded SDPA elsewhere."""
+"""Self-attention over ragged batches: kernels without padding on CUDA in half precision, and padded SDPA.
+
+On a CPU `row_attention` takes the place of padded SDPA.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class PackedRows(NamedTuple):
 
 
 class PaddedRows(NamedTuple):
-    """Rows for attention over padded tensors.
+    """Rows for attention over padded tensors, and on a CPU row by row.
 
     Args:
         layout: Layout of the tokens.
@@ -123,7 +126,7 @@ def padded_attention(qkv: Tensor, rows: PaddedRows, window: int | None = None) -
         query, key, value = (part.transpose(1, 2) for part in group.pad(qkv).unbind(2))
         mask, lonely = group.key_mask[:, None, None, :], None
         if window is not None and window < mask.shape[-1] - 1:
-            mask = mask & _band(mask.shape[-1], window, mask.device)
+            mask = mask & band(mask.shape[-1], window, mask.device)
             # without a key in its window, SDPA would return NaN for a query: for padding, or far past the attended
             lonely = ~mask.any(-1, keepdim=True)
             mask = mask | lonely
@@ -134,7 +137,7 @@ def padded_attention(qkv: Tensor, rows: PaddedRows, window: int | None = None) -
     return torch.cat(mixed).index_select(0, rows.layout.from_groups) if mixed else qkv[:, 2]
 
 
-def _band(length: int, window: int, device: torch.device) -> Tensor:
+def band(length: int, window: int, device: torch.device) -> Tensor:
     """True where row and column are at most `window` apart, bool [length, length]."""
     positions = torch.arange(length, device=device)
     return (positions.unsqueeze(1) - positions).abs() <= window

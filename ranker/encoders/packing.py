@@ -26,6 +26,7 @@ from ranker.encoders.attention import unpadded_unavailable
 from ranker.encoders.dropout import HashedDropout, dropout_hashes
 from ranker.encoders.family import family_of
 from ranker.encoders.ragged import RaggedLayout
+from ranker.encoders.row_attention import attend_rows, precise, runs_by_row
 from ranker.encoders.row_groups import RowGroup, row_groups
 from ranker.encoders.text_model import ATTENTION_DROPOUTS
 from ranker.types import TokenBatch
@@ -241,9 +242,16 @@ def packed_attention(
         rate,
     )
     states = [part[0].transpose(0, 1) for part in (query, key, value)]
-    plain = rule.softcap is None and rule.bias is None and query.shape[-1] <= LARGEST_HEAD
-    if plain and not unpadded_unavailable(query.device, query.dtype):
+    plain = rule.softcap is None and rule.bias is None
+    if plain and query.shape[-1] <= LARGEST_HEAD and not unpadded_unavailable(query.device, query.dtype):
         return _unpadded(states, forward, rule).unsqueeze(0), None
+    if plain and runs_by_row(query.device, rate) and _all_read(forward, rule):
+        window = None if rule.window is None else rule.window - 1
+        query, key, value = states
+        return attend_rows(query, key, value, forward.layout, rule.scale, rule.causal, window).unsqueeze(0), None
+    if query.device.type == "cpu":
+        with torch.autocast("cpu", enabled=False):  # as in `attend_rows`
+            return _grouped(list(precise(*states)), forward, rule).to(query.dtype).unsqueeze(0), None
     return _grouped(states, forward, rule).unsqueeze(0), None
 
 
@@ -295,6 +303,12 @@ def _grouped(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
     order = torch.cat(indices)
     numbers = torch.arange(len(order), device=order.device)
     return torch.cat(results).index_select(0, torch.empty_like(order).index_copy_(0, order, numbers))
+
+
+def _all_read(forward: Pass, rule: _Rule) -> bool:
+    """Return whether the rule alone says which tokens of its row a token reads."""
+    limited = rule.causal or (rule.window is not None and rule.window < forward.batch.max_length)
+    return forward.batch.attended is None or not limited
 
 
 def _mask(keys: Tensor, all_keys: bool, rule: _Rule, columns: Tensor) -> Tensor | None:

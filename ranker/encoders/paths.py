@@ -1,8 +1,9 @@
 """The choice of a path for models whose layers this package knows: which functions run one batch's layers, and why.
 
 Paths, fastest first: this package's kernels, compiled layers, eager layers (all three without padding, on CUDA in half
-precision), eager layers with padding in attention only (CPU, float32). The choice depends on the options, the model,
-the device and the batch's longest row alone, so a repeated or resumed step takes the same path.
+precision), eager layers with attention row by row (CPU), eager layers with padding in attention only (CUDA in float32).
+The choice depends on the options, the model, the device and the batch's longest row alone, so a repeated or resumed
+step takes the same path.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from transformers.activations import GELUActivation
 from ranker.encoders.attention import (
     PackedRows,
     library_attention,
-    padded_attention,
-    padded_average,
     short_attention,
     short_unavailable,
     triton_unavailable,
@@ -48,9 +47,10 @@ from ranker.encoders.pre_norm_layer import (
     PreNormWeights,
     pre_norm_layer,
     rotary_library_attention,
-    rotary_padded_attention,
+    rotary_row_attention,
 )
 from ranker.encoders.ragged import TILE, RaggedLayout
+from ranker.encoders.row_attention import row_attention, row_average
 from ranker.encoders.stack import Log, RaggedPass
 from ranker.errors import ConfigError
 
@@ -96,7 +96,7 @@ def attention_is_unpadded(model: Any, device: torch.device, log: Log) -> bool:
     dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
     reason = unpadded_unavailable(device, dtype)
     if reason:
-        log(f"padded in attention, because {reason}")
+        log("attention runs row by row" if device.type == "cpu" else f"padded in attention, because {reason}")
     # a padding row has up to TILE tokens, so it needs as many positions
     return not reason and max_positions(model.config) >= TILE
 
@@ -137,7 +137,7 @@ def choose_path(model: Any, execution: Execution, max_length: int, device: torch
     activation = activation_of(model)
     if device is None:
         functions = LayerFunctions(
-            linear_attention(padded_attention), padded_average, linear_activation(activation), linear_residual_norm
+            linear_attention(row_attention), row_average, linear_activation(activation), linear_residual_norm
         )
         return LayerPath(post_norm_layer, functions, hashed_dropout, unpadded=False, min_length=0)
     no_short = _no_short_attention(model, execution, max_length)
@@ -172,7 +172,7 @@ def choose_pre_norm_path(model: Any, run: RaggedPass) -> LayerPath:
     """
     activation, batch, execution = model.layers[0].mlp.act, run.layout.batch, run.execution
     if run.device is None:
-        functions = PreNormFunctions(rotary_padded_attention, activation)
+        functions = PreNormFunctions(rotary_row_attention, activation)
         return LayerPath(pre_norm_layer, functions, hashed_dropout, unpadded=False, min_length=0)
     no_kernels = _no_pre_norm_kernels(model, execution)
     no_short = _no_short_attention(model, execution, batch.max_length)

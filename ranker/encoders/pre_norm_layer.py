@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, linear
 
-from ranker.encoders.attention import PackedRows, PaddedRows, library_attention, padded_attention
+from ranker.encoders.attention import PackedRows, PaddedRows, library_attention
 from ranker.encoders.dropout import hashed_dropout
 from ranker.encoders.layer import Dropout
+from ranker.encoders.row_attention import row_attention
 
 Activation = Callable[[Tensor], Tensor]
 
@@ -164,9 +165,9 @@ def rotated(qkv: Tensor, rotary: Rotary) -> Tensor:
     return torch.cat([turned.to(qkv.dtype), value], 1)
 
 
-def rotary_padded_attention(qkv: Tensor, rows: PaddedRows, rotary: Rotary, window: int | None) -> Tensor:
-    """Rotate, then `padded_attention`."""
-    return padded_attention(rotated(qkv, rotary), rows, window)
+def rotary_row_attention(qkv: Tensor, rows: PaddedRows, rotary: Rotary, window: int | None) -> Tensor:
+    """Rotate, then `row_attention`."""
+    return row_attention(rotated(qkv, rotary), rows, window)
 
 
 def rotary_library_attention(qkv: Tensor, rows: PackedRows, rotary: Rotary, window: int | None) -> Tensor:

@@ -93,6 +93,16 @@ class RaggedLayout:
         return torch.stack([torch.where(rows < self.batch.num_rows, rows, -1), first_positions], 1).int()
 
     @cached_property
+    def lengths(self) -> list[int]:
+        """Row lengths; on a GPU the host waits for them."""
+        return self.batch.cu_seqlens.diff().tolist()
+
+    @cached_property
+    def key_counts(self) -> list[int]:
+        """Number of attended tokens of each row; on a GPU the host waits for them."""
+        return self.cu_keys.diff().tolist()
+
+    @cached_property
     def groups(self) -> tuple[PaddedGroup, ...]:
         """Groups of rows for padded attention, without empty rows; on a GPU the host waits for their lengths."""
         starts, attended = self.batch.cu_seqlens[:-1].long(), self.batch.attended

