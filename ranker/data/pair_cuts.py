@@ -8,6 +8,7 @@ import numpy as np
 
 from ranker.data.collate import Collator
 from ranker.data.dataset import TrainSteps
+from ranker.data.mixed_steps import MixedSteps
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +55,17 @@ def _other_lengths(collator: Collator, queries: np.ndarray, docs: np.ndarray) ->
     return (kept_queries != their_queries) | (kept_docs != their_docs)
 
 
-def warn_of_other_cuts(steps: TrainSteps) -> None:
+def warn_of_other_cuts(steps: TrainSteps | MixedSteps) -> None:
     """Warn if pairs of the first epoch are truncated differently elsewhere, with their number.
 
     Args:
-        steps: The training steps of a scorer that reads pairs; at most `CHECKED_GROUPS` groups are checked.
+        steps: The training steps of a scorer that reads pairs; at most `CHECKED_GROUPS` groups are checked, of each set
+            of a mix.
     """
+    if isinstance(steps, MixedSteps):
+        for part in steps.sets.values():
+            warn_of_other_cuts(part)
+        return
     groups = np.arange(min(len(steps.sampler), CHECKED_GROUPS))
     doc_rows, _ = steps.sampler.draw(0, groups)
     real = doc_rows >= 0
