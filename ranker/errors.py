@@ -6,6 +6,7 @@ Entry scripts print them without a traceback.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -86,6 +87,5 @@ def errors_of(path: str) -> Iterator[None]:
         text = str(error)
         if path == "data" or text.startswith(f"{path}.") or not text:
             raise
-        raise type(error)(
-            text.replace("data.", f"{path}.", 1) if text.startswith("data.") else f"{path}: {text}"
-        ) from error
+        named = re.sub(r"(^|(?<=\s))data\.(?=\w+[:=])", f"{path}.", text)
+        raise type(error)(named if named.startswith(path) else f"{path}: {named}") from error

@@ -72,7 +72,10 @@ def load_splits(cfg: DictConfig) -> Splits:
     loaded = load_source(cfg.data, cfg.cache_dir)
     if loaded.sets:
         return merged(
-            {name: _prepared(cfg, loaded.sets[name], f"data.sets.{name}", node) for name, node in sets_of(cfg.data).items()}
+            {
+                name: _prepared(cfg, loaded.sets[name], f"data.sets.{name}", node)
+                for name, node in sets_of(cfg.data).items()
+            }
         )
     if loaded.train is None:
         raise ConfigError(

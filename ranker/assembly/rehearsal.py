@@ -114,12 +114,16 @@ def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
         )
     if not splits.has_validation:
         _check_without_validation(cfg)
-    for name, part in splits.sets.items():
-        if part.val is None and str(cfg.monitor).startswith(f"val/{name}/"):
-            raise ConfigError(
-                f"monitor: expected a set with validation queries, got {cfg.monitor!r}, and {name} has none; name its "
-                "validation data, or monitor the mean of all sets, as val/nDCG@10"
-            )
+    monitored = {"monitor": cfg.monitor} | {
+        f"callbacks.{name}.monitor": node.get("monitor") for name, node in (cfg.get("callbacks") or {}).items()
+    }
+    for name in (name for name, part in splits.sets.items() if part.val is None):
+        for key, value in monitored.items():
+            if str(value).startswith(f"val/{name}/"):
+                raise ConfigError(
+                    f"{key}: expected a set with validation queries, got {value!r}, but {name} has none; name its "
+                    "validation data, or monitor the mean over the sets, as val/nDCG@10"
+                )
 
 
 def _check_without_validation(cfg: DictConfig) -> None:

@@ -138,9 +138,12 @@ def _check_source(cfg: DictConfig) -> None:
     """Call `check` of each data source that has one: it reports missing files or packages before torch is imported."""
     for path, node in ({"data": cfg.get("data")} | dict(source_nodes(cfg))).items():
         if node is not None and str(node._target_).startswith("ranker."):
-            check = getattr(instantiate(constructor_keys(path, node)), "check", None)
-            if check is not None:
-                with errors_of(path):
+            with errors_of(path):
+                try:
+                    check = getattr(instantiate(constructor_keys(path, node)), "check", None)
+                except HydraException as error:
+                    raise (cause_of(error) or error) from error
+                if check is not None:
                     check()
 
 

@@ -161,8 +161,7 @@ def _signature_faults(node: DictConfig, path: str, target: str) -> list[str]:
     given = {str(key) for key in node if not str(key).startswith("_")} - program_keys(path, target)
     known = [*parameters, *(SET_KEYS if is_set(path) else ())]
     faults = [
-        f"{path}.{key}: unknown key for {target}{did_you_mean(key, known)}"
-        for key in sorted(given - set(parameters))
+        f"{path}.{key}: unknown key for {target}{did_you_mean(key, known)}" for key in sorted(given - set(parameters))
     ]
     passed = PASSED.get(as_alone(path), ())
     faults += [

@@ -67,9 +67,7 @@ class MixedSteps(Dataset[TrainStep]):
         if positives is None:
             return step
         (only,) = drawn  # in-batch negatives: `batches` is one_set
-        return replace(
-            step, contrast=contrast(only.collator, only.query_rows, only.doc_rows, only.labels, positives)
-        )
+        return replace(step, contrast=contrast(only.collator, only.query_rows, only.doc_rows, only.labels, positives))
 
     def _draw(self, epoch: int, index: int) -> list[_Drawn]:
         """The groups of a step, one entry per set."""

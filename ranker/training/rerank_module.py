@@ -367,7 +367,8 @@ class RerankModule(pl.LightningModule):
 
         Reported names include the collection's relevance threshold, e.g. AP(rel=2); `monitor` has the configured name.
         """
-        means = evaluate(run, collection.qrels, self.measures, collection.relevance).means
+        qrels: Any = collection.qrels
+        means = evaluate(run, qrels, self.measures, collection.relevance).means
         for configured in parse_measures(self.measures):
             (measured,) = with_relevance([configured], collection.relevance)
             means.setdefault(str(configured), means[str(measured)])

@@ -40,7 +40,8 @@ class SetLosses(nn.Module):
             scores: [batch, docs].
             batch: Has the groups of each set in the order of the sets.
         """
-        num_groups, start, loss = sum(batch.set_sizes), 0, self._nothing()
+        num_groups, start = sum(batch.set_sizes), 0
+        loss: Tensor | float = self._nothing()
         for i, size in enumerate(batch.set_sizes):
             if not size:
                 continue
@@ -51,6 +52,7 @@ class SetLosses(nn.Module):
                 self._sums = [torch.zeros((), dtype=torch.float64, device=part.device) for _ in self.losses]
             self._sums[i] += part.detach() * batch.share
             start += size
+        assert isinstance(loss, Tensor)
         return loss
 
     def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
