@@ -110,7 +110,7 @@ def train(job: Job) -> dict[str, Any]:
     texts = job.case == "in_batch"
     data = made(job)
     losses = (EqualSets if job.fault == "equal sets" else SetLosses)(
-        {"judged": RankNet(), "taught": LCE() if texts else MSE(), "triples": LCE()}
+        {"judged": RankNet(), "taught": LCE() if texts else MSE(affine=True), "triples": LCE()}
     )
     module: Any = (RecordedContrast if texts else RecordedModule)(
         DPR(encoder) if texts else MonoBERT(encoder),
@@ -143,7 +143,7 @@ def train(job: Job) -> dict[str, Any]:
         "sets": module.kept_sets,
         "groups": losses.groups,
         "val": {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("val/")},
-        "weights": {key: value.clone() for key, value in module.scorer.state_dict().items()},
+        "weights": {key: value.clone() for key, value in module.state_dict().items()},
     }
 
 

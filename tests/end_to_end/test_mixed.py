@@ -7,7 +7,7 @@ import random
 
 import pytest
 from commands import by_start, run_folder
-from test_resume import assert_same_end, losses
+from test_resume import assert_same_end, losses, state
 
 from ranker.data.trec import read_run
 from ranker.evaluation.metrics import evaluate
@@ -33,7 +33,8 @@ def sets(small_files, tmp_path_factory):
     return [
         "data=mixed", "+data@data.sets.judged=files", f"data.sets.judged.path={small_files}",
         "+data@data.sets.taught=rows", f"data.sets.taught.train={path}", "data.sets.taught.val_queries=4",
-        "+loss@data.sets.taught.loss=mse", "+data.sets.taught.max_doc_tokens=5", "+data.sets.judged.cap=12",
+        "+loss@data.sets.taught.loss=mse", "data.sets.taught.loss.affine=true",
+        "+data.sets.taught.max_doc_tokens=5", "+data.sets.judged.cap=12",
         "+data.sets.taught.weight=0.5",
     ]  # fmt: skip
 
@@ -96,6 +97,13 @@ def test_an_evaluation_writes_one_run_per_set(forks, trained, small_files, tmp_p
         assert all(runs["judged"][query] == pytest.approx(docs, abs=1e-5) for query, docs in tested.items())
 
 
+def test_the_map_of_a_set_s_loss_is_trained_and_in_the_checkpoint(trained):
+    _, folder, _, _ = trained
+    stored = {key: value.item() for key, value in state(folder)["state_dict"].items() if key.startswith("loss.")}
+    assert set(stored) == {"loss.registered.1.log_scale", "loss.registered.1.shift"}
+    assert all(abs(value) > 1e-4 for value in stored.values())
+
+
 def test_killed_in_the_middle_of_an_epoch_and_resumed(forks, trained, tmp_path):
     _, whole, _, arguments = trained
     kill = [0, 0, "SIGKILL", "open", ".last.ckpt.partial", 4, 0.0]
@@ -138,8 +146,8 @@ def test_in_batch_negatives_come_from_one_set(forks, small_files, tmp_path):
     [
         (["monitor=val/other/nDCG@10"], "monitor: expected one of val/nDCG@10"),
         (["+data.sets.judged.weight=0", "data.sets.taught.weight=0"], "data.sets: expected a weight above 0 for at"),
-        (["+data.sets.judged.wieght=1"], "data.sets.judged.wieght: unknown key for ranker.data.sources.files.Files; di"),
-        (["data.sets.judged.weight=1"], "data.sets.judged.weight: unknown key; a key that the set's yaml does not list"),
+        (["+data.sets.judged.wieght=1"], "data.sets.judged.wieght: unknown key for ranker.data.sources.files.Files;"),
+        (["data.sets.judged.weight=1"], "data.sets.judged.weight: unknown key; a key that the set's yaml does not"),
         (["data.teacher=run.trec"], "data.teacher: expected it in a set of the mix, got 'run.trec'; set +data.sets.NA"),
         (["data.sets.taught.train=none.jsonl"], "data.sets.taught.train: expected files, got"),
         (

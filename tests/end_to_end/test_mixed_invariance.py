@@ -84,6 +84,12 @@ def test_groups_are_counted_and_every_set_is_learned_from(whole, case):
     assert case == "mixed" or ((parts > 0).sum(1) == 1).all()
 
 
+def test_the_map_of_a_set_s_loss_is_trained(whole):
+    stored = {key: value.item() for key, value in whole["mixed"]["weights"].items() if key.startswith("loss.")}
+    assert set(stored) == {"loss.registered.1.log_scale", "loss.registered.1.shift"}
+    assert all(abs(value) > 1e-4 for value in stored.values())
+
+
 def test_each_set_is_validated_and_the_mean_is_theirs(whole):
     values = whole["mixed"]["val"]
     for measure in ("nDCG@10", "RR"):

@@ -110,6 +110,9 @@ def test_a_small_share_is_spread_over_the_epoch():
 # ----------------------------------------------------------------------------------------------------------------------
 
 
+LIMITS = TextLimits(8, 12)
+
+
 def collection(word, num_queries, num_docs=5):
     docs = MemoryDocs(Doc(f"d{i}", f"{word} doc {i} " + "long " * (i % 7)) for i in range(num_docs * num_queries))
     queries = {f"q{i}": f"{word} {i}" for i in range(num_queries)}
@@ -120,7 +123,7 @@ def collection(word, num_queries, num_docs=5):
 
 @pytest.fixture
 def rank_data(tmp_path):
-    def build(train, limits=TextLimits(8, 12), seed=3):
+    def build(train, limits=LIMITS, seed=3):
         batch = BatchOptions(queries=4, docs=3, max_tokens=1000)
         inputs = ScorerInputs(tiny_tokenizer(), "pairs", 64)
         return RankData(Splits(train, None, {}), inputs, batch, limits, seed=seed, cache_dir=tmp_path)
