@@ -151,6 +151,16 @@ def text_limits(scorer: Scorer, trained: Any, node: Any = None) -> TextLimits:
     )
 
 
+def inputs_of(scorer: Scorer, node: Any) -> ScorerInputs:  # noqa: ARG001
+    """What the scorer reads of a source's texts: rows laid out with the model's prompts, the same for all sets of a mix.
+
+    Args:
+        scorer: The scorer.
+        node: The source's node; prompts of its own would be read here.
+    """
+    return ScorerInputs.of(scorer)
+
+
 def batch_options(cfg: DictConfig) -> BatchOptions:
     """Sizes of steps and micro-batches."""
     options: Any = OmegaConf.to_container(cfg.batch)
@@ -200,7 +210,7 @@ def _rank_data(cfg: DictConfig, splits: Splits, scorer: Scorer, node: Any, seed:
     """
     return RankData(
         splits,
-        ScorerInputs.of(scorer),
+        inputs_of(scorer, node),
         batch_options(cfg),
         text_limits(scorer, cfg, node if node is not cfg.data else None),
         depth=cfg.depth,

@@ -12,14 +12,13 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.assembly.data import batch_options, chosen_sets, load_source, print_notice, text_limits
+from ranker.assembly.data import batch_options, chosen_sets, inputs_of, load_source, print_notice, text_limits
 from ranker.assembly.rehearsal import rehearse_trainer
 from ranker.assembly.run import open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description
 from ranker.config.sets import sets_of
 from ranker.config.targets import constructor_keys
-from ranker.data.collate import ScorerInputs
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.mixed_data import MixedData, MixedSet, merged
@@ -169,7 +168,7 @@ def _rank_data(
     """
 
     def build(part: Splits, node: Any = None) -> RankData:
-        inputs, limits = ScorerInputs.of(scorer), text_limits(scorer, trained, node)
+        inputs, limits = inputs_of(scorer, node), text_limits(scorer, trained, node)
         return RankData(part, inputs, batch_options(cfg), limits, depth=depth, cache_dir=cfg.cache_dir)
 
     if not splits.sets:
