@@ -104,9 +104,9 @@ def test_a_stored_mix_is_read_and_may_name_no_other_targets(tmp_path):
 
 
 def test_errors_name_the_set():
-    with pytest.raises(DataError, match=r"^data\.sets\.a\.train: expected x in data\.csv; set data\.sets\.a\.train=F$"):
-        with errors_of("data.sets.a"):
-            raise DataError("data.train: expected x in data.csv; set data.train=F")
+    expected = r"^data\.sets\.a\.train: expected x in data\.csv; set data\.sets\.a\.train=F$"
+    with pytest.raises(DataError, match=expected), errors_of("data.sets.a"):
+        raise DataError("data.train: expected x in data.csv; set data.train=F")
     with pytest.raises(DataError, match=r"^data\.sets\.a: rows\.csv:1: broken$"), errors_of("data.sets.a"):
         raise DataError("rows.csv:1: broken")
     with pytest.raises(DataError, match=r"^data\.train: x$"), errors_of("data"):
