@@ -18,7 +18,7 @@ from ranker.config.targets import constructor_keys
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
-from ranker.data.mixed_data import MixedData, MixedSet, merged
+from ranker.data.mixed_data import MixedData, MixedSet, merged, warn_of_shared_queries
 from ranker.data.query_docs import apply_mode, warn_of_query_docs
 from ranker.errors import ConfigError, errors_of
 from ranker.hashing import mix
@@ -71,6 +71,7 @@ def load_splits(cfg: DictConfig) -> Splits:
     """
     loaded = load_source(cfg.data, cfg.cache_dir)
     if loaded.sets:
+        warn_of_shared_queries(loaded.sets)
         return merged(
             {
                 name: _prepared(cfg, loaded.sets[name], f"data.sets.{name}", node)
@@ -152,7 +153,7 @@ def text_limits(scorer: Scorer, trained: Any, node: Any = None) -> TextLimits:
 
 
 def inputs_of(scorer: Scorer, node: Any) -> ScorerInputs:  # noqa: ARG001
-    """What the scorer reads of a source's texts: rows laid out with the model's prompts, the same for all sets of a mix.
+    """What the scorer reads of a source's texts: rows with the prompts of the model, the same for all sets of a mix.
 
     Args:
         scorer: The scorer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,29 @@ def merged(sets: Mapping[str, Splits]) -> Splits:
     }
     notices = dict.fromkeys(splits.notice for splits in sets.values() if splits.notice)
     return Splits(None, None, tests, "\n".join(notices), dict(sets))
+
+
+def warn_of_shared_queries(sets: Mapping[str, Splits]) -> None:
+    """Warn of queries that one set trains on and another validates or tests on, compared by their texts."""
+    held_out: dict[str, set[str]] = {}
+    for name, part in sets.items():
+        for collection in (part.val, *part.tests.values()):
+            for text in collection.queries.values() if collection is not None else ():
+                held_out.setdefault(text, set()).add(name)
+    for name, part in sets.items():
+        if part.train is None:
+            continue
+        shared = Counter(other for text in part.train.queries.values() for other in held_out.get(text, ()))
+        for other, count in shared.items():
+            if other != name:
+                log.warning(
+                    "data.sets.%s: it trains on %d queries that %s validates or tests on (equal texts), so measures "
+                    "of %s are too high; remove them from one of the two",
+                    name,
+                    count,
+                    other,
+                    other,
+                )
 
 
 class MixedData(RankData):

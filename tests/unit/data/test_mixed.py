@@ -11,7 +11,7 @@ from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData
 from ranker.data.dataset import StepLoader
-from ranker.data.mixed_data import MixedData, MixedSet
+from ranker.data.mixed_data import MixedData, MixedSet, merged, warn_of_shared_queries
 from ranker.data.mixed_plan import MixedPlan
 from ranker.data.shares import shares, spread, whole_numbers
 from ranker.data.sources.mixed import Mixed
@@ -186,6 +186,22 @@ def test_a_loader_resumes_in_the_middle_of_an_epoch_and_refuses_other_shares(ran
     assert all(torch.equal(a, b) for a, b in zip(rest[0][0], whole[2][0], strict=True))
     with pytest.raises(CheckpointError, match="expected the training data of the run that is resumed"):
         loader(6).load_state_dict(state)
+
+
+def test_test_sets_are_named_by_their_sets():
+    one = collection("bab", 2)
+    splits = merged({"a": Splits(None, None, {"x": one}, "N"), "b": Splits(one, None, {"x": one, "y": one}, "N")})
+    assert list(splits.tests) == ["a", "b-x", "b-y"] and (splits.train, splits.val, splits.notice) == (None, None, "N")
+
+
+def test_queries_that_another_set_tests_on_are_counted(caplog):
+    first, second = collection("bab", 6), collection("cel", 6)
+    mixed = replace(second, queries=second.queries | {"x1": "bab 1", "x2": "bab 4"})
+    warn_of_shared_queries({"a": Splits(first, second, {}), "b": Splits(second, None, {"t": mixed})})
+    assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
+        "data.sets.a: it trains on 2 queries that b validates or tests on",
+        "data.sets.b: it trains on 6 queries that a validates or tests on",
+    ]
 
 
 @pytest.mark.parametrize(
