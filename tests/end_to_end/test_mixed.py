@@ -34,7 +34,7 @@ def sets(small_files, tmp_path_factory):
         "data=mixed", "+data@data.sets.judged=files", f"data.sets.judged.path={small_files}",
         "+data@data.sets.taught=rows", f"data.sets.taught.train={path}", "data.sets.taught.val_queries=4",
         "+loss@data.sets.taught.loss=mse", "data.sets.taught.loss.affine=true",
-        "+data.sets.taught.max_doc_tokens=5", "+data.sets.judged.cap=12",
+        "+data.sets.taught.max_doc_tokens=5", "+data.sets.judged.max_doc_tokens=8", "+data.sets.judged.cap=12",
         "+data.sets.taught.weight=0.5",
     ]  # fmt: skip
 
