@@ -53,8 +53,8 @@ def in_order(compute: Callable[[Item], Result], items: Iterable[Item], workers: 
             yield running.popleft().result()
     except BrokenProcessPool as error:
         raise DataError(
-            "rows: expected processes that parse rows, got one that was ended, perhaps for its memory; make the rows "
-            "shorter or free memory, and start again"
+            "rows: expected processes that parse rows, got one that ended; free memory, or guard a script of your own "
+            "with if __name__ == '__main__', and start again"
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)

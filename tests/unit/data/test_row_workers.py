@@ -49,7 +49,7 @@ def test_an_error_comes_at_its_place_and_a_dead_process_is_one_line():
         for result in in_order(failing, range(9), 2):
             found.append(result)
     assert found == list(range(7))
-    with pytest.raises(DataError, match=r"^rows: expected processes that parse rows, got one that was ended") as caught:
+    with pytest.raises(DataError, match=r"^rows: expected processes that parse rows, got one that ended; ") as caught:
         list(in_order(failing, [8, 9, 10], 2))
     assert "\n" not in str(caught.value)
 
