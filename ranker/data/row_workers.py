@@ -18,7 +18,8 @@ from ranker.processes import available_cores
 ALONE = 32  # items that this process computes itself before it starts others, which takes a second
 MOST = 4  # one process writes what these parse; more of them would wait for it
 
-Item, Result = TypeVar("Item"), TypeVar("Result")
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def in_order(compute: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None) -> Iterator[Result]:
