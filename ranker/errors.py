@@ -6,7 +6,9 @@ Entry scripts print them without a traceback.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 
 class RankerError(Exception):
@@ -67,3 +69,23 @@ def did_you_mean(got: str, known: Sequence[str]) -> str:
 def shorten(message: str) -> str:
     """A message of at most 800 characters; a longer one loses its middle, which is a value of many characters."""
     return message if len(message) < 800 else f"{message[:300]} ... {message[-200:]}"
+
+
+@contextmanager
+def errors_of(path: str) -> Iterator[None]:
+    """Name the source in errors of the block: in a set of a mix, `data.train: ...` becomes `data.sets.NAME.train: ...`.
+
+    Args:
+        path: Dotted path of the source's node: `data.sets.NAME`, or `data`, which changes nothing.
+
+    Raises:
+        RankerError: The block's error, with that name.
+    """
+    try:
+        yield
+    except RankerError as error:
+        text = str(error)
+        if path == "data" or text.startswith(f"{path}.") or not text:
+            raise
+        named = re.sub(r"(^|(?<=\s))data\.(?=\w+[:=])", f"{path}.", text)
+        raise type(error)(named if named.startswith(path) else f"{path}: {named}") from error

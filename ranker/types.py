@@ -93,6 +93,8 @@ class RankBatch(Movable):
         pairs: One row per real doc: query and doc in one sequence.
         queries: One row per group.
         docs: One row per real doc.
+        set_sizes: In a mix of several sets: number of groups of each set; groups are in the order of the sets. Empty:
+            a single set.
     """
 
     labels: Tensor
@@ -102,6 +104,7 @@ class RankBatch(Movable):
     pairs: TokenBatch | None = None
     queries: TokenBatch | None = None
     docs: TokenBatch | None = None
+    set_sizes: tuple[int, ...] = ()
 
 
 @dataclass
@@ -137,6 +140,7 @@ class TrainStep(Movable):
         contrast: Labels and masks for in-batch negatives; None: training without them.
         seeds: torch's seed of each micro-batch, for a step that is repeated on another device; empty: the module
             computes them.
+        set_groups: In a mix of several sets: number of groups of each set in the whole step; empty: a single set.
     """
 
     epoch: int
@@ -146,6 +150,7 @@ class TrainStep(Movable):
     num_docs: int
     contrast: Contrast | None = None
     seeds: tuple[int, ...] = ()
+    set_groups: tuple[int, ...] = ()
 
 
 class Loss(Protocol):

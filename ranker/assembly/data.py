@@ -12,13 +12,16 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.scorer import in_batch_negatives
+from ranker.config.sets import SET_KEYS, sets_of
 from ranker.config.signatures import parameters_of
 from ranker.config.targets import constructor_keys
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
+from ranker.data.mixed_data import MixedData, MixedSet, merged, warn_of_shared_queries
 from ranker.data.query_docs import apply_mode, warn_of_query_docs
-from ranker.errors import ConfigError
+from ranker.errors import ConfigError, errors_of
+from ranker.hashing import mix
 from ranker.models.interface import Scorer
 from ranker.multitask.multitask import Multitask
 from ranker.multitask.steps import TaskData
@@ -32,13 +35,32 @@ def load_source(node: Any, cache_dir: str = ".cache") -> Splits:
     """Load the collections of a `data` node, with its rule for queries that are docs of the collection.
 
     Args:
-        node: The node.
+        node: The node; of a mix, each set is loaded.
         cache_dir: Folder for sources that keep files of their own.
     """
+    sets = sets_of(node)
+    if sets:
+        return merged({name: load_set(name, part, cache_dir) for name, part in sets.items()})
     takes_cache = "cache_dir" in (parameters_of(str(node.get("_target_"))) or {})
     passed = {"cache_dir": cache_dir} if takes_cache else {}
     splits = instantiate(constructor_keys("data", node), **passed).load()
     return apply_mode(splits, node.get("drop_query_docs", "auto"))
+
+
+def load_set(name: str, node: Any, cache_dir: str) -> Splits:
+    """Load a set of a mix: without its training queries if its weight is 0, and without the others if not evaluated.
+
+    Args:
+        name: Name of the set.
+        node: Its node.
+        cache_dir: Folder for sources that keep files of their own.
+    """
+    with errors_of(f"data.sets.{name}"):
+        own = {key: value for key, value in node.items() if key not in SET_KEYS}
+        splits = load_source(own, cache_dir)
+    if node.get("weight", 1) == 0:
+        splits = replace(splits, train=None)
+    return splits if node.get("evaluate", True) else replace(splits, val=None, tests={})
 
 
 def load_splits(cfg: DictConfig) -> Splits:
@@ -48,11 +70,26 @@ def load_splits(cfg: DictConfig) -> Splits:
         ConfigError: The data has no training set.
     """
     loaded = load_source(cfg.data, cfg.cache_dir)
+    if loaded.sets:
+        warn_of_shared_queries(loaded.sets)
+        return merged(
+            {
+                name: _prepared(cfg, loaded.sets[name], f"data.sets.{name}", node)
+                for name, node in sets_of(cfg.data).items()
+            }
+        )
     if loaded.train is None:
         raise ConfigError(
             "data: expected a training set, got a source without one; use evaluate.py, or name training data"
         )
-    splits = with_candidates(loaded, max(cfg.depth, cfg.batch.depth), Path(cfg.cache_dir), FirstStage.of(cfg.data))
+    return _prepared(cfg, loaded, "data", cfg.data)
+
+
+def _prepared(cfg: DictConfig, loaded: Splits, path: str, node: Any) -> Splits:
+    """Add first-stage candidates to what the `data` node at a path has loaded; warn of queries that are docs."""
+    depth = max(cfg.depth, cfg.batch.depth)
+    with errors_of(path):
+        splits = with_candidates(loaded, depth, Path(cfg.cache_dir), FirstStage.of(node))
     for part in (splits.train, splits.val, *splits.tests.values()):
         if part is not None:
             warn_of_query_docs(part, part.candidates)
@@ -75,7 +112,11 @@ def chosen_sets(splits: Splits, split: str | None) -> dict[str, Collection]:
     Raises:
         ConfigError: The data has no such split.
     """
-    sets: Any = {"test": splits.tests, "val": {"val": splits.val}, "train": {"train": splits.train}}.get(split or "")
+    if splits.sets and split in ("val", "train"):
+        parts = {name: getattr(part, split) for name, part in splits.sets.items()}
+        sets: Any = {name: part for name, part in parts.items() if part is not None} or None
+    else:
+        sets = {"test": splits.tests, "val": {"val": splits.val}, "train": {"train": splits.train}}.get(split or "")
     if sets is None or None in sets.values():
         raise ConfigError(f"split: expected one of test, val, train that the data has, got {split!r}")
     return sets
@@ -93,12 +134,32 @@ def mined_set(splits: Splits, split: str | None) -> dict[str, Collection]:
     return sets
 
 
-def text_limits(scorer: Scorer, trained: Any) -> TextLimits:
-    """Text lengths as in training; without a training configuration, those in the model's folder, else defaults."""
+def text_limits(scorer: Scorer, trained: Any, node: Any = None) -> TextLimits:
+    """Text lengths as in training; without a training configuration, those in the model's folder, else defaults.
+
+    Args:
+        scorer: The scorer.
+        trained: The configuration of its training; may be empty.
+        node: The node of a set of a mix, whose own lengths come first.
+    """
     query, doc = scorer.text_limits or (64, 448)
+    own = node or {}
+    pair = own.get("max_pair_tokens") or trained.get("max_pair_tokens") or own.get("suggested_pair_tokens")
     return TextLimits(
-        trained.get("max_query_tokens", query), trained.get("max_doc_tokens", doc), trained.get("max_pair_tokens")
+        own.get("max_query_tokens") or trained.get("max_query_tokens", query),
+        own.get("max_doc_tokens") or trained.get("max_doc_tokens", doc),
+        pair,
     )
+
+
+def inputs_of(scorer: Scorer, node: Any) -> ScorerInputs:  # noqa: ARG001
+    """What the scorer reads of a source's texts: rows with the prompts of the model, the same for all sets of a mix.
+
+    Args:
+        scorer: The scorer.
+        node: The source's node; prompts of its own would be read here.
+    """
+    return ScorerInputs.of(scorer)
 
 
 def batch_options(cfg: DictConfig) -> BatchOptions:
@@ -113,22 +174,19 @@ def batch_options(cfg: DictConfig) -> BatchOptions:
 
 
 def build_data(cfg: DictConfig, splits: Splits, scorer: Scorer) -> RankData:
-    """Loaders of the rows that the scorer reads and, for a multitask scorer, of its auxiliary tasks."""
-    data = RankData(
-        splits,
-        ScorerInputs.of(scorer),
-        batch_options(cfg),
-        TextLimits(cfg.max_query_tokens, cfg.max_doc_tokens, cfg.max_pair_tokens),
-        depth=cfg.depth,
-        seed=cfg.seed,
-        cache_dir=cfg.cache_dir,
-        train_docs=TrainDocs(
-            negatives=cfg.data.get("negatives"),
-            teacher=cfg.data.get("teacher"),
-            random_negatives=cfg.data.get("random_negatives", False),
-            in_batch=in_batch_negatives(cfg),
-        ),
-    )
+    """Loaders of the rows that the scorer reads: of one set, of a mix, or with a multitask scorer's auxiliary tasks."""
+    sets = sets_of(cfg.data)
+    if sets:
+        parts = {
+            name: MixedSet(
+                _rank_data(cfg, splits.sets[name], scorer, node, seed=int(mix(cfg.seed, i)) if i else cfg.seed),
+                node.get("weight", 1.0),
+                node.get("cap"),
+            )
+            for i, (name, node) in enumerate(sets.items())
+        }
+        return MixedData(parts, instantiate(constructor_keys("data", cfg.data)))
+    data = _rank_data(cfg, splits, scorer, cfg.data, cfg.seed)
     if not isinstance(scorer, Multitask):
         return data
     return TaskData(
@@ -138,4 +196,31 @@ def build_data(cfg: DictConfig, splits: Splits, scorer: Scorer) -> RankData:
         sampling=instantiate(cfg.model.sampling),
         max_epochs=cfg.trainer.max_epochs,
         max_steps=cfg.trainer.max_steps,
+    )
+
+
+def _rank_data(cfg: DictConfig, splits: Splits, scorer: Scorer, node: Any, seed: int) -> RankData:
+    """Loaders of one source.
+
+    Args:
+        cfg: The configuration of the training.
+        splits: What the source has loaded.
+        scorer: The scorer.
+        node: The source's node.
+        seed: Seed of its shuffles and draws; each set of a mix has another.
+    """
+    return RankData(
+        splits,
+        inputs_of(scorer, node),
+        batch_options(cfg),
+        text_limits(scorer, cfg, node if node is not cfg.data else None),
+        depth=cfg.depth,
+        seed=seed,
+        cache_dir=cfg.cache_dir,
+        train_docs=TrainDocs(
+            negatives=node.get("negatives"),
+            teacher=node.get("teacher"),
+            random_negatives=node.get("random_negatives", False),
+            in_batch=in_batch_negatives(cfg),
+        ),
     )

@@ -9,17 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.assembly.data import batch_options, chosen_sets, load_source, print_notice, text_limits
+from ranker.assembly.data import batch_options, chosen_sets, inputs_of, load_source, print_notice, text_limits
 from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import rehearse_trainer
 from ranker.assembly.run import open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description
-from ranker.data.collate import ScorerInputs
+from ranker.config.sets import sets_of
+from ranker.config.targets import constructor_keys
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
+from ranker.data.mixed_data import MixedData, MixedSet, merged
 from ranker.data.query_docs import allowed_run, warn_of_query_docs, with_allowed
 from ranker.data.splits import check_candidates
 from ranker.data.trec import read_candidates, read_run
@@ -138,17 +141,11 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
     depth = cfg.depth or trained.get("depth", 100)
-    splits = _sets_to_rerank(cfg, cfg.data if cfg.data is not None else trained.data, depth)
+    source = cfg.data if cfg.data is not None else trained.data
+    splits = _sets_to_rerank(cfg, source, depth)
     folder = open_run(cfg)
     settle_precision(cfg, folder, scorer.encoder)
-    data = RankData(
-        splits,
-        ScorerInputs.of(scorer),
-        batch_options(cfg),
-        text_limits(scorer, trained),
-        depth=None if cfg.add_positives else depth,
-        cache_dir=cfg.cache_dir,
-    )
+    data = _rank_data(cfg, splits, scorer, trained, source, None if cfg.add_positives else depth)
     fabric = build_fabric(cfg, folder, "evaluate")
     precision: Any = fabric.strategy.precision
     converted = precision.convert_module(scorer)
@@ -158,11 +155,66 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
         log.info("evaluation: %s", folder / "evaluation")
 
 
+def _rank_data(
+    cfg: DictConfig, splits: Splits, scorer: Scorer, trained: Any, source: Any, depth: int | None
+) -> RankData:
+    """Loaders of the sets to evaluate; those of a mix have the text limits of their sets.
+
+    Args:
+        cfg: The configuration of the evaluation.
+        splits: The sets, as test sets.
+        scorer: The scorer.
+        trained: The configuration of its training; may be empty.
+        source: The `data` node.
+        depth: Candidates per query; None: all.
+    """
+
+    def build(part: Splits, node: Any = None) -> RankData:
+        inputs, limits = inputs_of(scorer, node), text_limits(scorer, trained, node)
+        return RankData(part, inputs, batch_options(cfg), limits, depth=depth, cache_dir=cfg.cache_dir)
+
+    if not splits.sets:
+        return build(splits)
+    nodes = sets_of(source)
+    return MixedData(
+        {name: MixedSet(build(part, nodes[name])) for name, part in splits.sets.items()},
+        instantiate(constructor_keys("data", source)),
+    )
+
+
 def _sets_to_rerank(cfg: DictConfig, source: Any, depth: int) -> Splits:
-    """The collections of the chosen split as test sets, with the candidates to re-rank."""
+    """The collections of the chosen split as test sets, with the candidates to re-rank.
+
+    Raises:
+        ConfigError: The data has no such split, or a mix of sets has none; or one file of candidates is given for it.
+    """
     loaded = load_source(source, cfg.cache_dir)
     print_notice(loaded)
-    chosen = chosen_sets(loaded, cfg.split)
+    chosen = chosen_sets(loaded, cfg.split)  # first, so that a split that no set has is an error
+    if not loaded.sets:
+        return _with_candidates(cfg, chosen, depth, source)
+    for key in ("candidates", "baseline", "add_positives"):
+        if cfg[key]:
+            raise ConfigError(
+                f"{key}: expected it with a single set, got a mix ({', '.join(loaded.sets)}); choose one with data=..."
+            )
+    parts = {}
+    for name, node in sets_of(source).items():
+        part = loaded.sets[name]
+        if {"test": part.tests, "val": part.val, "train": part.train}[cfg.split]:
+            parts[name] = _with_candidates(cfg, chosen_sets(part, cfg.split), depth, node)
+    return merged(parts)
+
+
+def _with_candidates(cfg: DictConfig, chosen: dict[str, Collection], depth: int, source: Any) -> Splits:
+    """Some collections as test sets, with the candidates to re-rank.
+
+    Args:
+        cfg: The configuration of the evaluation.
+        chosen: The collections by name.
+        depth: Candidates per query.
+        source: The `data` node that they come from.
+    """
     if cfg.candidates is not None:
         given = read_candidates(Path(cfg.candidates))
         chosen = {name: with_allowed(collection, given) for name, collection in chosen.items()}

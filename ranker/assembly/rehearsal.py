@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from ranker.assembly.scorer import build_optimizer, epoch_steps
+from ranker.assembly.scorer import build_loss, build_optimizer, epoch_steps
 from ranker.assembly.trainer import fabric_options, refused_by_lightning, trainer_options
 from ranker.data.collection import Splits
 from ranker.errors import ConfigError, RankerError
@@ -60,7 +60,7 @@ def rehearse_training(cfg: DictConfig) -> None:
     with _refused("schedule"):
         float(instantiate(cfg.schedule)(step=1, total=2))
     with _refused("loss"):
-        instantiate(cfg.loss)
+        build_loss(cfg)
 
 
 @contextmanager
@@ -106,14 +106,24 @@ def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
         isinstance(interval, int)
         and interval > steps
         and cfg.trainer.check_val_every_n_epoch is not None
-        and splits.val is not None
+        and splits.has_validation
     ):
         raise ConfigError(
             f"trainer.val_check_interval: expected at most {steps}, the steps of an epoch, got {interval}; "
             "lower it, or set trainer.check_val_every_n_epoch=null to count steps over epochs"
         )
-    if splits.val is None:
+    if not splits.has_validation:
         _check_without_validation(cfg)
+    monitored = {"monitor": cfg.monitor} | {
+        f"callbacks.{name}.monitor": node.get("monitor") for name, node in (cfg.get("callbacks") or {}).items()
+    }
+    for name in (name for name, part in splits.sets.items() if part.val is None):
+        for key, value in monitored.items():
+            if str(value).startswith(f"val/{name}/"):
+                raise ConfigError(
+                    f"{key}: expected a set with validation queries, got {value!r}, but {name} has none; name its "
+                    "validation data, or monitor the mean over the sets, as val/nDCG@10"
+                )
 
 
 def _check_without_validation(cfg: DictConfig) -> None:

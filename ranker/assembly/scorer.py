@@ -13,6 +13,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.checkpoint import built_for, load_scorer
+from ranker.config.sets import sets_of, source_nodes
 from ranker.config.targets import constructor_keys
 from ranker.encoders.execution import Execution
 from ranker.errors import CheckpointError, ConfigError
@@ -21,6 +22,8 @@ from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.multitask.module import MultitaskModule
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.rerank_module import RerankModule
+from ranker.training.set_losses import SetLosses
+from ranker.types import Loss
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +86,7 @@ def in_batch_negatives(cfg: DictConfig) -> bool:
             has a single doc. Or `model.symmetric` is set without them.
     """
     wanted = cfg.model.get("in_batch_negatives", False)
-    taught = cfg.data.get("teacher") is not None
+    taught = any(node.get("teacher") is not None for node in source_nodes(cfg).values())
     if wanted and taught:
         raise ConfigError(
             "model.in_batch_negatives: expected false or null with data.teacher, "
@@ -110,6 +113,15 @@ def training_module(cfg: DictConfig) -> Callable[..., RerankModule]:
     if "heads" in cfg.model:
         return partial(MultitaskModule, weighting=instantiate(cfg.model.weighting))
     return partial(ContrastiveModule, symmetric=cfg.model.symmetric) if in_batch_negatives(cfg) else RerankModule
+
+
+def build_loss(cfg: DictConfig) -> Loss:
+    """The loss; for a mix of sets, one for each set that is trained on: its own, or `loss`."""
+    sets = {name: node for name, node in sets_of(cfg.get("data")).items() if node.get("weight", 1) > 0}
+    if not sets:
+        loss: Loss = instantiate(cfg.loss)
+        return loss
+    return SetLosses({name: instantiate(node.get("loss") or cfg.loss) for name, node in sets.items()})
 
 
 def build_optimizer(cfg: DictConfig) -> Any:

@@ -192,6 +192,8 @@ def _first_paragraph(text: str) -> str:
 
 
 def _nearest_key(name: str) -> str:
+    if name.startswith("data.sets."):
+        return f"; a key that the set's yaml does not list is added with a plus sign: +{name}=..."
     known = [key for root in roots.ROOTS.values() for key in roots.known_keys(root)]
     hint = did_you_mean(name, known)
     return hint if "did you mean" in hint else "; see --help for the keys"

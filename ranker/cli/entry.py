@@ -29,8 +29,9 @@ from ranker.cli.resume import overrides_of, resumed, run_name, started_from
 from ranker.config import check as config
 from ranker.config import roots
 from ranker.config.paths import make_absolute
+from ranker.config.sets import source_nodes
 from ranker.config.targets import constructor_keys
-from ranker.errors import ConfigError, Preempted, RankerError
+from ranker.errors import ConfigError, Preempted, RankerError, errors_of
 from ranker.files import no_room
 from ranker.processes import global_rank, is_first_process, watch_from_the_start
 
@@ -134,11 +135,16 @@ def _run(command: str, cfg: DictConfig) -> float | None:
 
 
 def _check_source(cfg: DictConfig) -> None:
-    """Call `check` of a data source that has one: it reports missing files or packages before torch is imported."""
-    if cfg.get("data") is not None and str(cfg.data._target_).startswith("ranker."):
-        check = getattr(instantiate(constructor_keys("data", cfg.data)), "check", None)
-        if check is not None:
-            check()
+    """Call `check` of each data source that has one: it reports missing files or packages before torch is imported."""
+    for path, node in ({"data": cfg.get("data")} | dict(source_nodes(cfg))).items():
+        if node is not None and str(node._target_).startswith("ranker."):
+            with errors_of(path):
+                try:
+                    check = getattr(instantiate(constructor_keys(path, node)), "check", None)
+                except HydraException as error:
+                    raise (cause_of(error) or error) from error
+                if check is not None:
+                    check()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from ranker.config.roots import CONF, ROOTS
+from ranker.config.sets import as_alone
 from ranker.config.signatures import parameters_of
 from ranker.config.targets import SHARED_KEYS
 from ranker.config.values import text_keys
@@ -50,6 +51,7 @@ def _is_not_text(part: str) -> bool:
 @cache
 def takes_text(command: str, key: str) -> bool:
     """Whether every choice of a dotted key's group that has this key takes text for it, and no numbers."""
+    key = as_alone(key)
     group, _, name = key.partition(".")
     if key in text_keys(ROOTS[command]):
         return True

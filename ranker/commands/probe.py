@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.assembly.data import load_source, print_notice
 from ranker.assembly.run import cfg_values, one_run, open_run
 from ranker.checkpoint import read_description
+from ranker.config.sets import sets_of
 from ranker.config.targets import constructor_keys
 from ranker.data.collection import Splits
 from ranker.errors import ConfigError, DataError
@@ -269,15 +270,17 @@ def seen_in_training(path: Path, data: Any, splits: Splits, queries: Mapping[str
         return [f"{path.name}: it is not known what it was trained on, so it may have seen the probing queries"]
     if constructor_keys("data", data) != constructor_keys("data", trained):
         try:
-            if _source(trained) in DOWNLOADING:
-                raise DataError(f"{_source(trained)} may download it")
+            for node in (sets_of(trained) or {"": trained}).values():
+                if _source(node) in DOWNLOADING:
+                    raise DataError(f"{_source(node)} may download it")
             splits = load_source(trained)
         except Exception as error:  # any error here becomes a warning and does not end the run
             reason = (str(error) or repr(error)).splitlines()[0]
             return [
                 f"{path.name}: its training data was not looked at ({reason}), so it may have seen the probing queries"
             ]
-    known = set(splits.train.queries.values()) if splits.train is not None else set()
+    trains = [part.train for part in (splits, *splits.sets.values()) if part.train is not None]
+    known = {text for train in trains for text in train.queries.values()}
     warnings = []
     for task, texts in queries.items():
         seen = len(texts & known)

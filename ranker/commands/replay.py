@@ -13,7 +13,7 @@ import lightning.pytorch as pl
 from hydra.utils import instantiate
 from torch.utils.data import DataLoader
 
-from ranker.assembly.scorer import training_module
+from ranker.assembly.scorer import build_loss, training_module
 from ranker.cli.entry import user_errors
 from ranker.config.stored import load_stored
 from ranker.config.targets import constructor_keys
@@ -47,7 +47,7 @@ def replay(dump: Path) -> tuple[float, float]:
     module = training_module(cfg)(
         scorer,
         [],
-        loss=instantiate(cfg.loss),
+        loss=build_loss(cfg),
         optimization=Optimization(
             instantiate(cfg.optim),
             instantiate(cfg.schedule),

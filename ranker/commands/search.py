@@ -17,6 +17,7 @@ from ranker.assembly.rehearsal import rehearse_fabric
 from ranker.assembly.run import one_run, open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description
+from ranker.config.sets import sets_of
 from ranker.data.collate import ScorerInputs
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
@@ -60,6 +61,8 @@ def search(cfg: DictConfig) -> None:
         rehearse_fabric(cfg)
         instantiate(cfg.index)  # discarded; it only reports wrong options before the docs are encoded
     source = cfg.data if cfg.data is not None else trained.data
+    if sets_of(source):
+        raise ConfigError(f"data: expected a single set, got a mix ({', '.join(sets_of(source))}); choose data=...")
     loaded = load_source(source, cfg.cache_dir)
     sets = chosen_sets(loaded, cfg.split) if cfg.split is not None else {}
     mined = mined_set(loaded, cfg.mine)

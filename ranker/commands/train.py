@@ -16,7 +16,7 @@ from ranker.assembly.evaluation import evaluate_sets, print_sets
 from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_training
 from ranker.assembly.run import cfg_values, one_run, open_run
-from ranker.assembly.scorer import build_optimizer, build_scorer, total_steps, training_module
+from ranker.assembly.scorer import build_loss, build_optimizer, build_scorer, total_steps, training_module
 from ranker.assembly.trainer import build_trainer
 from ranker.checkpoint import load_checkpoint, save_model
 from ranker.config.stored import resumed_runs
@@ -56,7 +56,7 @@ def train(cfg: DictConfig) -> float | None:
     module = training_module(cfg)(
         scorer,
         list(cfg.measures),
-        loss=instantiate(cfg.loss),
+        loss=build_loss(cfg),
         optimization=Optimization(
             build_optimizer(cfg),
             instantiate(cfg.schedule),
@@ -71,7 +71,7 @@ def train(cfg: DictConfig) -> float | None:
     throughput = Throughput()
     best = SaveBest(folder / "checkpoints", cfg.monitor, start.parent if start is not None else None)
     last = SaveLast(folder / "checkpoints" / LAST, cfg.save_every_steps, start)
-    keeps_best = [best] if cfg.monitor is not None and splits.val is not None else []
+    keeps_best = [best] if cfg.monitor is not None and splits.has_validation else []
     trainer = build_trainer(cfg, folder, [throughput, *keeps_best, last], cfg.get("logger"))
     with refused_in_fit():
         trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)

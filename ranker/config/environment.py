@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.config.groups import is_set
+from ranker.config.sets import source_nodes
 from ranker.config.writing import WRITING, writing_faults
 from ranker.files import leads_out
 
@@ -20,8 +21,6 @@ INPUTS = (
     "run",
     "qrels",
     "baseline",
-    "data.negatives",
-    "data.teacher",
     "candidates",
     "mining.teacher",
 )  # keys that name an existing file or folder
@@ -75,7 +74,8 @@ def _writing(cfg: DictConfig) -> list[str]:
 
 def _inputs(cfg: DictConfig) -> list[str]:
     faults = []
-    for key in INPUTS:
+    of_sources = [f"{path}.{key}" for path in source_nodes(cfg) for key in ("negatives", "teacher")]
+    for key in (*INPUTS, *of_sources):
         value = OmegaConf.select(cfg, key) if is_set(cfg, key.split(".")[0]) else None
         is_first_stage = key == "baseline" and value == "bm25" and "index" in cfg
         if isinstance(value, str) and not _exists(value) and not is_first_stage:

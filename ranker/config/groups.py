@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.config.roots import ROOTS, known_keys, root_of
+from ranker.config.sets import MIXED, is_mixed
 from ranker.errors import did_you_mean
 
 # Groups whose node is built from its `_target_`.
@@ -57,10 +58,17 @@ def group_faults(cfg: DictConfig) -> list[str]:
 
 def _without_target(group: str, node: DictConfig) -> list[str]:
     entries = {f"{group}.{key!s}": part for key, part in node.items()} if group in OF_SEVERAL else {group: node}
+    if group == "data" and is_mixed(node) and isinstance(node.get("sets"), DictConfig):
+        entries |= {f"data.sets.{key!s}": part for key, part in node.sets.items()}
     faults = [
         f"{name}._target_: expected the class or function to build, got none; choose a file of conf/{group}/"
         for name, part in entries.items()
         if not isinstance(part, DictConfig) or not isinstance(part.get("_target_"), str)
+    ]
+    faults += [
+        f"{name}._target_: expected a source, got another mix; add its sets to data.sets"
+        for name, part in entries.items()
+        if name != "data" and isinstance(part, DictConfig) and part.get("_target_") == MIXED
     ]
     return faults if entries or group == "callbacks" else [f"{group}: expected at least one of conf/{group}/, got none"]
 

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ranker.config.roots import CONF
+from ranker.config.sets import source_nodes
 from ranker.config.signatures import parameters_of
 
 # Keys that are always paths. In `data`, `probe` and `model`, parameters of a `_target_` with the annotation `Path` are
@@ -22,13 +23,13 @@ PATHS = (
     "qrels",
     "candidates",
     "cache_dir",
-    "data.negatives",
-    "data.teacher",
     "mining.teacher",
     "encode.folder",
 )
+DATA_PATHS = ("negatives", "teacher")  # keys of every source
 # Keys that are paths if there is a file or folder of that name; otherwise a word (`bm25`) or the id of a model.
-PATHS_IF_EXISTING = ("baseline", "encoder.name", "data.train_candidates", "data.candidates")
+PATHS_IF_EXISTING = ("baseline", "encoder.name")
+DATA_PATHS_IF_EXISTING = ("train_candidates", "candidates")
 # The source whose `candidates` are relative to its `path`.
 RELATIVE_TO_DATA = "ranker.data.sources.files.Files"
 # The source whose keys are files, globs of files, or names of data sets on the hub.
@@ -45,16 +46,25 @@ def make_absolute(cfg: DictConfig) -> None:
             continue
         if key == "baseline" and "index" in cfg and cfg.baseline == "bm25":
             continue
-        if key == "data.candidates" and OmegaConf.select(cfg, "data._target_") == RELATIVE_TO_DATA:
-            continue
         _replace(cfg, key, if_existing=True)
-    if OmegaConf.select(cfg, "data._target_") == ROWS:
-        for key in ROWS_FILES:
-            _replace(cfg, f"data.{key}", if_existing=True)
+    for node in source_nodes(cfg).values():
+        _replace_in_source(node)
     for node, target in _built_nodes(cfg):
         for name, parameter in _parameters(target).items():
             if parameter.is_path:
                 _replace(node, name, if_existing=False)
+
+
+def _replace_in_source(node: DictConfig) -> None:
+    """Make the paths of a source's node absolute that its signature does not tell."""
+    for key in DATA_PATHS:
+        _replace(node, key, if_existing=False)
+    for key in DATA_PATHS_IF_EXISTING:
+        if key != "candidates" or node.get("_target_") != RELATIVE_TO_DATA:
+            _replace(node, key, if_existing=True)
+    if node.get("_target_") == ROWS:
+        for key in ROWS_FILES:
+            _replace(node, key, if_existing=True)
 
 
 def _built_nodes(cfg: DictConfig) -> Iterator[tuple[DictConfig, str]]:

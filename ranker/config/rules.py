@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.config.groups import is_set
+from ranker.config.sets import sets_of, source_nodes
 from ranker.config.signatures import attribute_of, parameters_of
 from ranker.config.targets import PASSED, is_trusted
 from ranker.errors import ConfigError, did_you_mean
@@ -14,7 +15,8 @@ from ranker.errors import ConfigError, did_you_mean
 
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
-    return [*_group_sizes(cfg), *_words(cfg), *_numbers(cfg), *_data(cfg), *_measures(cfg), *_evaluation(cfg)]
+    rules = (_group_sizes, _words, _numbers, _data, _mix, _measures, _evaluation)
+    return [fault for rule in rules for fault in rule(cfg)]
 
 
 def _group_sizes(cfg: DictConfig) -> list[str]:
@@ -25,8 +27,10 @@ def _group_sizes(cfg: DictConfig) -> list[str]:
     if batch.positives > batch.docs:
         faults.append(f"batch.positives: expected at most batch.docs={batch.docs}, got {batch.positives}")
     if "loss" in cfg and batch.positives >= batch.docs:
-        other_labels = cfg.model.get("in_batch_negatives", False) is not False or cfg.data.get("teacher")
-        if not other_labels and _needs_negatives(str(OmegaConf.select(cfg, "loss._target_"))):
+        taught = any(node.get("teacher") for node in source_nodes(cfg).values())
+        other_labels = cfg.model.get("in_batch_negatives", False) is not False or taught
+        losses = [node.get("loss") or cfg.loss for node in source_nodes(cfg).values()]
+        if not other_labels and any(_needs_negatives(str(loss.get("_target_"))) for loss in losses):
             faults.append(
                 f"batch.docs: expected more than batch.positives={batch.positives}, got {batch.docs}; "
                 "without negatives nothing is learnt"
@@ -49,10 +53,6 @@ def _words(cfg: DictConfig) -> list[str]:
         )
     if cfg.get("nonfinite", "stop") not in ("stop", "skip"):
         faults.append(f"nonfinite: expected stop or skip, got {cfg.nonfinite!r}")
-    if OmegaConf.select(cfg, "data.teacher") and OmegaConf.select(cfg, "data.random_negatives"):
-        faults.append(
-            "data.random_negatives: expected false beside data.teacher, since random docs have no teacher's score"
-        )
     return faults
 
 
@@ -66,21 +66,59 @@ def _numbers(cfg: DictConfig) -> list[str]:
 
 
 def _data(cfg: DictConfig) -> list[str]:
-    """Values of `drop_query_docs` and `first_stage`, which every source has."""
-    data = cfg.get("data") if is_set(cfg, "data") else None
-    if not isinstance(data, DictConfig):
+    """Keys of every source, and those that a mix has in its sets only."""
+    return [fault for path, node in source_nodes(cfg).items() for fault in _source(path, node)]
+
+
+def _mix(cfg: DictConfig) -> list[str]:
+    """What a mix of sets needs."""
+    sets = sets_of(cfg.data) if is_set(cfg, "data") else {}
+    if not sets:
         return []
+    if "loss" not in cfg and "qrels" not in cfg:
+        return [f"data: expected a single set for this command, got a mix ({', '.join(sets)}); choose another source"]
+    faults = [
+        f"data.{key}: expected it in a set of the mix, got {cfg.data[key]!r}; set +data.sets.NAME.{key}=..."
+        for key in ("negatives", "teacher", "random_negatives")
+        if cfg.data.get(key)
+    ]
+    if all(node.get("weight", 1) == 0 for node in sets.values()):
+        faults.append("data.sets: expected a weight above 0 for at least one set, got 0 for all")
+    model = cfg.get("model") or {}
+    if "heads" in model:
+        faults.append("data: expected a single set with model=multitask, got a mix; choose another source or model")
+    negatives = model.get("in_batch_negatives", False)
+    taught = any(node.get("teacher") for node in sets.values())
+    if (negatives or (negatives is None and not taught)) and cfg.data.get("batches") == "mixed":
+        faults.append(
+            "data.batches: expected one_set with in-batch negatives, which come from one set, got mixed; or set "
+            "model.in_batch_negatives=false"
+        )
+    return faults
+
+
+def _source(path: str, node: DictConfig) -> list[str]:
+    """Values of the keys that every source has.
+
+    Args:
+        path: Dotted path of the source's node.
+        node: The node.
+    """
     faults = []
-    drop = data.get("drop_query_docs", "auto")
+    if node.get("teacher") and node.get("random_negatives"):
+        faults.append(
+            f"{path}.random_negatives: expected false beside {path}.teacher, since random docs have no teacher's score"
+        )
+    drop = node.get("drop_query_docs", "auto")
     if drop not in ("auto", True, False):
-        faults.append(f"data.drop_query_docs: expected auto, true or false; got {drop!r}")
-    options = data.get("first_stage")
+        faults.append(f"{path}.drop_query_docs: expected auto, true or false; got {drop!r}")
+    options = node.get("first_stage")
     if options is None:
         return faults
     if not isinstance(options, DictConfig):
         return [
             *faults,
-            "data.first_stage: expected options of conf/model/bm25.yaml, as {stemmer: german}, or null; "
+            f"{path}.first_stage: expected options of conf/model/bm25.yaml, as {{stemmer: german}}, or null; "
             f"got {options!r}",
         ]
     known = {
@@ -90,9 +128,9 @@ def _data(cfg: DictConfig) -> list[str]:
     }
     for key in map(str, options):
         if key not in known:
-            faults.append(f"data.first_stage.{key}: unknown key{did_you_mean(key, list(known))}")
+            faults.append(f"{path}.first_stage.{key}: unknown key{did_you_mean(key, list(known))}")
         elif fault := known[key].fault(options[key]):
-            faults.append(f"data.first_stage.{key}: {fault}")
+            faults.append(f"{path}.first_stage.{key}: {fault}")
     return faults
 
 
@@ -107,6 +145,8 @@ def _measures(cfg: DictConfig) -> list[str]:
     except ConfigError as error:
         return str(error).split("\n")
     logged = [f"val/{measure}" for measure in measures]
+    for name, node in sets_of(cfg.get("data")).items() if is_set(cfg, "data") else ():
+        logged += [f"val/{name}/{measure}" for measure in measures if node.get("evaluate", True)]
     return [
         f"{key}: expected one of {', '.join(logged)} (from measures), got {value!r}"
         for key, value in _monitored(cfg).items()

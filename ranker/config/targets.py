@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from ranker.config.sets import SET_KEYS, as_alone, is_set
 from ranker.config.signatures import Parameter, attribute_of, defines, parameters_of
 from ranker.config.writing import parts_of
 from ranker.errors import did_you_mean
@@ -65,7 +66,12 @@ def program_keys(group: str, target: str) -> set[str]:
         group: The node's dotted path, such as `data` or `model`.
         target: The node's `_target_`. Its class may name further keys in a class attribute `program_keys`, a tuple.
     """
-    return {*SHARED_KEYS.get(group, ()), *_declared(group, target, "program_keys")}
+    return {*shared_keys(group), *_declared(group, target, "program_keys")}
+
+
+def shared_keys(group: str) -> dict[str, tuple[str, ...]]:
+    """Keys of every node at a dotted path that the program reads itself, and their types."""
+    return SHARED_KEYS.get(as_alone(group), {}) | (SET_KEYS if is_set(group) else {})
 
 
 def training_keys(group: str, target: str) -> set[str]:
@@ -97,7 +103,7 @@ def untrusted(node: Any, path: str) -> list[str]:
 
 
 def _trusted(path: str) -> tuple[str, ...]:
-    return (*TRUSTED.get(path.split(".")[0], ()), ANY_GROUP)
+    return (*TRUSTED.get(as_alone(path).split(".")[0], ()), ANY_GROUP)
 
 
 @cache
@@ -139,7 +145,7 @@ def _type_faults(node: DictConfig, path: str) -> list[str]:
     """Values of wrong type under keys that the program or Hydra reads."""
     return [
         f"{path}.{key}: {fault}"
-        for key, types in {**BUILD_KEYS, **SHARED_KEYS.get(path, {})}.items()
+        for key, types in {**BUILD_KEYS, **shared_keys(path)}.items()
         if key in node and not OmegaConf.is_missing(node, key)
         if (fault := Parameter(key, types, required=False).fault(node.get(key)))
     ]
@@ -153,11 +159,11 @@ def _signature_faults(node: DictConfig, path: str, target: str) -> list[str]:
     if parameters is None:  # the signature can't be read without importing another package; Python checks the call
         return []
     given = {str(key) for key in node if not str(key).startswith("_")} - program_keys(path, target)
+    known = [*parameters, *(SET_KEYS if is_set(path) else ())]
     faults = [
-        f"{path}.{key}: unknown key for {target}{did_you_mean(key, list(parameters))}"
-        for key in sorted(given - set(parameters))
+        f"{path}.{key}: unknown key for {target}{did_you_mean(key, known)}" for key in sorted(given - set(parameters))
     ]
-    passed = PASSED.get(path, ())
+    passed = PASSED.get(as_alone(path), ())
     faults += [
         f"{path}.{key}: expected no such key, since the program sets it, got {node.get(key)!r}"
         for key in sorted(given & set(passed))

@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.config.roots import ROOTS, root_of
+from ranker.config.sets import as_alone
 from ranker.data.parsing import MAX_GRADE, shown
 
 LARGEST = 2**31 - 1  # the largest count; numpy and torch store many counts in 32 bits
@@ -112,6 +113,10 @@ RANGES = {
             "SemanticSimilarity.min_count",
             "Coreference.max_positives",
             "Coreference.docs_per_query",
+            "data.cap",
+            "data.max_query_tokens",
+            "data.max_doc_tokens",
+            "Mixed.groups_per_epoch",
             "NamedEntities.max_targets",
             "RuleEntities.max_targets",
             "Gap.max_pairs",
@@ -139,10 +144,13 @@ RANGES = {
             "BM25Score.k1",
             "EarlyStopping.patience",
             "EarlyStopping.min_delta",
+            "data.weight",
         ),
         FROM_0,
     ),
-    **dict.fromkeys(("DPR.temperature", "training.lr", "training.clip", "cache.max_bytes"), POSITIVE),
+    **dict.fromkeys(
+        ("DPR.temperature", "training.lr", "training.clip", "cache.max_bytes", "Mixed.temperature"), POSITIVE
+    ),
     **dict.fromkeys(
         ("val_fraction", "test_fraction", "Files.val_fraction", "Files.test_fraction", "BM25.b", "BM25Score.b"), SHARE
     ),
@@ -164,6 +172,7 @@ RANGES = {
     **dict.fromkeys(("BM25Score.bins", "TermFrequency.bins", "SemanticSimilarity.bins", "JsonLines.bins"), Range(2)),
     "max_pair_tokens": Range(5),
     "data.suggested_pair_tokens": Range(5),
+    "data.max_pair_tokens": Range(5),
     "training.lr_factor": Range(0, 1, above=True),
     "MonoBERT.num_labels": Range(1, 2),
     "Multitask.num_labels": Range(1, 2),
@@ -193,6 +202,7 @@ WORDS = {
     "DPR.similarity": SIMILARITIES,
     "DPR.activation": ("identity", "tanh", "relu", "gelu", "silu", "sigmoid"),
     "ColBERT.similarity": SIMILARITIES,
+    "Mixed.batches": ("mixed", "one_set"),
     "load_encoder.attention": ("auto", "short", "library"),
     **dict.fromkeys(
         ("BM25Score.binning", "TermFrequency.binning", "SemanticSimilarity.binning", "JsonLines.binning"),
@@ -260,11 +270,12 @@ def _leaves(node: DictConfig, path: str) -> Iterator[tuple[str, tuple[str, ...],
         if OmegaConf.is_missing(node, key) or key.startswith("_"):
             continue
         value = node[key]
-        if isinstance(value, DictConfig) and name not in ("data.relevance", "data.candidates", "trainer.max_time"):
+        alone = as_alone(name)
+        if isinstance(value, DictConfig) and alone not in ("data.relevance", "data.candidates", "trainer.max_time"):
             yield from _leaves(value, name)
         elif value is not None:
             plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-            yield name, (f"{target}.{key}", name), plain
+            yield name, (f"{target}.{key}", alone), plain
 
 
 # text keys of the typed roots

@@ -179,7 +179,7 @@ class Collator:
         # Row ids count the step's queries and docs group by group, so they do not depend on how the step is split
         query_row_ids = torch.from_numpy((group_ids * (doc_rows.shape[1] + 1)).astype(np.int64))
         doc_row_ids = query_row_ids[group_of_doc] + 1 + torch.from_numpy(slot_of_doc)
-        batches: dict[str, TokenBatch] = {}
+        batches: dict[str, Any] = {}
         if self.reads == "pairs":
             texts = [
                 (self.queries, query_rows[group_of_doc], query_lengths[group_of_doc]),

@@ -282,6 +282,11 @@ class RankData(pl.LightningDataModule):
             pin_memory=self.trainer.strategy.root_device.type == "cuda",
         )
 
+    @property
+    def val_sets(self) -> dict[str, Collection]:
+        """The validation sets by name; a single one has the name "". Empty without a validation set."""
+        return {"": self.splits.val} if self.splits.val is not None else {}
+
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
         """Return the loader of the validation set's candidates; [] without a validation set."""
         return self._loader(self.splits.val) if self.splits.val is not None else []

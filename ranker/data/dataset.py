@@ -67,6 +67,19 @@ class TrainSteps(Dataset[TrainStep]):
             step_contrast = contrast(self.collator, query_rows, doc_rows, labels, self.positives)
         return TrainStep(epoch, index, micro_batches, len(groups), int((doc_rows >= 0).sum()), step_contrast)
 
+    def query_ids(self, epoch: int, index: int) -> list[str]:
+        """Return the ids of a step's queries, over all devices."""
+        return self.ids_of(self.plan.groups(epoch, index))
+
+    def ids_of(self, groups: np.ndarray) -> list[str]:
+        """Return the query ids of some groups."""
+        return [query_id.decode() for query_id in self.collator.queries.ids()[self.sampler.query_rows[groups]]]
+
+    def identity(self) -> str:
+        """Return a hash of the training data; the same for any number of devices and any token budget."""
+        texts = f"{self.collator.queries.meta['texts']} {self.collator.docs.meta['texts']}".encode()
+        return digest(texts, self.sampler.fingerprint().encode())
+
 
 class StepLoader:
     """Training steps in order; can resume in the middle of an epoch.
@@ -111,15 +124,12 @@ class StepLoader:
 
     def query_ids(self, epoch: int, index: int) -> list[str]:
         """Return the ids of a step's queries, over all devices."""
-        rows = self.steps.sampler.query_rows[self.steps.plan.groups(epoch, index)]
-        return [query_id.decode() for query_id in self.steps.collator.queries.ids()[rows]]
+        return self.steps.query_ids(epoch, index)
 
     @cached_property
     def _source(self) -> dict[str, int | str]:
         """Identity of the training data; the same for any number of devices and any token budget."""
-        collator, sampler = self.steps.collator, self.steps.sampler
-        texts = f"{collator.queries.meta['texts']} {collator.docs.meta['texts']}".encode()
-        return {"seed": self.steps.plan.seed, "steps": len(self), "data": digest(texts, sampler.fingerprint().encode())}
+        return {"seed": self.steps.plan.seed, "steps": len(self), "data": self.steps.identity()}
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the position in the training data, and the data's identity; the same on every device."""

@@ -8,6 +8,7 @@ import numpy as np
 
 from ranker.data.collate import Collator
 from ranker.data.dataset import TrainSteps
+from ranker.data.mixed_steps import MixedSteps
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +55,18 @@ def _other_lengths(collator: Collator, queries: np.ndarray, docs: np.ndarray) ->
     return (kept_queries != their_queries) | (kept_docs != their_docs)
 
 
-def warn_of_other_cuts(steps: TrainSteps) -> None:
+def warn_of_other_cuts(steps: TrainSteps | MixedSteps, where: str = "model/") -> None:
     """Warn if pairs of the first epoch are truncated differently elsewhere, with their number.
 
     Args:
-        steps: The training steps of a scorer that reads pairs; at most `CHECKED_GROUPS` groups are checked.
+        steps: The training steps of a scorer that reads pairs; at most `CHECKED_GROUPS` groups are checked, of each set
+            of a mix.
+        where: Start of the warning.
     """
+    if isinstance(steps, MixedSteps):
+        for name, part in steps.sets.items():
+            warn_of_other_cuts(part, f"{where}, set {name}")
+        return
     groups = np.arange(min(len(steps.sampler), CHECKED_GROUPS))
     doc_rows, _ = steps.sampler.draw(0, groups)
     real = doc_rows >= 0
@@ -67,10 +74,11 @@ def warn_of_other_cuts(steps: TrainSteps) -> None:
     if cut.any():
         collator = steps.collator
         log.warning(
-            "model/: %d of %d training pairs are cut otherwise by sentence-transformers' CrossEncoder, and get other "
+            "%s: %d of %d training pairs are cut otherwise by sentence-transformers' CrossEncoder, and get other "
             "scores there, since it shortens the longer text of a pair first. A pair is cut alike if its query has "
             "fewer than max_query_tokens=%d tokens (and at most %d if the pair has more than max_pair_tokens=%d) and "
             "its doc has fewer than max_doc_tokens=%d",
+            where,
             int(cut.sum()),
             len(cut),
             collator.max_query_tokens,

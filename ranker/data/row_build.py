@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from ranker.data.row_files import Rows, read_columns, read_rows
+from ranker.data.row_files import Chunk, Rows, read_chunks, read_columns, read_rows
 from ranker.data.row_pairs import NO_GRADE, PAIR, PairWriter, Relevant
 from ranker.data.row_shapes import Columns, Examples, Shape, read_id, recognise
+from ranker.data.row_workers import in_order
 from ranker.data.text_table import TextTable, TextWriter, key_of
 from ranker.errors import DataError
 
@@ -34,12 +35,14 @@ class RowSources:
         docs: Files of docs with ids, for rows of ids; None: rows have texts.
         queries: Files of queries with ids, likewise.
         columns: Role -> column; None: by name.
+        workers: Processes that parse rows; None: by the number of cores, none for few rows.
     """
 
     sets: dict[str, list[Path]]
     docs: list[Path] | None = None
     queries: list[Path] | None = None
     columns: Columns | None = None
+    workers: int | None = None
 
     def files(self) -> list[Path]:
         """Return all files."""
@@ -49,8 +52,9 @@ class RowSources:
 def build_rows(sources: RowSources, folder: Path, relevant: Relevant) -> None:
     """Write the tables and arrays of all sets, and `meta.json`.
 
-    Texts go to the disk as they are read. In memory are 16 bytes for each different text, and some million pairs at a
-    time while they are sorted.
+    Texts go to the disk as they are read. In memory are 16 bytes for each different text, some million pairs at a time
+    while they are sorted, and a few chunks of rows, which several processes parse. The order of the rows, not the
+    processes, decides all numbers.
 
     Args:
         sources: The files.
@@ -89,13 +93,13 @@ def _build_set(
     queries = TextWriter(folder, f"{name}.queries", given_ids=known is not None)
     pairs = PairWriter(folder, name)
     num_rows, started, logged = 0, time.monotonic(), time.monotonic()
-    for path in paths:
-        for rows in read_rows(path, shape.needed):
-            pairs.add(_pairs(rows, shape, docs, queries, known))
-            num_rows += len(rows.numbers)
-            if time.monotonic() - logged > LOG_SECONDS:
-                logged = time.monotonic()
-                log.info("%s: %d rows, %.0f rows/s", name, num_rows, num_rows / (logged - started))
+    chunks = (chunk for path in paths for chunk in read_chunks(path, shape.needed))
+    for parsed in in_order(partial(_parse, shape), chunks, sources.workers):
+        pairs.add(_pairs(parsed, shape, docs, queries, known))
+        num_rows += len(parsed.rows.numbers)
+        if time.monotonic() - logged > LOG_SECONDS:
+            logged = time.monotonic()
+            log.info("%s: %d rows, %.0f rows/s", name, num_rows, num_rows / (logged - started))
     if not num_rows:
         raise DataError(f"{paths[0]}: expected rows, got none in {len(paths)} files; name other files for {name}")
     counts = pairs.close(len(queries.numbers), relevant)
@@ -132,17 +136,34 @@ def _shape_of(paths: list[Path], sources: RowSources) -> Shape:
     return shapes[0]
 
 
+@dataclass(frozen=True)
+class _Parsed:
+    """Rows that are read: what a worker process returns."""
+
+    rows: Rows  # without values, for messages
+    examples: Examples
+    query_keys: np.ndarray
+    doc_keys: np.ndarray
+
+
+def _parse(shape: Shape, chunk: Chunk) -> _Parsed:
+    rows = chunk.rows()
+    examples = shape.read(rows)
+    return _Parsed(replace(rows, columns={}), examples, key_of(examples.queries), key_of(examples.docs))
+
+
 def _pairs(
-    rows: Rows, shape: Shape, docs: TextWriter, queries: TextWriter, known: tuple[TextWriter, TextTable] | None
+    parsed: _Parsed, shape: Shape, docs: TextWriter, queries: TextWriter, known: tuple[TextWriter, TextTable] | None
 ) -> np.ndarray:
     """Add the texts of some rows to the tables; return their pairs, `PAIR` [pairs]."""
-    examples = shape.read(rows)
+    rows, examples = parsed.rows, parsed.examples
     counts = np.array(examples.counts)
     if known is None:
-        query_numbers, doc_numbers = queries.add(examples.queries), docs.add(examples.docs)
+        query_numbers = queries.add(examples.queries, parsed.query_keys)
+        doc_numbers = docs.add(examples.docs, parsed.doc_keys)
     else:
-        query_numbers = _known_queries(rows, shape, examples, queries, known)
-        doc_numbers = docs.numbers.find(key_of(examples.docs))
+        query_numbers = _known_queries(parsed, shape, queries, known)
+        doc_numbers = docs.numbers.find(parsed.doc_keys)
         _refuse_unknown(doc_numbers, rows, shape, examples.docs, "doc_ids", np.repeat(np.arange(len(counts)), counts))
     pairs = np.empty(len(doc_numbers), dtype=PAIR)
     pairs["query"], pairs["doc"] = np.repeat(query_numbers, counts), doc_numbers
@@ -152,12 +173,13 @@ def _pairs(
 
 
 def _known_queries(
-    rows: Rows, shape: Shape, examples: Examples, queries: TextWriter, known: tuple[TextWriter, TextTable]
+    parsed: _Parsed, shape: Shape, queries: TextWriter, known: tuple[TextWriter, TextTable]
 ) -> np.ndarray:
     writer, table = known
-    numbers = writer.numbers.find(key_of(examples.queries))
-    _refuse_unknown(numbers, rows, shape, examples.queries, "query_id", np.arange(len(numbers)))
-    return queries.add_given(examples.queries, [table.text(number) for number in numbers.tolist()])[0]
+    ids = parsed.examples.queries
+    numbers = writer.numbers.find(parsed.query_keys)
+    _refuse_unknown(numbers, parsed.rows, shape, ids, "query_id", np.arange(len(numbers)))
+    return queries.add_given(ids, [table.text(number) for number in numbers.tolist()])[0]
 
 
 def _refuse_unknown(

@@ -168,31 +168,75 @@ def read_columns(path: Path) -> list[str]:
     if kind == "arrow":
         with _arrow_errors(path) as pa, pa.memory_map(str(path)) as source:
             return list(_arrow_reader(pa, source).schema.names)
-    first = next(_text_rows(path, None), None)
+    records = _lines(path) if kind == "jsonl" else _table_records(path)
+    first = next(records, None)
     if first is None:
         raise DataError(f"{path}: expected rows, got an empty file; remove it")
-    return list(first.columns)
+    number, part = first
+    return list(_json_record(part, f"{path}:{number}") if isinstance(part, str) else part)
 
 
-def read_rows(path: Path, columns: list[str]) -> Iterator[Rows]:
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive rows of a file as they stand there; `rows` parses them, perhaps in another process.
+
+    Args:
+        path: The file.
+        numbers: Number of each row, from 1: the line of a text file, else the row.
+        columns: The columns to read.
+        content: A record batch of Arrow; or a line, or the fields by name, for each row of a text file.
+    """
+
+    path: Path
+    numbers: list[int]
+    columns: list[str]
+    content: Any
+
+    def rows(self) -> Rows:
+        """Return the rows.
+
+        Raises:
+            DataError: A line of a text file is no row.
+        """
+        if not isinstance(self.content, list):
+            with _arrow_errors(self.path):
+                values = {name: self.content.column(name).to_pylist() for name in self.columns}
+            return Rows(self.path, self.numbers, values, text=False)
+        records = [
+            _json_record(part, f"{self.path}:{number}") if isinstance(part, str) else part
+            for number, part in zip(self.numbers, self.content, strict=True)
+        ]
+        values = {name: [record.get(name) for record in records] for name in self.columns}
+        return Rows(self.path, self.numbers, values, text=True)
+
+
+def read_chunks(path: Path, columns: list[str]) -> Iterator[Chunk]:
     """Yield the rows of a file, `CHUNK` at a time, with these columns only.
 
     Memory does not grow with the file: parquet is read in pages of a row group, Arrow is mapped.
 
     Raises:
-        DataError: The file is unreadable; or a line of a text file is no row.
+        DataError: The file is unreadable; or a line of a CSV or TSV file is no row.
     """
     if kind_of(path) not in ("parquet", "arrow"):
-        yield from _text_rows(path, columns)
+        yield from _text_chunks(path, columns)
         return
     number = 1
     with _arrow_errors(path) as pa:
         for batch in _arrow_batches(pa, path, columns):
             for start in range(0, batch.num_rows, CHUNK):
                 part = batch.slice(start, CHUNK)
-                values = {name: part.column(name).to_pylist() for name in columns}
-                yield Rows(path, list(range(number, number + part.num_rows)), values, text=False)
+                yield Chunk(path, list(range(number, number + part.num_rows)), columns, part)
                 number += part.num_rows
+
+
+def read_rows(path: Path, columns: list[str]) -> Iterator[Rows]:
+    """Yield the parsed rows of a file, `CHUNK` at a time, with these columns only.
+
+    Raises:
+        DataError: The file is unreadable; or a line of a text file is no row.
+    """
+    return (chunk.rows() for chunk in read_chunks(path, columns))
 
 
 # Arrow and parquet
@@ -237,28 +281,24 @@ def _arrow_reader(pa: Any, source: Any) -> Any:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def _text_rows(path: Path, columns: list[str] | None) -> Iterator[Rows]:
-    """Yield the rows of a text file; `columns` None: those of the first row only, with all columns."""
-    records = _json_records(path) if kind_of(path) == "jsonl" else _table_records(path)
-    while part := list(islice(records, CHUNK if columns is not None else 1)):
-        names = columns if columns is not None else list(part[0][1])
-        yield Rows(
-            path,
-            [number for number, _ in part],
-            {name: [record.get(name) for _, record in part] for name in names},
-            text=True,
-        )
+def _text_chunks(path: Path, columns: list[str]) -> Iterator[Chunk]:
+    records = _lines(path) if kind_of(path) == "jsonl" else _table_records(path)
+    while part := list(islice(records, CHUNK)):
+        yield Chunk(path, [number for number, _ in part], columns, [content for _, content in part])
 
 
-def _json_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in read_lines(path):
-        record = parse_json(line, f"{path}:{number}")
-        if not isinstance(record, dict):
-            raise DataError(f"{path}:{number}: expected a JSON object, got {shown(line.strip())}; correct the line")
-        yield number, record
+def _lines(path: Path) -> Iterator[tuple[int, str | dict[str, Any]]]:
+    yield from read_lines(path)
 
 
-def _table_records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _json_record(line: str, where: str) -> dict[str, Any]:
+    record = parse_json(line, where)
+    if not isinstance(record, dict):
+        raise DataError(f"{where}: expected a JSON object, got {shown(line.strip())}; correct the line")
+    return record
+
+
+def _table_records(path: Path) -> Iterator[tuple[int, str | dict[str, Any]]]:
     """Yield (line, row) of a file with a header; fields of CSV may be quoted, those of TSV are taken as they are."""
     lines = _tsv_fields(path) if ".tsv" in path.suffixes else _csv_fields(path)
     header: list[str] | None = None

@@ -85,12 +85,14 @@ class HashedOrder:
         return left << self._half_bits | right
 
 
-@lru_cache(maxsize=2)
-def _order(num_groups: int, seed: int, epoch: int) -> np.ndarray | HashedOrder:
-    """The epoch's order of groups; for very many groups (MS MARCO's triples) it is not held in memory."""
+def group_order(num_groups: int, seed: int, epoch: int) -> np.ndarray | HashedOrder:
+    """Return the epoch's order of groups; for very many groups (MS MARCO's triples) it is not held in memory."""
     if num_groups > _MAX_PERMUTED_GROUPS:
         return HashedOrder(num_groups, seed, epoch)
     return np.random.default_rng([seed, epoch]).permutation(num_groups)
+
+
+_order = lru_cache(maxsize=2)(group_order)
 
 
 @dataclass(frozen=True)

@@ -106,9 +106,14 @@ class TextWriter:
         self._files: dict[str, IO[bytes]] = {part: (folder / f"{name}.{part}").open("wb") for part in names}
         self._ends = {"texts": 0, "ids": 0}
 
-    def add(self, texts: list[str]) -> np.ndarray:
-        """Add texts, equal ones once; returns their numbers, int64 [texts]."""
-        keys = key_of(texts)
+    def add(self, texts: list[str], keys: np.ndarray | None = None) -> np.ndarray:
+        """Add texts, equal ones once; returns their numbers, int64 [texts].
+
+        Args:
+            texts: The texts.
+            keys: Their keys, if another process has computed them.
+        """
+        keys = key_of(texts) if keys is None else keys
         numbers, new = self.numbers.add(keys)
         if len(new):
             chosen = [texts[i] for i in new]

@@ -127,7 +127,8 @@ def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | Non
         axes["loss"].plot(steps, running_mean(values, window), color=BLUE, linewidth=1.6, label=name)
         axes["loss"].set_ylabel("training loss")
         axes["loss"].legend(fontsize=8)
-    shown = sorted(measured, key=lambda name: name != monitor)
+    monitored = str(monitor).rpartition("/")[2]  # its measure, of all sets of a mix
+    shown = sorted(measured, key=lambda name: (name != monitor, name.rpartition("/")[2] != monitored, name))
     for name, colour in zip(shown, (BLUE, *OTHERS), strict=False):
         steps, values = zip(*measured[name], strict=True)
         wide = 1.8 if name == monitor else 0.9

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from ranker.data.collate import Collator, TextLimits
 from ranker.data.collection import Collection
 from ranker.data.datamodule import RankData
 from ranker.data.dataset import TrainSteps
+from ranker.data.join import concatenate
 from ranker.data.ragged import ranges
 from ranker.data.sampling import GroupSampler
 from ranker.errors import ConfigError
@@ -86,7 +85,7 @@ class TaskStep(TrainStep):
     rows: tuple[int, ...] = field(default=())
 
 
-class TaskSteps(Dataset[TaskStep]):
+class TaskSteps(TrainSteps):
     """This device's part of each optimizer step, indexed by (epoch, step).
 
     Args:
@@ -99,6 +98,8 @@ class TaskSteps(Dataset[TaskStep]):
         world: Number of devices.
     """
 
+    plan: TaskPlan  # type: ignore[assignment]
+
     def __init__(
         self,
         plan: TaskPlan,
@@ -109,7 +110,7 @@ class TaskSteps(Dataset[TaskStep]):
         rank: int,
         world: int,
     ) -> None:
-        self.plan, self.sampler, self.collator, self.rank, self.world = plan, sampler, collator, rank, world
+        super().__init__(plan, sampler, collator, rank, world)  # type: ignore[arg-type]
         self.sequences, self.tasks = sequences, tasks
         self._lengths, self._layouts = np.diff(sequences.starts), sequences.row_types
 
@@ -158,11 +159,6 @@ class TaskSteps(Dataset[TaskStep]):
         """Return the rows in `sequences` of pairs that are given by task and number within the task, int64 [pairs]."""
         pairs = zip(task_of.tolist(), number_of.tolist(), strict=True)
         return np.array([self.tasks[task].rows[number] for task, number in pairs], dtype=np.int64)
-
-    def query_ids(self, epoch: int, index: int) -> list[str]:
-        """Return the ids of a step's ranking queries, over all devices."""
-        rows = self.sampler.query_rows[self.plan.groups(epoch, index)]
-        return [query_id.decode() for query_id in self.collator.queries.ids()[rows]]
 
     def _with_rows(
         self,
@@ -251,25 +247,6 @@ def _head_batch(task: int, rows: TaskRows, numbers: np.ndarray, starts: np.ndarr
     )
 
 
-def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """Concatenate the rows of ragged batches; row ids are kept if all batches have them."""
-    if len(batches) == 1:
-        return batches[0]
-    ends = np.cumsum([0, *(batch.num_tokens for batch in batches)])
-    cu_seqlens = [
-        batches[0].cu_seqlens[:1],
-        *(batch.cu_seqlens[1:] + int(start) for batch, start in zip(batches, ends, strict=False)),
-    ]
-    row_ids = [batch.row_ids for batch in batches if batch.row_ids is not None]
-    return TokenBatch(
-        torch.cat([batch.tokens for batch in batches]),
-        torch.cat([batch.segments for batch in batches]),
-        torch.cat(cu_seqlens),
-        max(batch.max_length for batch in batches),
-        row_ids=torch.cat(row_ids) if len(row_ids) == len(batches) else None,
-    )
-
-
 class TaskData(RankData):
     """Data loaders of a multitask training; validation and tests are those of ranking.
 
@@ -325,8 +302,7 @@ class TaskData(RankData):
             )
         docs = 2 if self.trains_on_triples else self.batch_options.docs
         plan = TaskPlan(ranking.plan, docs, tuple(map(len, rows)), self.sampling).until(self.max_epochs, self.max_steps)
-        steps: Any = TaskSteps(plan, ranking.sampler, ranking.collator, sequences, rows, rank, world)
-        return steps
+        return TaskSteps(plan, ranking.sampler, ranking.collator, sequences, rows, rank, world)
 
     def _label(self, train: Collection, collator: Collator) -> tuple[Sequences, list[TaskRows]]:
         held_out = dict(self.splits.tests) | ({} if self.splits.val is None else {"val": self.splits.val})

@@ -6,8 +6,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import lightning.pytorch as pl
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ranker.data.collection import Collection
 from ranker.data.dataset import ScoreBatch, ScoreBatches
 from ranker.encoders.encoder import Encoder
 from ranker.errors import NonFinite
@@ -23,7 +25,8 @@ from ranker.evaluation.scoring import Devices, ScoreCollector
 from ranker.hashing import mix
 from ranker.models.interface import Scorer
 from ranker.training.nonfinite import PendingStep, write_dump
-from ranker.types import Loss, RankBatch, TrainStep
+from ranker.training.set_losses import SetLosses
+from ranker.types import Loss, RankBatch, Run, TrainStep
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +77,8 @@ class RerankModule(pl.LightningModule):
     Args:
         scorer: Scores [batch, docs].
         measures: ir-measures names, computed at every validation.
-        loss: Scalar of scores, labels and mask; a mean over groups. None for a module that is only validated.
+        loss: Scalar of scores, labels and mask; a mean over groups. For a mix of sets: `SetLosses`. None for a module
+            that is only validated.
         optimization: Optimizer, schedule, clipping and seed.
         nonfinite: What happens at a step whose loss or gradient is not finite.
     """
@@ -98,7 +102,7 @@ class RerankModule(pl.LightningModule):
         self.stop_asked = False  # this process received a signal to stop
         self.stop_agreed = False  # all processes know that one of them received it
         self._pending: PendingStep | None = None
-        self._collector = ScoreCollector()
+        self._collectors: dict[int, ScoreCollector] = {}  # by the number of the validation set
 
     # training
     # ----------------------------------------------------------------------------------------------------
@@ -117,13 +121,17 @@ class RerankModule(pl.LightningModule):
 
     def training_step(self, step: TrainStep, step_idx: int) -> None:
         """One optimizer step: all micro-batches of this device, one gradient sync, clip, step."""
+        if isinstance(self.loss, SetLosses):
+            self.loss.begin(step)
         total = self.accumulate(step)
         norm = self._clip()
-        # One all-reduce sums three values over the devices: the parts of the loss; the gradient norm, which is the same
-        # everywhere and so divided by the number of devices first; and the number of devices that were asked to stop.
-        # So all devices take the same decisions: whether the step is finite, and whether to stop.
+        # One all-reduce sums some values over the devices: the parts of the loss; the gradient norm, which is the same
+        # everywhere and so divided by the number of devices first; the number of devices that were asked to stop; and
+        # the loss of each set of a mix. So all devices take the same decisions: whether the step is finite, and whether
+        # to stop.
         stop = torch.full_like(total, float(self.stop_asked))
-        summary = torch.stack([total, norm.double() / self.trainer.world_size, stop])
+        of_sets = self.loss.parts(total) if isinstance(self.loss, SetLosses) else ()
+        summary = torch.stack([total, norm.double() / self.trainer.world_size, stop, *of_sets])
         if dist.is_initialized():
             dist.all_reduce(summary)
         total, norm = summary[0], summary[1]
@@ -149,6 +157,10 @@ class RerankModule(pl.LightningModule):
         self.log("train/grad_norm", norm.float())
         if self.nonfinite.action == "skip":
             self.log("train/skipped_steps", self._on_device(self.skipped_steps))
+        if isinstance(self.loss, SetLosses):
+            for name, count, loss in self.loss.end(step, summary[3:].float()):
+                self.log(f"train/groups/{name}", self._on_device(count))
+                self.log(f"train/loss/{name}", loss)
 
     def _on_device(self, value: float) -> Tensor:
         """The number as a tensor on the device; Lightning's copy of a plain number would make the host wait."""
@@ -188,16 +200,20 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the number of skipped steps.
+        """Store the number of skipped steps and of the groups of each set.
 
         The last step is checked first, so that no checkpoint is written if it must end the training.
         """
         self._check_pending()
         checkpoint["skipped_steps"] = self.skipped_steps
+        if isinstance(self.loss, SetLosses):
+            checkpoint["set_groups"] = self.loss.groups
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the number of skipped steps."""
+        """Restore the number of skipped steps and of the groups of each set."""
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
+        if isinstance(self.loss, SetLosses) and "set_groups" in checkpoint:
+            self.loss.groups = list(checkpoint["set_groups"])
 
     def accumulate(self, step: TrainStep) -> Tensor:
         """Backward over this device's micro-batches; returns its part of the step's loss, float64."""
@@ -223,7 +239,10 @@ class RerankModule(pl.LightningModule):
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
         """Mean loss over the micro-batch's groups."""
         assert self.loss is not None
-        return self.loss(self.scorer(batch), batch.labels, batch.doc_mask)
+        scores = self.scorer(batch)
+        if isinstance(self.loss, SetLosses):
+            return self.loss.of_batch(scores, batch)
+        return self.loss(scores, batch.labels, batch.doc_mask)
 
     def zero_loss(self) -> Tensor:
         """A loss of 0 whose gradient is 0 for every trained parameter."""
@@ -311,27 +330,46 @@ class RerankModule(pl.LightningModule):
     # validation
     # ----------------------------------------------------------------------------------------------------
 
-    def validation_step(self, batch: ScoreBatch, batch_idx: int) -> None:
-        """Score a batch of candidates."""
-        self._collector.add(batch, self.scorer(batch.batch))
+    def validation_step(self, batch: ScoreBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Score a batch of candidates of a validation set."""
+        self._collectors.setdefault(dataloader_idx, ScoreCollector()).add(batch, self.scorer(batch.batch))
 
     def on_validation_epoch_end(self) -> None:
-        """Measure the gathered run; every device logs the same values."""
+        """Measure the gathered run of each validation set; every device logs the same values.
+
+        The measures of a single set are `val/MEASURE`. Those of the sets of a mix are `val/SET/MEASURE`, and their mean
+        over the sets is `val/MEASURE`.
+        """
         if self.trainer.sanity_checking:
-            self._collector.clear()
+            self._collectors.clear()
             return
-        collection = self.trainer.datamodule.splits.val  # type: ignore[attr-defined]
-        batches: ScoreBatches = self.trainer.val_dataloaders.dataset  # type: ignore[union-attr]
+        sets: dict[str, Collection] = self.trainer.datamodule.val_sets  # type: ignore[attr-defined]
+        loaders: Any = self.trainer.val_dataloaders
+        loaders = loaders if isinstance(loaders, list) else [loaders]
         devices = Devices(self.device, self.trainer.global_rank, self.trainer.world_size)
-        run = self._collector.run(batches, devices)
-        values = devices.broadcast(
-            devices.on_first(lambda: evaluate(run or {}, collection.qrels, self.measures, collection.relevance).means)
-        )
-        for name, value in values.items():
-            self.log(f"val/{name}", value, prog_bar=name == next(iter(values)), sync_dist=False)
-        # Reported names include the collection's relevance threshold, e.g. AP(rel=2). `monitor` uses the name as
-        # configured, so log the value under that name as well.
+        measured: dict[str, list[float]] = {}
+        shown = str(parse_measures(self.measures)[0])
+        for i, ((name, collection), loader) in enumerate(zip(sets.items(), loaders, strict=True)):
+            batches: ScoreBatches = loader.dataset
+            run = self._collectors.setdefault(i, ScoreCollector()).run(batches, devices)
+            values = devices.broadcast(devices.on_first(partial(self._measure, run or {}, collection)))
+            for measure, value in values.items():
+                measured.setdefault(measure, []).append(value)
+                key = f"val/{name}/{measure}" if name else f"val/{measure}"
+                self.log(key, value, prog_bar=key == f"val/{shown}", sync_dist=False)
+        if "" not in sets:
+            for measure, of_sets in measured.items():
+                if len(of_sets) == len(sets):
+                    self.log(f"val/{measure}", fmean(of_sets), prog_bar=measure == shown, sync_dist=False)
+
+    def _measure(self, run: Run, collection: Collection) -> dict[str, float]:
+        """The means of a run, by their reported names and by their names in `measures`, where these differ.
+
+        Reported names include the collection's relevance threshold, e.g. AP(rel=2); `monitor` has the configured name.
+        """
+        qrels: Any = collection.qrels
+        means = evaluate(run, qrels, self.measures, collection.relevance).means
         for configured in parse_measures(self.measures):
             (measured,) = with_relevance([configured], collection.relevance)
-            if str(configured) not in values:
-                self.log(f"val/{configured}", values[str(measured)], sync_dist=False)
+            means.setdefault(str(configured), means[str(measured)])
+        return means

@@ -70,6 +70,19 @@ def test_pc2_26_early_stopping_without_any_validation_is_refused_and_a_monitor_w
         check_length(cfg, Splits(SET, None, {}), 3)
 
 
+def test_a_mix_is_validated_if_one_of_its_sets_is_and_a_monitored_set_must_be(caplog):
+    cfg = configuration()
+    check_length(cfg, Splits(None, None, {}, sets={"a": BOTH, "b": Splits(SET, None, {})}), 3)
+    assert "no validation set" not in caplog.text
+    cfg.monitor = "val/b/nDCG@10"
+    with pytest.raises(ConfigError, match=r"^monitor: expected a set with validation queries, got 'val/b/nDCG@10', bu"):
+        check_length(cfg, Splits(None, None, {}, sets={"a": BOTH, "b": Splits(SET, None, {})}), 3)
+    check_length(cfg, Splits(None, None, {}, sets={"a": BOTH, "b": BOTH}), 3)
+    cfg.monitor = "val/nDCG@10"
+    check_length(cfg, Splits(None, None, {}, sets={"a": Splits(SET, None, {})}), 3)
+    assert "monitor: the data has no validation set" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

@@ -1,0 +1,62 @@
+"""The sets of a mix (`data=mixed`): where their nodes are, and which keys each has beside those of its source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+MIXED = "ranker.data.sources.mixed.Mixed"
+# Keys that the program reads in the node of a set, and their types; `loss` is a node of its own.
+SET_KEYS: dict[str, tuple[str, ...]] = {
+    "weight": ("int", "float"),
+    "cap": ("int", "None"),
+    "evaluate": ("bool",),
+    "loss": ("dict", "None"),
+    "max_query_tokens": ("int", "None"),
+    "max_doc_tokens": ("int", "None"),
+    "max_pair_tokens": ("int", "None"),
+}
+_NODE = re.compile(r"data\.sets\.[^.]+(?=\.|$)")
+
+
+def is_set(path: str) -> bool:
+    """Whether a dotted path is that of a set's node.
+
+    >>> is_set("data.sets.a"), is_set("data.sets.a.loss"), is_set("data")
+    (True, False, False)
+    """
+    return _NODE.fullmatch(path) is not None
+
+
+def as_alone(path: str) -> str:
+    """Return the path that a key of a set has where the set is the only one.
+
+    >>> as_alone("data.sets.a.path"), as_alone("data.sets.a.loss._target_"), as_alone("data.negatives")
+    ('data.path', 'loss._target_', 'data.negatives')
+    """
+    alone = _NODE.sub("data", path, count=1)
+    return alone.removeprefix("data.") if alone != path and re.match(r"data\.loss(\.|$)", alone) else alone
+
+
+def is_mixed(node: Any) -> bool:
+    """Whether a `data` node is a mix."""
+    return isinstance(node, Mapping | DictConfig) and node.get("_target_") == MIXED
+
+
+def sets_of(node: Any) -> dict[str, Any]:
+    """Return the nodes of a mix's sets by name; empty for any other `data` node, and for faulty ones."""
+    sets = node.get("sets") if is_mixed(node) else None
+    if not isinstance(sets, Mapping | DictConfig):
+        return {}
+    return {str(name): part for name, part in sets.items() if isinstance(part, Mapping | DictConfig)}
+
+
+def source_nodes(cfg: DictConfig) -> dict[str, DictConfig]:
+    """Return the dotted path and node of each source: of every set of a mix, or of `data`; empty without data."""
+    data = cfg.get("data") if "data" in cfg and not OmegaConf.is_missing(cfg, "data") else None
+    if not isinstance(data, DictConfig):
+        return {}
+    return {f"data.sets.{name}": part for name, part in sets_of(data).items()} or {"data": data}

@@ -1,0 +1,58 @@
+"""Join ragged batches row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ranker.types import RankBatch, TokenBatch
+
+
+def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
+    """Concatenate the rows of ragged batches; row ids and numbers of keys are kept if all batches have them."""
+    if len(batches) == 1:
+        return batches[0]
+    ends = np.cumsum([0, *(batch.num_tokens for batch in batches)])
+    cu_seqlens = [
+        batches[0].cu_seqlens[:1],
+        *(batch.cu_seqlens[1:] + int(start) for batch, start in zip(batches, ends, strict=False)),
+    ]
+    row_ids = [batch.row_ids for batch in batches if batch.row_ids is not None]
+    attended = [batch.attended for batch in batches if batch.attended is not None]
+    has_attended = len(attended) == len(batches)
+    return TokenBatch(
+        torch.cat([batch.tokens for batch in batches]),
+        torch.cat([batch.segments for batch in batches]),
+        torch.cat(cu_seqlens),
+        max(batch.max_length for batch in batches),
+        attended=torch.cat(attended) if has_attended else None,
+        num_attended=sum(batch.num_attended for batch in batches) if has_attended else 0,
+        row_ids=torch.cat(row_ids) if len(row_ids) == len(batches) else None,
+    )
+
+
+def join_groups(batches: Sequence[RankBatch], share: float) -> RankBatch:
+    """Return the groups of several batches of equally many cells per group, one batch after another.
+
+    Args:
+        batches: One or more batches of the same kind of scorer, labels [groups, docs] of one width.
+        share: Groups of the result divided by groups of the whole step.
+    """
+
+    def rows(name: str) -> TokenBatch | None:
+        parts = [getattr(batch, name) for batch in batches]
+        return None if parts[0] is None else concatenate(parts)
+
+    return replace(
+        batches[0],
+        labels=torch.cat([batch.labels for batch in batches]),
+        doc_mask=torch.cat([batch.doc_mask for batch in batches]),
+        group_ids=torch.cat([batch.group_ids for batch in batches]),
+        share=share,
+        pairs=rows("pairs"),
+        queries=rows("queries"),
+        docs=rows("docs"),
+    )

@@ -1,0 +1,92 @@
+"""The losses of a mix of several sets: each set's groups are judged by the set's own loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ranker.types import Loss, RankBatch, TrainStep
+
+
+class SetLosses(nn.Module):
+    """One loss per set of a mix.
+
+    The loss of a batch is the mean over its groups of each group's value under the loss of its set, so that a set
+    counts by its groups.
+
+    Args:
+        losses: Set name -> loss, in the order of the sets in `RankBatch.set_sizes`.
+    """
+
+    def __init__(self, losses: Mapping[str, Loss]) -> None:
+        super().__init__()
+        self.names, self.losses = list(losses), list(losses.values())
+        # Registered, so that parameters of a loss are trained and stored
+        self.registered = nn.ModuleList(loss for loss in self.losses if isinstance(loss, nn.Module))
+        self.groups = [0] * len(losses)  # of each set since the training's start
+        self._step: TrainStep | None = None
+        self._sums: list[Tensor] = []
+
+    def begin(self, step: TrainStep) -> None:
+        """Start an optimizer step."""
+        self._step, self._sums = step, []
+
+    def of_batch(self, scores: Tensor, batch: RankBatch) -> Tensor:
+        """Return the mean over a batch's groups, a scalar.
+
+        Args:
+            scores: [batch, docs].
+            batch: Has the groups of each set in the order of the sets.
+        """
+        num_groups, start = sum(batch.set_sizes), 0
+        loss: Tensor | float = self._nothing()
+        for i, size in enumerate(batch.set_sizes):
+            if not size:
+                continue
+            rows = slice(start, start + size)
+            part = self.losses[i](scores[rows], batch.labels[rows], batch.doc_mask[rows]) * (size / num_groups)
+            loss = part + loss
+            if not self._sums:
+                self._sums = [torch.zeros((), dtype=torch.float64, device=part.device) for _ in self.losses]
+            self._sums[i] += part.detach() * batch.share
+            start += size
+        assert isinstance(loss, Tensor)
+        return loss
+
+    def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
+        """Return the loss of a step that has groups of one set. All inputs [batch, docs]."""
+        return self.losses[self._only_set()](scores, labels, doc_mask) + self._nothing()
+
+    def _only_set(self) -> int:
+        assert self._step is not None
+        (only,) = (i for i, count in enumerate(self._step.set_groups) if count)
+        return only
+
+    def _nothing(self) -> Tensor | float:
+        """0, with a gradient of 0 for the parameters of all losses: each device must have a gradient for each."""
+        return sum((parameter.sum() * 0.0 for parameter in self.parameters() if parameter.requires_grad), start=0.0)
+
+    def parts(self, total: Tensor) -> list[Tensor]:
+        """Return each set's part of this device's loss in the step, float64 [] each; they add up to `total` []."""
+        assert self._step is not None
+        groups = self._step.set_groups
+        if sum(count > 0 for count in groups) == 1:
+            return [total if count else torch.zeros_like(total) for count in groups]
+        return self._sums or [torch.zeros_like(total) for _ in groups]
+
+    def end(self, step: TrainStep, parts: Tensor) -> Iterator[tuple[str, int, Tensor]]:
+        """Count the step's groups.
+
+        Args:
+            step: The step.
+            parts: Each set's part of the step's loss on all devices [sets].
+
+        Returns:
+            For each set: its name, its groups since the training's start, and the mean loss of its groups in this step;
+            NaN if the step has none of them.
+        """
+        for i, (name, count) in enumerate(zip(self.names, step.set_groups, strict=True)):
+            self.groups[i] += count
+            yield name, self.groups[i], parts[i] * (step.num_groups / count if count else float("nan"))

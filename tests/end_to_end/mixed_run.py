@@ -1,0 +1,151 @@
+"""Small trainings on three sets under different hardware layouts, run by test_mixed_invariance.py."""
+
+import importlib.util
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from transformers import BertModel
+
+from ranker.data.collate import ScorerInputs, TextLimits
+from ranker.data.collection import Splits
+from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
+from ranker.data.mixed_data import MixedData, MixedSet
+from ranker.data.sources.mixed import Mixed
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.tiny import tiny_config, tiny_tokenizer
+from ranker.losses.lce import LCE
+from ranker.losses.mse import MSE
+from ranker.losses.ranknet import RankNet
+from ranker.models.dpr import DPR
+from ranker.models.monobert import MonoBERT
+from ranker.training.contrastive_module import ContrastiveModule
+from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.schedules import linear
+from ranker.training.set_losses import SetLosses
+
+spec = importlib.util.spec_from_file_location("invariance_run", Path(__file__).with_name("invariance_run.py"))
+invariance_run = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(invariance_run)
+
+CASES = ("mixed", "one_set", "in_batch")
+
+
+@dataclass
+class Job:
+    """One training."""
+
+    cache: str
+    case: str
+    devices: int = 1
+    max_tokens: int = 100_000
+    fault: str = ""
+
+
+def made(job: Job) -> MixedData:
+    """Nine queries with judgements, five with a teacher's scores and shorter texts, four triples."""
+    judged = invariance_run.collection(9)
+    few = invariance_run.collection(5)
+    taught = replace(few, queries={name: f"{text} bab" for name, text in few.queries.items()})
+    triples = replace(few, triples=[(f"q{i}", f"d{6 * i}", f"d{6 * i + 1}") for i in range(4)])
+    texts = job.case == "in_batch"
+    teacher = Path(job.cache) / "teacher.trec"
+    lines = [f"q{i} Q0 d{6 * i + j} {j + 1} {3.0 - j} t\n" for i in range(5) for j in range(4)]
+    teacher.write_text("".join(lines))
+
+    def data(collection, limits, seed, teacher=None):
+        return RankData(
+            Splits(collection, replace(collection, triples=None), {}),
+            ScorerInputs(tiny_tokenizer(), "texts" if texts else "pairs", 512),
+            BatchOptions(queries=4, docs=5, positives=2, max_tokens=job.max_tokens),
+            limits,
+            seed=seed,
+            cache_dir=job.cache,
+            train_docs=TrainDocs(teacher=teacher, in_batch=texts),
+        )
+
+    sets = {
+        "judged": MixedSet(data(judged, TextLimits(16, 64), 3)),
+        # in-batch negatives have no teacher's score
+        "taught": MixedSet(data(taught, TextLimits(5, 9), 4, None if texts else teacher), weight=2.0),
+        "triples": MixedSet(data(triples, TextLimits(16, 64, 40), 5), cap=3),
+    }
+    return MixedData(sets, Mixed({"a": 1}, 2.0, "mixed" if job.case == "mixed" else "one_set", 18))
+
+
+class Recorded:
+    """Keeps the step's losses, of all groups and of each set, in full precision."""
+
+    def _is_finite(self, seen) -> bool:
+        self.kept.append(seen[0].item())
+        self.kept_sets.append(seen[3:].tolist())
+        return super()._is_finite(seen)
+
+
+class RecordedModule(Recorded, RerankModule):
+    """Each query against its own docs."""
+
+
+class RecordedContrast(Recorded, ContrastiveModule):
+    """Each query against the docs of its step."""
+
+
+class EqualSets(SetLosses):
+    """A fault: each set counts the same in a micro-batch, whatever its number of groups there."""
+
+    def of_batch(self, scores, batch):
+        several = super().of_batch(scores, batch)
+        return several * sum(batch.set_sizes) / max(batch.set_sizes)
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Run the training of a job; returns losses, validation measures, counts and weights."""
+    pl.seed_everything(1, verbose=False)
+    config = tiny_config(dim=16)
+    config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
+    encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer())
+    texts = job.case == "in_batch"
+    data = made(job)
+    losses = (EqualSets if job.fault == "equal sets" else SetLosses)(
+        {"judged": RankNet(), "taught": LCE() if texts else MSE(affine=True), "triples": LCE()}
+    )
+    module: Any = (RecordedContrast if texts else RecordedModule)(
+        DPR(encoder) if texts else MonoBERT(encoder),
+        ["nDCG@10", "RR"],
+        loss=losses,
+        optimization=Optimization(
+            lambda groups: torch.optim.AdamW(groups, lr=3e-3), lambda step, total: linear(step, total, warmup=2)
+        ),
+    ).double()
+    module.kept, module.kept_sets = [], []
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=job.devices,
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        precision="64-true",
+        log_every_n_steps=1,
+        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True)
+        if job.devices > 1
+        else "auto",
+    )
+    trainer.fit(module, datamodule=data)
+    return {
+        "losses": module.kept,
+        "sets": module.kept_sets,
+        "groups": losses.groups,
+        "val": {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("val/")},
+        "weights": {key: value.clone() for key, value in module.state_dict().items()},
+    }
+
+
+if __name__ == "__main__":
+    invariance_run.run_jobs(Job, train)
