@@ -25,6 +25,7 @@ PATHS = (
     "data.negatives",
     "data.teacher",
     "mining.teacher",
+    "teacher",
     "encode.folder",
 )
 # Keys that are paths if there is a file or folder of that name; otherwise a word (`bm25`) or the id of a model.

@@ -186,6 +186,30 @@ class SearchConfig:
 
 
 @dataclass
+class LabelConfig:
+    """Root of `ranker label`."""
+
+    name: Text = "label"
+    teacher: Any = MISSING
+    scale: Text = "auto"
+    weights: Text = "best"
+    trust_remote_code: bool = False
+    data: Any = None
+    split: Text = "train"
+    candidates: Text | None = None
+    depth: int | None = None
+    add_positives: bool = True
+    keep: int | None = None
+    measures: list[str] = field(default_factory=list)
+    max_query_tokens: int | None = None
+    max_doc_tokens: int | None = None
+    shard_queries: int = 100
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    cache_dir: Text = ".cache"
+
+
+@dataclass
 class ProbeTrainingConfig:
     """Training of a probe; conf/probe.yaml explains the keys."""
 
@@ -257,6 +281,7 @@ ROOTS: dict[str, type] = {
     "evaluate": EvaluateConfig,
     "search": SearchConfig,
     "probe": ProbeConfig,
+    "label": LabelConfig,
 }
 
 

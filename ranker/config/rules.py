@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ranker.config.groups import is_set
 from ranker.config.signatures import attribute_of, parameters_of
@@ -14,7 +14,15 @@ from ranker.errors import ConfigError, did_you_mean
 
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
-    return [*_group_sizes(cfg), *_words(cfg), *_numbers(cfg), *_data(cfg), *_measures(cfg), *_evaluation(cfg)]
+    return [
+        *_group_sizes(cfg),
+        *_words(cfg),
+        *_numbers(cfg),
+        *_data(cfg),
+        *_measures(cfg),
+        *_evaluation(cfg),
+        *_teachers(cfg),
+    ]
 
 
 def _group_sizes(cfg: DictConfig) -> list[str]:
@@ -143,3 +151,14 @@ def _evaluation(cfg: DictConfig) -> list[str]:
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements for the file of run=, got none; set qrels=FILE")
     return faults
+
+
+def _teachers(cfg: DictConfig) -> list[str]:
+    """`teacher` of `ranker label`: a path, or a list of paths."""
+    if not is_set(cfg, "teacher"):
+        return []
+    value: Any = cfg.get("teacher")
+    paths = list(value) if isinstance(value, ListConfig) else [value]
+    if paths and all(isinstance(path, str) and path for path in paths):
+        return []
+    return [f"teacher: expected a run folder, a model folder, a TREC run, or a list of these; got {value!r}"]
