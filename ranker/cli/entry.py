@@ -28,7 +28,7 @@ from ranker.cli.complaints import cause_of, in_one_line, is_hydras, path_in_one_
 from ranker.cli.resume import overrides_of, resumed, run_name, started_from
 from ranker.config import check as config
 from ranker.config import roots
-from ranker.config.paths import make_absolute
+from ranker.config.paths import make_absolute, split_by_folder
 from ranker.config.targets import constructor_keys
 from ranker.errors import ConfigError, Preempted, RankerError
 from ranker.files import no_room
@@ -134,9 +134,17 @@ def _run(command: str, cfg: DictConfig) -> float | None:
 
 
 def _check_source(cfg: DictConfig) -> None:
-    """Call `check` of a data source that has one: it reports missing files or packages before torch is imported."""
-    if cfg.get("data") is not None and str(cfg.data._target_).startswith("ranker."):
-        check = getattr(instantiate(constructor_keys("data", cfg.data)), "check", None)
+    """Call `check` of data sources that have one: it reports missing files or packages before torch is imported."""
+    if cfg.get("data") is not None:
+        _check_node(cfg.data)
+    if cfg.get("suite") is not None:
+        for node in split_by_folder(cfg.suite.sets)[0].values():
+            _check_node(node)
+
+
+def _check_node(node: DictConfig) -> None:
+    if str(node._target_).startswith("ranker."):
+        check = getattr(instantiate(constructor_keys("data", node)), "check", None)
         if check is not None:
             check()
 

@@ -113,6 +113,7 @@ class EvaluateConfig:
     weights: Text = "best"
     trust_remote_code: bool = False
     data: Any = None
+    suite: Any = None
     run: Text | None = None
     qrels: Text | None = None
     baseline: Text | None = None

@@ -11,6 +11,8 @@ from ranker.config.signatures import attribute_of, parameters_of
 from ranker.config.targets import PASSED, is_trusted
 from ranker.errors import ConfigError, did_you_mean
 
+SUITE = ("folder", "sets")  # keys of a suite
+
 
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
@@ -75,20 +77,25 @@ def _numbers(cfg: DictConfig) -> list[str]:
 
 def _data(cfg: DictConfig) -> list[str]:
     """Values of `drop_query_docs` and `first_stage`, which every source has."""
-    data = cfg.get("data") if is_set(cfg, "data") else None
-    if not isinstance(data, DictConfig):
-        return []
+    nodes = {"data": cfg.get("data") if is_set(cfg, "data") else None}
+    sets = OmegaConf.select(cfg, "suite.sets") if is_set(cfg, "suite") else None
+    if isinstance(sets, DictConfig):
+        nodes |= {f"suite.sets.{name!s}": node for name, node in sets.items()}
+    return [fault for path, node in nodes.items() if isinstance(node, DictConfig) for fault in _data_node(path, node)]
+
+
+def _data_node(path: str, data: DictConfig) -> list[str]:
     faults = []
     drop = data.get("drop_query_docs", "auto")
     if drop not in ("auto", True, False):
-        faults.append(f"data.drop_query_docs: expected auto, true or false; got {drop!r}")
+        faults.append(f"{path}.drop_query_docs: expected auto, true or false; got {drop!r}")
     options = data.get("first_stage")
     if options is None:
         return faults
     if not isinstance(options, DictConfig):
         return [
             *faults,
-            "data.first_stage: expected options of conf/model/bm25.yaml, as {stemmer: german}, or null; "
+            f"{path}.first_stage: expected options of conf/model/bm25.yaml, as {{stemmer: german}}, or null; "
             f"got {options!r}",
         ]
     known = {
@@ -98,9 +105,9 @@ def _data(cfg: DictConfig) -> list[str]:
     }
     for key in map(str, options):
         if key not in known:
-            faults.append(f"data.first_stage.{key}: unknown key{did_you_mean(key, list(known))}")
+            faults.append(f"{path}.first_stage.{key}: unknown key{did_you_mean(key, list(known))}")
         elif fault := known[key].fault(options[key]):
-            faults.append(f"data.first_stage.{key}: {fault}")
+            faults.append(f"{path}.first_stage.{key}: {fault}")
     return faults
 
 
@@ -150,7 +157,28 @@ def _evaluation(cfg: DictConfig) -> list[str]:
         )
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements for the file of run=, got none; set qrels=FILE")
-    return faults
+    return [*faults, *_suite(cfg)]
+
+
+def _suite(cfg: DictConfig) -> list[str]:
+    """A suite: its keys, the sets that it lists, and the keys that are for one set only."""
+    suite = cfg.get("suite")
+    if suite is None:
+        return []
+    if not isinstance(suite, DictConfig) or not isinstance(suite.get("sets"), DictConfig) or not suite.sets:
+        return [f"suite: expected the name of a file in conf/suite/, which lists sets; got {suite!r}"]
+    faults = [f"suite.{key}: unknown key{did_you_mean(key, SUITE)}" for key in map(str, suite) if key not in SUITE]
+    faults += [
+        f"suite.sets.{name!s}: expected keys and values of a file in conf/data/, got {node!r}"
+        for name, node in suite.sets.items()
+        if not isinstance(node, DictConfig) or not isinstance(node.get("_target_"), str)
+    ]
+    used = {"run": None, "data": None, "candidates": None, "add_positives": False, "split": "test"}
+    return faults + [
+        f"{key}: expected none beside suite=, whose sets have their own, got {cfg[key]!r}"
+        for key, unused in used.items()
+        if cfg[key] != unused
+    ]
 
 
 def _teachers(cfg: DictConfig) -> list[str]:

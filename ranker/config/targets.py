@@ -32,6 +32,8 @@ TRUSTED = {
     "callbacks": ("ranker.training.pruning.Prune", "lightning.pytorch.callbacks."),
     "logger": ("ranker.training.loggers.", "lightning.pytorch.loggers."),
 }
+# nodes inside a group that are nodes of another one: the sets of a suite are data
+NODES = {"suite.sets": "data"}
 ANY_GROUP = "torch.nn."  # the prefix that every group may use
 # Keys that the program reads itself, whatever the `_target_` of the group is, and their types. An empty tuple: the
 # type is checked elsewhere.
@@ -56,6 +58,15 @@ PASSED = {
     "schedule": ("step", "total"),
     "logger": ("folder", "earlier"),
 }
+
+
+def group_of(path: str) -> str:
+    """The group whose rules the node at a dotted path follows.
+
+    >>> group_of("suite.sets.cwe"), group_of("data"), group_of("callbacks.x")
+    ('data', 'data', 'callbacks.x')
+    """
+    return NODES.get(path.rpartition(".")[0], path)
 
 
 def program_keys(group: str, target: str) -> set[str]:
@@ -97,7 +108,7 @@ def untrusted(node: Any, path: str) -> list[str]:
 
 
 def _trusted(path: str) -> tuple[str, ...]:
-    return (*TRUSTED.get(path.split(".")[0], ()), ANY_GROUP)
+    return (*TRUSTED.get(group_of(path).split(".")[0], ()), ANY_GROUP)
 
 
 @cache
@@ -139,7 +150,7 @@ def _type_faults(node: DictConfig, path: str) -> list[str]:
     """Values of wrong type under keys that the program or Hydra reads."""
     return [
         f"{path}.{key}: {fault}"
-        for key, types in {**BUILD_KEYS, **SHARED_KEYS.get(path, {})}.items()
+        for key, types in {**BUILD_KEYS, **SHARED_KEYS.get(group_of(path), {})}.items()
         if key in node and not OmegaConf.is_missing(node, key)
         if (fault := Parameter(key, types, required=False).fault(node.get(key)))
     ]
@@ -152,12 +163,13 @@ def _signature_faults(node: DictConfig, path: str, target: str) -> list[str]:
         return [f"{path}._target_: expected the dotted path of a class or function, got {target!r} ({error})"]
     if parameters is None:  # the signature can't be read without importing another package; Python checks the call
         return []
-    given = {str(key) for key in node if not str(key).startswith("_")} - program_keys(path, target)
+    group = group_of(path)
+    given = {str(key) for key in node if not str(key).startswith("_")} - program_keys(group, target)
     faults = [
         f"{path}.{key}: unknown key for {target}{did_you_mean(key, list(parameters))}"
         for key in sorted(given - set(parameters))
     ]
-    passed = PASSED.get(path, ())
+    passed = PASSED.get(group, ())
     faults += [
         f"{path}.{key}: expected no such key, since the program sets it, got {node.get(key)!r}"
         for key in sorted(given & set(passed))
