@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hydra.utils import instantiate
@@ -45,7 +46,7 @@ def evaluate_sets(
     data: RankData,
     devices: Devices,
     depth: int,
-    baseline: Run | None = None,
+    baselines: Mapping[str, Run] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
     """Score the test sets on all devices; write and measure a run for each; a collective.
 
@@ -56,7 +57,7 @@ def evaluate_sets(
         data: Its `splits.tests` are evaluated.
         devices: The devices of the run.
         depth: Depth of the first stage that a run is compared with.
-        baseline: A run to compare with in place of the first stage.
+        baselines: Set name -> a run to compare with in place of the first stage.
 
     Returns:
         Set name -> content of its `metrics.json`, on the first process; empty on the others.
@@ -74,7 +75,8 @@ def evaluate_sets(
             progress=f"test {name}" if cfg.trainer.enable_progress_bar else None,
             inference_mode=cfg.trainer.inference_mode,
         )
-        written = devices.on_first(partial(write_set, folder, name, run or {}, collection, cfg, depth, baseline))
+        write = partial(write_set, folder, name, run or {}, collection, cfg, depth, baselines.get(name))
+        written = devices.on_first(write)
         if written is not None:
             results[name] = written
     return results
@@ -149,7 +151,8 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
     fabric = build_fabric(cfg, folder, "evaluate")
     precision: Any = fabric.strategy.precision
     converted = precision.convert_module(scorer)
-    results = evaluate_sets(cfg, folder, converted, data, Devices.of_fabric(fabric), depth, baseline)
+    baselines = {} if baseline is None else dict.fromkeys(splits.tests, baseline)
+    results = evaluate_sets(cfg, folder, converted, data, Devices.of_fabric(fabric), depth, baselines)
     if fabric.global_rank == 0:
         print_sets(results)
         log.info("evaluation: %s", folder / "evaluation")

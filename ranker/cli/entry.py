@@ -28,7 +28,7 @@ from ranker.cli.complaints import cause_of, in_one_line, is_hydras, path_in_one_
 from ranker.cli.resume import overrides_of, resumed, run_name, started_from
 from ranker.config import check as config
 from ranker.config import roots
-from ranker.config.paths import make_absolute
+from ranker.config.paths import make_absolute, split_by_folder
 from ranker.config.sets import source_nodes
 from ranker.config.targets import constructor_keys
 from ranker.errors import ConfigError, Preempted, RankerError, errors_of
@@ -136,7 +136,11 @@ def _run(command: str, cfg: DictConfig) -> float | None:
 
 def _check_source(cfg: DictConfig) -> None:
     """Call `check` of each data source that has one: it reports missing files or packages before torch is imported."""
-    for path, node in ({"data": cfg.get("data")} | dict(source_nodes(cfg))).items():
+    nodes = {"data": cfg.get("data")} | dict(source_nodes(cfg))
+    if cfg.get("suite") is not None:  # a set whose folder is missing is left out
+        _, missing = split_by_folder(cfg.suite.sets)
+        nodes = {path: node for path, node in nodes.items() if path not in {f"suite.sets.{name}" for name in missing}}
+    for path, node in nodes.items():
         if node is not None and str(node._target_).startswith("ranker."):
             with errors_of(path):
                 try:

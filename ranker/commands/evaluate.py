@@ -23,6 +23,11 @@ def evaluate(cfg: DictConfig) -> None:
     if cfg.run is not None:
         _evaluate_file(cfg)
         return
+    if cfg.suite is not None:
+        from ranker.assembly.suite import evaluate_suite
+
+        evaluate_suite(cfg)
+        return
     from ranker.assembly.evaluation import evaluate_checkpoint
 
     evaluate_checkpoint(cfg)

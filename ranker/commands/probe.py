@@ -18,11 +18,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import load_source, print_notice
 from ranker.assembly.run import cfg_values, one_run, open_run
-from ranker.checkpoint import read_description
-from ranker.config.sets import sets_of
+from ranker.assembly.training_queries import seen_in_training, source_name
 from ranker.config.targets import constructor_keys
 from ranker.data.collection import Splits
-from ranker.errors import ConfigError, DataError
+from ranker.errors import ConfigError
 from ranker.probing.examples import ProbeTask
 from ranker.probing.options import StudyOptions
 from ranker.probing.pairs import sample_pairs
@@ -58,9 +57,6 @@ STUDIED = (
     "workers",
     "reuse",
 )
-
-# sources that may download their data; they are not loaded only to check which queries a ranker was trained on
-DOWNLOADING = ("ir_datasets", "msmarco_passage")
 
 
 @one_run()
@@ -163,13 +159,8 @@ def run_probe(
 
 
 def _data_name(data: Mapping[str, Any]) -> str:
-    name = _source(data)
+    name = source_name(data)
     return f"{name} {Path(data['path']).name}" if data.get("path") else name
-
-
-def _source(data: Mapping[str, Any]) -> str:
-    """Module of a data source."""
-    return str(data["_target_"]).split(".")[-2]
 
 
 def _device(name: str) -> torch.device:
@@ -252,44 +243,6 @@ def with_earlier(results: Results, earlier: Results) -> tuple[Results, list[str]
     kept += [replace(result, model=name) for result in earlier.all if result.model == model and result.task in shared]
     warnings = [f"{task} is not in the earlier run and is left out" for task in lacking]
     return Results(kept, {task: results.tasks[task] for task in shared}, results.units), warnings
-
-
-def seen_in_training(path: Path, data: Any, splits: Splits, queries: Mapping[str, set[str]]) -> list[str]:
-    """Warnings about probing queries that a ranker was trained on, compared by their texts.
-
-    If the ranker's folder does not name its training data, or the data can't be loaded, a warning says so.
-
-    Args:
-        path: The ranker's folder.
-        data: The `data` node of this run.
-        splits: Its collections.
-        queries: Texts of each task's queries.
-    """
-    trained = read_description(path).get("data")
-    if trained is None:
-        return [f"{path.name}: it is not known what it was trained on, so it may have seen the probing queries"]
-    if constructor_keys("data", data) != constructor_keys("data", trained):
-        try:
-            for node in (sets_of(trained) or {"": trained}).values():
-                if _source(node) in DOWNLOADING:
-                    raise DataError(f"{_source(node)} may download it")
-            splits = load_source(trained)
-        except Exception as error:  # any error here becomes a warning and does not end the run
-            reason = (str(error) or repr(error)).splitlines()[0]
-            return [
-                f"{path.name}: its training data was not looked at ({reason}), so it may have seen the probing queries"
-            ]
-    trains = [part.train for part in (splits, *splits.sets.values()) if part.train is not None]
-    known = {text for train in trains for text in train.queries.values()}
-    warnings = []
-    for task, texts in queries.items():
-        seen = len(texts & known)
-        if seen:
-            warnings.append(
-                f"{path.name} was trained on {seen} of the {len(texts)} queries of {task}: "
-                "read that task's numbers with care"
-            )
-    return warnings
 
 
 def _objective(results: Results) -> dict[str, Any]:

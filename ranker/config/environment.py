@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ranker.config.groups import is_set
 from ranker.config.sets import source_nodes
@@ -23,7 +23,8 @@ INPUTS = (
     "baseline",
     "candidates",
     "mining.teacher",
-)  # keys that name an existing file or folder
+    "teacher",
+)  # keys that name an existing file or folder, or a list of them
 FOLDERS = ("cache_dir", "encode.folder")  # keys that name a folder to write to
 
 
@@ -78,8 +79,9 @@ def _inputs(cfg: DictConfig) -> list[str]:
     for key in (*INPUTS, *of_sources):
         value = OmegaConf.select(cfg, key) if is_set(cfg, key.split(".")[0]) else None
         is_first_stage = key == "baseline" and value == "bm25" and "index" in cfg
-        if isinstance(value, str) and not _exists(value) and not is_first_stage:
-            faults.append(f"{key}: expected a file or folder, got {value!r}, which does not exist")
+        for path in value if isinstance(value, ListConfig) else [value]:
+            if isinstance(path, str) and not _exists(path) and not is_first_stage:
+                faults.append(f"{key}: expected a file or folder, got {path!r}, which does not exist")
     if cfg.get("resume") and not cfg.get("checkpoint"):
         faults.append("resume: expected checkpoint=RUN_FOLDER beside resume=true, got none")
     return faults

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ PATHS = (
     "candidates",
     "cache_dir",
     "mining.teacher",
+    "teacher",
     "encode.folder",
 )
 DATA_PATHS = ("negatives", "teacher")  # keys of every source
@@ -68,8 +69,8 @@ def _replace_in_source(node: DictConfig) -> None:
 
 
 def _built_nodes(cfg: DictConfig) -> Iterator[tuple[DictConfig, str]]:
-    """The nodes of `data`, `probe` and `model` with their `_target_`, and the options of a multitask model's heads."""
-    for group in ("data", "probe", "model"):
+    """The nodes of these groups with their `_target_`, and the options of a multitask model's heads."""
+    for group in ("data", "suite", "probe", "model"):
         yield from _with_target(OmegaConf.select(cfg, group))
     for head in OmegaConf.select(cfg, "model.heads") or ():
         if isinstance(head, DictConfig) and isinstance(head.get("options"), DictConfig):
@@ -92,6 +93,23 @@ def _parameters(target: str) -> dict[str, Any]:
         return parameters_of(target) or {}
     except LookupError:
         return {}
+
+
+def split_by_folder(sets: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Split the sets of a suite into those that can be read and those whose folder is missing.
+
+    Args:
+        sets: Name -> node of `data`.
+
+    Returns:
+        Name -> node of the first; name -> the missing folder of the others.
+    """
+    missing = {
+        name: str(node.path)
+        for name, node in sets.items()
+        if node._target_ == RELATIVE_TO_DATA and not Path(node.path).expanduser().is_dir()
+    }
+    return {name: node for name, node in sets.items() if name not in missing}, missing
 
 
 def _replace(cfg: DictConfig, key: str, if_existing: bool) -> None:

@@ -113,6 +113,7 @@ class EvaluateConfig:
     weights: Text = "best"
     trust_remote_code: bool = False
     data: Any = None
+    suite: Any = None
     run: Text | None = None
     qrels: Text | None = None
     baseline: Text | None = None
@@ -182,6 +183,30 @@ class SearchConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     seed: int = 0
+    cache_dir: Text = ".cache"
+
+
+@dataclass
+class LabelConfig:
+    """Root of `ranker label`."""
+
+    name: Text = "label"
+    teacher: Any = MISSING
+    scale: Text = "auto"
+    weights: Text = "best"
+    trust_remote_code: bool = False
+    data: Any = None
+    split: Text = "train"
+    candidates: Text | None = None
+    depth: int | None = None
+    add_positives: bool = True
+    keep: int | None = None
+    measures: list[str] = field(default_factory=list)
+    max_query_tokens: int | None = None
+    max_doc_tokens: int | None = None
+    shard_queries: int = 100
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
     cache_dir: Text = ".cache"
 
 
@@ -257,6 +282,7 @@ ROOTS: dict[str, type] = {
     "evaluate": EvaluateConfig,
     "search": SearchConfig,
     "probe": ProbeConfig,
+    "label": LabelConfig,
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ranker.config.groups import is_set
 from ranker.config.sets import sets_of, source_nodes
@@ -12,10 +12,12 @@ from ranker.config.signatures import attribute_of, parameters_of
 from ranker.config.targets import PASSED, is_trusted
 from ranker.errors import ConfigError, did_you_mean
 
+SUITE = ("folder", "sets")  # keys of a suite
+
 
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
-    rules = (_group_sizes, _words, _numbers, _data, _mix, _measures, _evaluation)
+    rules = (_group_sizes, _words, _numbers, _data, _mix, _measures, _evaluation, _suite, _teachers)
     return [fault for rule in rules for fault in rule(cfg)]
 
 
@@ -183,3 +185,35 @@ def _evaluation(cfg: DictConfig) -> list[str]:
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements for the file of run=, got none; set qrels=FILE")
     return faults
+
+
+def _suite(cfg: DictConfig) -> list[str]:
+    """A suite: its keys, the sets that it lists, and the keys that are for one set only."""
+    suite = cfg.get("suite") if is_set(cfg, "suite") else None
+    if suite is None:
+        return []
+    if not isinstance(suite, DictConfig) or not isinstance(suite.get("sets"), DictConfig) or not suite.sets:
+        return [f"suite: expected the name of a file in conf/suite/, which lists sets; got {suite!r}"]
+    faults = [f"suite.{key}: unknown key{did_you_mean(key, SUITE)}" for key in map(str, suite) if key not in SUITE]
+    faults += [
+        f"suite.sets.{name!s}: expected keys and values of a file in conf/data/, got {node!r}"
+        for name, node in suite.sets.items()
+        if not isinstance(node, DictConfig) or not isinstance(node.get("_target_"), str)
+    ]
+    used = {"run": None, "data": None, "candidates": None, "add_positives": False, "split": "test"}
+    return faults + [
+        f"{key}: expected none beside suite=, whose sets have their own, got {cfg[key]!r}"
+        for key, unused in used.items()
+        if cfg[key] != unused
+    ]
+
+
+def _teachers(cfg: DictConfig) -> list[str]:
+    """`teacher` of `ranker label`: a path, or a list of paths."""
+    if not is_set(cfg, "teacher"):
+        return []
+    value: Any = cfg.get("teacher")
+    paths = list(value) if isinstance(value, ListConfig) else [value]
+    if paths and all(isinstance(path, str) and path for path in paths):
+        return []
+    return [f"teacher: expected a run folder, a model folder, a TREC run, or a list of these; got {value!r}"]

@@ -1,4 +1,4 @@
-"""The sets of a mix (`data=mixed`): where their nodes are, and which keys each has beside those of its source."""
+"""The sets of a mix (`data=mixed`) and of a suite: where their nodes are, and which keys a mix's sets have beside."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ SET_KEYS: dict[str, tuple[str, ...]] = {
     "max_doc_tokens": ("int", "None"),
     "max_pair_tokens": ("int", "None"),
 }
-_NODE = re.compile(r"data\.sets\.[^.]+(?=\.|$)")
+_NODE = re.compile(r"(?:data|suite)\.sets\.[^.]+(?=\.|$)")
 
 
 def is_set(path: str) -> bool:
-    """Whether a dotted path is that of a set's node.
+    """Whether a dotted path is that of a node of a mix's set.
 
     >>> is_set("data.sets.a"), is_set("data.sets.a.loss"), is_set("data")
     (True, False, False)
     """
-    return _NODE.fullmatch(path) is not None
+    return path.startswith("data.") and _NODE.fullmatch(path) is not None
 
 
 def as_alone(path: str) -> str:
@@ -36,6 +36,8 @@ def as_alone(path: str) -> str:
 
     >>> as_alone("data.sets.a.path"), as_alone("data.sets.a.loss._target_"), as_alone("data.negatives")
     ('data.path', 'loss._target_', 'data.negatives')
+    >>> as_alone("suite.sets.a")
+    'data'
     """
     alone = _NODE.sub("data", path, count=1)
     return alone.removeprefix("data.") if alone != path and re.match(r"data\.loss(\.|$)", alone) else alone
@@ -55,8 +57,18 @@ def sets_of(node: Any) -> dict[str, Any]:
 
 
 def source_nodes(cfg: DictConfig) -> dict[str, DictConfig]:
-    """Return the dotted path and node of each source: of every set of a mix, or of `data`; empty without data."""
+    """Return the dotted path and node of each source: of every set of a mix or suite, or of `data`."""
+    nodes = {f"suite.sets.{name}": node for name, node in suite_of(cfg).items()}
     data = cfg.get("data") if "data" in cfg and not OmegaConf.is_missing(cfg, "data") else None
     if not isinstance(data, DictConfig):
+        return nodes
+    return nodes | ({f"data.sets.{name}": part for name, part in sets_of(data).items()} or {"data": data})
+
+
+def suite_of(cfg: DictConfig) -> dict[str, DictConfig]:
+    """Return the nodes of a suite's sets by name; empty without a suite, and for faulty ones."""
+    suite = cfg.get("suite") if "suite" in cfg and not OmegaConf.is_missing(cfg, "suite") else None
+    sets = suite.get("sets") if isinstance(suite, DictConfig) else None
+    if not isinstance(sets, DictConfig):
         return {}
-    return {f"data.sets.{name}": part for name, part in sets_of(data).items()} or {"data": data}
+    return {str(name): node for name, node in sets.items() if isinstance(node, DictConfig)}

@@ -78,6 +78,8 @@ RANGES = {
             "max_doc_tokens",
             "save_every_steps",
             "encode.shard_docs",
+            "shard_queries",
+            "keep",
             "late.token_depth",
             "late.candidates",
             "mining.last",
@@ -183,6 +185,7 @@ POOLINGS = ("cls", "mean", "max", "last", "weightedmean")
 WORDS = {
     "weights": ("best", "last"),
     "split": SPLITS,
+    "scale": ("auto", "none", "zscore", "minmax"),
     "mine": SPLITS,
     "encode.dtype": ("float32", "float16"),
     "mining.order": ("top", "random"),

@@ -194,7 +194,7 @@ class ScoreBatches(Dataset[ScoreBatch]):
     ) -> None:
         assert collection.candidates is not None
         self.collator, self.max_tokens = collator, max_tokens
-        self.candidates = _top_candidates(collection, depth)
+        self.candidates = top_candidates(collection, depth)
         counts = np.diff(self.candidates.offsets)
         self.query_rows = np.repeat(collator.queries.rows(self.candidates.query_ids), counts)
         self.doc_rows = collator.docs.rows(self.candidates.doc_ids)
@@ -253,8 +253,15 @@ class ScoreBatches(Dataset[ScoreBatch]):
         }  # fmt: skip
 
 
-def _top_candidates(collection: Collection, depth: int | None) -> Candidates:
-    """Return the first `depth` candidates of each judged query that has a text, or of every query if none is judged."""
+def top_candidates(collection: Collection, depth: int | None) -> Candidates:
+    """Return the candidates that are scored: the first `depth` of each judged query that has a text.
+
+    If no query is judged, those of every query.
+
+    Args:
+        collection: A collection with candidates.
+        depth: Candidates per query; None: all.
+    """
     candidates = collection.candidates
     assert candidates is not None
     wanted = collection.qrels or collection.queries

@@ -145,6 +145,15 @@ def with_relevance(measures: Sequence[Measure], relevance: int) -> list[Measure]
     )
 
 
+def names_with_relevance(measures: Sequence[str | Measure], relevance: int) -> dict[str, str]:
+    """Return each measure's name without the set's relevance threshold -> its name in an `Evaluation`.
+
+    >>> names_with_relevance(["nDCG@10", "RR@10"], 2)
+    {'nDCG@10': 'nDCG@10', 'RR@10': 'RR(rel=2)@10'}
+    """
+    return {str(measure): str(with_relevance([measure], relevance)[0]) for measure in parse_measures(measures)}
+
+
 def _parse(name: str | Measure) -> Measure:
     try:
         measure = name if isinstance(name, Measure) else ir_measures.parse_measure(name.strip())

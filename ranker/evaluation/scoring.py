@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from ranker.data.dataset import ScoreBatch, ScoreBatches
 from ranker.data.ranking import require_finite
@@ -163,16 +163,39 @@ def score_collection(
         DataError: A candidate has no score, or a score is not finite within float32.
     """
     collector = ScoreCollector()
+    score_batches(scorer, batches, devices, collector.add, workers, progress, inference_mode)
+    return collector.run(batches, devices)
+
+
+def score_batches(
+    scorer: ScoringModule,
+    batches: Dataset[ScoreBatch],
+    devices: Devices,
+    collect: Callable[[ScoreBatch, Tensor], None],
+    workers: int = 0,
+    progress: str | None = None,
+    inference_mode: bool = True,
+) -> None:
+    """Score batches on this process's device, in order; nothing is sent to other processes.
+
+    Args:
+        scorer: As for `score_collection`, like the next ones.
+        batches: The batches, a dataset with a length.
+        devices: The devices of the run.
+        collect: Gets each batch and its scores [batch, docs], both on the device.
+        workers: Worker processes that collate ahead.
+        progress: Title of a progress bar on the first process.
+        inference_mode: Whether to compute under `torch.inference_mode`.
+    """
     loader: Any = DataLoader(batches, batch_size=None, num_workers=workers, pin_memory=devices.device.type == "cuda")
     scorer.to(devices.device)
     without_gradients = torch.inference_mode if inference_mode else torch.no_grad
     with _evaluation_mode(scorer), without_gradients():
-        for batch in _shown(loader, len(batches), progress if devices.is_first else None):
+        for batch in _shown(loader, len(loader), progress if devices.is_first else None):
             moved = batch.to(devices.device)
             with devices.autocast():
                 scores = scorer(moved.batch)
-            collector.add(moved, scores)
-    return collector.run(batches, devices)
+            collect(moved, scores)
 
 
 def _shown(loader: Any, total: int, title: str | None) -> Any:

@@ -25,7 +25,7 @@ from ranker.data.token_writer import tokenizer_fingerprint
 from ranker.errors import DataError
 from ranker.files import write_folder
 from ranker.interactions.maxsim import TextVectors
-from ranker.models.interface import BiEncoder
+from ranker.models.interface import BiEncoder, Scorer, is_bi_encoder
 from ranker.retrieval.vector_store import LOG_SECONDS, Description, ShardWriter, shard_folder
 from ranker.types import TokenBatch
 
@@ -36,16 +36,18 @@ DTYPES = ("float32", "float16")
 ARCHITECTURE = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id")
 
 
-def scorer_hash(scorer: BiEncoder) -> str:
-    """Return a hash of everything that decides a text's vectors: weights, architecture, tokenizer, settings."""
+def scorer_hash(scorer: Scorer) -> str:
+    """Return a hash of what decides vectors and scores of texts: weights, architecture, tokenizer, settings."""
     digest = hashlib.blake2b(digest_size=16)
     for name, value in sorted(scorer.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-    for encoder in (scorer.encoder, scorer.doc_encoder or scorer.encoder):
+    doc_encoder = scorer.doc_encoder if is_bi_encoder(scorer) else None
+    for encoder in (scorer.encoder, doc_encoder or scorer.encoder):
         digest.update(repr([getattr(encoder.config, key, None) for key in ARCHITECTURE]).encode())
     digest.update(tokenizer_fingerprint(scorer.encoder.tokenizer).encode())
-    digest.update(json.dumps(scorer.settings(), sort_keys=True).encode())
+    settings = scorer.settings() if is_bi_encoder(scorer) else {"pooling": getattr(scorer, "pooling", None)}
+    digest.update(json.dumps(settings, sort_keys=True).encode())
     return digest.hexdigest()
 
 

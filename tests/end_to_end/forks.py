@@ -36,6 +36,7 @@ LATE = (
     "ranker.commands.evaluate",
     "ranker.commands.search",
     "ranker.commands.probe",
+    "ranker.commands.label",
     "bm25s",
     "Stemmer",
     "transformers.models.bert.modeling_bert",

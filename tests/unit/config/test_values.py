@@ -57,6 +57,7 @@ COMPOSED = {
     "evaluate": [["checkpoint=."], ["run=.", "qrels=."]],
     "search": [["model=bm25", "data=ir_datasets", "index=ivf_pq"], ["checkpoint=.", "index=hnsw"]],
     "probe": [["encoder=tiny"], ["encoder=tiny", "probe=[gap,jsonl,ner_rules,fact_synth]"]],
+    "label": [["teacher=[.]"], ["teacher=.", "data=cwe"]],
 }
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 
-from ranker.commands.probe import check_earlier, seen_in_training, with_earlier
+from ranker.assembly.training_queries import seen_in_training
+from ranker.commands.probe import check_earlier, with_earlier
 from ranker.errors import ConfigError, DataError
 from ranker.probing.code_length import CodeLength
 from ranker.probing.options import StudyOptions

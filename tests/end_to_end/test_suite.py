@@ -1,0 +1,163 @@
+"""`evaluate.py suite=`: files from which every number follows, left-out sets, overlaps, baselines, two processes."""
+
+import json
+import shutil
+
+import ir_measures
+import numpy as np
+import pytest
+from commands import run_all
+
+from ranker.data.trec import read_qrels, read_run
+
+SMALL = ["trainer.enable_progress_bar=false", "trainer.accelerator=cpu", "depth=5"]
+SUITE = """
+defaults:
+  - /data@sets.first: files
+  - /data@sets.second: files
+  - /data@sets.gone: files
+  - _self_
+folder: sets
+sets:
+  first: {path: "${suite.folder}/first"}
+  second: {path: "${suite.folder}/second", val_fraction: 0.0, test_fraction: 1.0}
+  gone: {path: "${suite.folder}/gone"}
+"""
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory, small_files):
+    """Two sets: one with split files, and one without, whose test queries are all queries, so those of training too."""
+    folder = tmp_path_factory.mktemp("suite")
+    (folder / "my/suite").mkdir(parents=True)
+    (folder / "my/suite/pair.yaml").write_text(SUITE)
+    (folder / "my/suite/odd.yaml").write_text("folders: x\nsets: {a: 3}\n")
+    shutil.copytree(small_files, folder / "sets/first")
+    shutil.copytree(small_files, folder / "sets/second")
+    judged = [part.read_text() for part in sorted((folder / "sets/second").glob("qrels.*.txt"))]
+    for part in (folder / "sets/second").glob("qrels.*.txt"):
+        part.unlink()
+    (folder / "sets/second/qrels.txt").write_text("".join(judged))
+    return folder
+
+
+def suite(checkpoint: str, *arguments: str) -> list[str]:
+    return [
+        "evaluate.py",
+        "--config-dir",
+        "my",
+        f"checkpoint=@outputs/{checkpoint}/*",
+        "suite=pair",
+        *SMALL,
+        *arguments,
+    ]
+
+
+@pytest.fixture(scope="module")
+def done(forks, where):
+    train = ["train.py", "data=files", "data.path=sets/first", "encoder=tiny", "logger=none", *SMALL]
+    train += ["trainer.max_steps=2", "batch.queries=4", "batch.docs=3"]
+    commands = {
+        "own": [*train, "name=own"],
+        "one": suite("own", "name=one"),
+        "other": [*train, "name=other", "seed=1"],
+        "against": suite("other", "name=against", "baseline=@outputs/one/*"),
+        "no baseline": suite("other", "name=nobase", "baseline=sets"),
+        "nowhere": suite("own", "suite.folder=nowhere", "name=nowhere"),
+        "odd": suite("own", "suite=odd", "name=odd"),
+        "target": suite("own", "suite.sets.first._target_=os.system", "name=target"),
+        "key": suite("own", "+suite.sets.first.pth=x", "name=key"),
+        "data": suite("own", "data=cwe", "candidates=sets/first/qrels.test.txt", "name=both"),
+        "unknown": suite("own", "suite=smal", "name=unknown"),
+    }
+    return run_all(commands, where, forks=forks)
+
+
+def folder_of(where, name):
+    return next((where / "outputs" / name).iterdir())
+
+
+def test_all_commands_end_as_they_should(done):
+    mistakes = {
+        "no baseline": ["error: baseline: expected the run folder of an evaluation of the same sets, got"],
+        "nowhere": ["error: suite: expected at least one set that can be read, got none; set suite.folder"],
+        "odd": [
+            "error: suite.folders: unknown key; did you mean folder?",
+            "error: suite.sets.a: expected keys and values of a file in conf/data/, got 3",
+        ],
+        "target": ["error: suite.sets.first._target_: expected a name that starts with ranker.data.sources."],
+        "key": ["error: suite.sets.first.pth: unknown key for ranker.data.sources.files.Files; did you mean path?"],
+        "data": ["error: data: expected none beside suite=", "error: candidates: expected none beside suite="],
+        "unknown": ["smal"],
+    }
+    for name, result in done.items():
+        if name in mistakes:
+            assert result["code"] == 1, (name, result["out"])
+            assert all(message in result["err"] for message in mistakes[name]), (name, result["err"])
+            assert "Traceback" not in result["out"] and not result["left"], (name, result["left"])
+        else:
+            assert result["code"] == 0, (name, result["out"][-2000:])
+
+
+@pytest.mark.parametrize("name", ["one", "against"])
+def test_every_number_follows_from_the_files(done, where, name):
+    folder = folder_of(where, name)
+    content = json.loads((folder / "suite.json").read_text())
+    assert list(content["sets"]) == ["first", "second"]
+    of_sets = {"run": [], "first_stage": [], "oracle": []}
+    for key, entry in content["sets"].items():
+        files = folder / "evaluation" / key
+        qrels = read_qrels(files / "qrels.txt")
+        runs = {kind: read_run(files / f"{kind}.trec") for kind in ("run", "first_stage")}
+        runs["oracle"] = {q: {d: float(qrels[q].get(d, 0)) for d in docs} for q, docs in runs["run"].items()}
+        assert all(set(runs["run"][q]) == set(runs["first_stage"][q]) for q in qrels)
+        values = {}
+        for kind, run in runs.items():
+            values[kind] = {
+                part.query_id: part.value for part in ir_measures.iter_calc([ir_measures.nDCG @ 10], qrels, run)
+            }
+            mean = sum(values[kind].values()) / len(qrels)
+            assert entry[kind]["nDCG@10"] == pytest.approx(mean, abs=1e-12)
+            of_sets[kind].append(mean)
+        worse = np.mean([values["run"][q] < values["first_stage"][q] for q in qrels])
+        assert entry["worse"]["nDCG@10"] == pytest.approx(worse) and entry["queries"] == len(qrels)
+    for kind, means in of_sets.items():
+        macro = content["macro"][kind]["nDCG@10"]
+        assert macro["mean"] == pytest.approx(np.mean(means), abs=1e-12)
+        assert macro["interval"][0] <= macro["mean"] <= macro["interval"][1]
+    assert (folder / "pictures/suite.png").is_file()
+
+
+def test_wins_and_losses_are_against_the_baseline_s_run(done, where):
+    content = json.loads((folder_of(where, "against") / "suite.json").read_text())
+    other = json.loads((folder_of(where, "one") / "suite.json").read_text())
+    for key, entry in content["sets"].items():
+        assert entry["baseline"] == other["sets"][key]["run"] and entry["comparison"]["against"] == "baseline"
+        ours, theirs = (
+            {row["query_id"]: row["measures"]["nDCG@10"] for row in map(json.loads, path.read_text().splitlines())}
+            for path in (folder_of(where, name) / "evaluation" / key / "per_query.jsonl" for name in ("against", "one"))
+        )
+        compared = entry["comparison"]["nDCG@10"]
+        assert compared["wins"] == sum(ours[q] > theirs[q] for q in ours)
+        assert compared["losses"] == sum(ours[q] < theirs[q] for q in ours)
+
+
+def test_a_missing_folder_is_said_and_so_are_queries_of_the_training(done, where):
+    out = done["one"]["out"]
+    content = json.loads((folder_of(where, "one") / "suite.json").read_text())
+    assert content["left_out"] == {"gone": str(where / "sets/gone")}
+    assert "suite: gone is left out, no folder" in out and "left out: gone" in out
+    (warning,) = content["warnings"]
+    assert "was trained on 24 of the 40 queries of second: read its numbers with care" in warning
+    assert content["suite"] == "pair"
+
+
+def test_two_processes_give_the_same_numbers(done, forks, where):
+    checkpoint = folder_of(where, "own")
+    arguments = [f"checkpoint={checkpoint}" if "checkpoint=" in part else part for part in suite("own")]
+    pair = forks.run(*arguments, "name=pair", "trainer.devices=2", cwd=where, devices=2)
+    assert pair.codes == [0, 0], pair.out
+    one, two = (json.loads((folder_of(where, name) / "suite.json").read_text()) for name in ("one", "pair"))
+    for key in one["sets"]:
+        assert two["sets"][key]["run"]["nDCG@10"] == pytest.approx(one["sets"][key]["run"]["nDCG@10"], abs=1e-6)
+    assert pair.out.count("macro mean:") == 1
