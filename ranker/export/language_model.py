@@ -1,7 +1,7 @@
 """Language models as rerankers: transformers' `ForCausalLM`, or `ForSequenceClassification` with a linear head.
 
-`lm_reranker.json` beside the weights holds the prompt and the words. The score is the difference of two words' logits
-at the last token of the filled prompt, which is tokenized as one text.
+`lm_reranker.json` beside the weights holds the head and the words, `prompt.json` the prompt. The score is the difference
+of two words' logits at the last token of the filled prompt, which is tokenized as one text.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ranker.encoders.native_head import has_native_head, padding_token_id
 from ranker.encoders.word_head import WordHead, one_layer
 from ranker.errors import CheckpointError
 from ranker.export._modules import write_json, write_tokenizer
+from ranker.export._prompt import read_prompt, write_prompt
 from ranker.export._sequence_classification import describe, is_classifier
 
 SCORER = "ranker.models.lm_reranker.LMReranker"
@@ -31,12 +32,6 @@ OWN_FILE = "lm_reranker.json"
 def recognises(folder: Path) -> bool:
     """Whether a folder is a language model with the prompt of a reranker."""
     return (folder / OWN_FILE).is_file()
-
-
-def stored_prompt(source: str | None) -> str | None:
-    """Return the prompt in a folder of weights; None if it has none."""
-    prompt = read_object(Path(source) / OWN_FILE).get("prompt") if source is not None else None
-    return None if prompt is None else str(prompt)
 
 
 def stored_head(encoder: Encoder) -> nn.Linear | None:
@@ -92,8 +87,9 @@ def write(
     else:
         write_classifier(folder, encoder, head.weight)
     write_tokenizer(folder, encoder, max_tokens)
+    write_prompt(folder, prompt)
     kind = "yes_no" if isinstance(head, WordHead) else "linear"
-    write_json(folder / OWN_FILE, {"head": kind, "prompt": prompt, "yes_word": words[0], "no_word": words[1]})
+    write_json(folder / OWN_FILE, {"head": kind, "yes_word": words[0], "no_word": words[1]})
 
 
 def write_classifier(folder: Path, encoder: Encoder, weight: Tensor) -> None:
@@ -149,8 +145,8 @@ def read(folder: Path, execution: Execution) -> tuple[Encoder, dict[str, Any]]:
         CheckpointError: The folder has no prompt.
     """
     stored = read_object(folder / OWN_FILE)
-    if not all(isinstance(stored.get(key), str) for key in ("head", "prompt", "yes_word", "no_word")):
+    if sorted(stored) != ["head", "no_word", "yes_word"] or read_prompt(folder) is None:
         raise CheckpointError(
-            f"{folder}: expected {OWN_FILE} with head, prompt, yes_word and no_word, got {sorted(stored)}"
+            f"{folder}: expected {OWN_FILE} with head, no_word and yes_word, and a prompt; got {', '.join(stored)}"
         )
-    return load_encoder(str(folder), **vars(execution)), {**stored, "chat": False}
+    return load_encoder(str(folder), **vars(execution)), stored

@@ -6,7 +6,6 @@ has a linear head on the last token's state.
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Self
 
@@ -19,12 +18,11 @@ from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.word_head import WordHead
 from ranker.errors import ConfigError
 from ranker.export import language_model
+from ranker.export._prompt import trained_prompt
 from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import full_precision
 from ranker.models._pair_prompt import filled, in_chat, pair_layout, token_of
 from ranker.types import RankBatch
-
-log = logging.getLogger(__name__)
 
 DEFAULT_PROMPT = (
     "{instruction}\n\nQuery: {query}\n\nDocument: {doc}\n\nIs the document relevant to the query? Answer Yes or No.\n"
@@ -75,12 +73,8 @@ class LMReranker(nn.Module):
         if chat not in (True, False, "auto"):
             raise ConfigError(f"model.chat: expected auto, true or false; got {chat!r}")
         self.encoder, self.words = encoder, (yes_word, no_word)
-        stored = language_model.stored_prompt(encoder.source)
-        self.prompt = stored if prompt is None and stored is not None else _whole(encoder, prompt, instruction, chat)
-        if stored is not None and self.prompt != stored:
-            log.warning(
-                "model.prompt: %s was trained with another prompt, %r; it gets %r", encoder.source, stored, self.prompt
-            )
+        given = None if prompt is None and instruction is None else _whole(encoder, prompt, instruction, chat)
+        self.prompt = trained_prompt(encoder.source, given) or _whole(encoder, prompt, instruction, chat)
         self._layout = pair_layout(encoder.tokenizer, self.prompt, ends=False)
         self.head: WordHead | nn.Linear
         if head == "linear":

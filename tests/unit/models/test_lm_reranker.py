@@ -71,9 +71,10 @@ def test_the_saved_folder_is_a_language_model_of_transformers(tied, tmp_path):
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "model").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     stored = json.loads((tmp_path / "model/lm_reranker.json").read_text())
+    prompt = json.loads((tmp_path / "model/prompt.json").read_text())["prompt"]
     yes, no = (tokenizer(stored[key], add_special_tokens=False)["input_ids"][0] for key in ("yes_word", "no_word"))
     for (query, doc), score in zip(PAIRS, expected, strict=True):
-        text = stored["prompt"].replace("{query}", query).replace("{doc}", doc)
+        text = prompt.replace("{query}", query).replace("{doc}", doc)
         with torch.no_grad():
             logits = whole(**tokenizer(text, return_tensors="pt")).logits[0, -1]
         assert float(logits[yes] - logits[no] - score) == pytest.approx(0, abs=1e-5 * max(1, abs(float(score))))
