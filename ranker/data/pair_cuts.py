@@ -60,6 +60,8 @@ def warn_of_other_cuts(steps: TrainSteps) -> None:
     Args:
         steps: The training steps of a scorer that reads pairs; at most `CHECKED_GROUPS` groups are checked.
     """
+    if steps.collator.pair.affixes:  # other programs do not know the prompt
+        return
     groups = np.arange(min(len(steps.sampler), CHECKED_GROUPS))
     doc_rows, _ = steps.sampler.draw(0, groups)
     real = doc_rows >= 0
