@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ranker.data.template import Template
+from ranker.data.template import Affixes, Template
 from ranker.data.token_store import TokenStore
 from ranker.errors import ConfigError
 from ranker.types import RankBatch, TokenBatch
@@ -32,11 +32,11 @@ class ScorerInputs:
     layouts: tuple[Template, Template] | None = None
     pair: Template | None = None
 
-    def layout_of(self, text: int) -> tuple[Template | None, int]:
-        """Return the layout that a text is in, and its number there: 0 is the query, 1 the doc."""
+    def affixes(self, text: int) -> Affixes:
+        """Return what is stored together with each query (`text` 0) or each doc (1)."""
         if self.reads == "pairs":
-            return self.pair, text
-        return None if self.layouts is None else self.layouts[text], 0
+            return self.pair.affixes_of(text) if self.pair is not None else Affixes()
+        return self.layouts[text].affixes_of(0) if self.layouts is not None else Affixes()
 
     @classmethod
     def of(cls, scorer: Any) -> ScorerInputs:

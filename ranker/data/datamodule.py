@@ -21,7 +21,7 @@ from ranker.data.row_groups import RowGroups
 from ranker.data.sampling import GroupOptions, GroupSampler, JudgedGroups, TripleGroups
 from ranker.data.splits import check_candidates
 from ranker.data.step_plan import StepPlan
-from ranker.data.template import Affixes, Template
+from ranker.data.template import Affixes
 from ranker.data.token_store import TokenStore, token_store
 from ranker.data.trec import read_candidates, read_run
 from ranker.data.triples import triple_rows
@@ -115,14 +115,14 @@ class RankData(pl.LightningDataModule):
             lambda: ((doc.doc_id, doc.full_text) for doc in docs),
             docs.fingerprint,
             self.limits.doc,
-            *self.inputs.layout_of(1),
+            self.inputs.affixes(1),
         )
 
     def _query_store(self, collection: Collection) -> TokenStore:
         queries, rows = collection.queries, collection.rows
         fingerprint = fingerprint_texts(queries.items()) if rows is None else rows.queries.fingerprint
         return self._store(
-            "queries", lambda: iter(queries.items()), fingerprint, self.limits.query, *self.inputs.layout_of(0)
+            "queries", lambda: iter(queries.items()), fingerprint, self.limits.query, self.inputs.affixes(0)
         )
 
     def _store(
@@ -131,29 +131,26 @@ class RankData(pl.LightningDataModule):
         texts: Callable[[], Iterable[tuple[str, str]]],
         fingerprint: str,
         max_tokens: int,
-        layout: Template | None,
-        text_number: int,
+        affixes: Affixes,
     ) -> TokenStore:
         """Open or build the store of some texts.
 
-        If the layout has a prefix or a suffix, each text is tokenized with it, and these texts are stored separately
-        from those without it.
+        If there are affixes, each text is tokenized with them, and these texts are stored separately from those
+        without.
         """
-        affixes = layout.affixes_of(text_number) if layout is not None else Affixes()
-        prefix, suffix = affixes.prefix, affixes.suffix
-        if prefix:
-            fingerprint, max_tokens = f"{fingerprint} after {prefix!r}", max_tokens + affixes.prefix_tokens
-        if suffix:  # one token more shows that a text is longer than the limit
-            fingerprint, max_tokens = f"{fingerprint} before {suffix!r}", max_tokens + affixes.suffix_tokens + 1
+        if affixes.prefix:
+            fingerprint = f"{fingerprint} after {affixes.prefix!r}"
+        if affixes.suffix:
+            fingerprint = f"{fingerprint} before {affixes.suffix!r}"
         key = f"{name} {fingerprint}"
         if key not in self._stores:
             self._stores[key] = token_store(
                 self.cache_dir,
                 name,
-                lambda: ((text_id, prefix + text + suffix) for text_id, text in texts()),
+                lambda: ((text_id, affixes.around(text)) for text_id, text in texts()),
                 fingerprint,
                 self.inputs.tokenizer,
-                max_tokens,
+                affixes.stored_tokens(max_tokens),
             )
         return self._stores[key]
 

@@ -31,6 +31,14 @@ class Affixes:
     suffix: str = ""
     suffix_tokens: int = 0
 
+    def around(self, text: str) -> str:
+        """Return a text as it is tokenized and stored."""
+        return self.prefix + text + self.suffix
+
+    def stored_tokens(self, max_tokens: int) -> int:
+        """Return the most tokens to store of a text; one more than fit shows that the text is cut before its suffix."""
+        return max_tokens + self.prefix_tokens + (self.suffix_tokens + 1 if self.suffix else 0)
+
 
 @dataclass(frozen=True)
 class Template:

@@ -131,4 +131,3 @@ def last(states: Iterator[Tensor]) -> Tensor:
 
 def _stack_of(model: Any) -> Stack:
     return STACKS[family_of(model.config).layers or ""]
-
