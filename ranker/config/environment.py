@@ -18,6 +18,8 @@ INPUTS = (
     "checkpoint",
     "compare",
     "run",
+    "queries",
+    "docs",
     "qrels",
     "baseline",
     "data.negatives",

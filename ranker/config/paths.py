@@ -19,6 +19,8 @@ PATHS = (
     "checkpoint",
     "compare",
     "run",
+    "queries",
+    "docs",
     "qrels",
     "candidates",
     "cache_dir",

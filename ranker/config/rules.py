@@ -14,7 +14,15 @@ from ranker.errors import ConfigError, did_you_mean
 
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
-    return [*_group_sizes(cfg), *_words(cfg), *_numbers(cfg), *_data(cfg), *_measures(cfg), *_evaluation(cfg)]
+    return [
+        *_group_sizes(cfg),
+        *_words(cfg),
+        *_numbers(cfg),
+        *_data(cfg),
+        *_measures(cfg),
+        *_evaluation(cfg),
+        *_reranking(cfg),
+    ]
 
 
 def _group_sizes(cfg: DictConfig) -> list[str]:
@@ -143,3 +151,14 @@ def _evaluation(cfg: DictConfig) -> list[str]:
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements for the file of run=, got none; set qrels=FILE")
     return faults
+
+
+def _reranking(cfg: DictConfig) -> list[str]:
+    """What `ranker rerank` needs beside `run`: the texts of its ids."""
+    if "top_k" not in cfg or cfg.run is None:
+        return []
+    return [
+        f"{key}: expected the file with the {key} of run={cfg.run}, got none; set {key}=FILE"
+        for key in ("queries", "docs")
+        if cfg.get(key) is None
+    ]
