@@ -19,6 +19,8 @@ INPUTS = (
     "checkpoint",
     "compare",
     "run",
+    "queries",
+    "docs",
     "qrels",
     "baseline",
     "candidates",

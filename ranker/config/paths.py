@@ -20,6 +20,8 @@ PATHS = (
     "checkpoint",
     "compare",
     "run",
+    "queries",
+    "docs",
     "qrels",
     "candidates",
     "cache_dir",

@@ -211,6 +211,25 @@ class LabelConfig:
 
 
 @dataclass
+class RerankConfig:
+    """Root of `ranker rerank`."""
+
+    name: Text = "rerank"
+    checkpoint: Text = MISSING
+    weights: Text = "best"
+    trust_remote_code: bool = False
+    run: Text | None = None
+    queries: Text | None = None
+    docs: Text | None = None
+    depth: int | None = None
+    top_k: int | None = None
+    max_query_tokens: int | None = None
+    max_doc_tokens: int | None = None
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+
+
+@dataclass
 class ProbeTrainingConfig:
     """Training of a probe; conf/probe.yaml explains the keys."""
 
@@ -283,6 +302,7 @@ ROOTS: dict[str, type] = {
     "search": SearchConfig,
     "probe": ProbeConfig,
     "label": LabelConfig,
+    "rerank": RerankConfig,
 }
 
 

@@ -17,7 +17,7 @@ SUITE = ("folder", "sets")  # keys of a suite
 
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
-    rules = (_group_sizes, _words, _numbers, _data, _mix, _measures, _evaluation, _suite, _teachers)
+    rules = (_group_sizes, _words, _numbers, _data, _mix, _measures, _evaluation, _suite, _teachers, _reranking)
     return [fault for rule in rules for fault in rule(cfg)]
 
 
@@ -217,3 +217,14 @@ def _teachers(cfg: DictConfig) -> list[str]:
     if paths and all(isinstance(path, str) and path for path in paths):
         return []
     return [f"teacher: expected a run folder, a model folder, a TREC run, or a list of these; got {value!r}"]
+
+
+def _reranking(cfg: DictConfig) -> list[str]:
+    """What `ranker rerank` needs beside `run`: the texts of its ids."""
+    if "top_k" not in cfg or cfg.run is None:
+        return []
+    return [
+        f"{key}: expected the file with the {key} of run={cfg.run}, got none; set {key}=FILE"
+        for key in ("queries", "docs")
+        if cfg.get(key) is None
+    ]

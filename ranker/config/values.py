@@ -77,6 +77,7 @@ RANGES = {
             "max_query_tokens",
             "max_doc_tokens",
             "save_every_steps",
+            "top_k",
             "encode.shard_docs",
             "shard_queries",
             "keep",

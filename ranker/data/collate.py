@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ranker.data.template import Template
+from ranker.data.template import Affixes, Template
 from ranker.data.token_store import TokenStore
 from ranker.errors import ConfigError
 from ranker.types import RankBatch, TokenBatch
@@ -23,12 +23,20 @@ class ScorerInputs:
         reads: `pairs` (query and doc in one sequence) or `texts` (queries and docs in sequences of their own).
         max_positions: Longest sequence that the encoder accepts, in tokens.
         layouts: Layouts of a query and of a doc in a sequence of its own; None: as the tokenizer lays out one text.
+        pair: Layout of a query and a doc in one sequence; None: as the tokenizer lays out two texts.
     """
 
     tokenizer: Any
     reads: str
     max_positions: int
     layouts: tuple[Template, Template] | None = None
+    pair: Template | None = None
+
+    def affixes(self, text: int) -> Affixes:
+        """Return what is stored together with each query (`text` 0) or each doc (1)."""
+        if self.reads == "pairs":
+            return self.pair.affixes_of(text) if self.pair is not None else Affixes()
+        return self.layouts[text].affixes_of(0) if self.layouts is not None else Affixes()
 
     @classmethod
     def of(cls, scorer: Any) -> ScorerInputs:
@@ -38,7 +46,15 @@ class ScorerInputs:
             scorer: A `Scorer` of `ranker.models.interface`, a package that this one may not import.
         """
         layouts = scorer.layouts() if scorer.reads == "texts" else None
-        return cls(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, layouts)
+        pair = pair_layout(scorer) if scorer.reads == "pairs" else None
+        return cls(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, layouts, pair)
+
+
+def pair_layout(scorer: Any) -> Template:
+    """Return the layout of a query and a doc in one sequence: the scorer's own, else as its tokenizer lays them out."""
+    own = getattr(scorer, "pair_layout", None)
+    layout: Template = Template.of(scorer.encoder.tokenizer, 2) if own is None else own()
+    return layout
 
 
 @dataclass(frozen=True)
@@ -95,13 +111,15 @@ class Collator:
         Raises:
             ConfigError: The encoder's longest sequence has no room for a query and a doc.
         """
-        pair, single = Template.of(inputs.tokenizer, 2), Template.of(inputs.tokenizer, 1)
+        pair, single = inputs.pair or Template.of(inputs.tokenizer, 2), Template.of(inputs.tokenizer, 1)
         query, doc = inputs.layouts or (single, single)
         positions = inputs.max_positions
         max_pair_tokens = min(positions, limits.pair or positions)
-        if max_pair_tokens < pair.num_special + 2:
+        before = [pair.affixes_of(text).prefix_tokens for text in range(2)]
+        if max_pair_tokens < pair.num_special + sum(before) + 2:
             raise ConfigError(
-                f"max_pair_tokens: expected at least {pair.num_special + 2} tokens for a pair, got {max_pair_tokens}"
+                f"max_pair_tokens: expected at least {pair.num_special + sum(before) + 2} tokens for a pair"
+                f"{' with its prompt' if pair.affixes else ''}, got {max_pair_tokens}"
             )
         for name, layout in (("query", query), ("doc", doc)):
             if min(positions, layout.max_tokens or positions) < layout.num_special + 1 or layout.fill_to > positions:
@@ -112,8 +130,8 @@ class Collator:
                 )
         if inputs.reads == "pairs":
             # Leave at least one token for the doc, so that a long query cannot make a pair invalid
-            max_query_tokens = min(limits.query, max_pair_tokens - pair.num_special - 1)
-            max_doc_tokens = min(limits.doc, positions - pair.num_special)
+            max_query_tokens = min(limits.query + before[0], max_pair_tokens - pair.num_special - before[1] - 1)
+            max_doc_tokens = min(limits.doc + before[1], positions - pair.num_special)
         else:
             max_query_tokens = _max_text_tokens(query, limits.query, positions)
             max_doc_tokens = _max_text_tokens(doc, limits.doc, positions)
@@ -123,7 +141,8 @@ class Collator:
 
     def query_lengths(self, rows: np.ndarray) -> np.ndarray:
         """Return the tokens kept of each query, without special tokens, int64 [queries]."""
-        return np.minimum(self.queries.lengths[rows], self.max_query_tokens).astype(np.int64)
+        layout = self.pair if self.reads == "pairs" else self.query
+        return layout.kept(0, self.queries.lengths[rows], self.max_query_tokens)
 
     def doc_lengths(self, rows: np.ndarray, query_lengths: np.ndarray) -> np.ndarray:
         """Return the tokens kept of each doc, without special tokens, int64 [docs].
@@ -132,10 +151,17 @@ class Collator:
             rows: Rows of the doc store [docs].
             query_lengths: Tokens of the query in each doc's pair [docs]; not used if the scorer reads texts.
         """
-        lengths = np.minimum(self.docs.lengths[rows], self.max_doc_tokens).astype(np.int64)
+        if self.reads != "pairs":
+            return self.doc.kept(0, self.docs.lengths[rows], self.max_doc_tokens)
+        lengths = self.pair.kept(1, self.docs.lengths[rows], self.max_doc_tokens)
+        return np.minimum(lengths, self.max_pair_tokens - self.pair.num_special - query_lengths)
+
+    @property
+    def prefix_tokens(self) -> tuple[int, int]:
+        """Tokens of a prompt before each query and before each doc of the stores."""
         if self.reads == "pairs":
-            lengths = np.minimum(lengths, self.max_pair_tokens - self.pair.num_special - query_lengths)
-        return lengths
+            return self.pair.affixes_of(0).prefix_tokens, self.pair.affixes_of(1).prefix_tokens
+        return self.query.prefix_tokens, self.doc.prefix_tokens
 
     def query_batch(self, rows: np.ndarray) -> TokenBatch:
         """Lay out queries in sequences of their own; `rows` [queries] are rows of the query store."""

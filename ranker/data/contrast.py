@@ -145,7 +145,7 @@ def _mark_queries(
         collator.docs,
         query_rows[groups.ravel()],
         doc_rows[docs.ravel()],
-        (collator.query.prefix_tokens, collator.doc.prefix_tokens),
+        collator.prefix_tokens,
     ).reshape(out.shape)
     if query_docs is not None and len(with_doc := np.flatnonzero(query_docs[query_rows] >= 0)):
         _mark(out, with_doc, keys, doc_keys(collator, query_docs[query_rows[with_doc]]))

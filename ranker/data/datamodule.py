@@ -21,7 +21,7 @@ from ranker.data.row_groups import RowGroups
 from ranker.data.sampling import GroupOptions, GroupSampler, JudgedGroups, TripleGroups
 from ranker.data.splits import check_candidates
 from ranker.data.step_plan import StepPlan
-from ranker.data.template import Template
+from ranker.data.template import Affixes
 from ranker.data.token_store import TokenStore, token_store
 from ranker.data.trec import read_candidates, read_run
 from ranker.data.triples import triple_rows
@@ -110,17 +110,20 @@ class RankData(pl.LightningDataModule):
 
     def _doc_store(self, collection: Collection) -> TokenStore:
         docs = collection.docs
-        layout = self.inputs.layouts[1] if self.inputs.layouts is not None else None
         return self._store(
-            "docs", lambda: ((doc.doc_id, doc.full_text) for doc in docs), docs.fingerprint, self.limits.doc, layout
+            "docs",
+            lambda: ((doc.doc_id, doc.full_text) for doc in docs),
+            docs.fingerprint,
+            self.limits.doc,
+            self.inputs.affixes(1),
         )
 
     def _query_store(self, collection: Collection) -> TokenStore:
-        queries = collection.queries
-        layout = self.inputs.layouts[0] if self.inputs.layouts is not None else None
-        rows = collection.rows
+        queries, rows = collection.queries, collection.rows
         fingerprint = fingerprint_texts(queries.items()) if rows is None else rows.queries.fingerprint
-        return self._store("queries", lambda: iter(queries.items()), fingerprint, self.limits.query, layout)
+        return self._store(
+            "queries", lambda: iter(queries.items()), fingerprint, self.limits.query, self.inputs.affixes(0)
+        )
 
     def _store(
         self,
@@ -128,25 +131,26 @@ class RankData(pl.LightningDataModule):
         texts: Callable[[], Iterable[tuple[str, str]]],
         fingerprint: str,
         max_tokens: int,
-        layout: Template | None,
+        affixes: Affixes,
     ) -> TokenStore:
         """Open or build the store of some texts.
 
-        If the layout has a prefix, the prefix is prepended to each text, and these texts are stored separately from
-        those without the prefix.
+        If there are affixes, each text is tokenized with them, and these texts are stored separately from those
+        without.
         """
-        prefix = layout.prefix if layout is not None else ""
-        if layout is not None and prefix:
-            fingerprint, max_tokens = f"{fingerprint} after {prefix!r}", max_tokens + layout.prefix_tokens
+        if affixes.prefix:
+            fingerprint = f"{fingerprint} after {affixes.prefix!r}"
+        if affixes.suffix:
+            fingerprint = f"{fingerprint} before {affixes.suffix!r}"
         key = f"{name} {fingerprint}"
         if key not in self._stores:
             self._stores[key] = token_store(
                 self.cache_dir,
                 name,
-                lambda: ((text_id, prefix + text) for text_id, text in texts()),
+                lambda: ((text_id, affixes.around(text)) for text_id, text in texts()),
                 fingerprint,
                 self.inputs.tokenizer,
-                max_tokens,
+                affixes.stored_tokens(max_tokens),
             )
         return self._stores[key]
 
@@ -184,7 +188,7 @@ class RankData(pl.LightningDataModule):
             self.seed,
             self.train_docs.random_negatives,
         )
-        prompt_tokens = (collator.query.prefix_tokens, collator.doc.prefix_tokens)
+        prompt_tokens = collator.prefix_tokens
         if collection.rows is not None and not self.train_docs.teacher and not self.train_docs.negatives:
             if collection.rows.scores is not None and self.train_docs.in_batch:
                 raise ConfigError(

@@ -67,6 +67,8 @@ def warn_of_other_cuts(steps: TrainSteps | MixedSteps, where: str = "model/") ->
         for name, part in steps.sets.items():
             warn_of_other_cuts(part, f"{where}, set {name}")
         return
+    if steps.collator.pair.affixes:  # other programs do not know the prompt
+        return
     groups = np.arange(min(len(steps.sampler), CHECKED_GROUPS))
     doc_rows, _ = steps.sampler.draw(0, groups)
     real = doc_rows >= 0

@@ -15,6 +15,32 @@ from ranker.types import TokenBatch
 
 
 @dataclass(frozen=True)
+class Affixes:
+    """Literal text of a prompt that is tokenized, and stored, together with a text, since tokens merge over the border.
+
+    Args:
+        prefix: The literal before the text.
+        prefix_tokens: Number of tokens of `prefix` at the start of each stored text.
+        suffix: The literal after the text.
+        suffix_tokens: Number of tokens of `suffix` by itself. They are also the first of the special tokens after the
+            text: a text that is cut is followed by them, and one that is whole by the tokens at its end in the store.
+    """
+
+    prefix: str = ""
+    prefix_tokens: int = 0
+    suffix: str = ""
+    suffix_tokens: int = 0
+
+    def around(self, text: str) -> str:
+        """Return a text as it is tokenized and stored."""
+        return self.prefix + text + self.suffix
+
+    def stored_tokens(self, max_tokens: int) -> int:
+        """Return the most tokens to store of a text; one more than fit shows that the text is cut before its suffix."""
+        return max_tokens + self.prefix_tokens + (self.suffix_tokens + 1 if self.suffix else 0)
+
+
+@dataclass(frozen=True)
 class Template:
     """The special tokens around texts, as the tokenizer puts them: `[CLS] a [SEP] b [SEP]` or `<s> a </s></s> b </s>`.
 
@@ -31,6 +57,8 @@ class Template:
         prefix_tokens: Number of tokens of `prefix` at the start of each text in the store.
         special_segments: Segment id of each special token. Empty: special tokens have the segment of the text before
             them, those at the start the first text's.
+        affixes: Of each text of a pair with a prompt, the query's first.
+        doc_first: Whether the doc of a pair comes before the query.
     """
 
     specials: tuple[tuple[int, ...], ...]
@@ -42,6 +70,8 @@ class Template:
     prefix: str = ""
     prefix_tokens: int = 0
     special_segments: tuple[tuple[int, ...], ...] = ()
+    affixes: tuple[Affixes, ...] = ()
+    doc_first: bool = False
 
     @classmethod
     def of(cls, tokenizer: Any, texts: int) -> Template:
@@ -97,6 +127,20 @@ class Template:
             special_segments=special_segments,
         )
 
+    def affixes_of(self, text: int) -> Affixes:
+        """Return what is stored together with a text: 0 is the query, or the only text, and 1 the doc of a pair."""
+        return self.affixes[text] if self.affixes else Affixes(self.prefix, self.prefix_tokens)
+
+    def kept(self, text: int, stored: np.ndarray, longest: int) -> np.ndarray:
+        """Return the tokens of texts that rows keep, a prefix included and a suffix not, int64 [rows].
+
+        Args:
+            text: See `affixes_of`.
+            stored: Tokens of each text in the store [rows].
+            longest: Most tokens of a text.
+        """
+        return np.clip(stored.astype(np.int64) - self.affixes_of(text).suffix_tokens, 0, longest)
+
     @property
     def num_added(self) -> int:
         """Number of tokens in a row that are not of its texts: special tokens and the prompt."""
@@ -114,9 +158,12 @@ class Template:
         """Copy stored tokens into one ragged batch.
 
         Args:
-            texts: For each text of a row: its store, the store rows [rows] and the number of tokens to take [rows].
+            texts: For each text of a row, the query's first: its store, the store rows [rows] and the number of tokens
+                to take [rows], see `kept`.
         """
-        rows = len(texts[0][1])
+        rows, order = len(texts[0][1]), range(len(texts))
+        if self.doc_first:
+            order, texts = order[::-1], texts[::-1]
         # Widths of the blocks of a row: special tokens, text, special tokens, ..., filling
         widths = [np.full(rows, len(self.specials[0]))]
         for (_, _, lengths), after in zip(texts, self.specials[1:], strict=True):
@@ -134,6 +181,10 @@ class Template:
                     self.special_segments[i][j] if self.special_segments else self.segments[max(i - 1, 0)]
                 )
         for i, (store, store_rows, lengths) in enumerate(texts):
+            suffix = self.affixes_of(order[i]).suffix_tokens
+            if suffix:  # a whole text brings its suffix, whose tokens may differ from those of the suffix alone
+                whole = store.offsets[store_rows + 1] - store.offsets[store_rows] == lengths + suffix
+                lengths = lengths + suffix * whole
             target = ranges(starts[:, 2 * i + 1], lengths)
             tokens[target] = store.tokens[ranges(store.offsets[store_rows], lengths)]
             segments[target] = self.segments[i]

@@ -37,6 +37,20 @@ def is_causal(model: nn.Module) -> bool:
     )
 
 
+def attend_both_ways(model: nn.Module) -> None:
+    """Let the tokens of a language model attend in both directions, on all paths.
+
+    transformers' masks read `is_causal` in the configuration, and attention functions the modules' attribute. A family
+    that reads neither stays causal, which `is_causal` then says.
+
+    Args:
+        model: A transformers model whose configuration has `is_causal` False.
+    """
+    for module in model.modules():
+        if getattr(module, "is_causal", None) is True:
+            module.is_causal = False  # type: ignore[assignment]
+
+
 def auto_pooling(encoder: Any) -> str:
     """Return the pooling that suits an encoder.
 

@@ -10,12 +10,13 @@ from typing import Any
 import huggingface_hub
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from ranker.encoders.causality import attend_both_ways, is_causal
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
 from ranker.encoders.model_folder import check_model_folder
 from ranker.encoders.text_model import build, keep_layers, read, set_dropout
-from ranker.encoders.tiny import tiny_config, tiny_tokenizer
+from ranker.encoders.tiny import tiny_config, tiny_lm_config, tiny_lm_tokenizer, tiny_tokenizer
 from ranker.errors import CheckpointError, ConfigError
 from ranker.files import leads_out
 from ranker.network import OFFLINE, hub_failure, unreachable, watch_hub
@@ -23,6 +24,10 @@ from ranker.network import OFFLINE, hub_failure, unreachable, watch_hub
 log = logging.getLogger(__name__)
 
 BESIDE_WEIGHTS = ("*.json", "[0-9]_*/*")  # sentence-transformers' modules.json, 1_Pooling/config.json, 2_Dense/...
+RANDOM: dict[str, tuple[Any, Any]] = {
+    "tiny": (tiny_config, tiny_tokenizer),
+    "tiny_lm": (tiny_lm_config, tiny_lm_tokenizer),
+}
 
 
 def load_encoder(
@@ -39,11 +44,13 @@ def load_encoder(
     graphs: bool | str = "auto",
     checkpointing: bool = False,
     trust_remote_code: bool = False,
+    causal: bool | None = None,
 ) -> Encoder:
     """Load an encoder and its tokenizer.
 
     Args:
-        name: Hub id, folder, or the folder's path inside `package`; `tiny` is a random BERT for tests.
+        name: Hub id, folder, or the folder's path inside `package`; `tiny` is a random BERT and `tiny_lm` a random
+            Llama, for tests.
         package: An installed Python package that contains the weights; it is located, never imported.
         layers: Keep only this many of the lower layers; None keeps all.
         dropout: Dropout after embeddings, attention and feed-forward; None keeps the checkpoint's.
@@ -57,6 +64,8 @@ def load_encoder(
         graphs: See `Execution`.
         checkpointing: See `Execution`.
         trust_remote_code: Whether code in the weights' repository may run.
+        causal: False: the tokens of a language model attend in both directions (LLM2Vec, arXiv:2404.05961); None or
+            True: as the model was trained.
 
     Raises:
         ConfigError: The encoder, package or folder does not exist; an option is out of range.
@@ -64,9 +73,9 @@ def load_encoder(
             not fit together.
     """
     cached = False  # whether to read the hub's cache only, because the hub is out of reach
-    if name == "tiny":
-        config: Any = tiny_config()
-        tokenizer: Any = tiny_tokenizer()
+    if name in RANDOM:
+        config: Any = RANDOM[name][0]()
+        tokenizer: Any = RANDOM[name][1]()
     else:
         name = _in_package(package, name) if package else name
         check_model_folder(name)
@@ -91,15 +100,21 @@ def load_encoder(
     if layers is not None:
         keep_layers(config, layers, name)
     set_dropout(config, dropout, attention_dropout, name)
-    if name == "tiny" or not pretrained:
+    if causal is False:
+        config.get_text_config().is_causal = False
+    if name in RANDOM or not pretrained:
         model = build(config)
     else:
         model = _load_weights(name, config, trust_remote_code, cached)
+    if not getattr(config.get_text_config(), "is_causal", True):
+        attend_both_ways(model)
     model.train()  # from_pretrained returns eval mode, which Lightning keeps: dropout would be off
     execution = Execution(ragged, compile, attention, fused, graphs, checkpointing, trust_remote_code)
     encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
-    encoder.source = _folder_of(name, cached) if pretrained and name != "tiny" else None
+    encoder.source = _folder_of(name, cached) if pretrained and name not in RANDOM else None
+    if causal is False and is_causal(encoder.model):
+        raise ConfigError(f"encoder.causal: expected null for {config.model_type} models, which are causal; got false")
     return encoder
 
 

@@ -66,7 +66,7 @@ class NativeHead(nn.Module):
         with torch.no_grad():
             expected = whole(input_ids=row.tokens.unsqueeze(0)).logits
         self.prefix = str(whole.base_model_prefix)
-        setattr(whole, self.prefix, _GivenStates(getattr(whole, self.prefix)))
+        setattr(whole, self.prefix, GivenStates(getattr(whole, self.prefix)))
         self.whole = whole
         self.reads = self._measured(row, encoder.dim)
         with torch.no_grad():
@@ -191,7 +191,7 @@ class NativeHead(nn.Module):
         return {(0,): "first", (row.num_tokens - 1,): "last"}.get(tuple(read), "all")
 
 
-class _GivenStates(nn.Module):
+class GivenStates(nn.Module):
     """Takes the encoder's place in a sequence classification model and returns states that were computed elsewhere.
 
     Args:
@@ -207,6 +207,11 @@ class _GivenStates(nn.Module):
         self.activation = activation if isinstance(self.pooler, nn.Linear) else None
         self.config = base.config
         self.states: Tensor | None = None
+
+    @property
+    def decoder(self) -> GivenStates:
+        """What OPT's language model calls in its base's place."""
+        return self
 
     def forward(self, *_args: Any, **_options: Any) -> BaseModelOutputWithPooling:
         """Return the given states and, where the family has a pooler, its output."""

@@ -1,4 +1,4 @@
-"""A tokenizer and a random BERT that are small enough for tests and need no file and no hub."""
+"""A tokenizer and a random BERT and Llama that are small enough for tests and need no file and no hub."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ from itertools import product
 from string import ascii_lowercase, digits, punctuation
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, PreTrainedTokenizerFast
+from transformers import BertConfig, LlamaConfig, PreTrainedTokenizerFast
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """Return an uncased WordPiece tokenizer of single characters and pairs of letters, in BERT's layout."""
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+def tiny_tokenizer(words: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
+    """Return an uncased WordPiece tokenizer of single characters and pairs of letters, in BERT's layout.
+
+    Args:
+        words: Further pieces.
+    """
     characters = [*ascii_lowercase, *digits, *punctuation]
     pairs = ["".join(pair) for pair in product(ascii_lowercase, repeat=2)]
-    pieces = special + characters + pairs + [f"##{piece}" for piece in characters + pairs]
+    pieces = [*SPECIAL, *characters, *pairs, *(f"##{piece}" for piece in characters + pairs), *words]
     backend = Tokenizer(
         models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]", max_input_chars_per_word=200)
     )  # type: ignore[call-arg]
@@ -51,4 +56,31 @@ def tiny_config(dim: int = 32, layers: int = 2, heads: int = 2, positions: int =
         num_attention_heads=heads,
         intermediate_size=4 * dim,
         max_position_embeddings=positions,
+    )
+
+
+def tiny_lm_tokenizer() -> PreTrainedTokenizerFast:
+    """Return `tiny_tokenizer` with the word "yes" and a language model's layout: a token before a text, none after."""
+    tokenizer = tiny_tokenizer(("yes",))
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A", pair="[CLS] $A [SEP] $B", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    tokenizer.bos_token, tokenizer.eos_token = "[CLS]", "[SEP]"
+    return tokenizer
+
+
+def tiny_lm_config() -> LlamaConfig:
+    """Return the configuration of a random Llama for `tiny_lm_tokenizer`."""
+    return LlamaConfig(
+        vocab_size=len(tiny_lm_tokenizer()),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=512,
+        pad_token_id=0,
+        bos_token_id=2,
+        eos_token_id=3,
     )

@@ -53,7 +53,7 @@ def write(folder: Path, model: Classifier, max_tokens: int) -> bool:
         max_tokens: Longest pair, special tokens included; stored with the tokenizer.
     """
     if isinstance(model.head, NativeHead):
-        _describe(model.head.whole.config, model.head.whole.config.num_labels)
+        describe(model.head.whole.config, model.head.whole.config.num_labels)
         model.head.save(folder, model.encoder)
     else:
         classifier = _classifier(model)
@@ -65,7 +65,8 @@ def write(folder: Path, model: Classifier, max_tokens: int) -> bool:
     return True
 
 
-def _describe(config: PretrainedConfig, num_labels: int) -> None:
+def describe(config: PretrainedConfig, num_labels: int) -> None:
+    """Set the labels of a ranker's classifier in its configuration."""
     config.num_labels = num_labels
     if num_labels == 2:  # transformers does not store its default names, and BART's configuration then has 3 labels
         config.id2label, config.label2id = {0: "irrelevant", 1: "relevant"}, {"irrelevant": 0, "relevant": 1}
@@ -79,7 +80,7 @@ def _classifier(model: Classifier) -> PreTrainedModel | None:
     assert isinstance(model.head, nn.Linear)
     config = copy.deepcopy(model.encoder.config)
     config._attn_implementation = None
-    _describe(config, model.head.out_features)
+    describe(config, model.head.out_features)
     config.classifier_dropout = model.dropout
     if model.pooling != "cls" or family_of(config).classifier is None:
         return None

@@ -9,11 +9,47 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from ranker.data.template import Template
+from ranker.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 # Texts that show whether the tokenizer merges the end of a prompt with the start of a text.
 SEAMS = ("", "apple river", "a", "The", "7", "é", "水", "(x)", "'s", "-", ":", "//", "##a", " a", "  a", "\na", "\ta")
+
+
+def prefix_of(prompt: str, field: str, instruction: str) -> str:
+    """Return the text before each query or doc.
+
+    Args:
+        prompt: That text, or a template that ends with `{query}` or `{doc}` and may contain `{instruction}`.
+        field: `query` or `doc`.
+        instruction: The text for `{instruction}`.
+
+    Raises:
+        ConfigError: The template has something after the text, or no place for the field.
+    """
+    place = f"{{{field}}}"
+    if "{instruction}" in prompt and place not in prompt:
+        raise ConfigError(f"model.{field}_prompt: expected a template with {place}, got {prompt!r}")
+    if place in prompt and (prompt.count(place) > 1 or not prompt.endswith(place)):
+        raise ConfigError(
+            f"model.{field}_prompt: expected a template that ends with {place}, since sentence-transformers puts "
+            f"prompts before texts; got {prompt!r}"
+        )
+    return prompt.removesuffix(place).replace("{instruction}", instruction)
+
+
+def check_instruction(instruction: str, *prompts: str) -> None:
+    """Refuse an instruction that no prompt has a place for.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    if instruction and not any("{instruction}" in prompt for prompt in prompts):
+        raise ConfigError(
+            "model.instruction: expected a query_prompt or doc_prompt with {instruction}, got an instruction and "
+            f"{' and '.join(map(repr, prompts))}"
+        )
 
 
 def with_prompt(tokenizer: PreTrainedTokenizerFast, single: Template, prompt: str) -> Template:

@@ -21,7 +21,7 @@ from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors, full_precision, maxsim_all, maxsim_pairs
 from ranker.models._bi_encoder import SIMILARITIES, check_choice, new_projection, text_limit, vector_size
 from ranker.models._markers import add_markers, filling
-from ranker.models._prompts import with_prompt
+from ranker.models._prompts import check_instruction, prefix_of, with_prompt
 from ranker.types import RankBatch, TokenBatch
 
 
@@ -39,7 +39,8 @@ class ColBERT(nn.Module):
         similarity: Of two token vectors: `cosine` or `dot`.
         query_prompt: Marker before each query, `[Q]`: one token if the vocabulary has it or if it is in brackets, which
             adds it; else a text.
-        doc_prompt: Marker before each doc, `[D]`.
+        doc_prompt: Marker before each doc, `[D]`. Both may be templates that end with `{query}` and `{doc}`.
+        instruction: Text for `{instruction}` in such templates.
         query_length: Shorter queries are extended with `[MASK]` to this number of tokens, special ones included; 0: no
             expansion. A tokenizer without a mask token gives its eos token instead (`filling`).
         attend_to_expansion: Whether other tokens attend to the expansion. If not, as in the paper, the expansion does
@@ -67,6 +68,7 @@ class ColBERT(nn.Module):
         similarity: str = "cosine",
         query_prompt: str = "[unused0]",
         doc_prompt: str = "[unused1]",
+        instruction: str = "",
         query_length: int = 32,
         attend_to_expansion: bool = False,
         cut_queries: bool = False,
@@ -84,7 +86,9 @@ class ColBERT(nn.Module):
         check_layout(encoder, 1)
         self.encoder, self.similarity = encoder, similarity
         self.fill_token = filling(encoder) if query_length else 0
-        markers = [prompt.strip() for prompt in (query_prompt, doc_prompt)]
+        check_instruction(instruction, query_prompt, doc_prompt)
+        prompts = {"query": query_prompt, "doc": doc_prompt}
+        markers = [prefix_of(prompt, field, instruction).strip() for field, prompt in prompts.items()]
         # other programs put a blank between marker and text
         self.query_prompt, self.doc_prompt = (f"{marker} " if marker else "" for marker in markers)
         self.query_length, self.attend_to_expansion, self.cut_queries = query_length, attend_to_expansion, cut_queries

@@ -23,7 +23,7 @@ from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors, full_precision
 from ranker.interactions.pooling import POOLINGS, pool
 from ranker.models._bi_encoder import ACTIVATIONS, SIMILARITIES, check_choice, new_projection, text_limit, vector_size
-from ranker.models._prompts import prompt_tokens, with_prompt
+from ranker.models._prompts import check_instruction, prefix_of, prompt_tokens, with_prompt
 from ranker.types import RankBatch, TokenBatch
 
 log = logging.getLogger(__name__)
@@ -46,9 +46,11 @@ class DPR(nn.Module):
         learn_temperature: Whether the temperature is trained (never below 0.01).
         projection: Size of a linear layer after pooling; None: no such layer.
         activation: After the projection: a key of `ACTIVATIONS`.
-        query_prompt: Text before each query, tokenized together with it; special tokens of the tokenizer in it stay
+        query_prompt: Text before each query, tokenized together with it, or a template that ends with `{query}`, as
+            in `Instruct: {instruction}\nQuery: {query}` (E5, RepLLaMA); special tokens of the tokenizer in it stay
             special.
-        doc_prompt: The same before each doc.
+        doc_prompt: The same before each doc; a template ends with `{doc}`.
+        instruction: Text for `{instruction}` in the prompts.
         in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: yes,
             unless the labels are a teacher's scores.
         symmetric: Whether each positive doc is also contrasted with the step's other queries.
@@ -73,6 +75,7 @@ class DPR(nn.Module):
         activation: str = "identity",
         query_prompt: str = "",
         doc_prompt: str = "",
+        instruction: str = "",
         in_batch_negatives: bool | None = None,
         symmetric: bool = False,
     ) -> None:
@@ -87,7 +90,9 @@ class DPR(nn.Module):
             log.info("model.pooling=auto: %s", pooling)
         check_layout(encoder, 1, pooling)
         self.encoder, self.pooling, self.similarity = encoder, pooling, similarity
-        self.query_prompt, self.doc_prompt = query_prompt, doc_prompt
+        check_instruction(instruction, query_prompt, doc_prompt)
+        self.query_prompt = prefix_of(query_prompt, "query", instruction)
+        self.doc_prompt = prefix_of(doc_prompt, "doc", instruction)
         self.in_batch_negatives, self.symmetric = in_batch_negatives, symmetric
         self.fixed_temperature = temperature
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature))) if learn_temperature else None

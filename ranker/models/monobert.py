@@ -8,6 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from ranker.data.template import Template
 from ranker.encoders.causality import auto_pooling
 from ranker.encoders.classifier import Classifier
 from ranker.encoders.encoder import Encoder
@@ -17,8 +18,10 @@ from ranker.encoders.fit import check_layout
 from ranker.encoders.native_head import READS, NativeHead, has_native_head
 from ranker.errors import ConfigError
 from ranker.export import cross_encoder, huggingface
+from ranker.export._prompt import read_prompt, trained_prompt, write_prompt
 from ranker.interactions.grid import to_grid
 from ranker.interactions.pooling import POOLINGS, pool
+from ranker.models._pair_prompt import filled, pair_layout
 from ranker.types import RankBatch, TokenBatch
 
 
@@ -39,6 +42,9 @@ class MonoBERT(nn.Module):
         num_labels: 1 (the score is the logit) or 2 (as in the paper: the score is the log-odds, logit 1 - logit 0). A
             trained head keeps its number.
         dropout: Dropout rate before the head.
+        prompt: Template with `{query}`, `{doc}` and, at will, `{instruction}`: the row is that of one text. None: that
+            of the folder of `encoder.name` if it has one, else query and doc as two texts, without a prompt.
+        instruction: Text for `{instruction}`.
 
     Raises:
         ConfigError: An option has an unknown value, or two do not fit together.
@@ -56,6 +62,8 @@ class MonoBERT(nn.Module):
         pooler: bool = False,
         num_labels: int = 1,
         dropout: float = 0.0,
+        prompt: str | None = None,
+        instruction: str = "",
     ) -> None:
         super().__init__()
         if head not in ("auto", "own", "native"):
@@ -66,8 +74,10 @@ class MonoBERT(nn.Module):
             raise ConfigError(f"model.num_labels: expected 1 or 2, got {num_labels}")
         if head == "native" and (pooler or pooling != "auto"):
             raise ConfigError("model.head: expected own with model.pooler or model.pooling, got native")
-        check_layout(encoder, 2)
         self.encoder = encoder
+        self.prompt = trained_prompt(encoder.source, None if prompt is None else filled(prompt, instruction))
+        if self.prompt is None:
+            check_layout(encoder, 2)
         self.dropout = nn.Dropout(dropout)
         self.pooler: nn.Module = nn.Identity()
         self.head: nn.Linear | NativeHead
@@ -84,7 +94,12 @@ class MonoBERT(nn.Module):
             for linear in (part for part in (*self.pooler.modules(), self.head) if isinstance(part, nn.Linear)):
                 nn.init.normal_(linear.weight, std=getattr(encoder.config, "initializer_range", 0.02))
                 nn.init.zeros_(linear.bias)
-        check_layout(encoder, 2, self.pooling)
+        check_layout(encoder, 2 if self.prompt is None else 1, self.pooling)
+
+    def pair_layout(self) -> Template:
+        """Return the layout of a query and a doc in one row."""
+        tokenizer = self.encoder.tokenizer
+        return Template.of(tokenizer, 2) if self.prompt is None else pair_layout(tokenizer, self.prompt, ends=True)
 
     def _take(self, model: Classifier) -> None:
         """Take the head of a folder."""
@@ -139,6 +154,7 @@ class MonoBERT(nn.Module):
         model = Classifier(self.encoder, self.head, self.pooling, dense, self.dropout.p)
         if not huggingface.write(folder, model, max_tokens):
             cross_encoder.write(folder, model, max_tokens)
+        write_prompt(folder, self.prompt)
 
     @classmethod
     def load(cls, folder: Path, execution: Execution = DEFAULT) -> Self:
@@ -149,9 +165,9 @@ class MonoBERT(nn.Module):
                 there that the model does not have.
         """
         model = (cross_encoder if cross_encoder.recognises(Path(folder)) else huggingface).read(Path(folder), execution)
-        scorer = cls(model.encoder, head="own", pooling="mean", dropout=model.dropout)
+        scorer = cls(model.encoder, head="own", pooling="mean", dropout=model.dropout, prompt=read_prompt(Path(folder)))
         scorer._take(model)
-        check_layout(model.encoder, 2, scorer.pooling)
+        check_layout(model.encoder, 2 if scorer.prompt is None else 1, scorer.pooling)
         return scorer
 
 

@@ -104,6 +104,8 @@ class Subject:
             )
         name = f"{type(scorer).__name__} {path.resolve().name}"
         if not is_bi_encoder(scorer):
+            if getattr(scorer, "prompt", None) is not None:
+                log.warning("probing: query and doc are two texts, without the prompt of %s", path)
             return cls(name, encoder)
         layouts = tuple(_separate_prompt(layout, encoder.tokenizer) for layout in scorer.layouts())
         return cls(name, encoder, "texts", scorer.doc_encoder, layouts)  # type: ignore[arg-type]

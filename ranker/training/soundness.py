@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ranker.data.collate import pair_layout
 from ranker.data.template import Template
 from ranker.errors import ConfigError
 from ranker.models.interface import Scorer, is_bi_encoder
@@ -100,8 +101,13 @@ def _batch(scorer: Scorer, docs: Any) -> RankBatch:
         batch.queries = _rows(scorer, query, [_Texts(tokenizer, (query.prefix + QUERY,))])
         batch.docs = _rows(scorer, doc, [_Texts(tokenizer, tuple(doc.prefix + text for text in docs))])
     else:
-        queries, texts = _Texts(tokenizer, (QUERY,) * num_docs), _Texts(tokenizer, tuple(docs))
-        batch.pairs = _rows(scorer, Template.of(tokenizer, 2), [queries, texts])
+        layout = pair_layout(scorer)
+        sides = [(QUERY,) * num_docs, tuple(docs)]
+        stored = [
+            _Texts(tokenizer, tuple(affixes.prefix + text + affixes.suffix for text in texts))
+            for affixes, texts in zip(map(layout.affixes_of, range(2)), sides, strict=True)
+        ]
+        batch.pairs = _rows(scorer, layout, stored)
     return batch.to(device)
 
 
@@ -109,7 +115,7 @@ def _rows(scorer: Scorer, layout: Template, texts: list[_Texts]) -> TokenBatch:
     """Lay texts out, each cut to its share of the encoder's positions."""
     room = max(1, (min(scorer.encoder.max_tokens, 512) - layout.num_special) // len(texts))
     parts: list[Any] = []
-    for part in texts:
-        lengths = np.minimum(np.diff(part.offsets), room)
+    for number, part in enumerate(texts):
+        lengths = layout.kept(number, np.diff(part.offsets), room)
         parts.append((part, np.arange(len(lengths)), lengths))
     return layout.lay_out(parts)

@@ -1,4 +1,4 @@
-"""What every model of conf/model that can be trained must do, on the tiny random encoder.
+"""What every model of conf/model that can be trained must do, on the tiny random encoder or language model.
 
 A new model is tested as soon as its yaml exists.
 """
@@ -16,6 +16,7 @@ from ranker.assembly.data import build_data
 from ranker.assembly.scorer import build_scorer
 from ranker.checkpoint import load_scorer, save_model
 from ranker.cli import entry
+from ranker.config.signatures import attribute_of
 from ranker.data.collection import Splits
 from ranker.data.sources.files import Files
 from ranker.losses.lce import LCE
@@ -25,6 +26,12 @@ ROOT = Path(__file__).resolve().parents[2]
 MODELS = [
     path.stem for path in sorted((ROOT / "conf/model").glob("*.yaml")) if not OmegaConf.load(path).get("_partial_")
 ]
+
+
+def encoder_for(model):
+    """The random encoder that a model takes."""
+    target = OmegaConf.load(ROOT / f"conf/model/{model}.yaml")._target_
+    return "tiny_lm" if attribute_of(target, "decoder_only", default=False) else "tiny"
 
 
 @pytest.fixture(params=MODELS)
@@ -37,7 +44,7 @@ def cfg(request, small_files, tmp_path):
             "train",
             [
                 f"model={request.param}",
-                "encoder=tiny",
+                f"encoder={encoder_for(request.param)}",
                 "data=files",
                 f"data.path={small_files}",
                 "depth=6",

@@ -124,6 +124,7 @@ FAMILIES: dict[str, Recipe] = {
     "mistral": _of("Mistral", LM, "llama", "Llama", sliding_window=48),
     "qwen2": _of("Qwen2", LM, "qwen", "Qwen2"),
     "qwen3": _of("Qwen3", LM, "qwen", "Qwen2"),
+    "gemma": _of("Gemma", LM, "gemma", "Gemma"),
     "gemma2": _of("Gemma2", LM, "gemma", "Gemma", **WINDOW),
     "gemma3": Recipe("Gemma3TextConfig", "Gemma3ForCausalLM", "gemma", "GemmaTokenizer", WINDOW),
     "phi": _of("Phi", LM, "gpt2", "CodeGen"),

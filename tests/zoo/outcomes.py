@@ -39,7 +39,7 @@ PATHS = {
     "modernbert": "modernbert",
     "packed": """distilbert albert ernie xmod data2vec-text roberta-prelayernorm eurobert nomic_bert gte
         jina_embeddings_v3 embeddinggemma t5 t5-encoder umt5 mt5 t5gemma modernbert-decoder gpt2 gpt_neox opt llama
-        mistral qwen2 qwen3 gemma2 gemma3 phi phi3 smollm3 granite olmo2 qwen3_moe mixtral""",
+        mistral qwen2 qwen3 gemma gemma2 gemma3 phi phi3 smollm3 granite olmo2 qwen3_moe mixtral""",
     "padded": """mobilebert mpnet deberta deberta-v2 deberta-v3 squeezebert roformer megatron-bert rembert ibert xlnet
         longformer longt5 bart mbart bloom lfm2 mamba mamba2 big_bird""",
     "by_length": "convbert nystromformer yoso fnet",
@@ -53,7 +53,7 @@ REFUSED = {
 # transformers has no classifier of these, or one with a decoder that the text encoder lacks
 NO_CLASSIFIER = "t5 t5-encoder longt5 umt5 mt5 t5gemma granite lfm2 mamba mamba2"
 DROPOUT = {
-    "refused": """eurobert embeddinggemma llama mistral qwen2 qwen3 gemma2 gemma3 smollm3 granite olmo2 lfm2 mamba
+    "refused": """eurobert embeddinggemma llama mistral qwen2 qwen3 gemma gemma2 gemma3 smollm3 granite olmo2 lfm2 mamba
         mamba2 qwen3_moe mixtral""",
     "random": "bart mbart opt bloom xlnet",  # XLNet: of relative positions, which depend on the longest row
 }

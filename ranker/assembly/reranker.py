@@ -1,0 +1,243 @@
+"""Rank and score texts in Python with a trained model: `from ranker import Reranker`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from omegaconf import OmegaConf
+
+from ranker.assembly.data import text_limits
+from ranker.assembly.run import quiet_libraries
+from ranker.checkpoint import load_scorer, read_description
+from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
+from ranker.data.dataset import ScoreBatches
+from ranker.data.memory_store import MemoryStore
+from ranker.data.token_writer import TextEncoder
+from ranker.errors import DataError
+from ranker.evaluation.scoring import Devices, score_collection
+from ranker.models.interface import Scorer
+
+LONG_WORK = 2000  # pairs from which on a progress bar is shown on a terminal
+MAX_TOKENS = {"cuda": 32768, "cpu": 8192}  # of a batch
+Text = str | Mapping[str, str] | Doc
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A doc of a ranking.
+
+    Args:
+        doc_id: Its id; of a doc without one, its position in the input, as text.
+        score: Its score; higher is better.
+        position: Its position in the input, from 0.
+    """
+
+    doc_id: str
+    score: float
+    position: int
+
+
+class Reranker:
+    """A trained model that ranks and scores texts.
+
+    >>> reranker = Reranker.load("outputs/demo/...")  # doctest: +SKIP
+    >>> reranker.rank("who wrote Faust", ["Goethe wrote it.", "A city in Saxony."], top_k=1)  # doctest: +SKIP
+    [Ranked(doc_id='0', score=3.1, position=0)]
+
+    Args:
+        scorer: The model.
+        limits: Largest number of tokens per text.
+        accelerator: `auto`, `cpu` or `cuda`.
+        precision: As `trainer.precision`; None: `bf16-mixed` on a GPU that has it, else `32-true`.
+        max_tokens: Token budget of a batch; None: 32,768 on a GPU, else 8,192.
+    """
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        limits: TextLimits,
+        accelerator: str = "auto",
+        precision: Any = None,
+        max_tokens: int | None = None,
+    ) -> None:
+        quiet_libraries()
+        gpu = accelerator != "cpu" and torch.cuda.is_available()
+        if precision is None:
+            bf16 = gpu and torch.cuda.is_bf16_supported(including_emulation=False)
+            precision = "bf16-mixed" if bf16 else "32-true"
+        fabric = Fabric(accelerator=accelerator, devices=1, precision=precision)
+        plugin: Any = fabric.strategy.precision
+        self.scorer: Any = plugin.convert_module(scorer)
+        self._devices = Devices.of_fabric(fabric)
+        self._inputs, self._limits = ScorerInputs.of(scorer), limits
+        self.max_tokens = max_tokens or MAX_TOKENS.get(fabric.device.type, MAX_TOKENS["cpu"])
+        self._encoders = [
+            TextEncoder(scorer.encoder.tokenizer, self._inputs.affixes(text).stored_tokens(longest))
+            for text, longest in enumerate((limits.query, limits.doc))
+        ]
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        weights: str = "best",
+        trust_remote_code: bool = False,
+        max_query_tokens: int | None = None,
+        max_doc_tokens: int | None = None,
+        **options: Any,
+    ) -> Self:
+        """Load a run folder, its `model/` folder, or a folder of sentence-transformers or transformers.
+
+        Texts are cut as in the model's training.
+
+        Args:
+            folder: The folder.
+            weights: Of a run folder: `best` or `last`.
+            trust_remote_code: Whether code in the folder may run.
+            max_query_tokens: Longest query; None: as in training, else 64.
+            max_doc_tokens: Longest doc; None: as in training, else 448.
+            options: `accelerator`, `precision` and `max_tokens`, see `Reranker`.
+
+        Raises:
+            CheckpointError: The folder has no model that can be loaded.
+        """
+        quiet_libraries()
+        path = Path(folder).expanduser()
+        trained = OmegaConf.create(read_description(path))
+        scorer = load_scorer(path, weights, trust_remote_code=trust_remote_code)
+        limits = text_limits(scorer, trained)
+        limits = replace(limits, query=max_query_tokens or limits.query, doc=max_doc_tokens or limits.doc)
+        return cls(scorer, limits, **options)
+
+    def rank(
+        self,
+        query: str | Sequence[str],
+        docs: Sequence[Text] | Sequence[Sequence[Text]] | Mapping[str, str],
+        top_k: int | None = None,
+        progress: bool | None = None,
+    ) -> Any:
+        """Order docs by their score, best first; docs with equal scores keep their order.
+
+        Args:
+            query: A query, or several.
+            docs: The docs of the query: texts, mappings with `text` and perhaps `id` and `title`, or one mapping from
+                ids to texts. For several queries: a list of docs for each, or one list that all of them rank.
+            top_k: Docs to return for a query; None: all.
+            progress: Whether to show a progress bar; None: for long work on a terminal.
+
+        Returns:
+            list[Ranked] for a query; a list of these for several.
+
+        Raises:
+            DataError: A doc is no text, two docs of a query have one id, or the numbers of queries and lists differ.
+        """
+        if top_k is not None and top_k < 1:
+            raise DataError(f"top_k: expected at least 1 or None, got {top_k!r}")
+        single = isinstance(query, str)
+        queries: list[str] = [query] if isinstance(query, str) else list(query)
+        lists = [_docs_of(part) for part in _lists_of(docs, len(queries), single)]
+        pairs = [(text, doc.full_text) for text, part in zip(queries, lists, strict=True) for doc in part]
+        scores = self.score(pairs, progress)
+        rankings, start = [], 0
+        for part in lists:
+            values = scores[start : start + len(part)]
+            start += len(part)
+            order = np.argsort(-values, kind="stable")[:top_k]
+            rankings.append([Ranked(part[i].doc_id, float(values[i]), int(i)) for i in order])
+        return rankings[0] if single else rankings
+
+    def score(self, pairs: Iterable[tuple[str, str]], progress: bool | None = None) -> np.ndarray:
+        """Return the scores of pairs of a query and a doc, float32 [pairs]. Each text is tokenized once.
+
+        Args:
+            pairs: The pairs.
+            progress: As in `rank`.
+
+        Raises:
+            DataError: A pair does not consist of two texts, or a score is not finite.
+        """
+        wanted = list(pairs)
+        for pair in wanted:
+            if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
+                raise DataError(f"pairs: expected a query and a doc, both texts; got {pair!r:.200}")
+        if not wanted:
+            return np.zeros(0, dtype=np.float32)
+        query_ids, doc_ids = (
+            {text: str(i) for i, text in enumerate(dict.fromkeys(texts))} for texts in zip(*wanted, strict=True)
+        )
+        docs_of: dict[str, dict[str, None]] = {}
+        for query, doc in wanted:
+            docs_of.setdefault(query_ids[query], {})[doc_ids[doc]] = None
+        batches = ScoreBatches(
+            Collection(
+                "texts",
+                MemoryDocs([]),
+                {text_id: text for text, text_id in query_ids.items()},
+                {},
+                Candidates.from_lists((query, list(docs), [0.0] * len(docs)) for query, docs in docs_of.items()),
+            ),
+            None,
+            Collator.of(self._inputs, self._store(0, query_ids), self._store(1, doc_ids), self._limits),
+            self.max_tokens,
+        )
+        shown = len(wanted) >= LONG_WORK and sys.stderr.isatty() if progress is None else progress
+        run = score_collection(self.scorer, batches, self._devices, progress="rank" if shown else None)
+        assert run is not None
+        return np.array([run[query_ids[query]][doc_ids[doc]] for query, doc in wanted], dtype=np.float32)
+
+    def _store(self, text: int, ids: Mapping[str, str]) -> MemoryStore:
+        """Tokenize texts, text -> id; `text` is 0 for queries and 1 for docs."""
+        around = self._inputs.affixes(text).around
+        return MemoryStore(self._encoders[text], {text_id: around(value) for value, text_id in ids.items()})
+
+
+def _lists_of(docs: Any, count: int, single: bool) -> list[Any]:
+    """Return the docs of each query."""
+    if single or isinstance(docs, Mapping):
+        return [docs] * count
+    lists = list(docs)
+    nested = bool(lists) and all(not isinstance(part, (str, Mapping, Doc)) or _is_table(part) for part in lists)
+    if not nested:
+        return [lists] * count
+    if len(lists) != count:
+        raise DataError(f"docs: expected a list of docs for each of {count} queries, got {len(lists)} lists")
+    return lists
+
+
+def _is_table(part: Any) -> bool:
+    """Whether a mapping is one from ids to texts, and no doc."""
+    return isinstance(part, Mapping) and "text" not in part
+
+
+def _docs_of(docs: Any) -> list[Doc]:
+    """Return the docs of a query with their ids."""
+    if isinstance(docs, str):
+        raise DataError(f"docs: expected a list of docs, got one text ({docs!r:.80}); put it into a list")
+    entries = [{"id": key, "text": text} for key, text in docs.items()] if isinstance(docs, Mapping) else list(docs)
+    found = [_doc_of(entry, position) for position, entry in enumerate(entries)]
+    seen: dict[str, int] = {}
+    for position, doc in enumerate(found):
+        if doc.doc_id in seen:
+            raise DataError(
+                f"docs[{position}]: expected an id of its own, got {doc.doc_id!r}, which docs[{seen[doc.doc_id]}] has"
+            )
+        seen[doc.doc_id] = position
+    return found
+
+
+def _doc_of(entry: Any, position: int) -> Doc:
+    if isinstance(entry, Doc):
+        return entry
+    values = {"text": entry} if isinstance(entry, str) else entry
+    if not isinstance(values, Mapping) or not isinstance(values.get("text"), str):
+        raise DataError(f"docs[{position}]: expected a text, or a mapping with a text under 'text'; got {entry!r:.200}")
+    title = values.get("title") or ""
+    return Doc(str(values.get("id", values.get("doc_id", position))), values["text"], title)

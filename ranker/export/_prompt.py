@@ -1,0 +1,40 @@
+"""The prompt of a cross-encoder, in `prompt.json` beside the weights; other programs have no place for a template."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from ranker.encoders.model_folder import read_object
+from ranker.export._modules import write_json
+
+log = logging.getLogger(__name__)
+
+FILE = "prompt.json"
+
+
+def write_prompt(folder: Path, prompt: str | None) -> None:
+    """Write a prompt, with its instruction and `{query}` and `{doc}` open; None writes nothing."""
+    if prompt is not None:
+        write_json(folder / FILE, {"prompt": prompt})
+
+
+def read_prompt(folder: Path) -> str | None:
+    """Return the prompt in a folder; None if it has none."""
+    prompt = read_object(folder / FILE).get("prompt")
+    return None if prompt is None else str(prompt)
+
+
+def trained_prompt(source: str | None, wanted: str | None) -> str | None:
+    """Return the prompt that a scorer gets: the wanted one, else that of the weights' training.
+
+    Another prompt than in training is reported.
+
+    Args:
+        source: Folder or hub id of the weights; None: they are random.
+        wanted: The prompt that the configuration gives; None if it gives none.
+    """
+    stored = None if source is None else read_prompt(Path(source))
+    if stored is not None and wanted not in (None, stored):
+        log.warning("model.prompt: %s was trained with another prompt, %r; it gets %r", source, stored, wanted)
+    return stored if wanted is None else wanted
