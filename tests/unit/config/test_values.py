@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ranker.cli import entry
 from ranker.cli.complaints import in_one_line
 from ranker.config.check import check
+from ranker.config.sets import as_alone
 from ranker.config.values import RANGES, WORDS, Range
 from ranker.errors import ConfigError
 
@@ -53,11 +54,22 @@ COMPOSED = {
         ["model=multitask", "loss=hinge", "data=files", "data.path=."],
         ["loss=margin_mse"],
         ["loss=listnet"],
+        [
+            "data=mixed",
+            "+data@data.sets.a=cwe",
+            "+data@data.sets.b=cwe",
+            "+data.sets.a.weight=1",
+            "+data.sets.a.cap=9",
+            "+data.sets.a.max_query_tokens=9",
+            "+data.sets.a.max_doc_tokens=9",
+            "+data.sets.a.max_pair_tokens=99",
+        ],
     ],
     "evaluate": [["checkpoint=."], ["run=.", "qrels=."]],
     "search": [["model=bm25", "data=ir_datasets", "index=ivf_pq"], ["checkpoint=.", "index=hnsw"]],
     "probe": [["encoder=tiny"], ["encoder=tiny", "probe=[gap,jsonl,ner_rules,fact_synth]"]],
     "label": [["teacher=[.]"], ["teacher=.", "data=cwe"]],
+    "rerank": [["checkpoint=."], ["checkpoint=.", "run=.", "queries=.", "docs=."]],
 }
 
 
@@ -285,7 +297,7 @@ def test_the_tables_name_keys_that_exist(composed):
     known, classes = set(), set()
     for cfg in composed.values():
         for key in leaves(cfg):
-            known.add(key)
+            known |= {key, as_alone(key)}
             parent = OmegaConf.select(cfg, key.rpartition(".")[0]) if "." in key else cfg
             if isinstance(parent, DictConfig) and "_target_" in parent:
                 classes.add(f"{str(parent._target_).rpartition('.')[2]}.{key.rpartition('.')[2]}")
