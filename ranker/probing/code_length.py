@@ -98,7 +98,7 @@ def online_code(label_probabilities: np.ndarray, block_ends: Sequence[int], clas
     """Length of the code, from the probability that the probe gave to each target's label.
 
     Args:
-        label_probabilities: [targets]; the values of the first block are ignored.
+        label_probabilities: [targets]; values in the first block are ignored, since it has the uniform code.
         block_ends: End of each block, in targets; the last end is the number of targets.
         classes: Number of classes.
 

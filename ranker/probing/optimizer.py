@@ -24,8 +24,8 @@ class Dropout:
         self._keys, self._step = list(keys), 0
         self._generators = [torch.Generator(device).manual_seed(key) for key in keys]
         self._rate, self._shape, self._device = rate, shape, device
-        # A GPU draws the masks of several steps at once. One kernel launch per member and step would take most of the
-        # time.
+        # A GPU draws the masks of several steps at once, because one kernel launch per member and step would take most
+        # of the time.
         self._steps = max(1, min(64, (1 << 19) // (shape[0] * shape[1])))
         self._drawn: Tensor | None = None
         self._used = self._steps
@@ -48,7 +48,7 @@ class Dropout:
         return self._drawn[:, self._used - 1, :targets]
 
     def _draw(self, key: int, targets: int) -> Tensor:
-        """A member's factors in this step, float32 [targets, hidden]. More targets would have the same first rows."""
+        """A member's factors in this step, float32 [targets, hidden]. Rows do not depend on the number of targets."""
         drawn = np.random.Generator(np.random.SFC64([key, self._step])).integers(
             0, 1 << 16, (targets, self._shape[1]), dtype=np.uint16
         )
@@ -67,7 +67,7 @@ class Adam:
     Args:
         parameters: float32 [members, parameters]; changed in place.
         lr: Learning rate.
-        clip: Largest norm of a member's gradient.
+        clip: Maximum norm of a member's gradient.
     """
 
     BETAS, EPS = (0.9, 0.999), 1e-8
@@ -90,7 +90,7 @@ class Adam:
             self._step_all(clipped)
 
     def _step_all(self, clipped: Tensor) -> None:
-        """Update all members at once, because the number of kernel launches decides the time on a GPU."""
+        """Update all members at once: on a GPU, kernel launches take most of the time."""
         first, second = self.BETAS
         gradient = self.gradient.mul_(clipped)
         mean = self._mean.lerp_(gradient, 1 - first)
@@ -99,7 +99,7 @@ class Adam:
         self.parameters.sub_(mean.div(scale).mul_(self.rates / (1 - first**self._steps)))
 
     def _step_each(self, clipped: Tensor) -> None:
-        """Update one member after another with torch's fused kernel, because memory reads decide the time on a CPU."""
+        """Update one member after another with torch's fused kernel: on a CPU, memory reads take most of the time."""
         steps = torch.tensor(float(self._steps))
         for member, (rate, factor) in enumerate(
             zip(self.rates.squeeze(1).tolist(), clipped.squeeze(1).tolist(), strict=True)

@@ -83,11 +83,11 @@ def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
 
     Raises:
         TaskUnavailable: The file does not exist.
-        DataError: A line has another number of numbers, or the file has none of the wanted words.
+        DataError: A line has more or fewer numbers than the first one, or no wanted word has a vector.
     """
     if not path.is_file():
         raise TaskUnavailable(
-            f"probe.sem.vectors: expected a file of word vectors in GloVe's layout, got {str(path)!r}, which is none"
+            f"probe.sem.vectors: expected a file of word vectors in GloVe's layout, got {str(path)!r}, which is no file"
         )
     words: list[str] = []
     rows: list[np.ndarray] = []
@@ -148,7 +148,7 @@ def ppmi_svd(
         dim: Size of a vector; less for a small vocabulary.
         window: Number of words on each side that count as neighbours.
         min_count: Minimum count of a word in the vocabulary.
-        max_words: Maximum size of the vocabulary; the most frequent words are in it.
+        max_words: Maximum size of the vocabulary; the most frequent words are kept.
         max_docs: Maximum number of docs that are read.
         seed: Seed of the start vector of the decomposition.
 
@@ -187,7 +187,7 @@ def ppmi_svd(
 def _neighbours(
     texts: list[list[str]], index: dict[str, int], window: int, chunk_docs: int = 2_000
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Indices of the first and second words of all pairs of words at most `window` words apart in one doc."""
+    """Yield pairs of words at most `window` words apart in one doc: indices of the first and of the second words."""
     for first in range(0, len(texts), chunk_docs):
         chunk = texts[first : first + chunk_docs]
         flat = np.array([index.get(word, -1) for words in chunk for word in words], dtype=np.int64)

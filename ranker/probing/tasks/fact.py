@@ -1,4 +1,4 @@
-"""Probing task: does the doc support or refute the query? Labels from labelled pairs."""
+"""Probing task: does the doc support or refute the query? The labels come from a data set."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Row = tuple[str, str, str, str | None]  # query_id, doc_id, label, part
 
 
 class FactChecking:
-    """Label each pair of claim and evidence as its annotators did. Pairs without a verdict are left out.
+    """Pairs of claim (query) and evidence (doc) with the annotators' labels. Pairs without a verdict are left out.
 
     Reads a folder in one of two layouts, plain or gzipped: docs.jsonl, queries.tsv and labels.tsv (columns query_id,
     doc_id, label and optionally split), or BEIR's corpus.jsonl, queries.jsonl and qrels/*.tsv with the label in the
-    query's metadata. Each part is the source's part of that name, so that no claim is in both train and test.
+    query's metadata. Train, val and test are the data set's splits, so that no claim is in both train and test.
 
     Args:
-        path: The folder; None: the data has no labels, and the task is not available.
+        path: The folder; None: there are no labels, so the task is unavailable.
     """
 
     classes: tuple[str, ...] | None = None
