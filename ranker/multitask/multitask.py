@@ -1,4 +1,4 @@
-"""Multitask cross-encoder: monoBERT with heads for probing tasks, each at a layer of its own.
+"""Multitask cross-encoder: monoBERT with heads for probing tasks, each reading a chosen layer.
 
 After Wallat, Beringer, Anand and Anand, "Probing BERT for Ranking Abilities" (ECIR 2023, DOI
 10.1007/978-3-031-28238-6_17).
@@ -35,7 +35,7 @@ class TaskHead(nn.Module):
 
     Args:
         spec: Configuration of the head.
-        layers: The layers that the head reads; several are mixed with learned softmax weights, which start equal
+        layers: The layers that the head reads; several are mixed by learned softmax weights, which start equal
             (Peters et al., 2018, arXiv:1802.05365).
         pooling: `cls`, `mean` or `span`.
         dim: Size of a state.
@@ -135,8 +135,8 @@ class Multitask(MonoBERT):
         for task_head in read_heads(heads or []):
             if task_head.layer == "auto":
                 raise ConfigError(
-                    f"model.heads.{task_head.label}.layer: expected a layer, got auto, which is read from a report "
-                    "before training"
+                    f"model.heads.{task_head.label}.layer: expected a layer, got auto, which a probing report "
+                    "replaces before training"
                 )
             task = make_task(task_head)
             pooled = task_head.pooling or ("mean" if task.whole_text else "span")
