@@ -1,4 +1,4 @@
-"""Binary cross-entropy with soft labels, for each doc on its own."""
+"""Binary cross-entropy with soft labels, doc by doc."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class BCE(nn.Module):
 
     Args:
         max_label: The label m that means certainly relevant; labels are divided by it. Must be positive.
-        positive_weight: Weight w of the relevant part; the number of negatives per positive balances both parts. Must
-            be positive.
+        positive_weight: Weight w of the relevant part; if it is the number of negatives per positive, both parts weigh
+            the same. Must be positive.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 1.5]])

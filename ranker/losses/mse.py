@@ -1,4 +1,4 @@
-"""Mean squared error on a teacher's scores, for each doc on its own."""
+"""Mean squared error on a teacher's scores, doc by doc."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class MSE(nn.Module):
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i (s_i - y_i)^2
 
-    The student learns the teacher's scale and offset too; `margin_mse` and `kl` ignore the offset. A group without docs
-    counts 0. A group of a single doc counts too.
+    The student learns the teacher's scale and offset too; `margin_mse` and `kl` ignore the offset. A group of one doc
+    counts; a group without docs counts 0.
 
     Source: Ba and Caruana, "Do Deep Nets Really Need to be Deep?", NIPS 2014 (regression to a teacher's logits).
 
