@@ -244,7 +244,9 @@ class Results:
                     for i, (row, note) in enumerate(zip(task_rows, json.loads(str(arrays["notes"])), strict=True)):
                         results.append(_result(row, note, arrays[f"bits{i}"]))
         except (OSError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
-            raise DataError(f"{folder}: expected a whole probing run, got {error!r}; run it again") from error
+            raise DataError(
+                f"{folder}: expected a whole probing run, got a file that cannot be read ({error}); run it again"
+            ) from error
         return cls(results, tasks, rows[0]["units"] if rows else "bits")
 
 
