@@ -66,8 +66,8 @@ class Devices:
         """Compute on the first process and return the result there, None elsewhere; a collective.
 
         Raises:
-            RankerError: `compute` raised one. Every process raises; only the first one's error has a text, so that it
-                is printed once.
+            RankerError: `compute` raised it. All processes raise one; only the first process's has a text, so that the
+                text is printed once.
         """
         result, error = None, None
         if self.is_first:

@@ -9,7 +9,7 @@ from ranker.losses._groups import mean_in_groups, real_cells, require_positive
 
 
 class BCE(nn.Module):
-    r"""Binary cross-entropy between a soft label and the sigmoid of the score, which is the log-odds of relevance.
+    r"""Binary cross-entropy between a soft label and the sigmoid of the score; the score is the log-odds of relevance.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i
         [-w\, t_i \log \sigma(s_i) - (1 - t_i) \log (1 - \sigma(s_i))], \quad t_i = \min(\max(y_i / m, 0), 1)

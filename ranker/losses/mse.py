@@ -8,7 +8,7 @@ from ranker.losses._groups import mean_in_groups, real_cells
 
 
 class MSE(nn.Module):
-    r"""Squared error between a score and its label, which is a teacher's score.
+    r"""Squared error between a score and its label; labels are a teacher's scores.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i (s_i - y_i)^2
 

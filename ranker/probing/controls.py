@@ -28,7 +28,7 @@ def check_controls(names: Sequence[str]) -> None:
 
 
 def type_of(example: ProbeExample, target: Target) -> str:
-    """The word type that decides the control task's label (Hewitt and Liang, EMNLP 2019, arXiv:1909.03368).
+    """The word type that determines the control task's label (Hewitt and Liang, EMNLP 2019, arXiv:1909.03368).
 
     It is the lower-case text of the first span. If the first span is a whole query, it is the query's first content
     word.

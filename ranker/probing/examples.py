@@ -232,20 +232,18 @@ def check_example(example: ProbeExample, where: str) -> None:
     for span in (span for target in example.targets for span in target.spans):
         text = example.query if span.side == "query" else example.doc
         if span.side not in SIDES:
-            raise DataError(
-                f"{where}: expected a span's side to be query or doc, got {shown(span.side)}; mend the span"
-            )
+            raise DataError(f"{where}: expected a span's side to be query or doc, got {shown(span.side)}; fix the span")
         whole = span.start is None and span.end is None
         if not whole and not (
             type(span.start) is int and type(span.end) is int and 0 <= span.start < span.end <= len(text)
         ):
             raise DataError(
                 f"{where}: expected a span inside the {span.side}'s {len(text)} characters, "
-                f"got {shown(span.start)} to {shown(span.end)}; mend the span"
+                f"got {shown(span.start)} to {shown(span.end)}; fix the span"
             )
     if example.part not in (None, *PARTS):
         raise DataError(
-            f"{where}: expected part to be train, val or test, got {shown(example.part)}; mend it or leave it out"
+            f"{where}: expected part to be train, val or test, got {shown(example.part)}; fix it or leave it out"
         )
 
 

@@ -92,7 +92,7 @@ class ProbeData:
         part: Part of each pair, str [pairs].
         pair_starts: Pair i has the targets from `pair_starts[i]` to `pair_starts[i + 1]`, int64 [pairs + 1].
         labels: Class of each target, int64 [targets].
-        types: Word type of each target, which decides the control task's label, [targets].
+        types: Word type of each target, which determines the control task's label, [targets].
         bins: The bins, if the labels are bins.
         num_cut: Number of targets left out because truncation cut a span.
         fingerprint: Hash of labeller, texts, spans, labels and parts.
@@ -241,7 +241,7 @@ def _classes(
     unknown = sorted(set(labels) - set(classes))
     if unknown:
         raise DataError(
-            f"probe.{task.name}: expected one of the labels {', '.join(classes)}, got {unknown[0]!r}; mend the labels"
+            f"probe.{task.name}: expected one of the labels {', '.join(classes)}, got {unknown[0]!r}; fix the labels"
         )
     class_index = {name: i for i, name in enumerate(classes)}
     return np.array([class_index[label] for label in labels], dtype=np.int64), classes, None

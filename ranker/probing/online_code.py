@@ -55,7 +55,7 @@ class Job:
 
     Args:
         inputs: States, spans and pairs.
-        states_key: Hash of everything that decides the states.
+        states_key: Hash of everything that determines the states.
         layers: Layer to probe -> its index on the states' layer axis.
         label_sets: Label sets, all with the same number of classes.
         classes: Number of classes.

@@ -105,7 +105,7 @@ def assign_parts(
         if group_by == "query" and part_of.setdefault(example.query_id, part) != part:
             raise DataError(
                 f"probing pairs: expected each query in one part, got {example.query_id!r} in "
-                f"{part_of[example.query_id]} and {part}, as its source says; mend the source, or set group_by=pair"
+                f"{part_of[example.query_id]} and {part}, as its source says; fix the source, or set group_by=pair"
             )
     missing = {"train", "val", "test"} - set(parts)
     if missing:

@@ -101,15 +101,13 @@ def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
             with np.errstate(over="ignore"):
                 row = np.array(numbers, dtype=np.float32)
         except ValueError as error:
-            raise DataError(
-                f"{path}:{number}: expected a word and numbers, got {shown(line)}; mend the line"
-            ) from error
+            raise DataError(f"{path}:{number}: expected a word and numbers, got {shown(line)}; fix the line") from error
         if not len(row) or not np.isfinite(row).all():
-            raise DataError(f"{path}:{number}: expected a word and finite numbers, got {shown(line)}; mend the line")
+            raise DataError(f"{path}:{number}: expected a word and finite numbers, got {shown(line)}; fix the line")
         if total is not None and (len(row) != len(total) or _is_number(word.rpartition(" ")[2] if " " in word else "")):
             got = len(line.split()) - 1
             raise DataError(
-                f"{path}:{number}: expected {len(total)} numbers as in the first line, got {got}; mend the line"
+                f"{path}:{number}: expected {len(total)} numbers as in the first line, got {got}; fix the line"
             )
         total = row.astype(np.float64) if total is None else total + row
         lines += 1

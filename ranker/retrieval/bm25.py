@@ -133,7 +133,7 @@ class BM25:
         return _TokenIds(offsets, np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)), vocabulary
 
     def search(self, queries: Mapping[str, str], depth: int) -> Candidates:
-        """Return the best docs of each query, only docs that share a word with it.
+        """Return the best docs of each query, among docs that share a word with the query.
 
         Equal scores are in trec_eval's order, by descending doc id. This order also decides ties at rank `depth`.
 

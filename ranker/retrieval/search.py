@@ -76,7 +76,7 @@ class BM25Engine:
         self.queries, self._bm25, self.num_bytes, self.vector_bytes = collection.queries, bm25, bm25.num_bytes, 0
 
     def search(self, query_ids: Sequence[str], depth: int) -> Candidates:
-        """Return the best docs of each query, only docs that share a word with it."""
+        """Return the best docs of each query, among docs that share a word with the query."""
         return self._bm25.search({query_id: self.queries[query_id] for query_id in query_ids}, depth)
 
     def score(self, query_id: str, doc_ids: Sequence[str]) -> dict[str, float]:

@@ -97,7 +97,7 @@ def claim(folder: Path, description: Description) -> None:
                 file.write(json.dumps(asdict(description), indent=1) + "\n")
     stored = read_description(folder)
     for key, reason in {
-        "scorer": "was made by other weights, tokenizer or pooling", "similarity": "is for another similarity",
+        "scorer": "was computed with other weights, tokenizer or pooling", "similarity": "is for another similarity",
         "docs": "holds other docs", "num_docs": "holds other docs", "format": "has files of another version",
     }.items():  # fmt: skip
         if getattr(stored, key) != getattr(description, key):

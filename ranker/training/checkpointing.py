@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class SaveBest(ModelCheckpoint):
     """Keep `best.ckpt`, the checkpoint with the highest value of a monitored measure.
 
-    A resumed run links the best checkpoint of the run that it continues into its own folder.
+    A resumed run links the earlier run's best checkpoint into its folder.
 
     Args:
         folder: Folder of the file.

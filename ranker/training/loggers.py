@@ -55,8 +55,8 @@ class Wandb(WandbLogger):
 
     `wandb.json` holds the run's id and `wandb.jsonl` its curves. Each entry has `trainer/global_step`, the x axis of
     all curves. wandb's step counter only increases, so no value is dropped (PC-89). wandb's file lacks the last seconds
-    of a killed run. A resumed run therefore first logs those of the earlier run's entries that the server does not have
-    (offline: all of them). It repeats the steps after its checkpoint bit by bit; values that the earlier run has logged
+    of a killed run. A resumed run therefore first logs the entries of the earlier run that the server lacks (offline:
+    all of them). It repeats the steps after its checkpoint bit by bit; values that the earlier run has logged
     for these steps are not logged again.
 
     Args:

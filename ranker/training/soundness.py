@@ -53,9 +53,9 @@ def check_scores(scorer: Scorer) -> None:
         change = float((together - alone).abs().max())
         if change > ROUNDING * max(1.0, float(together.abs().max())) and change > 0.01 * spread:
             raise ConfigError(
-                f"model: expected scores that depend on the pair alone, got one that changes by {change:.2g} beside "
-                f"another doc (two docs differ by {spread:.2g}); padding reaches the states of this encoder, take "
-                "another"
+                f"model: expected scores that depend on the pair alone, got one that changes by {change:.2g} with "
+                f"another doc in the batch (two docs differ by {spread:.2g}); padding reaches the states of this "
+                "encoder, take another"
             )
     finally:
         module.train(training)

@@ -115,7 +115,7 @@ class Throughput(pl.Callback):
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Leave out the time between epochs; the start of the data loader belongs to the epoch."""
+        """Start counting: the start of the data loader is counted, the time between epochs is not."""
         self._since = time.perf_counter()
 
     def on_train_batch_end(
@@ -169,7 +169,7 @@ class Throughput(pl.Callback):
             torch.cuda.synchronize(self._device)
 
     def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Leave out the validation; the device's pending work belongs to the steps."""
+        """Stop counting, after the device has finished the steps before the validation."""
         if self._since is not None:
             self._wait_for_device()
             self._count_time(trainer)
@@ -180,7 +180,7 @@ class Throughput(pl.Callback):
             self._since = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Count the device's pending work."""
+        """Stop counting, after the device has finished the epoch's steps."""
         if self._since is not None:
             self._wait_for_device()
             self._count_time(trainer)

@@ -115,7 +115,7 @@ class FactChecking:
         for number, line in lines:
             cells = line.split("\t")
             if len(cells) != len(columns):
-                raise DataError(f"{path}:{number}: expected {len(columns)} columns, got {len(cells)}; mend the line")
+                raise DataError(f"{path}:{number}: expected {len(columns)} columns, got {len(cells)}; fix the line")
             row = dict(zip(columns, cells, strict=True))
             label = _verdict(row["label"])
             if label is not None:
@@ -139,7 +139,7 @@ class FactChecking:
                 if len(cells) < 3:
                     raise DataError(
                         f"{path}:{number}: expected query-id, corpus-id and a whole number between tabs, "
-                        f"got {shown(line)}; mend the line"
+                        f"got {shown(line)}; fix the line"
                     )
                 label = _beir_label(metadata.get(cells[0]), cells[1])
                 if read_grade(cells[2].strip(), f"{path}:{number}") > 0 and label is not None:
@@ -161,7 +161,7 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
             or not isinstance(entry.get("_id"), (str, int))
             or not isinstance(entry.get("text"), str)
         ):
-            raise DataError(f"{path}:{number}: expected an object with _id and text, got {shown(line)}; mend the line")
+            raise DataError(f"{path}:{number}: expected an object with _id and text, got {shown(line)}; fix the line")
         yield entry | {"_id": str(entry["_id"])}
 
 
@@ -183,5 +183,5 @@ def _verdict(label: str) -> str | None:
 
 def _part(name: str, where: str) -> str | None:
     if name not in PART_OF:
-        raise DataError(f"{where}: expected the split to be train, dev or test, got {shown(name)}; mend it")
+        raise DataError(f"{where}: expected the split to be train, dev or test, got {shown(name)}; fix it")
     return PART_OF[name]

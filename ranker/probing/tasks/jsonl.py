@@ -152,12 +152,12 @@ def _from_words(record: Any, where: str, words: Any) -> ProbeExample:
 
 def _side_span(words: Any, border: int, where: str) -> Span:
     if not len(words):
-        raise DataError(f"{where}: expected a span of at least one word inside the text, got none; mend the span")
+        raise DataError(f"{where}: expected a span of at least one word inside the text, got none; fix the span")
     start, end = words.start_char, words.end_char
     if end < border:
         return Span("query", start, end)
     if start >= border:
         return Span("doc", start - border, end - border)
     raise DataError(
-        f"{where}: expected a span inside the query or the passage, got {words.text!r} across both; mend the span"
+        f"{where}: expected a span inside the query or the passage, got {words.text!r} across both; fix the span"
     )
