@@ -28,7 +28,7 @@ _EXACT = FallbackProvider(
     [ir_measures.pytrec_eval, ir_measures.judged, ir_measures.compat, ir_measures.accuracy, ir_measures.cwl_eval]
 )
 _QUERIES_AT_ONCE = 500
-_UNJUDGED = "<no doc>"  # can't be a doc id, which has no blanks
+_UNJUDGED = "<no doc>"  # can't be a doc id, which has no spaces
 
 
 @dataclass(frozen=True)

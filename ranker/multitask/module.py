@@ -158,7 +158,7 @@ class MultitaskModule(RerankModule):
         return losses
 
     def _compares_gradients(self, step: TaskStep) -> bool:
-        """Whether gradient cosines are logged at this step; it must have rows of ranking and of another task."""
+        """Whether gradient cosines are logged at this step, which needs rows of ranking and of another task."""
         every = self.weighting.cosine_every * self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return every > 0 and (self.trainer.global_step + 1) % every == 0 and step.rows[0] > 0 and any(step.rows[1:])
 

@@ -41,7 +41,7 @@ class TaskHead(nn.Module):
         dim: Size of a state.
         num_outputs: Number of classes; 1 for regression.
         hidden: Size of the hidden layer.
-        dropout: Probability of both dropouts.
+        dropout: Rate of both dropouts.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Multitask(MonoBERT):
         num_labels: Outputs of the ranking head, 1 or 2 (the score is the log-odds).
         dropout: Dropout before the ranking head.
         heads: The auxiliary heads, each a mapping with the keys of `ranker.multitask.options.Head`.
-        head_hidden: Size of a head's hidden layer.
-        head_dropout: Probability of both dropouts of a head.
+        head_hidden: Size of an auxiliary head's hidden layer.
+        head_dropout: Rate of both dropouts of an auxiliary head.
 
     Raises:
         ConfigError: A head is invalid, or the encoder has no such layer.
@@ -151,7 +151,7 @@ class Multitask(MonoBERT):
         return list(self.heads.values())  # type: ignore[arg-type]
 
     def auxiliary_tasks(self) -> list[AuxiliaryTask]:
-        """Return the probing task of each head, and how the head reads it."""
+        """Return the probing task of each head, with the head's options and pooling."""
         return [AuxiliaryTask(head.spec, make_task(head.spec), head.pooling) for head in self.task_heads()]
 
     def forward(self, batch: RankBatch) -> Tensor:

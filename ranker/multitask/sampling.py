@@ -51,8 +51,8 @@ def probabilities(sampling: TaskSampling, sizes: tuple[int, ...], epoch: int, nu
 class TaskPlan:
     """The optimizer steps of an epoch over all tasks; their content depends on the configuration alone.
 
-    A mixed step has the same ranking groups as in a training without auxiliary tasks, and so many auxiliary rows that
-    ranking has its share. An epoch is then one pass over the ranking groups. A homogeneous step has one task:
+    A mixed step has the same ranking groups as in a training without auxiliary tasks, and the number of auxiliary rows
+    that gives ranking its share. An epoch is then one pass over the ranking groups. A homogeneous step has one task:
     `batch.queries` ranking groups, or as many auxiliary rows as these groups have rows. An epoch then has as many steps
     as a pass over the ranking groups takes at the first epoch's shares.
 

@@ -55,7 +55,7 @@ class Dropout:
         return torch.from_numpy(drawn >= round(self._rate * (1 << 16))).float().div_(1 - self._rate)
 
     def keep(self, members: Tensor) -> None:
-        """Remove all other members; `members` are indices, int64 [members]."""
+        """Keep only the members with these indices, int64 [members]."""
         self._keys = [self._keys[i] for i in members.tolist()]
         self._generators = [self._generators[i] for i in members.tolist()]
         self._drawn = None if self._drawn is None else self._drawn[members.to(self._device)]
@@ -125,7 +125,7 @@ class Adam:
             )
 
     def keep(self, members: Tensor) -> None:
-        """Remove all other members; `members` are indices, int64 [members]."""
+        """Keep only the members with these indices, int64 [members]."""
         self.parameters, self.gradient = self.parameters[members], self.gradient[members]
         self.rates = self.rates[members]
         self._mean, self._square = self._mean[members], self._square[members]

@@ -142,7 +142,7 @@ class EdgeProbe:
 
 
 class _SpanSums(torch.autograd.Function):
-    """Projected weighted sum of each span. Its gradient is written out: autograd would take twice as long on a CPU."""
+    """Projected weighted sum of each span. Its backward is written by hand: autograd takes twice as long on a CPU."""
 
     @staticmethod
     def forward(ctx: Any, project: Tensor, bias: Tensor, score: Tensor, chunks: Sequence[SpanStates]) -> Tensor:

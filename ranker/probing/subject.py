@@ -94,7 +94,7 @@ class Subject:
         Raises:
             CheckpointError: The folder holds no trained ranker, or the ranker has no encoder.
         """
-        from ranker.checkpoint import load_scorer  # here: it imports the configuration code too
+        from ranker.checkpoint import load_scorer  # imported here: it also imports the configuration code
 
         scorer = load_scorer(path, weights)
         encoder = getattr(scorer, "encoder", None)

@@ -27,8 +27,8 @@ class TrainingOptions:
         lr: Adam's learning rate at the start.
         batch_pairs: Pairs per batch.
         max_rounds: Maximum number of rounds.
-        round_steps: Minimum steps of a round. A round is the smallest whole number of passes over the training pairs
-            that has so many steps.
+        round_steps: Minimum steps of a round. A round is the smallest number of whole passes over the training pairs
+            with at least that many steps.
         patience: Training stops after this many consecutive rounds without a lower validation loss.
         small_val_pairs: Maximum validation pairs for portions below 5 % of the training pairs; None: all.
         lr_factor: Factor on the learning rate after each round without a lower validation loss.

@@ -11,8 +11,8 @@ import regex
 
 from ranker.errors import ConfigError
 
-# Scripts without blanks between words. Hangul has blanks, but particles are attached to words (treated as in Lucene's
-# CJKAnalyzer).
+# Scripts without spaces between words. Hangul has spaces, but its particles are attached to words, so it is treated as
+# in Lucene's CJKAnalyzer.
 UNSPACED = ("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer", "Myanmar")
 _UNSPACED = "[" + "".join(rf"\p{{scx={script}}}" for script in UNSPACED) + "]"
 # bm25s' names of English stop word lists; they lack "i", because bm25s' tokenizer never returns it
@@ -29,7 +29,7 @@ class Words:
     """Split texts into words, drop stop words and stem the others.
 
     A word is a run of letters, marks, digits and underscores, in lower case and in Unicode's form NFKC. In scripts
-    without blanks between words, a run becomes its overlapping pairs of characters and its single characters.
+    without spaces between words, a run becomes its overlapping pairs of characters and its single characters.
 
     Args:
         stemmer: Snowball stemmer by language; None: no stemming.

@@ -60,7 +60,7 @@ class WholeFiles(CheckpointIO):
         map_location: Any = "cpu",
         weights_only: bool | None = True,
     ) -> dict[str, Any]:
-        """Read tensors and plain values; `weights_only` is ignored, since nothing else is ever read.
+        """Read tensors and plain values; `weights_only` is ignored, because other objects are never read.
 
         Raises:
             CheckpointError: The file is no checkpoint, is damaged, or holds other objects.

@@ -108,7 +108,7 @@ def write_dump(
 
 
 def read_dump(folder: Path) -> tuple[TrainStep, dict[str, Tensor], dict[str, Any]]:
-    """Read a dump: the step for a single device, the weights before it, and the content of `dump.json`.
+    """Read a dump: the step, merged for a single device, the weights before it, and the content of `dump.json`.
 
     Raises:
         CheckpointError: The folder is not a dump, or is damaged.

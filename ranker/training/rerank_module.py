@@ -135,7 +135,7 @@ class RerankModule(pl.LightningModule):
         # the value on the hardware that wrote it.
         if optimizer.param_groups[0].get("fused"):
             # The fused kernel skips the update of weights and moments if `found_inf` is set. The host must not wait
-            # for the GPU, so it checks this step during the next one.
+            # for the GPU, so the host checks this step during the next one.
             optimizer.optimizer.found_inf = (~finite).float()
         elif not self._check_pending():
             optimizer.zero_grad()  # without gradients the optimizer's step changes nothing
@@ -200,7 +200,7 @@ class RerankModule(pl.LightningModule):
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
 
     def accumulate(self, step: TrainStep) -> Tensor:
-        """Backward over this device's micro-batches; returns its part of the step's loss, float64."""
+        """Run forward and backward over this device's micro-batches; returns their part of the step's loss, float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         if not step.micro_batches:  # every device must take part in the reduction
             self.manual_backward(self.zero_loss())
@@ -289,7 +289,7 @@ class RerankModule(pl.LightningModule):
         """Write the step's dump; then count the step as skipped, or end the training.
 
         Raises:
-            NonFinite: `nonfinite` is `stop`.
+            NonFinite: `nonfinite.action` is `stop`.
         """
         loader: Any = self.trainer.train_dataloader
         ids = loader.query_ids(step.epoch, step.index) if hasattr(loader, "query_ids") else []

@@ -1,4 +1,4 @@
-"""Probing task: does the doc support a claim? Claims are its sentences; half have a number or a name replaced."""
+"""Probing task: does the doc support a claim? Claims are sentences of docs, half with a number or name replaced."""
 
 from __future__ import annotations
 
