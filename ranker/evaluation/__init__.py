@@ -1,1 +1,1 @@
-"""Scoring of collections on all devices; measures, significance, reports and pictures of runs."""
+"""Score collections on all devices; compute measures, significance, reports and pictures of runs."""

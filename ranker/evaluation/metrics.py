@@ -22,13 +22,13 @@ from ranker.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from ranker.types import Qrels, Run
 
-# Only exact evaluators: gdeval rounds to 5 digits, msmarco breaks ties by another rule. cwl_eval computes RBP, BPM, ...
-# if it is installed.
+# Only exact evaluators: gdeval rounds to 5 digits, and msmarco breaks ties by another rule. cwl_eval is used only if it
+# is installed; it computes RBP, BPM, ...
 _EXACT = FallbackProvider(
     [ir_measures.pytrec_eval, ir_measures.judged, ir_measures.compat, ir_measures.accuracy, ir_measures.cwl_eval]
 )
 _QUERIES_AT_ONCE = 500
-_UNJUDGED = "<no doc>"  # can't be a doc id, which has no blanks
+_UNJUDGED = "<no doc>"  # can't be a doc id, which has no spaces
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Evaluation:
         per_query: query_id -> measure name -> value, for every judged query.
         num_queries: Number of judged queries.
         warnings: Facts that qualify the means, one sentence each.
-        num_without_results: Judged queries that are not in the run; they count 0.
-        num_without_relevant: Judged queries without a doc at or above the relevance threshold; binary measures are 0
-            for them.
-        num_ignored: Queries of the run without judgements.
+        num_without_results: Number of judged queries that are not in the run; they count 0.
+        num_without_relevant: Number of judged queries without a doc at or above the relevance threshold; their binary
+            measures are 0.
+        num_ignored: Number of queries of the run without judgements.
     """
 
     means: dict[str, float]
@@ -110,7 +110,7 @@ def parse_measures(names: Sequence[str | Measure]) -> list[Measure]:
     """Parse ir-measures names; a repeated measure is returned once.
 
     Raises:
-        ConfigError: Wrong names, one a line, each with the name that was probably meant.
+        ConfigError: Names are wrong; the message has a line for each, with the name that was probably meant.
 
     >>> parse_measures(["AP", "MRR@10", "AP(rel=2)", "MAP"])
     [AP, RR@10, AP(rel=2)]
@@ -188,7 +188,7 @@ def _hint(name: str, error: Exception) -> str:
         return f"give it a cutoff, as {base}@10" if cutoff_missing else str(error)
     try:
         with redirect_stdout(io.StringIO()):
-            return f"did you mean {ir_measures.parse_trec_measure(name)[0]}?"  # trec_eval's own name for it
+            return f"did you mean {ir_measures.parse_trec_measure(name)[0]}?"  # it is a name in trec_eval
     except (ValueError, KeyError, IndexError, TypeError):
         close = [base.lower()] if base.lower() in known else difflib.get_close_matches(base.lower(), known, n=1)
         return f"did you mean {known[close[0]]}{rest}?" if close else "https://ir-measur.es lists them"
@@ -197,21 +197,21 @@ def _hint(name: str, error: Exception) -> str:
 # values
 # ----------------------------------------------------------------------------------------------------
 
-_FROM_QRELS = ("NumRel", "NumQ")  # need no results; ir-measures would leave out queries that are not in the run
+_FROM_QRELS = ("NumRel", "NumQ")  # computed from qrels alone; ir-measures would leave out queries missing in the run
 
 
 def _measure(measures: Sequence[Measure], judged: Qrels, ranked: Run) -> Iterator[tuple[Measure, dict[str, float]]]:
     """Yield each measure with the values of the queries that have results; `ranked` holds strictly ordered scores."""
     grades = {relevance for docs in judged.values() for relevance in docs.values()}
     computed = {measure: _computed(measure, grades) for measure in measures if measure.NAME not in _FROM_QRELS}
-    # ir-measures 0.4.3 computes nDCG and NumRet together with any group of trec_eval options, even if that group has
-    # other gains or is restricted to judged docs; so each combination is computed by itself
+    # ir-measures 0.4.3 computes nDCG and NumRet together with measures of other options (gains, judged_only) and gives
+    # them those options; so each combination of these options is computed separately
     groups: dict[tuple[str, bool], list[Measure]] = {}
     for measure in dict.fromkeys(computed.values()):
         groups.setdefault((repr(measure.params.get("gains")), measure.params.get("judged_only", False)), []).append(
             measure
         )
-    # trec_eval reads beyond its tables if all grades of a query are negative; a further doc of grade 0 prevents that
+    # trec_eval reads beyond its tables if all grades of a query are negative; one more doc of grade 0 prevents that
     # and changes no value
     safe = {q: docs if max(docs.values()) >= 0 else {**docs, _UNJUDGED: 0} for q, docs in judged.items()}
     values: dict[Measure, dict[str, float]] = {measure: {} for measure in computed.values()}
@@ -230,7 +230,7 @@ def _measure(measures: Sequence[Measure], judged: Qrels, ranked: Run) -> Iterato
 
 
 def _computed(measure: Measure, grades: set[int]) -> Measure:
-    """A measure that trec_eval computes exactly and from which `measure` follows."""
+    """A measure that trec_eval computes exactly and from which `_finished` computes `measure`."""
     params: dict[str, Any] = dict(measure.params)
     if measure.NAME == "RR":
         params.pop("cutoff", None)
@@ -247,6 +247,7 @@ def _computed(measure: Measure, grades: set[int]) -> Measure:
 
 
 def _finished(measure: Measure, value: float) -> float:
+    """Apply the cutoff of RR, which `_computed` removes."""
     if (
         measure.NAME == "RR"
         and "cutoff" in measure.params
@@ -298,7 +299,7 @@ def _check_scores(query_id: str, docs: Mapping[str, float]) -> np.ndarray:
 def _strictly_ranked(query_id: str, docs: Mapping[str, float]) -> dict[str, float]:
     """Scores that every evaluator orders in the same way.
 
-    These are the given scores if they differ even in float32, else n..1 in trec_eval's order.
+    These are the given scores if all differ even in float32; else n, n - 1, ..., 1 in trec_eval's order.
     """
     scores = _check_scores(query_id, docs)
     if is_strict(scores):

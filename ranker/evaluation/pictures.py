@@ -50,7 +50,7 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
 def new_figure(
     width: float, height: float, rows: int = 1, columns: int = 1, share_x: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure in this program's style, sizes in inches; it needs no window system.
+    """An empty figure in `STYLE`, with sizes in inches; it needs no window system.
 
     Returns:
         The figure and its axes, row by row.
@@ -73,7 +73,7 @@ def read_curves(*folders: Path) -> Curves:
     """Logged values by name from `metrics.csv`, [(optimizer steps done, value)].
 
     Args:
-        folders: The run folder; for a resumed run, the earlier runs' folders before it, oldest first.
+        folders: The run folder; for a resumed run, first the folders of the earlier runs, oldest first.
     """
     curves: Curves = {}
     for part in folders:
@@ -92,13 +92,13 @@ def _read_metrics(path: Path) -> Curves:
         for row in csv.DictReader(lines):
             for name, text in row.items():
                 if text and not name.startswith(("step", "epoch", "test/")):
-                    # steps count from 0; a validation has the number of the step before it
+                    # steps count from 0; a validation is logged with the number of the last step before it
                     curves.setdefault(name, []).append((int(row["step"]) + 1, float(text)))
     return curves
 
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """Mean of each value and those before it, at most `window` of them.
+    """Mean over the last `window` values at each value, or over fewer at the start.
 
     >>> running_mean([4.0, 2.0, 6.0, 1.0], window=2)
     [4.0, 3.0, 4.0, 3.5]
@@ -152,7 +152,7 @@ def draw_curves(curves: Curves, monitor: str | None, title: str) -> Figure | Non
 
 
 def gains(per_query: Sequence[Mapping[str, Any]], measure: str) -> list[tuple[str, float]]:
-    """(query_id, value minus the baseline's), best first; queries of equal gain by id.
+    """(query_id, value minus baseline value), best first; queries of equal gain are sorted by id.
 
     >>> values = [("q1", 0.5, 1.0), ("q2", 1.0, 0.25)]
     >>> gains([{"query_id": q, "measures": {"RR": a}, "baseline": {"RR": b}} for q, a, b in values], "RR")
@@ -173,7 +173,7 @@ def draw_gains(query_gains: Sequence[tuple[str, float]], measure: str, title: st
     positions = np.arange(1, len(values) + 1)
     if len(values) <= 60:
         axes.bar(positions, values, color=np.where(values > 0, BLUE, ORANGE).tolist(), linewidth=0)
-    else:  # the same picture with two polygons in place of a rectangle for each query
+    else:  # the same picture, with two polygons instead of one rectangle per query
         for colour, half in ((BLUE, np.maximum(values, 0)), (ORANGE, np.minimum(values, 0))):
             axes.fill_between(positions, half, step="mid", color=colour, linewidth=0)
     wins, losses = int((values > 0).sum()), int((values < 0).sum())

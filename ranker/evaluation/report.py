@@ -1,4 +1,4 @@
-"""The files of an evaluation and its table on the screen; every number is computed from the run that is written."""
+"""The files of an evaluation and its table on the screen; every number is computed from the written run."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _UNJUDGED = Evaluation({}, {}, 0, ["no query is judged: the run is written, noth
 
 
 def first_stage_run(collection: Collection, depth: int) -> Run | None:
-    """The first stage's run of the judged queries, as a baseline of a re-ranking.
+    """The first stage's run of the judged queries, as a baseline for a re-ranking.
 
     Returns:
-        query_id -> doc_id -> score; None if there are no candidates, or in no query do their scores differ.
+        query_id -> doc_id -> score; None if there are no candidates, or if scores are equal within every query.
     """
     candidates = collection.candidates
     if candidates is None or not any(
@@ -50,11 +50,11 @@ def write_evaluation(
     Everything is computed before the first file is written. If no query is judged, the run is written, nothing is
     measured, and `metrics.json` says so.
 
-    Tied scores are separated by the least float32 step, so that tools with another tie rule find the same order; all
+    Tied scores are separated by the smallest float32 step, so that tools with other tie rules find the same order; all
     other scores are written unchanged. `metrics.json` is written last: if it exists, the other files are complete.
 
     Args:
-        folder: The folder; made if missing.
+        folder: The folder; created if missing.
         run: query_id -> doc_id -> score.
         collection_qrels: query_id -> doc_id -> relevance.
         measures: ir-measures names.
@@ -84,7 +84,7 @@ def write_evaluation(
         metrics["warnings"] += [f"baseline: {warning}" for warning in reference.warnings]
         metrics["comparison"] = compare(evaluation, reference)
     write_run(folder / "run.trec", run, tag)
-    with suppress(OSError):  # an older one describes another run than the run.trec that is already written
+    with suppress(OSError):  # an old metrics.json does not describe the new run.trec
         (folder / "metrics.json").unlink()
     with write_whole(folder / "per_query.jsonl") as file:
         for query_id, values in evaluation.per_query.items():

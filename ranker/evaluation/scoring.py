@@ -28,7 +28,7 @@ class Devices:
 
     Args:
         device: The device of this process.
-        rank: The number of this process; 0 is the first one.
+        rank: The number of this process, from 0.
         world_size: Number of processes.
         autocast: Returns a context manager that sets the precision of a forward pass.
     """
@@ -66,8 +66,8 @@ class Devices:
         """Compute on the first process and return the result there, None elsewhere; a collective.
 
         Raises:
-            RankerError: `compute` raised one. Every process raises; only the first one's error has a text, so that it
-                is printed once.
+            RankerError: `compute` raised it. All processes raise one; only the first process's has a text, so that the
+                text is printed once.
         """
         result, error = None, None
         if self.is_first:
@@ -81,16 +81,15 @@ class Devices:
 
 
 class ScoreCollector:
-    """The scores of this device, batch by batch, until they are gathered."""
+    """Collect this device's scores batch by batch, then gather those of all devices."""
 
     def __init__(self) -> None:
         self._scored: list[tuple[Tensor, Tensor]] = []  # slots and scores of each batch
 
     def add(self, batch: ScoreBatch, scores: Tensor) -> None:
-        """Keep a batch's scores [batch, docs] on the device; nothing here waits for the GPU."""
-        # padding cells get slot -1, like all docs of a placeholder batch (given to a device that has no batch of its
-        # own, `ScoreBatches.stand_in`); `_gather` removes both: removing them here would force a GPU synchronisation
-        # for every batch
+        """Keep a batch's scores [batch, docs] on the device, without waiting for the GPU."""
+        # Padding cells get slot -1. So do all docs of a placeholder batch (`ScoreBatches.stand_in`), used on a device
+        # without a real batch. `_gather` removes both; removing them here would synchronise the GPU at every batch.
         slots = torch.full(scores.shape, -1, dtype=batch.slots.dtype, device=scores.device)
         slots = slots.masked_scatter(batch.batch.doc_mask, batch.slots)
         self._scored.append((slots.flatten(), scores.flatten().float()))
@@ -146,7 +145,7 @@ def score_collection(
 ) -> Run | None:
     """Score a collection's candidates on all devices; a collective.
 
-    The scorer moves to the device, computes in evaluation mode, and gets its modes back afterwards.
+    The scorer is moved to the device and set to evaluation mode; its modes are restored afterwards.
 
     Args:
         scorer: Scores [batch, docs].
@@ -191,15 +190,15 @@ def score_batches(
     scorer.to(devices.device)
     without_gradients = torch.inference_mode if inference_mode else torch.no_grad
     with _evaluation_mode(scorer), without_gradients():
-        for batch in _shown(loader, len(loader), progress if devices.is_first else None):
+        for batch in _with_progress_bar(loader, len(loader), progress if devices.is_first else None):
             moved = batch.to(devices.device)
             with devices.autocast():
                 scores = scorer(moved.batch)
             collect(moved, scores)
 
 
-def _shown(loader: Any, total: int, title: str | None) -> Any:
-    """The loader, with a progress bar if it has a title."""
+def _with_progress_bar(loader: Any, total: int, title: str | None) -> Any:
+    """The loader, with a progress bar if there is a title."""
     if title is None:
         return loader
     from rich.progress import track
@@ -209,7 +208,7 @@ def _shown(loader: Any, total: int, title: str | None) -> Any:
 
 @contextlib.contextmanager
 def _evaluation_mode(module: ScoringModule) -> Iterator[None]:
-    """Evaluation mode for all parts of a module; afterwards each part has its own mode again."""
+    """Set all parts of a module to evaluation mode; restore their modes afterwards."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:
@@ -220,7 +219,7 @@ def _evaluation_mode(module: ScoringModule) -> Iterator[None]:
 
 
 def _all_gather(padded: Tensor, counts: list[Tensor]) -> Tensor:
-    """The devices' values one after another; `padded` [largest count] holds this device's, `counts` says how many."""
+    """Concatenate all devices' values: `padded` [largest count] has this device's, `counts` each device's number."""
     parts = [torch.zeros_like(padded) for _ in counts]
     dist.all_gather(parts, padded.contiguous())
     return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])

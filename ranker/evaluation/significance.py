@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-_EXACT_QUERIES = 12  # up to this number all sign patterns are counted: 2 ** 12 are fewer than the default samples
+_EXACT_QUERIES = 12  # all sign patterns are counted for up to 12 queries: 2 ** 12 are fewer than the default samples
 _SIGNS_AT_ONCE = 1 << 22
 
 

@@ -1,1 +1,1 @@
-"""Hidden states to vectors and scores: pooling, MaxSim, the grid of scores."""
+"""From hidden states to vectors and scores: pooling, MaxSim, the grid of scores."""

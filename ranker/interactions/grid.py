@@ -1,4 +1,4 @@
-"""Scores of real docs to a [batch, docs] grid."""
+"""Arrange the scores of real docs in a [batch, docs] grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vectors of texts, and MaxSim between those of queries and docs; padding never changes a score."""
+"""Vectors of texts, and MaxSim between query vectors and doc vectors; padding never changes a score."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class TextVectors(Movable):
         return self.values.shape[0] if self.counts is None else self.counts.shape[0]
 
     def vector_indices(self, texts: Tensor) -> Tensor:
-        """Return the indices in `values` of the vectors of chosen texts, in the order of `texts`.
+        """Return where the vectors of chosen texts are in `values`, in the order of `texts`.
 
         Args:
-            texts: Numbers of the texts, int64 [texts].
+            texts: Indices of the texts, int64 [texts].
 
         Returns:
             int64 [vectors]
@@ -111,12 +111,12 @@ def blocks(texts: Tensor, vectors: TextVectors, max_vectors: int) -> list[Tensor
     """Split texts into blocks of about `max_vectors` vectors, counted with padding; each has at least one text.
 
     Args:
-        texts: Numbers of the texts, int64 [texts].
+        texts: Indices of the texts, int64 [texts].
         vectors: Vectors of all texts.
         max_vectors: Vectors of a block.
 
     Returns:
-        int64 [texts of the block] each.
+        The indices of each block's texts, int64 [texts of the block].
     """
     widest = 1 if vectors.counts is None or not vectors.num_texts else int(vectors.counts.max())
     return list(texts.split(max(1, max_vectors // max(1, widest))))

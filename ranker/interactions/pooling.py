@@ -20,10 +20,11 @@ def pool(states: Tensor, batch: TokenBatch, pooling: str, skipped: int = 0) -> T
     Args:
         states: Token states, [tokens, dim].
         batch: The batch that the states belong to; each row has at least one token.
-        pooling: `cls` takes a row's first token, `last` its last one, `mean` and `max` all its tokens, special ones
-            included, and `weightedmean` too, with the weights 1, 2, 3, ... (SGPT, Muennighoff, 2022, arXiv:2202.08904).
-        skipped: Number of tokens at each row's start to leave out; `last` leaves out none, and weights still count from
-            the row's start.
+        pooling: `cls` takes a row's first token, `last` its last one; `mean`, `max` and `weightedmean` take all its
+            tokens, special ones included. `weightedmean` weights them by 1, 2, 3, ... (SGPT, Muennighoff, 2022,
+            arXiv:2202.08904).
+        skipped: Number of tokens at each row's start to leave out; `last` ignores it, and the weights of `weightedmean`
+            still count from the row's start.
 
     Returns:
         [rows, dim]
@@ -40,7 +41,7 @@ class _Rows:
 
     Args:
         batch: The batch.
-        lengths: Number of tokens of each row, without those that no token attends to, int64 [rows].
+        lengths: Number of tokens of each row, without tokens that no token attends to, int64 [rows].
         skipped: Number of tokens at each row's start that are not pooled.
     """
 
@@ -62,7 +63,7 @@ class _Rows:
 
     @property
     def positions(self) -> Tensor:
-        """Place of each token in its row, from 0, int64 [tokens]."""
+        """Position of each token in its row, from 0, int64 [tokens]."""
         indices = torch.arange(self.batch.num_tokens, device=self.lengths.device)
         return indices - self.starts.index_select(0, self.of_tokens)
 
@@ -78,14 +79,14 @@ class _Rows:
         """Sum the values [tokens, dim] of each row, [rows, dim]."""
         if not values.is_cuda:
             return values.new_zeros(self.batch.num_rows, values.shape[1]).index_add(0, self.of_tokens, values)
-        # index_add uses atomics on CUDA, in an order that may change
+        # on CUDA, index_add uses atomics, whose order of summation may change
         sums: Any = RowSums.apply(values, self.batch.cu_seqlens.diff().long(), self.of_tokens)
         return sums
 
 
 def _first(states: Tensor, rows: _Rows) -> Tensor:
-    places = torch.where(rows.lengths > rows.skipped, rows.skipped, 0) if rows.skipped else 0
-    return states.index_select(0, rows.starts + places)
+    positions = torch.where(rows.lengths > rows.skipped, rows.skipped, 0) if rows.skipped else 0
+    return states.index_select(0, rows.starts + positions)
 
 
 def _last(states: Tensor, rows: _Rows) -> Tensor:
@@ -140,14 +141,14 @@ def sums_in_order(values: Tensor, lengths: Tensor) -> Tensor:
 
 
 class RowSums(torch.autograd.Function):
-    """`sums_in_order` of states over rows, in the precision of the states, with gradients of any order."""
+    """`sums_in_order` of states over rows, rounded to the dtype of the states; differentiable to any order."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, lengths: Tensor, rows: Tensor) -> Tensor:
         """Return the sums, [rows, dim].
 
         Args:
-            ctx: Of autograd.
+            ctx: Saves `rows` for `backward`.
             states: [tokens, dim].
             lengths: Tokens of each row, int64 [rows].
             rows: Row of each token, int64 [tokens].

@@ -1,1 +1,1 @@
-"""Ranking losses, one file each; `_groups` has the functions that they share. Start with `hinge`."""
+"""Ranking losses, one file each; `_groups` has shared functions. Read `hinge` first."""

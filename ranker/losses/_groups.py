@@ -1,4 +1,4 @@
-"""Functions that losses share: masking of cells without a doc, values per group, checks of options."""
+"""Functions shared by losses: masking of cells without a doc, values per group, checks of options."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def require_positive(key: str, value: float) -> float:
     """Return `value` if it is a finite number above 0.
 
     Raises:
-        ConfigError: It is not; `key` is the dotted config key to name.
+        ConfigError: It is not; the message names `key`, its dotted configuration key.
     """
     if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{key}: expected a finite number above 0, got {value!r}; set {key} to one, as 1.0")
+        raise ConfigError(f"{key}: expected a finite number above 0, got {value!r}; set {key} to such a number, as 1.0")
     return value
 
 
@@ -26,8 +26,8 @@ def real_cells(scores: Tensor, labels: Tensor, doc_mask: Tensor) -> tuple[Tensor
     """Return scores and labels [batch, docs] in one dtype, with 0 where a group has no doc.
 
     The dtype is float32, or float64 if the scores are float64: half precision is too coarse for sums of exponentials,
-    and labels may be integers. Cells are filled before any arithmetic. A NaN or inf would survive a multiplication by
-    the mask; a `where` after the formula would hide it, but its gradient would still be NaN.
+    and labels may be integers. Cells are filled before any arithmetic, because a NaN or inf in them would survive a
+    multiplication by the mask. A `where` after the formula would hide the NaN, but the gradient would still be NaN.
     """
     dtype = torch.promote_types(scores.dtype, torch.float32)
     return scores.to(dtype).masked_fill(~doc_mask, 0.0), labels.to(dtype).masked_fill(~doc_mask, 0.0)
@@ -78,8 +78,8 @@ def has_lower(labels: Tensor, doc_mask: Tensor) -> Tensor:
 def choice_losses(scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
     """Return each doc's negative log-probability among the docs whose label is not higher, [batch, docs].
 
-    With distinct labels these are the factors of the Plackett-Luce probability of the order by label. Equal labels
-    share their denominator (Breslow, 1974), so the value does not depend on the order of docs in the batch.
+    With distinct labels, their sum is the Plackett-Luce negative log-likelihood of the order by label. Equal labels
+    share a denominator (Breslow, 1974), so the values do not depend on the order of docs in the batch.
     """
     not_higher = (labels.unsqueeze(2) >= labels.unsqueeze(1)) & doc_mask.unsqueeze(1)
     lowest = torch.finfo(scores.dtype).min
@@ -99,7 +99,7 @@ def ndcg_gains(labels: Tensor, doc_mask: Tensor, k: int | None = None) -> Tensor
     """
     grades = labels.masked_fill(~doc_mask, 0.0).clamp(min=0.0)
     top = grades.amax(1, keepdim=True)
-    # divided by 2^top, so that no label overflows; the ratio below cancels this factor
+    # gains are divided by 2^top, so that no label overflows; the factor cancels in the ratio below
     gains = torch.exp2(grades - top) - torch.exp2(-top)
     ideal = gains.sort(dim=1, descending=True).values[:, :k]
     ranks = torch.arange(1, ideal.shape[1] + 1, device=labels.device, dtype=labels.dtype)

@@ -14,15 +14,15 @@ class ADRMSE(nn.Module):
         \quad \hat r_i = 1 + \sum_{j \ne i} \frac{1}{1 + e^{\alpha (s_i - s_j)}}
 
     with :math:`r_i` the rank of doc i by descending label, from 1. Only the order of the labels counts. Docs with equal
-    labels share the mean of their ranks, which equal scores reach (the paper's teachers give permutations without
-    ties). A group with equal labels pulls the scores together; a group with no or one doc counts 0.
+    labels share the mean of their ranks, which their smooth ranks reach at equal scores (the paper's teachers rank
+    without ties). A group with equal labels pulls the scores together; a group with no or one doc counts 0.
 
     Source: Schlatt et al., "Rank-DistiLLM: Closing the Effectiveness Gap Between Cross-Encoders and LLMs for Passage
     Re-Ranking", arXiv:2405.07920, 2024.
 
     Args:
-        alpha: Steepness of the sigmoid, in 1/score; must be positive. A larger value is closer to the ranks, but gives
-            no gradient to pairs with distant scores.
+        alpha: Steepness of the sigmoid, in 1/score; must be positive. A larger value makes smooth ranks closer to
+            true ranks, but gives no gradient to pairs with distant scores.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[5.0, 2.0]])

@@ -1,4 +1,4 @@
-"""Binary cross-entropy with soft labels, for each doc on its own."""
+"""Binary cross-entropy with soft labels, doc by doc."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ranker.losses._groups import mean_in_groups, real_cells, require_positive
 
 
 class BCE(nn.Module):
-    r"""Binary cross-entropy between a soft label and the sigmoid of the score, which is the log-odds of relevance.
+    r"""Binary cross-entropy between a soft label and the sigmoid of the score; the score is the log-odds of relevance.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i
         [-w\, t_i \log \sigma(s_i) - (1 - t_i) \log (1 - \sigma(s_i))], \quad t_i = \min(\max(y_i / m, 0), 1)
@@ -21,8 +21,8 @@ class BCE(nn.Module):
 
     Args:
         max_label: The label m that means certainly relevant; labels are divided by it. Must be positive.
-        positive_weight: Weight w of the relevant part; the number of negatives per positive balances both parts. Must
-            be positive.
+        positive_weight: Weight w of the relevant part; if it is the number of negatives per positive, both parts weigh
+            the same. Must be positive.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.0, 0.0]]), torch.tensor([[3.0, 1.5]])

@@ -1,4 +1,4 @@
-"""RankNet on the order of a teacher (Schlatt et al., 2024), optionally with more weight on the top of that order."""
+"""RankNet on a teacher's order of docs (Schlatt et al., 2024), optionally with more weight on the top ranks."""
 
 from __future__ import annotations
 

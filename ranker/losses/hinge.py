@@ -18,7 +18,7 @@ class Hinge(nn.Module):
     Source: Herbrich, Graepel and Obermayer, "Large Margin Rank Boundaries for Ordinal Regression", 2000.
 
     Args:
-        margin: The score gap m from which on a pair has no loss; must be positive.
+        margin: Smallest score gap m at which a pair has no loss; must be positive.
 
     >>> import torch
     >>> scores, labels = torch.tensor([[0.5, 0.25]]), torch.tensor([[1.0, 0.0]])

@@ -13,7 +13,7 @@ class KL(nn.Module):
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \sum_i p_i (\log p_i - \log q_i), \quad
         p = \mathrm{softmax}(y / \tau_y), \; q = \mathrm{softmax}(s / \tau)
 
-    The minimum, 0, is reached where the divided scores of student and teacher differ by a constant. A group with equal
+    The minimum, 0, is reached if :math:`s / \tau` and :math:`y / \tau_y` differ by a constant. A group with equal
     labels counts too: it pulls the scores together. A group with no or one doc counts 0. The value is not multiplied by
     :math:`\tau^2`.
 

@@ -12,9 +12,9 @@ class ListMLE(nn.Module):
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \sum_i -\log \frac{e^{s_i}}{\sum_{y_j \le y_i} e^{s_j}}
 
-    over docs i that have a lower label beside them; for distinct labels the doc left out would count 0. Docs with equal
-    labels share their denominator (Breslow's rule for ties), and equal lowest labels are not ordered. With one
-    relevant doc and binary labels this is the softmax cross-entropy. A group with equal labels counts 0.
+    where the outer sum is over docs i for which another doc of the group has a lower label. With distinct labels this
+    leaves out one doc only, whose term is 0. Docs with equal labels share a denominator (Breslow's rule for ties). With
+    one relevant doc and binary labels this is the softmax cross-entropy. A group with equal labels counts 0.
 
     Source: Xia et al., "Listwise Approach to Learning to Rank: Theory and Algorithm", ICML 2008; Breslow, "Covariance
     Analysis of Censored Survival Data", Biometrics 30, 1974 (ties).

@@ -1,4 +1,4 @@
-"""Mean squared error on a teacher's scores, for each doc on its own."""
+"""Mean squared error on a teacher's scores, doc by doc."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ class PListMLE(nn.Module):
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \frac{1}{\sum_i \alpha_i}
         \sum_i -\alpha_i \log \frac{e^{s_i}}{\sum_{y_j \le y_i} e^{s_j}}, \quad \alpha_i = 2^{n - r_i} - 1
 
-    with n docs in the group and :math:`r_i` the rank of doc i by descending label, from 1 (equal labels share the mean
-    of their ranks and their denominator), over docs i that have a lower label beside them. The weights of a group are
-    normalised to the sum 1, which the paper does not do: without it a group of 30 docs would weigh a million times as
-    much as one of 10. A group with equal labels counts 0.
+    with n docs in the group and :math:`r_i` the rank of doc i by descending label, from 1. Sums over i are over docs
+    for which another doc of the group has a lower label. Equal labels share a denominator and the mean of their ranks.
+    The weights of a group are normalised to the sum 1, which the paper does not do: without it a group of 30 docs would
+    weigh a million times as much as one of 10. A group with equal labels counts 0.
 
     Source: Lan et al., "Position-Aware ListMLE: A Sequential Learning Process for Ranking", UAI 2014.
 

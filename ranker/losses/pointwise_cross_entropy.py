@@ -9,7 +9,7 @@ from ranker.losses._groups import mean_in_groups, real_cells
 
 
 class PointwiseCrossEntropy(nn.Module):
-    r"""Classify each doc on its own as relevant or not, as monoBERT does with two logits.
+    r"""Classify each doc independently as relevant or not, as monoBERT does with two logits.
 
     .. math:: \ell(s, y) = \mathrm{mean}_{groups} \mathrm{mean}_i
         \begin{cases} -\log p_i & y_i > 0 \\ -\log (1 - p_i) & y_i \le 0 \end{cases}

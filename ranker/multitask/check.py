@@ -27,7 +27,7 @@ from ranker.multitask.options import (
     one_of,
 )
 
-# keys of the model's node whose values `faults_of` checks
+# keys of the `model` node whose values `faults_of` checks
 KEYS = ("auto", "heads", "labels", "sampling", "weighting")
 TASKS = Path(__file__).parents[1] / "probing" / "tasks"  # their modules import no torch
 
@@ -92,7 +92,7 @@ def _head(entry: Any, where: str) -> Head:
 
 
 def _check_labels(head: Head, task_class: type, where: str) -> None:
-    """Refuse labels that the task does not have."""
+    """Check that `regression`, `classes` and the number of bins fit the task's labels."""
     label_type = label_type_of(task_class)
     if head.regression and label_type in ("closed", "open"):
         raise ConfigError(
@@ -160,8 +160,8 @@ def label_type_of(task_class: type) -> str:
     """Classify a task's labels by the attribute `classes` of its class.
 
     Returns:
-        `numbers` (binned), `closed` (the class lists the labels), `open` (the labels that occur), or `file` (the data
-        decides, so `classes` is no constant).
+        `numbers` (binned), `closed` (the class lists the labels), `open` (the labels that occur), or `file` (it depends
+        on the task's file, so `classes` is no constant).
 
     >>> [label_type_of(task_class_of(task, "task")) for task in ("bm25", "rel", "fact", "jsonl")]
     ['numbers', 'closed', 'open', 'file']
@@ -237,7 +237,7 @@ def _contradictions(sampling: TaskSampling | None, weighting: TaskWeighting | No
 
 
 def reported_name(head: Head) -> str:
-    """Return the name that a probing report has for a head's task; a variant has a name of its own, as sem_svd.
+    """Return the name of a head's task in probing reports; it may depend on the task's options, as in sem_svd.
 
     >>> reported_name(Head(task="gap"))
     'coref_gap'
@@ -250,7 +250,7 @@ def reported_name(head: Head) -> str:
 def auto_layers(heads: Sequence[Head], auto: AutoLayers, encoder: Mapping[str, Any]) -> dict[str, int]:
     """Choose the layer of each head with `layer: auto`: the one with the highest compression in a probing report.
 
-    Compression is averaged over the report's seeds; of tied layers the lowest is chosen.
+    Compression is averaged over the report's seeds. If layers have equal compression, the lowest is chosen.
 
     Args:
         heads: All heads.
@@ -261,7 +261,7 @@ def auto_layers(heads: Sequence[Head], auto: AutoLayers, encoder: Mapping[str, A
         Name of the head -> layer.
 
     Raises:
-        ConfigError: There is no report, it lacks a task, or it is about another encoder.
+        ConfigError: There is no report, or the report lacks a task or is about another encoder.
     """
     wanted = [head for head in heads if head.layer == "auto"]
     if not wanted:
@@ -319,8 +319,8 @@ def _allowed_layers(layers: set[int], auto: AutoLayers, encoder: Mapping[str, An
     """Return the layers of a report that may be chosen.
 
     Raises:
-        ConfigError: The report is about another encoder; or the last layer is not allowed and the report does not say
-            which layer that is.
+        ConfigError: The report is about another encoder; or the last layer is not allowed, and the report does not
+            show which layer is the last.
     """
     assert auto.report is not None
     stored = Path(auto.report) / "config.yaml"
@@ -331,8 +331,8 @@ def _allowed_layers(layers: set[int], auto: AutoLayers, encoder: Mapping[str, An
     )
     if got and got != wanted:
         raise ConfigError(
-            f"model.auto.report: expected a report on {wanted}, which is trained, got one on {got} in {auto.report!r}; "
-            "run probe.py with the same encoder, or give a layer"
+            f"model.auto.report: expected a report on the trained encoder, {wanted}, got one on {got} in "
+            f"{auto.report!r}; run probe.py with the same encoder, or give a layer"
         )
     if auto.last_layer:
         return layers

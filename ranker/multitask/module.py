@@ -28,9 +28,9 @@ class MultitaskModule(RerankModule):
     Only ranking is validated, so only ranking decides which checkpoint is best.
 
     A task's loss is the mean over its targets in the whole step (for ranking: over its groups), for any split into
-    micro-batches and devices. The module sums gradients over micro-batches, and over devices in one reduction of its
-    own, since the set of parameters that have a gradient depends on the step. A step does not change parameters that
-    none of its tasks reaches.
+    micro-batches and devices. The module sums gradients over micro-batches, and over devices in one reduction. It
+    does not use DDP's reduction, because the set of parameters that have a gradient depends on the step. A step does
+    not change parameters that none of its tasks reaches.
 
     Args:
         scorer: As in RerankModule.
@@ -66,7 +66,7 @@ class MultitaskModule(RerankModule):
             [False, *(head.regression for head in heads)],
         )
         self.register_buffer("rows_seen", torch.zeros(len(self.tasks), dtype=torch.int64))
-        self.register_buffer("rows_before", torch.zeros(len(self.tasks), dtype=torch.int64))  # this epoch
+        self.register_buffer("rows_before", torch.zeros(len(self.tasks), dtype=torch.int64))  # before this epoch
         self.rows_seen: Tensor
         self.rows_before: Tensor
         # Losses and gradient norms of a step, until it is known whether its gradients are finite
@@ -77,8 +77,8 @@ class MultitaskModule(RerankModule):
         ):
             raise ConfigError(
                 "model.weighting.mode: expected trained parameters in the last layer that all tasks share for "
-                f"gradnorm, got none by {self._shared_layer.pattern} in {type(scorer.encoder.model).__name__}; take "
-                "another mode, as uncertainty"
+                f"gradnorm, got none that match {self._shared_layer.pattern} in {type(scorer.encoder.model).__name__}; "
+                "take another mode, as uncertainty"
             )
 
     def accumulate(self, step: TrainStep) -> Tensor:
@@ -158,7 +158,7 @@ class MultitaskModule(RerankModule):
         return losses
 
     def _compares_gradients(self, step: TaskStep) -> bool:
-        """Whether gradient cosines are logged at this step; it must have rows of ranking and of another task."""
+        """Whether gradient cosines are logged at this step, which needs rows of ranking and of another task."""
         every = self.weighting.cosine_every * self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return every > 0 and (self.trainer.global_step + 1) % every == 0 and step.rows[0] > 0 and any(step.rows[1:])
 
@@ -169,7 +169,7 @@ class MultitaskModule(RerankModule):
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not every or (self.trainer.global_step + 1) % every:
             return
-        # Not by `log`, which would repeat the last value at steps that have none
+        # Not by `self.log`, which would repeat a task's last value at steps without rows of it
         values = {f"train/loss/{name}": losses[task] for task, name in enumerate(self.tasks) if step.rows[task]}
         if gradients is not None:
             values |= {
@@ -201,7 +201,7 @@ class Gradients:
         self.num_shared = sum(p.numel() for _, p in shared)
         dtype = torch.promote_types(self.parameters[0].dtype, torch.float32)
         self.values = torch.zeros(num_tasks, sum(self.sizes), dtype=dtype, device=self.parameters[0].device)
-        # Which parameters have a gradient, bool [tasks, parameter tensors]; on the host, which decides by it
+        # Which parameters have a gradient, bool [tasks, parameter tensors]; on the host, where `assign` reads it
         self.reached = torch.zeros(num_tasks, len(self.sizes), dtype=torch.bool)
 
     def add(self, loss: Tensor, task: int, keep_graph: bool = False) -> None:
@@ -221,7 +221,7 @@ class Gradients:
             self.reached = reached.cpu() > 0
 
     def reach(self, task: int) -> Tensor:
-        """Return where a task has a gradient, over the shared parameters, bool [shared]."""
+        """Return which shared parameters a task has a gradient for, bool [shared]."""
         reached, sizes = (values.to(self.values.device) for values in (self.reached[task], torch.tensor(self.sizes)))
         return reached.repeat_interleave(sizes, output_size=self.values.shape[1])[: self.num_shared]
 
@@ -255,14 +255,14 @@ class Gradients:
             reach = torch.stack([self.reach(task) for task in range(len(weights))])
             total = torch.cat([combine(shared, reach, surgery, seed), weights @ self.values[:, self.num_shared :]])
         reached = self.reached.any(0).tolist()
-        for parameter, view, known in zip(self.parameters, total.split(self.sizes), reached, strict=True):
-            parameter.grad = view.view_as(parameter).to(parameter.dtype) if known else None
+        for parameter, view, is_reached in zip(self.parameters, total.split(self.sizes), reached, strict=True):
+            parameter.grad = view.view_as(parameter).to(parameter.dtype) if is_reached else None
 
 
 def _last_shared_layer(scorer: Multitask) -> re.Pattern[str]:
     """Return a pattern of the parameter names of the last layer that every task reaches.
 
-    If a task reads the embeddings only, it matches the encoder's parameters that are in no layer.
+    If a task reads only the embeddings, the pattern matches the encoder's parameters outside of all layers.
     """
     layer = min([scorer.encoder.num_layers, *(head.deepest for head in scorer.task_heads())])
     return re.compile(

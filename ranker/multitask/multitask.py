@@ -1,4 +1,4 @@
-"""Multitask cross-encoder: monoBERT with heads for probing tasks, each at a layer of its own.
+"""Multitask cross-encoder: monoBERT with heads for probing tasks, each reading a chosen layer.
 
 After Wallat, Beringer, Anand and Anand, "Probing BERT for Ranking Abilities" (ECIR 2023, DOI
 10.1007/978-3-031-28238-6_17).
@@ -35,13 +35,13 @@ class TaskHead(nn.Module):
 
     Args:
         spec: Configuration of the head.
-        layers: The layers that the head reads; several are mixed with learned softmax weights, which start equal
+        layers: The layers that the head reads; several are mixed by learned softmax weights, which start equal
             (Peters et al., 2018, arXiv:1802.05365).
         pooling: `cls`, `mean` or `span`.
         dim: Size of a state.
         num_outputs: Number of classes; 1 for regression.
         hidden: Size of the hidden layer.
-        dropout: Probability of both dropouts.
+        dropout: Rate of both dropouts.
     """
 
     def __init__(
@@ -108,8 +108,8 @@ class Multitask(MonoBERT):
         num_labels: Outputs of the ranking head, 1 or 2 (the score is the log-odds).
         dropout: Dropout before the ranking head.
         heads: The auxiliary heads, each a mapping with the keys of `ranker.multitask.options.Head`.
-        head_hidden: Size of a head's hidden layer.
-        head_dropout: Probability of both dropouts of a head.
+        head_hidden: Size of an auxiliary head's hidden layer.
+        head_dropout: Rate of both dropouts of an auxiliary head.
 
     Raises:
         ConfigError: A head is invalid, or the encoder has no such layer.
@@ -135,8 +135,8 @@ class Multitask(MonoBERT):
         for task_head in read_heads(heads or []):
             if task_head.layer == "auto":
                 raise ConfigError(
-                    f"model.heads.{task_head.label}.layer: expected a layer, got auto, which is read from a report "
-                    "before training"
+                    f"model.heads.{task_head.label}.layer: expected a layer, got auto, which a probing report "
+                    "replaces before training"
                 )
             task = make_task(task_head)
             pooled = task_head.pooling or ("mean" if task.whole_text else "span")
@@ -151,7 +151,7 @@ class Multitask(MonoBERT):
         return list(self.heads.values())  # type: ignore[arg-type]
 
     def auxiliary_tasks(self) -> list[AuxiliaryTask]:
-        """Return the probing task of each head, and how the head reads it."""
+        """Return the probing task of each head, with the head's options and pooling."""
         return [AuxiliaryTask(head.spec, make_task(head.spec), head.pooling) for head in self.task_heads()]
 
     def forward(self, batch: RankBatch) -> Tensor:

@@ -33,7 +33,7 @@ class Head:
         pooling: `cls`, `mean` (of the row's tokens) or `span` (the mean of each of the target's spans, concatenated);
             None: `span` for tasks about words, `mean` for tasks about whole texts.
         regression: Predict the task's number, scaled to 0 to 1, instead of its bin.
-        weight: Factor on the task's loss, beside the factor of the weighting.
+        weight: Factor on the task's loss, in addition to the factor of `TaskWeighting`.
         classes: Labels of a task whose set of labels is open.
         name: Name in logs and files; None: the name of the task.
         options: Options of the task, as in `conf/probe/TASK.yaml`.
@@ -99,9 +99,9 @@ class TaskLabels:
     """Which pairs of training queries and docs get auxiliary labels.
 
     Args:
-        max_pairs: Largest number of pairs that the tasks share, and of the pairs of a task that has its own.
-        docs_per_query: Docs that are drawn from each query's candidates.
-        depth: Docs are drawn from this many top candidates.
+        max_pairs: Maximum number of pairs that tasks share, and of pairs of a task that samples pairs itself.
+        docs_per_query: Maximum number of docs drawn from each query's candidates.
+        depth: Number of top candidates of a query to draw docs from.
     """
 
     max_pairs: int = 20_000
@@ -120,10 +120,10 @@ class TaskSampling:
     Args:
         composition: `mixed` (rows of all tasks in each step, in one encoder pass) or `homogeneous` (one task per step).
         mode: `proportional`, `uniform`, `temperature` or `annealed`.
-        main_fraction: Fixed share of ranking's rows, while `mode` splits the rest; None: `mode` decides ranking's share
-            too.
+        main_fraction: Ranking's share; `mode` then splits the rest among the other tasks. None: `mode` decides
+            ranking's share too.
         temperature: For mode temperature: 1 is proportional, infinity is uniform.
-        cap: For mode temperature: a task counts with at most this many rows.
+        cap: For mode temperature: a task with more rows is sampled as if it had this many.
     """
 
     composition: str = "mixed"
@@ -157,8 +157,8 @@ class TaskWeighting:
             (auxiliary gradients are projected where they conflict with ranking's).
         lr: For modes uncertainty and gradnorm: learning rate of the weights.
         alpha: For mode gradnorm: how strongly slowly learning tasks are favoured.
-        cosine_every: The cosine of ranking's gradient and each task's is logged at every n-th logged step that has
-            both; 0: never.
+        cosine_every: The cosine between ranking's and each other task's gradient is logged at every n-th logged step,
+            if the step has rows of both; 0: never.
     """
 
     mode: str = "log_k"
@@ -181,6 +181,6 @@ def one_of(key: str, got: Any, known: Sequence[str]) -> None:
 
 
 def at_least(key: str, got: Any, least: float) -> None:
-    """Raise ConfigError if `got` is no finite number or is smaller than `least`."""
+    """Raise ConfigError if `got` is not a finite number of at least `least`."""
     if isinstance(got, bool) or not isinstance(got, (int, float)) or not math.isfinite(got) or got < least:
         raise ConfigError(f"{key}: expected a number of at least {least}, got {got!r}")

@@ -30,7 +30,7 @@ MAX_SPANS = 2
 
 @dataclass(frozen=True)
 class AuxiliaryTask:
-    """A probing task that is trained beside ranking.
+    """A probing task that is trained together with ranking.
 
     Args:
         head: Configuration of its head.
@@ -105,15 +105,15 @@ def label_tasks(
 
 
 def _with_pairs(collection: Collection, max_pairs: int) -> Collection:
-    """Return the collection with candidates, if it has candidates or triples.
+    """Return the collection; if it has triples but no candidates, candidates are added.
 
-    If it has triples but no candidates, each query's candidates are its docs in the first `max_pairs` triples.
+    The added candidates of a query are its docs in the first `max_pairs` triples.
     """
     if collection.candidates is not None or collection.triples is None:
         return collection
     docs: dict[str, dict[str, None]] = {}
-    for query_id, more, less in islice(collection.triples, max_pairs):
-        docs.setdefault(query_id, {}).update({more: None, less: None})
+    for query_id, positive_id, negative_id in islice(collection.triples, max_pairs):
+        docs.setdefault(query_id, {}).update({positive_id: None, negative_id: None})
     return replace(
         collection,
         candidates=Candidates.from_lists((query_id, list(ids), [0.0] * len(ids)) for query_id, ids in docs.items()),
@@ -125,7 +125,7 @@ def refuse_held_out(
 ) -> None:
     """Refuse labels on validation and test queries: training on them would make the measures worthless.
 
-    Queries are compared by text. They are also compared by id, if no training query has the id and the evaluated
+    Queries are compared by text. They are also compared by id if no training query has that id and the held-out
     collection has the labelled doc.
 
     Args:
@@ -266,10 +266,10 @@ def _labels(head: Head, task: ProbeTask, values: Sequence[float | None], names: 
 
 
 def class_names(head: Head, task: ProbeTask) -> tuple[str, ...] | None:
-    """Return the labels of a classification task; None for a task of numbers.
+    """Return the labels of a classification task; None if the task's targets are numbers.
 
     Raises:
-        ConfigError: The task's set of labels is open and the head does not list it.
+        ConfigError: The task's set of labels is open and the head does not list the labels.
     """
     if head.classes is not None:
         return tuple(map(str, head.classes))
@@ -284,6 +284,6 @@ def class_names(head: Head, task: ProbeTask) -> tuple[str, ...] | None:
 
 
 def num_classes(head: Head, task: ProbeTask) -> int:
-    """Return the number of outputs of a classifying head: of its labels, or of the bins of a task of numbers."""
+    """Return a classification head's number of outputs: of labels, or of bins if the task's targets are numbers."""
     names = class_names(head, task)
     return getattr(task, "bins", 10) if names is None else len(names)

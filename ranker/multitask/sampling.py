@@ -11,7 +11,7 @@ from ranker.data.step_plan import StepPlan
 from ranker.hashing import mix
 from ranker.multitask.options import TaskSampling
 
-_PASS = 1 << 20  # added to the epoch number of the shuffle for each further pass over the ranking groups in an epoch
+_PASS = 1 << 20  # pass n (from 0) over the ranking groups in an epoch is shuffled as epoch + n * _PASS
 
 
 def probabilities(sampling: TaskSampling, sizes: tuple[int, ...], epoch: int, num_epochs: int) -> np.ndarray:
@@ -49,12 +49,12 @@ def probabilities(sampling: TaskSampling, sizes: tuple[int, ...], epoch: int, nu
 
 @dataclass(frozen=True)
 class TaskPlan:
-    """The optimizer steps of an epoch over all tasks; only the configuration decides what a step has.
+    """The optimizer steps of an epoch over all tasks; their content depends on the configuration alone.
 
-    A mixed step has the ranking groups that it has in a training without auxiliary tasks, and in addition as many
-    auxiliary rows as give ranking its share. An epoch is one pass over the ranking groups. A homogeneous step has one
-    task: `batch.queries` ranking groups, or as many auxiliary rows as these groups have rows. An epoch has as many
-    steps as one pass over the ranking groups takes at the shares of the first epoch.
+    A mixed step has the same ranking groups as in a training without auxiliary tasks, and the number of auxiliary rows
+    that gives ranking its share. An epoch is then one pass over the ranking groups. A homogeneous step has one task:
+    `batch.queries` ranking groups, or as many auxiliary rows as these groups have rows. An epoch then has as many steps
+    as a pass over the ranking groups takes at the first epoch's shares.
 
     Args:
         ranking: Plan of the ranking groups.
@@ -107,7 +107,7 @@ class TaskPlan:
     def rows(self, epoch: int, step: int) -> list[np.ndarray]:
         """Return the rows of each auxiliary task in a step, one int64 [rows] per task.
 
-        A task's rows are passed over in shuffled order; no row is repeated within a pass.
+        Each pass over a task's rows is shuffled; no row is repeated within a pass.
         """
         counts, starts = _draws(self, epoch)
         return [
@@ -118,7 +118,7 @@ class TaskPlan:
 
 @lru_cache(maxsize=4)
 def _draws(plan: TaskPlan, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Count what each step of an epoch has.
+    """Count the ranking steps and auxiliary rows in each step of an epoch.
 
     Returns:
         Counts of each step, and sums of the counts of all earlier steps of the epoch, both int64 [steps, tasks]. Column
@@ -130,7 +130,7 @@ def _draws(plan: TaskPlan, epoch: int) -> tuple[np.ndarray, np.ndarray]:
     if plan.sampling.composition == "mixed":
         counts[:, 0] = 1
         if len(shares) > 1:
-            # Fractions of a row are carried over to later steps
+            # A fraction of a row is carried over to the next step
             ends = np.floor(np.arange(1, steps + 1) * rows * (1 - shares[0]) / shares[0] + 1e-9).astype(np.int64)
             step_of = np.repeat(np.arange(steps), np.diff(ends, prepend=0))
             tasks = 1 + draw_tasks(shares[1:] / shares[1:].sum(), seed, epoch, len(step_of))

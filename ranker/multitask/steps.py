@@ -28,7 +28,7 @@ from ranker.types import Movable, RankBatch, TokenBatch, TrainStep
 class HeadBatch(Movable):
     """The targets of one auxiliary task in a micro-batch.
 
-    A head reads the same number of token spans, one or more, for every target; spans of a target follow each other.
+    A head reads the same number of token spans (one or more) for every target. A target's spans are consecutive.
 
     Args:
         task: Index of the head.
@@ -76,7 +76,7 @@ class TaskBatch(RankBatch):
 
 @dataclass
 class TaskStep(TrainStep):
-    """This device's work of one optimizer step.
+    """This device's part of one optimizer step.
 
     Args:
         rows: Number of rows of each task in the step, on all devices, ranking first; the same on every device.
@@ -125,7 +125,7 @@ class TaskSteps(TrainSteps):
         query_rows = self.sampler.query_rows[groups]
         sizes = self.collator.group_sizes(query_rows, doc_rows).tolist() if num_groups else []
         task_rows = self.plan.rows(epoch, index)
-        # Items of the step are its ranking groups, followed by the rows of each task in turn
+        # The step's items are its ranking groups, followed by the rows of the first task, of the second, ...
         task_of = np.repeat(np.arange(len(self.tasks)), np.array([len(rows) for rows in task_rows], dtype=np.int64))
         number_of = np.concatenate([*task_rows, np.zeros(0, dtype=np.int64)]).astype(np.int64)
         rows = self._rows(task_of, number_of)
@@ -156,7 +156,7 @@ class TaskSteps(TrainSteps):
         )
 
     def _rows(self, task_of: np.ndarray, number_of: np.ndarray) -> np.ndarray:
-        """Return the rows in `sequences` of pairs that are given by task and number within the task, int64 [pairs]."""
+        """Return the rows in `sequences` of pairs, each given by task and number within the task, int64 [pairs]."""
         pairs = zip(task_of.tolist(), number_of.tolist(), strict=True)
         return np.array([self.tasks[task].rows[number] for task, number in pairs], dtype=np.int64)
 
@@ -172,7 +172,7 @@ class TaskSteps(TrainSteps):
 
         Args:
             ranked: The micro-batch of ranking groups; None if it has none.
-            items: Index of each auxiliary row in the whole step, from which its row id follows [rows].
+            items: Index of each auxiliary row in the whole step, which determines the row's id [rows].
             task_of: Task of each auxiliary row [rows].
             number_of: Number of each auxiliary row within its task [rows].
             num_targets: Targets of each task in the whole step.
@@ -212,7 +212,7 @@ class TaskSteps(TrainSteps):
             row_ids: Id of each row within the step [rows].
 
         Returns:
-            One token batch per layout, and the indices of `rows` in the order in which the batches hold them [rows].
+            One token batch per layout, and the order in which these batches hold `rows`, as indices of `rows` [rows].
         """
         layouts = self._layouts[rows]
         blocks = [
@@ -223,12 +223,12 @@ class TaskSteps(TrainSteps):
 
 
 def _head_batch(task: int, rows: TaskRows, numbers: np.ndarray, starts: np.ndarray, num_targets: int) -> HeadBatch:
-    """Collect what a head reads.
+    """Make the batch of a head: the tokens and labels of its task's rows in a micro-batch.
 
     Args:
         task: Index of the head.
         rows: Rows and labels of its task.
-        numbers: The rows that are in the micro-batch [rows].
+        numbers: Numbers of the task's rows that are in the micro-batch [rows].
         starts: First token of each of these rows in the micro-batch [rows].
         num_targets: Targets of the task in the whole step.
     """
@@ -286,8 +286,8 @@ class TaskData(RankData):
         """Return one device's training steps.
 
         Raises:
-            ConfigError: As `RankData.train_steps`; or an auxiliary row is larger than the token budget.
-            DataError: Labels on queries of the validation set or of a test set.
+            ConfigError: As in `RankData.train_steps`; or an auxiliary row is larger than the token budget.
+            DataError: A labelled query is in the validation set or a test set.
         """
         ranking = super().train_steps(rank, world)
         assert self.splits.train is not None

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from ranker.multitask.options import TaskWeighting
 
 MAX_LOG_VARIANCE = 5.0  # largest |ln sigma^2|
-MIN_WEIGHT = 1e-2  # smallest weight of GradNorm, whose steps could make weights negative
+MIN_WEIGHT = 1e-2  # lower bound of GradNorm's weights, which could become negative without it
 
 
 class TaskWeights(nn.Module):
     r"""Coefficients c_t of the total loss :math:`\sum_t c_t L_t`; ranking is the first task.
 
-    - `static`: the heads' own weights w_t.
+    - `static`: the configured weights w_t.
     - `log_k`: w_t / ln k_t for k_t classes, 1 / ln 2 for ranking and for numbers (MUPPET; Aghajanyan et al., 2021,
       arXiv:2101.11038).
     - `row_mean`: w_t times the task's share of the step's rows, so that each row has the same weight and a rare task
@@ -27,8 +27,8 @@ class TaskWeights(nn.Module):
     - `gradnorm` (Chen et al., 2018, arXiv:1711.02257): weights that make the gradient norms on the last shared layer
       follow the tasks' training rates.
 
-    Learned weights are updated by plain gradient steps with a learning rate of their own, without weight decay. They
-    are buffers, so that checkpoints contain them.
+    Learned weights are updated by plain gradient steps with a separate learning rate, without weight decay. They are
+    buffers, so that checkpoints contain them.
 
     Args:
         options: Mode and its parameters.
@@ -83,7 +83,7 @@ class TaskWeights(nn.Module):
             losses: The step's losses L_t [tasks].
             rows: Number of rows of each task.
             norms: For gradnorm: norm of the gradient of each unweighted L_t on the last shared layer [tasks].
-            finite: If False, nothing is updated, bool [].
+            finite: Bool []; if False, nothing is updated.
         """
         losses = losses.to(self.fixed.dtype)
         present = (self.fixed.new_tensor(rows) > 0) & losses.isfinite() & finite
@@ -115,7 +115,7 @@ def gradnorm_slopes(
 
     The targets :math:`\bar G r_t^\alpha` are treated as constants.
 
-    It is 0 for tasks that are not present; their norms and losses may have any value.
+    The derivative is 0 for tasks that are not present; their norms and losses may have any value.
 
     :math:`G_t = w_t \lVert \nabla L_t \rVert`, :math:`r_t = \frac{L_t / L_t(0)}{\mathrm{mean}_u L_u / L_u(0)}`.
 

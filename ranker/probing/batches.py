@@ -12,8 +12,8 @@ from torch import Tensor
 from ranker.data.ragged import ranges
 from ranker.probing.state_readers import States
 
-GATHER_BYTES = 256 << 20  # most bytes of states gathered at a time during evaluation
-CHUNK_TOKENS = 2048  # states read at a time on a CPU, so that they stay in its cache while they are used
+GATHER_BYTES = 256 << 20  # maximum bytes of states gathered at a time during evaluation
+CHUNK_TOKENS = 2048  # states read at a time on a CPU; few enough to stay in its cache
 
 
 def targets_of_pairs(pair_starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
@@ -34,7 +34,7 @@ def targets_of_pairs(pair_starts: np.ndarray, pairs: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What probes read of each target.
+    """Token states, and the spans of each target whose states a probe reads.
 
     Args:
         states: Token states.
@@ -88,12 +88,12 @@ def make_batches(inputs: Inputs, pairs: np.ndarray, size: int) -> Iterator[Batch
 
 @dataclass(frozen=True)
 class SpanStates:
-    """The spans in one slot of some consecutive targets of a batch. `read` copies their states.
+    """The spans of consecutive targets of a batch, in one slot. `read` copies their states.
 
     Args:
         source: The token states.
         layers: Indices on the layer axis of `source`.
-        tokens: Indices on its token axis, int64 [seeds, targets, tokens]; padding repeats a span's first token.
+        tokens: Indices on the token axis, int64 [seeds, targets, tokens]; padding repeats a span's first token.
         mask: True at real tokens, bool [seeds, targets, tokens].
     """
 
@@ -110,8 +110,8 @@ class SpanStates:
 def read_spans(inputs: Inputs, layers: Sequence[int], batch: Batch) -> list[list[SpanStates]]:
     """The spans of a batch by slot, each slot in chunks of targets.
 
-    A GPU gets one chunk per slot. A CPU gets chunks of few targets, which fit its cache; they also need less padding,
-    because the targets are sorted by length.
+    A GPU gets one chunk per slot. A CPU gets chunks of few targets, which fit its cache. Small chunks also need less
+    padding, because the targets are sorted by length.
     """
     slots: list[list[SpanStates]] = []
     for slot in range(inputs.spans.shape[1]):

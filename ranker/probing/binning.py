@@ -30,7 +30,7 @@ class Bins:
 
     @property
     def num_bins(self) -> int:
-        """Number of classes k; each class can occur."""
+        """Number of classes k."""
         return len(self.edges) + 1
 
     def __call__(self, values: np.ndarray) -> np.ndarray:

@@ -35,7 +35,7 @@ class BlockStore:
         self._connection: sqlite3.Connection | None = None
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with self._readable():
+            with self._data_errors():
                 self._connection = sqlite3.connect(path, timeout=600)
                 self._connection.execute(
                     "CREATE TABLE IF NOT EXISTS blocks (key TEXT PRIMARY KEY, arrays BLOB NOT NULL)"
@@ -50,7 +50,7 @@ class BlockStore:
         """
         if self._connection is None:
             return None
-        with self._readable():
+        with self._data_errors():
             row = self._connection.execute("SELECT arrays FROM blocks WHERE key = ?", (key,)).fetchone()
         if row is None:
             return None
@@ -61,7 +61,7 @@ class BlockStore:
                 raise ValueError(f"a damaged part {damaged}")
             with np.load(io.BytesIO(row[0]), allow_pickle=False) as stored:
                 arrays = dict(stored)
-            if str(arrays.pop(KEY, key)) != key:  # a damaged index of the database returns another row
+            if str(arrays.pop(KEY, key)) != key:  # a damaged database index can return another row
                 raise ValueError("those of another block")
             return arrays
         except Exception as error:  # zipfile raises many exception classes for damaged headers
@@ -69,7 +69,8 @@ class BlockStore:
             return None
 
     @contextmanager
-    def _readable(self) -> Iterator[None]:
+    def _data_errors(self) -> Iterator[None]:
+        """Raise database errors as DataError."""
         try:
             with room_for(self.path or "", f"{MAKE_ROOM}; finished blocks are kept"):
                 yield
@@ -92,7 +93,7 @@ class BlockStore:
             buffer = io.BytesIO()
             np.savez(buffer, **{KEY: np.array(key)}, **arrays)  # type: ignore[arg-type]
             rows.append((key, buffer.getvalue()))
-        with self._readable(), self._connection:
+        with self._data_errors(), self._connection:
             self._connection.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?)", rows)
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ def online_code(label_probabilities: np.ndarray, block_ends: Sequence[int], clas
     """Length of the code, from the probability that the probe gave to each target's label.
 
     Args:
-        label_probabilities: [targets]; the values of the first block are ignored.
+        label_probabilities: [targets]; values in the first block are ignored, since it has the uniform code.
         block_ends: End of each block, in targets; the last end is the number of targets.
         classes: Number of classes.
 
@@ -111,7 +111,7 @@ def online_code(label_probabilities: np.ndarray, block_ends: Sequence[int], clas
 
 
 def counting_code(labels: np.ndarray, block_ends: Sequence[int], classes: int) -> np.ndarray:
-    """Bits of each target under the label prior, which is what a probe without input learns.
+    """Bits of each target under the label prior, the code of a probe that reads no input.
 
     The probability of a class is its count among the labels sent before the block, with add-one smoothing.
 

@@ -1,4 +1,4 @@
-"""Control experiments: the compression that a probe reaches without the information in question, as a baseline."""
+"""Controls: baselines for the compression that a probe reaches without the information that the task asks for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_controls(names: Sequence[str]) -> None:
 
 
 def type_of(example: ProbeExample, target: Target) -> str:
-    """The word type that decides the control task's label (Hewitt and Liang, EMNLP 2019, arXiv:1909.03368).
+    """The word type that determines the control task's label (Hewitt and Liang, EMNLP 2019, arXiv:1909.03368).
 
     It is the lower-case text of the first span. If the first span is a whole query, it is the query's first content
     word.
@@ -39,9 +39,9 @@ def type_of(example: ProbeExample, target: Target) -> str:
 
 
 def control_labels(types: Sequence[str], labels: np.ndarray, train: np.ndarray, classes: int, seed: int) -> np.ndarray:
-    """Labels of the control task: each word type gets a random label by seeded hash. A probe can only memorise them.
+    """Labels of the control task: each word type gets a random label, which a probe can only memorise.
 
-    The labels are drawn from the histogram of the training labels.
+    A seeded hash of the type draws its label from the distribution of the training labels.
 
     Args:
         types: Word type of each target.
@@ -65,7 +65,7 @@ def control_labels(types: Sequence[str], labels: np.ndarray, train: np.ndarray, 
 
 
 def shuffled_labels(labels: np.ndarray, parts: np.ndarray, seed: int) -> np.ndarray:
-    """Shuffle the labels within each part. Compression above that of the label prior would then be a leak.
+    """Shuffle the labels within each part. Compression above the label prior's would then show a leak.
 
     Args:
         labels: int64 [targets].

@@ -1,4 +1,4 @@
-"""Data model of probing: a query and a doc, spans of them whose states a probe reads, and the label of the spans.
+"""Data model of probing: query-doc pairs with labelled spans. A probe reads the states of the spans.
 
 A *target* is one labelled item, one or two spans with their label, as in edge probing (Tenney et al., ICLR 2019). A
 *label* is its class.
@@ -25,7 +25,7 @@ PARTS = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Span:
-    """A range of characters of the query or the doc. Characters, not tokens, so that any tokenizer can be probed.
+    """A range of the query or the doc, counted in characters so that it suits any tokenizer.
 
     Args:
         side: `query` or `doc`.
@@ -85,12 +85,12 @@ class PairSample:
 
     Args:
         collection: Queries, docs, judgements and candidates.
-        pairs: (query_id, doc_id) pairs, shared by all tasks that do not draw their own.
-        max_pairs: Maximum number of pairs of a task that draws its own.
+        pairs: (query_id, doc_id) pairs, shared by all tasks that do not sample pairs themselves.
+        max_pairs: Maximum number of pairs of a task that samples pairs itself.
         docs_per_query: Maximum number of docs per query.
         depth: Number of top candidates of a query to draw docs from.
-        seed: Seed of every draw.
-        parts: query_id -> `train`, `val` or `test`, for tasks whose examples differ by part. Always a split by query.
+        seed: Seed of all sampling.
+        parts: query_id -> `train`, `val` or `test`: a split by query, for tasks that choose docs by part.
     """
 
     collection: Collection
@@ -108,7 +108,7 @@ class PairSample:
 
 
 class TaskUnavailable(DataError):
-    """The labels of a task cannot be made here, because a package or a file is missing.
+    """The labels of a task cannot be computed, because a package or a file is missing.
 
     `probe=all` skips the task with a warning.
     """
@@ -118,7 +118,7 @@ class ProbeTask(Protocol):
     """A probing task: one file in `tasks/`, one yaml in `conf/probe/`.
 
     Attributes:
-        name: Name in reports. A variant with other labels has another name.
+        name: Name in reports. Options that change the labels change the name too.
         labeller: Id and version of the labelling code, and every setting that changes a label; part of the data hash.
         classes: The label set. None: the labels that occur, sorted. Empty: the targets have values, which are binned.
         whole_text: Whether each target reads the whole query and the whole doc, with one target per pair.
@@ -224,7 +224,7 @@ def check_example(example: ProbeExample, where: str) -> None:
 
     Args:
         example: The example.
-        where: File and line, for the error.
+        where: File and line, for the error message.
 
     Raises:
         DataError: A side is neither query nor doc, a span is outside its text, or the part is unknown.
@@ -232,20 +232,18 @@ def check_example(example: ProbeExample, where: str) -> None:
     for span in (span for target in example.targets for span in target.spans):
         text = example.query if span.side == "query" else example.doc
         if span.side not in SIDES:
-            raise DataError(
-                f"{where}: expected a span's side to be query or doc, got {shown(span.side)}; mend the span"
-            )
+            raise DataError(f"{where}: expected a span's side to be query or doc, got {shown(span.side)}; fix the span")
         whole = span.start is None and span.end is None
         if not whole and not (
             type(span.start) is int and type(span.end) is int and 0 <= span.start < span.end <= len(text)
         ):
             raise DataError(
                 f"{where}: expected a span inside the {span.side}'s {len(text)} characters, "
-                f"got {shown(span.start)} to {shown(span.end)}; mend the span"
+                f"got {shown(span.start)} to {shown(span.end)}; fix the span"
             )
     if example.part not in (None, *PARTS):
         raise DataError(
-            f"{where}: expected part to be train, val or test, got {shown(example.part)}; mend it or leave it out"
+            f"{where}: expected part to be train, val or test, got {shown(example.part)}; fix it or leave it out"
         )
 
 

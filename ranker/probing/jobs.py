@@ -1,4 +1,4 @@
-"""The jobs of a subject: its tasks and their controls. Tasks that read the same spans are coded in one job."""
+"""The jobs of a subject, for its tasks and their controls. Tasks with the same spans share a job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ranker.probing.online_code import Job, LabelSet
 from ranker.probing.options import StudyOptions
 from ranker.probing.state_readers import States, TensorStates
 
-KeyedStates = tuple[States, str]  # token states, and a hash of everything that decides them
+KeyedStates = tuple[States, str]  # token states, and a hash of everything that determines them
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class TaskGroup:
 
     Args:
         tasks: Data of each task.
-        spans: Tokens of the spans, int64 [targets, slots, 2].
+        spans: First token of each span and one past its last, int64 [targets, slots, 2].
     """
 
     tasks: list[ProbeData]
@@ -66,14 +66,14 @@ def make_jobs(
 
     Args:
         data: Data of each task.
-        spans: Tokens of each task's spans, int64 [targets, slots, 2].
-        states: The subject's states under `none`, and the states of each control that has its own.
+        spans: Spans of each task, as in `TaskGroup`.
+        states: Token states by control; `none` has the subject's states, which most controls read too.
         layers: Layers to probe, in the order of the states' layer axis.
         options: Controls and seeds.
         device: Device to compute on.
     """
     layer_index = {layer: i for i, layer in enumerate(layers)}
-    # shuffled labels test for leaks, so two layers are enough
+    # shuffled labels only show leaks, for which two layers are enough
     two_layers = {layer: layer_index[layer] for layer in sorted({layers[len(layers) // 2], layers[-1]})}
     control_seeds, other_seeds = options.seeds[: options.control_seeds], options.seeds[options.control_seeds :]
     jobs: list[Job] = []
@@ -86,7 +86,7 @@ def make_jobs(
             label_sets = [labels_of(task, control, options.seed) for control in controls for task in group.tasks]
             jobs.append(group.job(inputs, states[source][1], layers, label_sets, list(seeds)))
 
-        # the control task reads the same batches as the task, so their states are gathered only once
+        # in one job, the task and its control task share batches, whose states are gathered only once
         with_control = [MAIN, *(["control_task"] if "control_task" in options.controls else [])]
         add(MAIN, layer_index, with_control, control_seeds)
         add(MAIN, layer_index, [MAIN], other_seeds)
@@ -128,7 +128,7 @@ def _group(data: Sequence[ProbeData], spans: Sequence[np.ndarray]) -> list[TaskG
 
 
 def _surface_job(group: TaskGroup, seeds: list[int], device: torch.device) -> Job:
-    """A job on features of the texts instead of states; each pair has one span of one token, the features."""
+    """A job that reads features of the texts as if they were token states: one token and one span per pair."""
     data = group.tasks[0]
     features = np.array([surface_features(example.query, example.doc) for example in data.examples])
     vectors = standardised(features, data.part == "train")

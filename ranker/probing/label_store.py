@@ -37,7 +37,7 @@ def collection_fingerprint(collection: Collection) -> str:
 
 
 def labelled_examples(task: ProbeTask, sample: PairSample, cache_dir: Path) -> list[ProbeExample]:
-    """A task's examples: read from `cache_dir` if the same labeller made them before on the same pairs, else made.
+    """A task's examples, from the cache in `cache_dir` if the same labeller has labelled the same pairs before.
 
     Args:
         task: The task.
@@ -45,8 +45,8 @@ def labelled_examples(task: ProbeTask, sample: PairSample, cache_dir: Path) -> l
         cache_dir: Folder of all caches.
 
     Raises:
-        TaskUnavailable: The labels cannot be made here.
-        DataError: The task makes no example, or the stored ones are damaged.
+        TaskUnavailable: A package or file that the labels need is missing.
+        DataError: The task has no example, or the cached ones are damaged.
     """
     candidates = sample.collection.candidates
     key = [
@@ -92,7 +92,7 @@ class ProbeData:
         part: Part of each pair, str [pairs].
         pair_starts: Pair i has the targets from `pair_starts[i]` to `pair_starts[i + 1]`, int64 [pairs + 1].
         labels: Class of each target, int64 [targets].
-        types: Word type of each target, which decides the control task's label, [targets].
+        types: Word type of each target, which determines the control task's label, [targets].
         bins: The bins, if the labels are bins.
         num_cut: Number of targets left out because truncation cut a span.
         fingerprint: Hash of labeller, texts, spans, labels and parts.
@@ -167,7 +167,7 @@ def build_data(
         task: The task.
         examples: Its examples.
         parts: Part of each example.
-        spans: For each subject, example and target the tokens of the spans, or None if truncation cut one.
+        spans: [subjects][examples][targets]: tokens of the target's spans, or None if truncation cut one of them.
         max_classes: Maximum number of classes.
 
     Raises:
@@ -177,7 +177,11 @@ def build_data(
     uncut: list[ProbeExample] = []
     uncut_parts: list[str] = []
     for i, (example, part) in enumerate(zip(examples, parts, strict=True)):
-        targets = [target for j, target in enumerate(example.targets) if all(own[i][j] is not None for own in spans)]
+        targets = [
+            target
+            for j, target in enumerate(example.targets)
+            if all(subject_spans[i][j] is not None for subject_spans in spans)
+        ]
         if targets:
             uncut.append(replace(example, targets=tuple(targets)))
             uncut_parts.append(part)
@@ -187,8 +191,7 @@ def build_data(
     labels, classes, bins = _classes(task, uncut, np.repeat(part_of == "train", counts))
     if not 2 <= len(classes) <= max_classes:
         raise DataError(
-            f"probe.{task.name}: expected 2 to {max_classes} classes, got {len(classes)}; "
-            "is there anything to tell apart?"
+            f"probe.{task.name}: expected 2 to {max_classes} classes, got {len(classes)}; change the labels of the task"
         )
     digest = hashlib.blake2b(digest_size=16)
     digest.update(json.dumps([FORMAT, task.name, task.labeller, classes, uncut_parts], ensure_ascii=True).encode())
@@ -210,9 +213,11 @@ def build_data(
 
 
 def _check_targets(task: ProbeTask, examples: Sequence[ProbeExample], parts: Sequence[str]) -> None:
-    if {len(target.spans) for example in examples for target in example.targets} not in ({1}, {2}):
+    num_spans = {len(target.spans) for example in examples for target in example.targets}
+    if num_spans not in ({1}, {2}):
         raise DataError(
-            f"probe.{task.name}: expected targets of one span, or of two, got both or none; make two tasks of them"
+            f"probe.{task.name}: expected one span in every target or two in every target, got {sorted(num_spans)}; "
+            "split them into two tasks"
         )
     for part in PARTS:
         if part not in parts:
@@ -236,7 +241,7 @@ def _classes(
     unknown = sorted(set(labels) - set(classes))
     if unknown:
         raise DataError(
-            f"probe.{task.name}: expected one of the labels {', '.join(classes)}, got {unknown[0]!r}; mend the labels"
+            f"probe.{task.name}: expected one of the labels {', '.join(classes)}, got {unknown[0]!r}; fix the labels"
         )
     class_index = {name: i for i, name in enumerate(classes)}
     return np.array([class_index[label] for label in labels], dtype=np.int64), classes, None

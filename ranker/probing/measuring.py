@@ -14,7 +14,7 @@ from ranker.probing.online_code import Outcome, permutation
 from ranker.probing.results import LENIENT, RANKING, Result
 from ranker.probing.subject import Subject
 
-RELABELLED = ("control_task", "shuffled")  # controls with other labels than relevance
+RELABELLED = ("control_task", "shuffled")  # controls whose labels are not relevance
 
 
 def result_of(
@@ -55,7 +55,8 @@ def result_of(
 def ranking_measures(data: ProbeData, scores: np.ndarray, collection: Collection) -> dict[str, float]:
     """Ranking measures of the test queries' docs, ranked by score.
 
-    `RANKING` uses the collection's relevance threshold. If that is above 1, `LENIENT` is added, with threshold 1.
+    `RANKING` uses the collection's relevance threshold. If that is above 1, the measures in `LENIENT` are added; they
+    use threshold 1.
 
     Args:
         data: The task's data.

@@ -1,7 +1,7 @@
 """The online code of a task for all layers, seeds and label sets.
 
 Online (prequential) coding: the training pairs are split into blocks. For each block, new probes are trained on all
-earlier blocks and then encode this one. Finished blocks are stored, so that a killed run resumes after the last one.
+earlier blocks and then encode the labels of this one. Finished blocks are stored; a killed run resumes after them.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Job:
 
     Args:
         inputs: States, spans and pairs.
-        states_key: Hash of everything that decides the states.
-        layers: Name of each layer to probe -> its index on the states' layer axis.
+        states_key: Hash of everything that determines the states.
+        layers: Layer to probe -> its index on the states' layer axis.
         label_sets: Label sets, all with the same number of classes.
         classes: Number of classes.
         train: Indices of the training pairs, int64 [pairs].
@@ -81,12 +81,12 @@ class Outcome:
     """The code and test results of one layer, seed and label set.
 
     Args:
-        layer: Name of the layer.
+        layer: The layer.
         seed: The seed.
         label_set: The label set.
         code: The description length.
-        bits: Bits of each training target, float32 [training targets], by ascending index of the target, for any
-            seed. Targets of the first block have log2(classes).
+        bits: Bits of each training target, float32 [training targets], sorted by target index, not in the seed's
+            order. A target of the first block has log2(classes) bits.
         block_ends: End of each block, in targets of this seed's order.
         block_bits: Bits of each block.
         predicted: Predicted class of each test target, after training on all training pairs.
@@ -136,7 +136,7 @@ class ProbeStack:
     Args:
         job: The job.
         probe: Shape of the probes.
-        layers: Names of the layers.
+        layers: The layers.
         seeds: The seeds.
         order: Training pairs in each seed's order, int64 [seeds, pairs].
     """
@@ -251,7 +251,7 @@ class OnlineCoder:
         fitted = fit(stack.probe, inputs, training_stack, train, val, self.options, portion.number)
         pairs = stack.coded_pairs(portion)
         values = self._apply(stack, fitted, training_stack.labels, pairs, test=portion.end is None)
-        # seeds code different training pairs, but the same test pairs
+        # each seed codes different training pairs, but all seeds predict the same test pairs
         rows = pairs.repeat(len(stack.seeds) // len(pairs), axis=0)
         targets = [inputs.targets_of(seed_pairs) for seed_pairs in rows]
         shape = training_stack.shape
@@ -285,7 +285,7 @@ class OnlineCoder:
             fitted: Its trained probes.
             labels: Labels of the trained label sets, int64 [label sets, targets].
             pairs: int64 [1 or seeds, pairs].
-            test: Whether to return predictions, not bits.
+            test: Whether to return predictions and scores instead of bits.
 
         Returns:
             `bits`, or `predicted` and `scores`: float32 [layers, seeds, label sets, all targets], NaN elsewhere.
@@ -312,7 +312,7 @@ class OnlineCoder:
         return arrays
 
     def _outcome(self, stack: ProbeStack, member: Member, first_pairs: int, blocks: list[Block]) -> Outcome:
-        """The outcome of a member from its blocks; the first block, of `first_pairs` pairs, has the uniform code."""
+        """The outcome of a member from its blocks after the first, whose `first_pairs` pairs have the uniform code."""
         layer, seed, label_set = member
         job, labels = stack.job, stack.job.label_sets[label_set]
         *coded, last = blocks
@@ -345,7 +345,7 @@ class OnlineCoder:
         )
 
     def _key(self, stack: ProbeStack, member: Member, portion: Portion) -> str:
-        """Hash of everything that decides a member's block."""
+        """Hash of everything that determines a member's block."""
         layer, seed, label_set = member
         job, labels = stack.job, stack.job.label_sets[label_set]
         settings = [

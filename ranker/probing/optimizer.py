@@ -24,8 +24,8 @@ class Dropout:
         self._keys, self._step = list(keys), 0
         self._generators = [torch.Generator(device).manual_seed(key) for key in keys]
         self._rate, self._shape, self._device = rate, shape, device
-        # A GPU draws the masks of several steps at once. One kernel launch per member and step would take most of the
-        # time.
+        # A GPU draws the masks of several steps at once, because one kernel launch per member and step would take most
+        # of the time.
         self._steps = max(1, min(64, (1 << 19) // (shape[0] * shape[1])))
         self._drawn: Tensor | None = None
         self._used = self._steps
@@ -48,14 +48,14 @@ class Dropout:
         return self._drawn[:, self._used - 1, :targets]
 
     def _draw(self, key: int, targets: int) -> Tensor:
-        """A member's factors in this step, float32 [targets, hidden]. More targets would have the same first rows."""
+        """A member's factors in this step, float32 [targets, hidden]. Rows do not depend on the number of targets."""
         drawn = np.random.Generator(np.random.SFC64([key, self._step])).integers(
             0, 1 << 16, (targets, self._shape[1]), dtype=np.uint16
         )
         return torch.from_numpy(drawn >= round(self._rate * (1 << 16))).float().div_(1 - self._rate)
 
     def keep(self, members: Tensor) -> None:
-        """Remove all other members; `members` are indices, int64 [members]."""
+        """Keep only the members with these indices, int64 [members]."""
         self._keys = [self._keys[i] for i in members.tolist()]
         self._generators = [self._generators[i] for i in members.tolist()]
         self._drawn = None if self._drawn is None else self._drawn[members.to(self._device)]
@@ -67,7 +67,7 @@ class Adam:
     Args:
         parameters: float32 [members, parameters]; changed in place.
         lr: Learning rate.
-        clip: Largest norm of a member's gradient.
+        clip: Maximum norm of a member's gradient.
     """
 
     BETAS, EPS = (0.9, 0.999), 1e-8
@@ -90,7 +90,7 @@ class Adam:
             self._step_all(clipped)
 
     def _step_all(self, clipped: Tensor) -> None:
-        """Update all members at once, because the number of kernel launches decides the time on a GPU."""
+        """Update all members at once: on a GPU, kernel launches take most of the time."""
         first, second = self.BETAS
         gradient = self.gradient.mul_(clipped)
         mean = self._mean.lerp_(gradient, 1 - first)
@@ -99,7 +99,7 @@ class Adam:
         self.parameters.sub_(mean.div(scale).mul_(self.rates / (1 - first**self._steps)))
 
     def _step_each(self, clipped: Tensor) -> None:
-        """Update one member after another with torch's fused kernel, because memory reads decide the time on a CPU."""
+        """Update one member after another with torch's fused kernel: on a CPU, memory reads take most of the time."""
         steps = torch.tensor(float(self._steps))
         for member, (rate, factor) in enumerate(
             zip(self.rates.squeeze(1).tolist(), clipped.squeeze(1).tolist(), strict=True)
@@ -125,7 +125,7 @@ class Adam:
             )
 
     def keep(self, members: Tensor) -> None:
-        """Remove all other members; `members` are indices, int64 [members]."""
+        """Keep only the members with these indices, int64 [members]."""
         self.parameters, self.gradient = self.parameters[members], self.gradient[members]
         self.rates = self.rates[members]
         self._mean, self._square = self._mean[members], self._square[members]

@@ -23,7 +23,7 @@ def sample_pairs(
     val_fraction: float,
     test_fraction: float,
 ) -> PairSample:
-    """Shuffle the queries that have candidates, and draw docs of each until there are enough pairs.
+    """Go through the queries that have candidates in random order, and draw docs of each until `max_pairs` is reached.
 
     Docs are drawn uniformly from the query's first `depth` candidates.
 
@@ -66,13 +66,13 @@ def assign_parts(
 ) -> list[str]:
     """The part of each example: `train`, `val` or `test`.
 
-    If the source assigns train, val and test, these parts are used. If it assigns only train and test, validation
-    examples are taken from train. Otherwise a seeded hash of the query (or doc, or pair) decides.
+    If the examples' source assigns train, val and test, these parts are used. If it assigns only train and test,
+    validation examples are taken from train. Otherwise a seeded hash of the query (or doc, or pair) decides.
 
     Args:
         examples: A task's examples.
         sample: With `group_by="query"`, its parts are used, so that tasks on the same pairs have the same split.
-        group_by: What must not be in two parts: `query`, `doc` or `pair` (the published split).
+        group_by: What must be in one part only: `query`, `doc` or `pair` (the published split).
         val_fraction: Share for validation.
         test_fraction: Share for the test.
 
@@ -105,7 +105,7 @@ def assign_parts(
         if group_by == "query" and part_of.setdefault(example.query_id, part) != part:
             raise DataError(
                 f"probing pairs: expected each query in one part, got {example.query_id!r} in "
-                f"{part_of[example.query_id]} and {part}, as its source says; mend the source, or set group_by=pair"
+                f"{part_of[example.query_id]} and {part}, as its source says; fix the source, or set group_by=pair"
             )
     missing = {"train", "val", "test"} - set(parts)
     if missing:
@@ -117,7 +117,7 @@ def assign_parts(
 
 
 def source_assigns_parts(examples: Sequence[ProbeExample]) -> bool:
-    """Whether the source assigns train and test. `group_by` then decides at most the validation part."""
+    """Whether the source assigns train and test, so that `group_by` affects at most the validation part."""
     return {example.part for example in examples} >= {"train", "test"}
 
 

@@ -1,4 +1,4 @@
-"""Pictures of a study (PNG, SVG): heat maps of task x layer, compression lines with control bands, online curves."""
+"""Pictures of a study (PNG, SVG): heat maps of task x layer, compression lines with control bands, online codes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BANDS = {
+BANDS = {  # control -> label and colour
     "label_prior": ("label prior", "#7f7f7f"),
     "shuffled": ("shuffled labels", "#bcbd22"),
     "surface": ("surface features", "#8c564b"),
@@ -37,11 +37,11 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
     path = folder / "pictures" / f"{name}.png"
     if figure.get_layout_engine() is None:
         box = "tight"
-    else:  # compute the layout once and not for each file; with seven panels that is most of the time
+    else:  # compute the layout once for both files, since it takes most of the time with seven panels
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         box = None
-    with rc_context({"svg.hashsalt": name}):  # so that the same picture gives the same file
+    with rc_context({"svg.hashsalt": name}):  # without it, ids in the SVG would be random
         figure.savefig(path.with_suffix(".svg"), bbox_inches=box, metadata={"Date": None})
     figure.savefig(path, dpi=150, bbox_inches=box)
     return path
@@ -110,7 +110,7 @@ def heat_map(
     axes.set_yticks(range(len(tasks)), tasks)
     axes.set_xlabel("layer (0: embeddings)")
     axes.set_title(title, fontsize=10)
-    figure.colorbar(image, ax=axes, label="share of the task's own range" if by_row else label)
+    figure.colorbar(image, ax=axes, label="share of the task's range" if by_row else label)
     return figure
 
 
@@ -161,7 +161,7 @@ def _line(
 
 
 def online_curves(results: Results, model: str) -> Figure:
-    """One panel per task, one line per layer: bits per target of each block against the targets sent before it."""
+    """One panel per task, one line per layer: bits per target of each block over the targets sent before the block."""
     from matplotlib import colormaps
     from matplotlib.ticker import NullFormatter, ScalarFormatter
 
@@ -199,7 +199,7 @@ def online_curves(results: Results, model: str) -> Figure:
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_title(task, fontsize=10)
         axes.set_xlabel("targets sent before")
-        axes.set_ylabel("bits a target")
+        axes.set_ylabel("bits per target")
     figure.suptitle(f"{model}: what each block costs (black line: uniform code)", fontsize=10)
     _legend(figure, axes_of)
     return figure

@@ -5,8 +5,8 @@ classifies the sums of the spans. The weights a_n of a span sum to 1, so project
 the same function: sum a_n (W h_n + b) = W (sum a_n h_n) + b, and softmax(v.(W h_n + b)) = softmax((W v).h_n). That
 takes one projection per span instead of one per token.
 
-Axes of a stack: layers (each reads other states), seeds (each reads another batch), label sets (which share states and
-batch). A member is one probe of the stack.
+Axes of a stack: layers (each reads different states), seeds (each reads different batches), label sets (all read the
+same states and batches). A member is one probe of the stack.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class EdgeProbe:
     def initial(self, seed: int) -> Tensor:
         """Initial parameters, float32 [parameters], the same for every layer, subject and control.
 
-        They are drawn as torch's linear layers are, except that the output layer starts at 0: an untrained probe is
-        then the uniform code, and not a random code, which would be longer.
+        They are drawn as in torch's linear layers, except that the output layer starts at 0. An untrained probe thus
+        gives the uniform code; a random output layer would give a longer code.
         """
         generator = torch.Generator().manual_seed(seed)
         parts = []
@@ -97,7 +97,7 @@ class EdgeProbe:
             if name.startswith(("norm", "out")):
                 parts.append(torch.full(shape, float(name == "norm")))
                 continue
-            # a bias follows its weight and is drawn from the same range
+            # a bias comes after its weight and is drawn from the weight's range
             fan_in = shape[0] if len(shape) == 2 or name.startswith("score") else fan_in
             parts.append((torch.rand(shape, generator=generator) * 2 - 1).div_(math.sqrt(fan_in)))
         return torch.cat([part.flatten() for part in parts])
@@ -142,7 +142,7 @@ class EdgeProbe:
 
 
 class _SpanSums(torch.autograd.Function):
-    """Projected weighted sum of each span. Its gradient is written out: autograd would take twice as long on a CPU."""
+    """Projected weighted sum of each span. Its backward is written by hand: autograd takes twice as long on a CPU."""
 
     @staticmethod
     def forward(ctx: Any, project: Tensor, bias: Tensor, score: Tensor, chunks: Sequence[SpanStates]) -> Tensor:
@@ -163,7 +163,7 @@ class _SpanSums(torch.autograd.Function):
         sums = []
         for chunk in chunks:
             states = chunk.read()  # [layers, seeds, targets, tokens, dim]
-            # few rows times many columns; a CPU takes five times as long for the transposed product
+            # [few rows] @ [many columns]: the transposed product takes a CPU five times as long
             scores = direction @ states.flatten(2, 3).transpose(-1, -2)
             scores = scores.unflatten(3, states.shape[2:4]).transpose(2, 3)
             # [layers, seeds, targets, label sets, tokens]
@@ -191,8 +191,8 @@ class _SpanSums(torch.autograd.Function):
             slopes = weights * (slopes - (weights * slopes).sum(dim=-1, keepdim=True))
             direction_gradient += slopes.transpose(2, 3).flatten(3, 4) @ states.flatten(2, 3)
             first += states.shape[2]
-        # The score's contribution to the projection's gradient is appended as one more target. So one product gives the
-        # whole gradient, and no second matrix has to be added.
+        # The projection's gradient has a second part, from the score. It is appended as one more target, so that one
+        # product gives the sum of both parts.
         column = direction_gradient.unsqueeze(3)
         left, right = torch.cat([pooled, column], dim=3), torch.cat([gradient, score.unsqueeze(3)], dim=3)
         return left.transpose(-1, -2) @ right, gradient.sum(dim=3), (column @ project).squeeze(3), None

@@ -21,7 +21,7 @@ def write_report(folder: Path, results: Results, warnings: Sequence[str], notes:
     Args:
         folder: The run folder.
         results: All results. If there are two subjects, the second is compared with the first.
-        warnings: What a reader should know before the numbers.
+        warnings: Caveats, printed before the numbers.
         notes: Lines about the options of the run.
 
     Returns:
@@ -36,7 +36,7 @@ def write_report(folder: Path, results: Results, warnings: Sequence[str], notes:
     for model in models:
         lines += [f"## {model}", "", *_summary_table(results, model), ""]
         lines += _picture("heat map, absolute", f"heat_{models.index(model)}", shown)
-        lines += _picture("heat map, each task by its own range", f"heat_by_row_{models.index(model)}", shown)
+        lines += _picture("heat map, colours scaled per task", f"heat_by_row_{models.index(model)}", shown)
         lines += _picture("selectivity", f"selectivity_{models.index(model)}", shown)
         lines += _picture("online code", f"online_{models.index(model)}", shown)
     if len(models) > 1:
@@ -57,12 +57,12 @@ def _draw(folder: Path, results: Results) -> dict[str, Path]:
         values = {task: results.compression(model, task) for task in tasks}
         figures[f"heat_{number}"] = pictures.heat_map(values, f"{model}: compression")
         tied = {task: summarise(results, model, task).tied for task in tasks}
-        title = f"{model}: compression, shape of each task (red: best, and tied with it)"
+        title = f"{model}: compression, colours scaled per task (red: best layer and those tied with it)"
         figures[f"heat_by_row_{number}"] = pictures.heat_map(values, title, by_row=True, boxed=tied)
         selective = {task: by_layer for task in tasks if (by_layer := selectivity(results, model, task))}
         if selective:
             figures[f"selectivity_{number}"] = pictures.heat_map(
-                selective, f"{model}: selectivity", signed=True, label="accuracy above the control task's"
+                selective, f"{model}: selectivity", signed=True, label="accuracy minus the control task's"
             )
         figures[f"online_{number}"] = pictures.online_curves(results, model)
     if len(models) > 1:
@@ -139,7 +139,7 @@ def _summary_table(results: Results, model: str) -> list[str]:
         "best layer",
         "compression",
         "+-",
-        "tied with it",
+        "layers tied with it",
         "detectable (bits/target)",
         "centre of gravity",
         "expected layer",
@@ -211,13 +211,13 @@ def _control_table(results: Results) -> list[str]:
             best = max(results.compression(model, task).values())
             controls = {name: results.value(model, task, name) for name in pictures.BANDS}
             prior = controls["label_prior"]
-            # the label prior of few labels can be longer than the uniform code, from which every probe starts
+            # with few labels, the label prior's code can be longer than the uniform code, with which every probe starts
             leak = controls["shuffled"] - (prior if math.isnan(prior) else max(1.0, prior))
             rows.append([task, model, best, *controls.values(), f"{leak:+.3f}" if not math.isnan(leak) else ""])
     names = [
         f"{label}, its best layer" if name in SEVERAL_LAYERS else label for name, (label, _) in pictures.BANDS.items()
     ]
-    return table(["task", "subject", "best layer", *names, "shuffled minus prior or 1"], rows)
+    return table(["task", "subject", "best layer", *names, "shuffled minus max(prior, 1)"], rows)
 
 
 def _reading(results: Results) -> list[str]:
@@ -227,8 +227,8 @@ def _reading(results: Results) -> list[str]:
         "the number of classes. A result must beat the label prior; a claim about the encoder must also beat the "
         "random encoder and the surface features. Shuffled labels above the prior (or above 1, if the prior's code is "
         "longer than the uniform code) would be a leak. Errors are clustered by query. `detectable` is the least "
-        "difference that a test at 5% finds in 80% of cases; layers that differ from the best one by no more are "
-        "called tied.",
+        "difference that a test at 5% finds in 80% of cases; a layer is tied with the best one if they differ by no "
+        "more than that.",
     ]
     if few:
         lines += [

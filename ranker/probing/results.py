@@ -22,7 +22,7 @@ from ranker.probing.code_length import CodeLength
 from ranker.probing.controls import MAIN
 
 RANKING = ("AP", "RR", "nDCG@10", "nDCG@20", "P@10", "P@20")
-# threshold 1; computed if the collection's relevance threshold is higher
+# with relevance threshold 1; computed if the collection's threshold is higher
 LENIENT = ("AP(rel=1)", "RR(rel=1)", "P(rel=1)@10", "P(rel=1)@20")
 COLUMNS = (
     "model",
@@ -171,7 +171,7 @@ class Results:
         }
 
     def value(self, model: str, task: str, control: str) -> float:
-        """Mean compression of a control over seeds, at its best layer if it has layers; NaN without the control."""
+        """Mean compression of a control over seeds, at its best layer if it has layers; NaN if it was not run."""
         by_layer: dict[int | None, list[float]] = {}
         for result in self.of(model, task, control):
             by_layer.setdefault(result.layer, []).append(result.code.compression(self.units))
@@ -244,7 +244,9 @@ class Results:
                     for i, (row, note) in enumerate(zip(task_rows, json.loads(str(arrays["notes"])), strict=True)):
                         results.append(_result(row, note, arrays[f"bits{i}"]))
         except (OSError, KeyError, ValueError, TypeError, IndexError, zipfile.BadZipFile) as error:
-            raise DataError(f"{folder}: expected a whole probing run, got one where {error}; run it again") from error
+            raise DataError(
+                f"{folder}: expected a whole probing run, got a file that cannot be read ({error}); run it again"
+            ) from error
         return cls(results, tasks, rows[0]["units"] if rows else "bits")
 
 

@@ -1,14 +1,14 @@
-"""Token sequences that an encoder reads, and the tokens of a span of characters after truncation.
+"""Token sequences that an encoder reads, and the mapping from spans of characters to their tokens.
 
 Rows are laid out by `Template`, as a ranker's are, and truncated by the same rule as in `Collator`. The `Collator` is
 not used, for three reasons:
 
 - it reads stored tokens, which have no character offsets;
 - it makes one row per candidate, and here each distinct text or pair has one row;
-- all its rows have one layout. Here, tasks without queries add single docs to the pairs of a cross-encoder.
+- all its rows have one layout, but here tasks without queries add single docs to the pairs of a cross-encoder.
 
 The token store's `TextEncoder` is not used either: it computes no offsets. It also changes texts that contain a special
-token literally, such as `[SEP]`, and this moves their characters. For all other texts both give the same ids.
+token literally, such as `[SEP]`, and thus the positions of characters. For all other texts both give the same ids.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ranker.probing.examples import Span
 from ranker.types import TokenBatch
 
 READS = ("pairs", "texts")
-QUERY, DOC, PAIR = 0, 1, 2  # types of rows: a query alone, a doc alone, both
+QUERY, DOC, PAIR = 0, 1, 2  # row types: a query without doc, a doc without query, both
 
 
 class OffsetTexts:
@@ -97,7 +97,7 @@ class Sequences:
         texts: The distinct texts.
         queries: Index of each row's query in `texts`, int64 [rows]; -1: none.
         docs: Index of each row's doc in `texts`, int64 [rows]; -1: none.
-        num_kept: Tokens of query and doc after truncation, without special tokens, int64 [rows, 2].
+        num_kept: Number of tokens of query and doc after truncation, without special tokens, int64 [rows, 2].
         starts: First token of each row on the token axis, int64 [rows + 1].
         pair_rows: Row of each pair's query and of its doc, int64 [pairs, 2]; -1: none.
         pair: Layout of two texts.
@@ -274,7 +274,7 @@ def _distinct_rows(pair_texts: np.ndarray, apart: bool) -> tuple[np.ndarray, np.
 
     Args:
         pair_texts: Text of each pair's query and doc, int64 [pairs, 2]; -1: none.
-        apart: Whether query and doc have a row each.
+        apart: Whether query and doc have separate rows.
 
     Returns:
         Query and doc of each row, int64 [rows, 2]; and the row of each pair's query and doc, int64 [pairs, 2].
@@ -295,12 +295,12 @@ def _distinct_rows(pair_texts: np.ndarray, apart: bool) -> tuple[np.ndarray, np.
 def _truncate(
     lengths: np.ndarray, row_types: np.ndarray, room: np.ndarray, max_query_tokens: int, max_doc_tokens: int
 ) -> np.ndarray:
-    """Tokens of query and doc after truncation, int64 [rows, 2]; a pair's query leaves at least one token to the doc.
+    """Numbers of query and doc tokens after truncation, int64 [rows, 2]; a pair keeps at least one doc token.
 
     Args:
-        lengths: Tokens of query and doc before truncation, int64 [rows, 2].
+        lengths: Numbers of query and doc tokens before truncation, int64 [rows, 2].
         row_types: QUERY, DOC or PAIR, int64 [rows].
-        room: Tokens for texts in each row, int64 [rows].
+        room: Maximum number of tokens in each row besides special tokens, int64 [rows].
         max_query_tokens: Maximum tokens of a query.
         max_doc_tokens: Maximum tokens of a doc.
     """

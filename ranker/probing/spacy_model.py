@@ -36,13 +36,13 @@ def parse_all(model: str, texts: Iterable[str]) -> Mapping[str, Any]:
 
 
 def forget() -> None:
-    """Clear the cache of parses, which take about a kilobyte per token."""
+    """Clear the cached parses, which take about a kilobyte per token."""
     _parsed.cache_clear()
 
 
 @lru_cache(maxsize=1)
 def _parsed(model: str, texts: tuple[str, ...]) -> Mapping[str, Any]:
-    import spacy  # takes seconds, and is needed only to make labels
+    import spacy  # here: it takes seconds, and stored labels do not need it
 
     log.info("spaCy: reading %d texts", len(texts))
     return dict(zip(texts, spacy.load(model).pipe(texts, batch_size=64), strict=True))

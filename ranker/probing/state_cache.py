@@ -1,8 +1,8 @@
 """Cache of the states of all layers: memory-mapped files [layers, tokens, dim], computed once per subject and texts.
 
-The layer axis comes first: a probe reads one layer and touches only that layer's pages. Two options make a cache
-smaller: `tokens="spans"` stores only the tokens that probes read, with the same results; `dtype="int8"` stores one byte
-per number, with nearly the same results.
+The layer axis comes first, so that a probe, which reads one layer, touches only that layer's pages. Two options make a
+cache smaller: `tokens="spans"` stores only the tokens that probes read, with the same results; `dtype="int8"` stores
+one byte per number, with nearly the same results.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StateCache:
         dtype: `float16`, `float32`, or `int8` (with a scale for each token).
         max_bytes: Maximum size of the states of one subject and set of pairs.
         max_tokens: Maximum tokens of a batch, padding included.
-        tokens: `all`, or `spans`: then callers of `states` pass the mask of the tokens of their spans.
+        tokens: Which tokens are stored: `all`, or `spans`, for which callers of `states` pass `token_mask`.
         sync_seconds: Seconds between syncs; a kill loses at most that much work.
 
     Raises:
@@ -87,7 +87,7 @@ class StateCache:
 
         Raises:
             ConfigError: The states would take more than `max_bytes`, or more than the disk has.
-            DataError: The cached files differ from those that were written, or a state is not finite.
+            DataError: The cached files were damaged or changed, or a state is not finite.
         """
         request = StateRequest(subject, sequences, layers, token_mask)
         identity = self.identity(subject, sequences, layers, token_mask)
@@ -103,7 +103,7 @@ class StateCache:
     def identity(
         self, subject: Subject, sequences: Sequences, layers: Sequence[int], token_mask: np.ndarray | None = None
     ) -> dict[str, Any]:
-        """Everything that decides the states, as JSON values; for the arguments see `states`."""
+        """Everything that determines the states, as JSON values; for the arguments see `states`."""
         identity = {
             "format": FORMAT,
             "subject": subject.fingerprint,
@@ -180,5 +180,5 @@ class StateCache:
 
 
 def _disk_usage(path: Path) -> int:
-    """Bytes that a file takes on disk. It has its full size from the start but takes only the room that is written."""
+    """Bytes that a file takes on disk, which can be fewer than its size."""
     return path.stat().st_blocks * 512 if path.is_file() else 0

@@ -1,4 +1,4 @@
-"""Read token states by layer (`States`): from cached states, or from random vectors. `state_cache` makes the former."""
+"""Read token states by layer (`States`): states that `state_cache` has stored, or random vectors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class States(Protocol):
         """Copy vectors, float32 [layers, *tokens.shape, dim], to the device of `tokens`.
 
         Args:
-            layers: Indices on the layer axis of the states.
-            tokens: Indices on their token axis, int64.
+            layers: Indices on the layer axis.
+            tokens: Indices on the token axis, int64.
         """
         ...
 
@@ -38,7 +38,7 @@ class TensorStates:
 
     Args:
         data: [layers, tokens, dim], any float type, or int8.
-        scales: Factor of each token's numbers, float32 [layers, tokens]; None: the numbers are the states.
+        scales: Factor that turns each token's numbers into its state, float32 [layers, tokens]; None: 1.
     """
 
     def __init__(self, data: Tensor, scales: Tensor | None = None) -> None:
@@ -86,15 +86,15 @@ class TensorStates:
 
 
 def _mapped(path: Path, dtype: str, shape: tuple[int, ...]) -> Tensor:
-    # Read-only: pages of a file mapped for writing count as memory, and the file may be larger than the memory. Nothing
-    # writes to the tensor, so NumPy's warning does not apply.
+    # Mapped read-only, because pages mapped for writing count as used memory, and the file may be larger than memory.
+    # The warning is about tensors that are written to; this one never is.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(np.memmap(path, dtype=dtype, mode="r", shape=shape))
 
 
 def _pick(values: Tensor, layers: Sequence[int], tokens: Tensor) -> Tensor:
-    """[layers, tokens, ...] of some layers and tokens."""
+    """The values of some layers and tokens, [layers, tokens, ...]."""
     if len(layers) == 1:
         return values[layers[0]].index_select(0, tokens).unsqueeze(0)
     if len(layers) == len(values):

@@ -133,7 +133,7 @@ class StateWriter:
         sizes = file_sizes(self.dtype, shape)
         complete = all(file_size(self.folder / name) == size for name, size in sizes.items())
         done = self._finished_chunks() if complete else 0
-        if not done:  # the record of files that are gone
+        if not done:  # a record left over from files that are gone
             (self.folder / "progress.json").unlink(missing_ok=True)
         if not complete:
             for name, size in sizes.items():
@@ -144,7 +144,7 @@ class StateWriter:
         return done
 
     def _encode(self, chunk: Chunk, encoder: Callable[..., Iterable[Tensor]], device: torch.device) -> int:
-        """Encode a chunk and write its states; returns the number of tokens up to its end."""
+        """Encode a chunk and write its states; returns the number of stored tokens up to the chunk's end."""
         first, last = chunk
         sequences, layers, mask = self.request.sequences, list(self.request.layers), self.request.token_mask
         stored = slice(self._starts[first], self._starts[last])
@@ -164,13 +164,13 @@ class StateWriter:
         return int(self._starts[last])
 
     def _sync(self, done: int) -> None:
-        for file in self._files:  # before the record, which must not count chunks that a crash can still lose
+        for file in self._files:  # flush before the record, which must not count chunks that a crash can lose
             file.flush()
         record = {"chunks": len(self.chunks), "max_tokens": self.max_tokens, "done": done, "process": os.getpid()}
         write_json(self.folder / "progress.json", {**record, "crc32": _crc(record)})
 
     def _finished_chunks(self) -> int:
-        """Number of chunks that a killed run finished; 0 if it split the rows in another way."""
+        """Number of chunks that a killed run finished; 0 if that run had different chunks."""
         try:
             record = json.loads((self.folder / "progress.json").read_text(encoding="utf-8"))
             if record.pop("crc32") != _crc(record):
@@ -189,9 +189,9 @@ def _crc(record: dict[str, Any]) -> int:
 
 @contextmanager
 def _concurrent_map(device: torch.device) -> Iterator[Callable[..., Iterable[int]]]:
-    """A `map`. On a CPU it works on up to `CPU_CHUNKS` chunks at a time, with an equal share of the threads each.
+    """Yield a `map`. On a CPU it runs up to `CPU_CHUNKS` chunks at a time, each with an equal share of the threads.
 
-    That is a third faster than all threads on one chunk.
+    That is a third faster than one chunk at a time with all threads.
     """
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1:

@@ -1,4 +1,4 @@
-"""Statistics of code lengths: errors clustered by query, least detectable differences, Holm, layer measures."""
+"""Statistics of code lengths: errors clustered by query, least detectable differences, tests, layer measures."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Difference:
         low: Lower end of the 95% bootstrap interval over queries.
         high: Upper end of the interval.
         detectable: Least detectable difference.
-        p_value: Of the paired randomisation test over queries, without correction for several comparisons.
+        p_value: p-value of the paired randomisation test over queries, not corrected for multiple comparisons.
     """
 
     mean: float
@@ -113,8 +113,8 @@ def compare_bits(
 ) -> Difference:
     """Compare the code lengths of two runs on the same targets.
 
-    The least detectable difference is computed over queries. With several seeds it is also computed over seeds, from
-    paired differences, because both runs share permutation and initial weights of a seed; the larger one is used.
+    The least detectable difference is computed over queries. With several seeds it is also computed over seeds, and the
+    larger value is used. Seeds are paired, because both runs share a seed's permutation and initial weights.
 
     Args:
         first: Bits of each target in run A, the mean over seeds, [targets].
@@ -151,7 +151,7 @@ def holm_by_layer(differences: Mapping[int, Difference]) -> dict[int, float]:
 
 
 def centre_of_gravity(compression: Mapping[int, float], control: Mapping[int, float]) -> float:
-    """Mean layer, weighted by the compression above that of the control; NaN if no layer is above it.
+    """Mean layer, weighted by how far its compression exceeds the control's; NaN if none does.
 
     Args:
         compression: layer -> compression
@@ -169,7 +169,7 @@ def expected_layer(compression: Mapping[int, float]) -> float:
     """Expected layer at which the information appears (Tenney et al., ACL 2019, arXiv:1905.05950).
 
     The published measure scores probes that read all layers up to l. Here the score of l is the highest compression of
-    a single layer up to l. NaN if no layer is above layer 0.
+    a single layer up to l. NaN if no layer has a higher compression than layer 0.
 
     >>> expected_layer({0: 1.0, 1: 2.0, 2: 1.5, 3: 3.0})
     2.0

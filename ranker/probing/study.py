@@ -1,4 +1,4 @@
-"""A study: subjects x tasks x layers x seeds, with controls. All share pairs, permutations and initial weights."""
+"""Run a study: subjects x tasks x layers x seeds, with controls. Pairs, permutations and initial weights are shared."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class Study:
         device: Device to compute on.
 
     Attributes:
-        warnings: What a reader should know before the numbers; complete after `prepare`.
+        warnings: Caveats, printed before the numbers; complete after `prepare`.
         queries: Texts of each task's queries; set by `prepare`.
 
     Raises:
-        ConfigError: Two subjects have the same name, or an option of coding is wrong.
+        ConfigError: Two subjects have the same name, or an option of `OnlineCoder` is wrong.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class Study:
             The record of each task that can be probed, in order.
 
         Raises:
-            TaskUnavailable: The labels of a task cannot be made here, and `skip_unavailable` is false.
+            TaskUnavailable: The labels of a task cannot be computed, and `skip_unavailable` is false.
             DataError: No task can be probed, or the targets of a task cannot be coded.
         """
         if not self._sets:
@@ -143,7 +143,7 @@ class Study:
         }
 
     def run(self) -> Results:
-        """Prepare, encode, code, and measure.
+        """Prepare the tasks, encode the texts, compute the online codes, and measure.
 
         Raises:
             RankerError: See `prepare`, `layers_of` and `StateCache.states`.
@@ -177,7 +177,7 @@ class Study:
     # ----------------------------------------------------------------------------------------------------------
 
     def _pair_sets(self) -> list[PairSet]:
-        """The tasks on the shared pairs in one set, and each other task in a separate set."""
+        """One set for all tasks on the shared pairs, and one set for each other task."""
         shared = PairSet([(query, doc) for _, _, query, doc in self.sample.texts()])
         known = set(shared.texts)
         sets = [shared]
@@ -201,7 +201,7 @@ class Study:
         forget()
         if not any(pair_set.tasks for pair_set in sets):
             raise DataError(
-                "probe: expected at least one task whose labels can be made here, got none; see the warnings above"
+                "probe: expected at least one task whose labels can be computed, got none; see the warnings above"
             )
         return [pair_set for pair_set in sets if pair_set.tasks]
 
@@ -217,7 +217,7 @@ class Study:
         )
 
     def _warn(self) -> None:
-        """Warn of targets lost to truncation, of empty classes, and of docs and queries in both test and training."""
+        """Warn about targets lost to truncation, classes without training targets, and texts in both train and test."""
         data = [task_data for pair_set in self._sets for task_data in pair_set.data]
         records = {task_data.task.name: task_data.record() for task_data in data}
         for name, record in records.items():
@@ -274,7 +274,7 @@ class Study:
         if self.cache.tokens == "spans":
             token_mask = span_mask(spans, sequences.num_tokens)
             stored_index = np.concatenate([[0], np.cumsum(token_mask)])
-            spans = [stored_index[bounds] for bounds in spans]  # spans stay spans, since all their tokens are stored
+            spans = [stored_index[bounds] for bounds in spans]  # still contiguous: all tokens of a span are stored
         states = {MAIN: self._states(subject, sequences, layers, token_mask)}
         if "random_encoder" in controls:
             randomised = subject.randomised(self.options.seed)
@@ -284,7 +284,7 @@ class Study:
         return make_jobs(data, spans, states, layers, self.options, self.device)
 
     def _code(self, subject_jobs: Sequence[SubjectJob]) -> list[Result]:
-        """Code jobs concurrently, and measure."""
+        """Compute the online codes of jobs, in parallel on a CPU, and return results."""
         jobs = [job for job, _, _ in subject_jobs]
         portions, collection = self.options.portions, self.sample.collection
         probes = sum(

@@ -54,8 +54,8 @@ class Subject:
         name: Name in reports.
         encoder: The encoder.
         reads: `pairs` (query and doc in one sequence) or `texts` (one text per sequence).
-        doc_encoder: The encoder of docs alone, if it differs from the encoder of queries.
-        layouts: The ranker's layouts of a query alone and of a doc alone; None: the tokenizer's.
+        doc_encoder: The encoder of docs, if it differs from the encoder of queries.
+        layouts: The ranker's layouts of a query row and of a doc row; None: the tokenizer's.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Subject:
 
     @property
     def encoder(self) -> Encoder:
-        """The encoder; if docs have their own, the encoder of queries."""
+        """The encoder; with a separate doc encoder, the one of queries."""
         return self.frozen.encoder
 
     @property
@@ -94,13 +94,13 @@ class Subject:
         Raises:
             CheckpointError: The folder holds no trained ranker, or the ranker has no encoder.
         """
-        from ranker.checkpoint import load_scorer  # imports the configuration, which an encoder alone does not need
+        from ranker.checkpoint import load_scorer  # imported here: it also imports the configuration code
 
         scorer = load_scorer(path, weights)
         encoder = getattr(scorer, "encoder", None)
         if not isinstance(encoder, Encoder):
             raise CheckpointError(
-                f"{path}: expected a ranker with an encoder to probe, got {type(scorer).__name__}; probe another"
+                f"{path}: expected a ranker with an encoder to probe, got {type(scorer).__name__}; probe another ranker"
             )
         name = f"{type(scorer).__name__} {path.resolve().name}"
         if not is_bi_encoder(scorer):
@@ -113,8 +113,8 @@ class Subject:
     def randomised(self, seed: int) -> Subject:
         """The same architecture with random weights, drawn as for BERT.
 
-        Weights are drawn from N(0, std) with the model's `initializer_range` as std, 0.02 if it has none. Biases are 0,
-        weights of norms 1.
+        Weights are drawn from N(0, std), where std is the model's `initializer_range`, or 0.02 without one. Biases are
+        0, and norm weights are 1.
         """
         separate_docs = self.frozen_docs is not self.frozen
         docs = _random_weights(self.frozen_docs.encoder, seed) if separate_docs else None
@@ -126,7 +126,7 @@ class Subject:
 def _separate_prompt(layout: Template, tokenizer: Any) -> Template:
     """The layout with the prompt's tokens as special tokens.
 
-    A text is then tokenized without the prompt, so that the characters of its spans count from its own start.
+    The text is then tokenized without the prompt, so character offsets count from the start of the text.
     """
     if not layout.prefix:
         return layout
@@ -156,7 +156,7 @@ def _random_weights(encoder: Encoder, seed: int) -> Encoder:
 def encoder_fingerprint(encoder: Encoder) -> str:
     """Hash of weights, sizes and tokenizer."""
     digest = hashlib.blake2b(digest_size=16)
-    # its source and the library's version do not change the states
+    # where the model came from and the library's version do not change the states
     ignored = ("_name_or_path", "transformers_version")
     sizes = {
         key: value

@@ -28,8 +28,8 @@ class TaskSummary:
         best: Layer with the highest compression.
         compression: Compression of the best layer, the mean over seeds.
         compression_error: Half the least difference in compression that is detectable over seeds; NaN for one seed.
-        tied: Layers whose difference to the best layer is not above the least detectable one, and the best layer.
-        detectable: Largest of the least detectable differences to the best layer, in bits per target.
+        tied: The best layer, and the layers whose difference to it is not above the least detectable difference.
+        detectable: Least detectable difference to the best layer, in bits per target; the maximum over layers.
         gravity: Centre of gravity of the compression above the control.
         expected: Expected layer at which the information appears.
         drop: Share of the best compression that is lost at the last layer.
@@ -59,7 +59,7 @@ class TaskSummary:
 def summarise(results: Results, model: str, task: str) -> TaskSummary:
     """Summarise one subject and task.
 
-    The centre of gravity is taken above the random encoder; without that control, above the label prior.
+    The control of the centre of gravity is the random encoder, or without it the label prior.
     """
     compression = results.compression(model, task)
     best = max(compression, key=lambda layer: (compression[layer], -layer))
@@ -102,7 +102,7 @@ def layer_differences(results: Results, model: str, task: str, best: int) -> dic
 
 
 def _with_control_task(results: Results, model: str, task: str) -> dict[int, list[tuple[Result, Result]]]:
-    """For each layer and each seed of the control task: the results of the task and of the control task."""
+    """Layer -> (result of the task, result of the control task) for each seed of the control task."""
     main = {(result.layer, result.seed): result for result in results.of(model, task)}
     layers: dict[int, list[tuple[Result, Result]]] = {}
     for result in results.of(model, task, "control_task"):
@@ -150,7 +150,7 @@ def compare(results: Results, first: str, second: str, task: str) -> Comparison:
     """Compare two subjects layer by layer on the same targets, permutations and initial weights.
 
     Raises:
-        DataError: Their data or seeds differ.
+        DataError: The subjects' data or seeds differ.
     """
     before_results, after_results = results.of(first, task), results.of(second, task)
     hashes = before_results[0].data_hash, after_results[0].data_hash

@@ -1,4 +1,4 @@
-"""Train a stack of probes with one optimizer. Each member has its own clipping, learning rate and early stopping."""
+"""Train a stack of probes with one optimizer. Clipping, learning rate and early stopping are separate per member."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class TrainingOptions:
         lr: Adam's learning rate at the start.
         batch_pairs: Pairs per batch.
         max_rounds: Maximum number of rounds.
-        round_steps: Minimum steps of a round; a round is as many passes over the training pairs as that takes, at
-            least one.
+        round_steps: Minimum steps of a round. A round is the smallest number of whole passes over the training pairs
+            with at least that many steps.
         patience: Training stops after this many consecutive rounds without a lower validation loss.
         small_val_pairs: Maximum validation pairs for portions below 5 % of the training pairs; None: all.
         lr_factor: Factor on the learning rate after each round without a lower validation loss.
-        clip: Largest norm of a member's gradient.
+        clip: Maximum norm of a member's gradient.
         hidden: Size of a projected span and of the hidden layer.
         dropout: Dropout rate before the output layer.
         head: `edge`, `mlp2` or `linear`.
@@ -129,7 +129,7 @@ def fit(
         portion: Number of the portion; seed, portion and epoch decide the batch order.
     """
     with warnings.catch_warnings():
-        # the leaves are slices of one matrix, not contiguous as autograd prefers
+        # autograd prefers contiguous leaves, but these are slices of one matrix
         warnings.filterwarnings("ignore", message="grad and param do not obey the gradient layout contract")
         return _fit(probe, inputs, stack, train, val, options, portion)
 
@@ -139,7 +139,7 @@ class _EarlyStopping:
 
     Args:
         parameters: Initial parameters, float32 [members, parameters].
-        uniform_loss: Loss of the uniform code, log k. The initial weights are that code, see `EdgeProbe.initial`.
+        uniform_loss: Loss of the uniform code, log k. The initial weights give that code (`EdgeProbe.initial`).
         options: Patience and rate factor.
     """
 
@@ -149,7 +149,7 @@ class _EarlyStopping:
         self.best = parameters.clone()
         self.epochs = torch.zeros(size)
         self.members = torch.arange(size)  # indices of the members that are still in the optimizer
-        # a few pairs may not give a better code than the uniform one
+        # so that the initial weights are kept if training on few pairs gives a worse code than the uniform one
         self._lowest = torch.full((size,), uniform_loss, dtype=torch.float64)
         self._bad_rounds = torch.zeros(size, dtype=torch.int64)
 
@@ -159,11 +159,11 @@ class _EarlyStopping:
         self.epochs[self.members] = torch.where(training, float(epoch), self.epochs[self.members])
 
     def keep_last(self, parameters: Tensor) -> None:
-        """Without validation: the current weights [members in the optimizer, parameters] are the best ones."""
+        """Keep the current weights [members in the optimizer, parameters]; used without validation pairs."""
         self.best[self.members] = parameters
 
     def update(self, loss: Tensor, optimizer: Adam) -> Tensor:
-        """Keep better weights; lower the rate of the other members, to 0 for members that stop.
+        """Keep the weights of improved members; lower the others' learning rate, to 0 for members that stop.
 
         Args:
             loss: Validation loss of each member in the optimizer, float64 [members].
@@ -228,7 +228,7 @@ def _fit(
         if stopped.all():
             break
         training_sets = (~stopped.view(shape)).any(dim=0).any(dim=0)
-        if not training_sets.all():  # remove label sets that no layer and no seed still trains
+        if not training_sets.all():  # remove label sets all of whose members have stopped
             kept = torch.arange(len(stopped)).view(shape)[..., training_sets].flatten()
             optimizer.keep(kept.to(device))
             dropout.keep(kept)
@@ -244,9 +244,9 @@ def _dropout(stack: Stack, inputs: Inputs, options: TrainingOptions) -> Dropout:
 
 
 def _leaves(probe: EdgeProbe, optimizer: Adam, shape: tuple[int, int, int]) -> dict[str, Tensor]:
-    """Leaf tensors by name that share memory with the optimizer's flat parameters, as their gradients do.
+    """Leaf tensors by name. They and their gradients are views of the optimizer's flat matrices.
 
-    So the optimizer updates one matrix and not many tensors.
+    The optimizer thus updates one matrix instead of many tensors.
     """
     views = probe.split(optimizer.parameters.view(*shape, -1))
     gradients = probe.split(optimizer.gradient.view(*shape, -1))
@@ -301,7 +301,7 @@ def mean_loss(
 
 
 def _for_batch(flat: Tensor, labels: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Parameters and labels for a batch. If it has one seed, seeds become label sets: states are gathered only once."""
+    """Parameters and labels for a batch. If all seeds share it, they become label sets, to gather its states once."""
     layers, seeds, label_sets, size = flat.shape
     if batch.targets.shape[0] == seeds:
         return flat, labels

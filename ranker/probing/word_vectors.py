@@ -83,11 +83,11 @@ def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
 
     Raises:
         TaskUnavailable: The file does not exist.
-        DataError: A line has another number of numbers, or the file has none of the wanted words.
+        DataError: A line has more or fewer numbers than the first one, or no wanted word has a vector.
     """
     if not path.is_file():
         raise TaskUnavailable(
-            f"probe.sem.vectors: expected a file of word vectors in GloVe's layout, got {str(path)!r}, which is none"
+            f"probe.sem.vectors: expected a file of word vectors in GloVe's layout, got {str(path)!r}, which is no file"
         )
     words: list[str] = []
     rows: list[np.ndarray] = []
@@ -101,15 +101,13 @@ def read_vectors(path: Path, wanted: set[str]) -> WordVectors:
             with np.errstate(over="ignore"):
                 row = np.array(numbers, dtype=np.float32)
         except ValueError as error:
-            raise DataError(
-                f"{path}:{number}: expected a word and numbers, got {shown(line)}; mend the line"
-            ) from error
+            raise DataError(f"{path}:{number}: expected a word and numbers, got {shown(line)}; fix the line") from error
         if not len(row) or not np.isfinite(row).all():
-            raise DataError(f"{path}:{number}: expected a word and finite numbers, got {shown(line)}; mend the line")
+            raise DataError(f"{path}:{number}: expected a word and finite numbers, got {shown(line)}; fix the line")
         if total is not None and (len(row) != len(total) or _is_number(word.rpartition(" ")[2] if " " in word else "")):
             got = len(line.split()) - 1
             raise DataError(
-                f"{path}:{number}: expected {len(total)} numbers as in the first line, got {got}; mend the line"
+                f"{path}:{number}: expected {len(total)} numbers as in the first line, got {got}; fix the line"
             )
         total = row.astype(np.float64) if total is None else total + row
         lines += 1
@@ -148,7 +146,7 @@ def ppmi_svd(
         dim: Size of a vector; less for a small vocabulary.
         window: Number of words on each side that count as neighbours.
         min_count: Minimum count of a word in the vocabulary.
-        max_words: Maximum size of the vocabulary; the most frequent words are in it.
+        max_words: Maximum size of the vocabulary; the most frequent words are kept.
         max_docs: Maximum number of docs that are read.
         seed: Seed of the start vector of the decomposition.
 
@@ -187,7 +185,7 @@ def ppmi_svd(
 def _neighbours(
     texts: list[list[str]], index: dict[str, int], window: int, chunk_docs: int = 2_000
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Indices of the first and second words of all pairs of words at most `window` words apart in one doc."""
+    """Yield pairs of words at most `window` words apart in one doc: indices of the first and of the second words."""
     for first in range(0, len(texts), chunk_docs):
         chunk = texts[first : first + chunk_docs]
         flat = np.array([index.get(word, -1) for words in chunk for word in words], dtype=np.int64)

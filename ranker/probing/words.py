@@ -51,7 +51,7 @@ def content_stems(text: str, legacy_case: bool = False) -> list[str]:
 
 
 def _stem(words: list[str]) -> list[str]:
-    import Stemmer  # from PyStemmer; a stemmer is not thread-safe, so each call makes one
+    import Stemmer  # from PyStemmer; stemmers are not thread-safe, so each call makes a new one
 
     return Stemmer.Stemmer("porter").stemWords(words)
 
@@ -66,7 +66,7 @@ def content_pieces(text: str) -> list[str]:
 
 
 def first_content_word(text: str) -> str:
-    """The first lower-case word that is not a stop word, or else the first word; an empty string without words.
+    """The first word that is not a stop word, or else the first word, in lower case; empty without words.
 
     >>> first_content_word("What is the Java sandbox?")
     'java'
@@ -83,7 +83,7 @@ def analyzer(name: str, key: str) -> Callable[[str], list[str]]:
 
     Args:
         name: Name of the analyser.
-        key: Option that names it, for the error.
+        key: Configuration key of the name, for the error message.
 
     Raises:
         ConfigError: There is no such analyser.

@@ -1,4 +1,4 @@
-"""Train probes on all cores. A probe is too small for several threads, so each process trains one probe."""
+"""Train probes on all cores: one process per core, each with one thread, because a probe is too small for several."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ MIN_WORK = 100_000  # training pairs times probes; below this, starting processe
 
 
 def code_jobs(coder: OnlineCoder, jobs: Sequence[Job], workers: int | None = None) -> list[list[Outcome]]:
-    """Code several jobs, on a CPU in several processes.
+    """Code several jobs. On a CPU, several processes share the work.
 
     Args:
         coder: The coder; each process writes its finished blocks to the coder's store.
         jobs: The jobs.
-        workers: Number of processes; None: one per core, or no process if there is little work.
+        workers: Number of worker processes; None: one per core, or none if there is little work.
 
     Returns:
         The outcomes of each job.
@@ -42,11 +42,11 @@ def code_jobs(coder: OnlineCoder, jobs: Sequence[Job], workers: int | None = Non
     on_cpu = all(job.inputs.device.type == "cpu" for job in jobs)
     if processes < 2 or not on_cpu or (workers is None and work < MIN_WORK):
         return [coder.code(job) for job in jobs]
-    # "spawn" and not "fork": a forked process inherits locks whose threads it does not have
     plain = replace(coder, store=BlockStore(None), progress=_ignore_progress)
     by_stack: dict[int, list[Outcome]] = {}
+    # not "fork": a forked process inherits locks, but not the threads that would release them
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_start) as pool:
-        # largest stacks first, so that no process is left with a long one at the end
+        # largest stacks first, so that all processes finish at about the same time
         order = sorted(
             range(len(stacks)), key=lambda i: -len(jobs[stacks[i][0]].label_sets) * len(jobs[stacks[i][0]].train)
         )

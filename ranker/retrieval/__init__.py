@@ -1,4 +1,4 @@
 """Search of whole collections: BM25 (`bm25`), and vectors (`encode`, `vector_store`, `index`, `search`).
 
-`pipeline` has the steps of the search command, `mining` chooses hard negatives.
+`pipeline` has the steps of the search command, and `mining` chooses hard negatives.
 """

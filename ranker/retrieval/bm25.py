@@ -54,7 +54,7 @@ class BM25:
 
     Args:
         docs: The corpus; only the index stays in memory.
-        k1: How slowly repetitions of a term saturate.
+        k1: Term frequency saturation; higher values saturate more slowly.
         b: Strength of the length normalization, 0 to 1.
         stemmer: Snowball stemmer by language; None: no stemming.
         stopwords: Stop word list of bm25s by language; None: no stop words.
@@ -79,7 +79,7 @@ class BM25:
         bigrams: bool = True,
         threads: int = 1,
     ) -> None:
-        # imported here: sources that have candidates of their own do not need this package
+        # imported here: data that comes with candidates does not need this package
         import bm25s
 
         logging.getLogger("bm25s").setLevel(logging.INFO)  # it sets itself to DEBUG
@@ -133,9 +133,9 @@ class BM25:
         return _TokenIds(offsets, np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)), vocabulary
 
     def search(self, queries: Mapping[str, str], depth: int) -> Candidates:
-        """Return the best docs of each query, only docs that share a word with it.
+        """Return the best docs of each query, among docs that share a word with the query.
 
-        Equal scores are in trec_eval's order, by doc id descending, also where `depth` cuts through them.
+        Equal scores are in trec_eval's order, by descending doc id. This order also decides ties at rank `depth`.
 
         Args:
             queries: Text by query id.
@@ -160,7 +160,7 @@ class BM25:
         scores = self._index.get_scores(words)
         rows = np.flatnonzero(scores > 0)  # twelve times as fast as flatnonzero(scores)
         if len(rows) > depth:
-            # keep all docs whose score equals that at rank `depth`; the sort below then cuts by the tie rule
+            # keep all docs that tie with the one at rank `depth`; the sort below cuts them by doc id
             rows = rows[scores[rows] >= np.partition(scores[rows], -depth)[-depth]]
         rows = rows[np.lexsort((self._id_ranks[rows], scores[rows]))[::-1][:depth]]
         return rows, scores[rows]
@@ -212,10 +212,10 @@ def first_stage(
     Args:
         collection: Docs and queries; its own candidates are ignored.
         depth: Docs per query.
-        cache_dir: Folder of cached files; made if missing.
+        cache_dir: Folder of cached files; created if missing.
         options: Options of the index and of the words.
         threads: Number of queries that are searched in parallel; None: one per processor.
-        indexes: Indexes built before with these options, by docs fingerprint; a new one is added.
+        indexes: Docs fingerprint -> index with these options, to be reused; a new index is added.
     """
     path = Path(cache_dir) / "bm25" / f"{_key(collection, depth, options)}.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -255,7 +255,8 @@ def _warn_again(collection: Collection, cached: Candidates, options: FirstStage)
 def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, options: FirstStage = FirstStage()) -> Splits:
     """Add BM25 candidates to each split without candidates, except to a training set with triples or rows.
 
-    The candidates of a set of rows that is evaluated are its rows' docs. A corpus is indexed at most once.
+    A validation or test set that consists of rows gets the docs of its rows as candidates. A corpus is indexed at most
+    once.
 
     Args:
         splits: The collections.
@@ -280,8 +281,8 @@ def with_candidates(splits: Splits, depth: int, cache_dir: str | Path, options: 
         candidates = first_stage(collection, depth, cache_dir, options, indexes=indexes)
         if collection.queries and not len(candidates.doc_ids):
             raise DataError(
-                f"{collection.name}: expected queries that share words with the docs, got {len(collection.queries)} "
-                "queries for none of which BM25 finds a doc; check that queries and docs belong together, or give "
+                f"{collection.name}: expected queries that share words with the docs, got no BM25 result "
+                f"for any of {len(collection.queries)} queries; check that queries and docs belong together, or give "
                 "candidates as a run"
             )
         return replace(collection, candidates=candidates)

@@ -90,7 +90,7 @@ class Device:
         autocast: Returns the context that sets the precision of the forward passes.
         rank: Number of this process; it encodes the shards `rank`, `rank + world`, ...
         world: Number of processes.
-        max_tokens: Largest number of tokens in a batch.
+        max_tokens: Maximum number of tokens in a batch.
     """
 
     device: str | torch.device = "cpu"
@@ -101,9 +101,9 @@ class Device:
 
 
 def encode_docs(scorer: BiEncoder, collator: Collator, folder: Path, description: Description, device: Device) -> int:
-    """Encode those shards of this process that do not exist yet; memory does not grow with the collection.
+    """Encode this process's shards, except those that exist already; memory does not grow with the collection.
 
-    The bytes of a shard depend on its docs only, not on the process that encodes it nor on existing shards. A shard
+    The bytes of a shard depend on its docs only, not on the process that encodes it or on existing shards. A shard
     appears complete or not at all.
 
     Args:

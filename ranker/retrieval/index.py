@@ -18,8 +18,9 @@ from ranker.retrieval.vector_store import VectorStore
 log = logging.getLogger(__name__)
 
 TRAINED_PER_LIST = 64  # training vectors per centroid of k-means
-FEW_PER_LIST = 39  # with fewer, faiss warns
-# limits on a GPU (faiss's wiki, "Faiss on the GPU"): vectors fetched and lists probed; bytes of a compressed vector
+FEW_PER_LIST = 39  # faiss warns if there are fewer training vectors per centroid
+# limits on a GPU (faiss's wiki, "Faiss on the GPU"): maximum of vectors fetched and of lists probed; allowed sizes of a
+# compressed vector in bytes
 GPU_MAX = 2048
 GPU_SUBVECTORS = (1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96)
 
@@ -29,8 +30,8 @@ class IndexType(Protocol):
 
     Attributes:
         exact: Whether every vector is compared.
-        rescore: Factor on the number of vectors that are fetched for the exact comparison.
-        gpu: Whether to search on all GPUs; None: if faiss sees one.
+        rescore: Number of vectors that are fetched for the exact comparison, as a multiple of the requested number.
+        gpu: Whether to search on all GPUs; None: yes if faiss sees one.
     """
 
     exact: bool
@@ -42,7 +43,7 @@ class IndexType(Protocol):
         ...
 
     def train_vectors(self, num_vectors: int) -> int:
-        """Return the number of vectors that it is trained on; 0: it needs no training."""
+        """Return the number of vectors that the index is trained on; 0: it needs no training."""
         ...
 
 
@@ -50,7 +51,7 @@ def require(key: str, value: int | None) -> int | None:
     """Return a value that is None or at least 1.
 
     Raises:
-        ConfigError: The value is smaller.
+        ConfigError: The value is below 1.
     """
     if value is not None and value < 1:
         raise ConfigError(f"{key}: expected at least 1, got {value}")
@@ -70,13 +71,13 @@ def num_lists(lists: int | None, num_vectors: int) -> int:
 
 
 class VectorIndex:
-    """A filled index; vectors are identified by their number in the folder.
+    """A filled index; a vector is identified by its index in the vector store.
 
     Args:
         index: The faiss index.
         index_type: Its type and options.
         num_bytes: Its size.
-        to_memory: For an index on GPUs: copies it to main memory, where more vectors can be fetched. None: it is in
+        to_memory: Copies an index on GPUs to main memory, where a search can fetch more vectors. None: the index is in
             main memory.
     """
 
@@ -89,11 +90,11 @@ class VectorIndex:
 
     @classmethod
     def over(cls, store: VectorStore, index_type: IndexType) -> VectorIndex:
-        """Open the index of this type in the folder of the vectors, or build it.
+        """Open the index of this type that is stored beside the vectors, or build it.
 
         Raises:
             ConfigError: faiss is missing, or `index.gpu` is true and faiss has no GPU.
-            CheckpointError: The stored index is of other vectors.
+            CheckpointError: The stored index was built over other vectors.
             DataError: A vector is not finite, or the stored index is damaged.
         """
         faiss = _faiss()
@@ -165,7 +166,7 @@ class VectorIndex:
 
 
 def apply_search_options(index_type: IndexType, index: Any, num_vectors: int) -> None:
-    """Set the search options of a type in an index that was read from disk."""
+    """Set the search options of `index_type` in an index that was read from disk."""
     fresh = index_type.make(index.d, max(1, num_vectors))
     if hasattr(fresh, "nprobe"):
         index.nprobe = fresh.nprobe
@@ -291,7 +292,7 @@ def _gpu_excess(index: Any) -> str:
 
 
 def _settings(index_type: IndexType) -> dict[str, Any]:
-    """Return the options that decide the stored index; search options may change later."""
+    """Return the options that determine the stored index; search options may change later."""
     search_options = ("gpu", "probes", "rescore", "search_depth")
     return {key: value for key, value in sorted(vars(index_type).items()) if key not in search_options}
 

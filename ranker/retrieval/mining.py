@@ -20,16 +20,15 @@ ORDERS = ("top", "random")
 
 @dataclass(frozen=True)
 class Mining:
-    """Which docs of a ranking become negatives.
+    """Options that choose which docs of a ranking become negatives.
 
     Args:
         first: Best rank of the window; 1 is the top.
         last: Worst rank of the window.
-        count: Largest number of negatives per query.
-        order: Which docs of the window are taken: the `top` ones, or `random` ones.
-        margin: Smallest difference between the score of the query's best positive and that of a negative; None: no
-            limit.
-        teacher_margin: The same for the scores of a teacher (a cross-encoder), which separates unjudged positives from
+        count: Maximum number of negatives per query.
+        order: Which docs of the window are taken first: the `top` ones, or `random` ones.
+        margin: Minimum of the score of the query's best positive minus the score of a negative; None: no limit.
+        teacher_margin: The same for the scores of a teacher (a cross-encoder). It keeps unjudged positives out of the
             negatives (denoising; Qu et al., 2021). A doc without a teacher's score is left out.
         seed: Seed of the random draws.
     """
@@ -60,15 +59,15 @@ def mine(
 ) -> Run:
     """Choose hard negatives from a search for the training queries.
 
-    Whatever the options, these docs are never negatives of a query: docs judged with `collection.relevance` or more for
-    it, docs with the same text as one of these, and docs with the query's own id or text.
+    Whatever the options, these docs are never negatives of a query: docs judged with grade `collection.relevance` or
+    higher, docs with the same text as one of those, and docs with the query's id or text.
 
     Args:
         ranking: The result of the search, best first.
         collection: Queries and judgements.
         options: Which docs to choose.
-        score: Returns the search's scores of a query's positives; needed with `margin`.
-        teacher: A teacher's run over docs of the window and positives, for denoising.
+        score: Returns the search engine's scores of docs for a query; needed with `margin`.
+        teacher: A teacher's run that contains docs of the window and positives, for denoising.
 
     Returns:
         query_id -> doc_id -> score of the search. Queries without a negative are left out, and counted in the log.
@@ -117,10 +116,10 @@ def mine(
 
 
 def _plain(text: str) -> str:
-    """Return a text without differences in case and white space, for comparison."""
+    """Return a text with case folded and white space normalised, for comparison."""
     return " ".join(text.casefold().split())
 
 
 def _texts_of(doc: Doc) -> set[str]:
-    """Return a doc's text with its title and without."""
+    """Return a doc's text without and with its title."""
     return {_plain(doc.text), _plain(doc.full_text)}

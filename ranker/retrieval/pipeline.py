@@ -32,9 +32,9 @@ class EncodeOptions:
     """Where and how vectors of docs are stored.
 
     Args:
-        cache_dir: Folder of all caches. Vectors go to `encoded/HASH` in it, where HASH depends on everything that
-            decides the vectors.
-        folder: Another folder for the vectors; refused if it holds vectors of another model or of other docs.
+        cache_dir: Folder of all caches. Vectors go to its subfolder `encoded/HASH`; the hash covers everything that
+            determines the vectors.
+        folder: A folder to use instead; refused if it holds vectors of another model or of other docs.
         dtype: Type of the stored vectors: `float32` or `float16`.
         shard_docs: Docs per shard.
     """
@@ -68,7 +68,7 @@ def encode_sets(
 
     Raises:
         CheckpointError: A folder holds vectors of another model or of other docs.
-        DataError: There are several corpora, and `options.folder` names one folder; or a vector is not finite.
+        DataError: `options.folder` is set, but there are several corpora; or a vector is not finite.
     """
     folders: dict[str, Path] = {}
     for collection in sets.values():
@@ -177,7 +177,7 @@ def search_set(engine: Engine, collection: Collection, depth: int, latency_queri
 
 
 def in_words(report: Mapping[str, Any]) -> str:
-    """Return the costs of a search as one line of text."""
+    """Return the report of `search_set` as one line of text."""
     latency = report["latency_ms"]
     single = f", one at a time p50 {latency['p50']:.1f} ms, p95 {latency['p95']:.1f} ms" if latency else ""
     stored = f", stored vectors {report['vector_bytes'] / 1e6:.1f} MB" if report["vector_bytes"] else ""
@@ -208,7 +208,7 @@ def _search(engine: Engine, collection: Collection, queries: Sequence[str], dept
 def add_positives(collection: Collection, depth: int) -> Collection:
     """Return the collection with its first `depth` candidates per query, followed by all known positives.
 
-    It is for a teacher's scores, not for measures: these would be too good.
+    Use it to get a teacher's scores, not to measure: the added positives would raise the measures.
     """
     candidates = collection.candidates
     assert candidates is not None

@@ -56,8 +56,8 @@ class LateOptions:
     """How a search by token vectors (late interaction) proceeds.
 
     Args:
-        token_depth: Nearest doc vectors that are fetched for each query vector.
-        candidates: Docs per query that are compared exactly, by all their vectors.
+        token_depth: Number of nearest doc vectors that are fetched for each query vector.
+        candidates: Number of docs per query that are compared exactly, by all their vectors.
     """
 
     token_depth: int = 256
@@ -76,7 +76,7 @@ class BM25Engine:
         self.queries, self._bm25, self.num_bytes, self.vector_bytes = collection.queries, bm25, bm25.num_bytes, 0
 
     def search(self, query_ids: Sequence[str], depth: int) -> Candidates:
-        """Return the best docs of each query, only docs that share a word with it."""
+        """Return the best docs of each query, among docs that share a word with the query."""
         return self._bm25.search({query_id: self.queries[query_id] for query_id in query_ids}, depth)
 
     def score(self, query_id: str, doc_ids: Sequence[str]) -> dict[str, float]:
@@ -171,13 +171,12 @@ class VectorEngine:
             scores, indices = self.index.search(queries[pending], count)
             tied = []
             for query, query_scores, query_indices in zip(pending.tolist(), scores, indices, strict=True):
-                rows = query_indices[
-                    query_indices >= 0
-                ]  # a doc has one vector: the index of the vector is the row of the doc
+                # each doc has one vector, so the index of a vector is the row of its doc
+                rows = query_indices[query_indices >= 0]
                 vector = TextVectors(torch.from_numpy(queries[query : query + 1]))
                 rankings[query] = self._best(rows, self._exact(vector, rows), depth)
-                # if docs that were not fetched may tie with the doc at the last rank, fetch more, so that ties at the
-                # cut are broken by descending doc id
+                # ties at rank `depth` are broken by descending doc id, which needs all docs with that score: fetch more
+                # if the last fetched doc may have it
                 more = self.index.index_type.exact and depth < len(rows) < self.index.num_vectors
                 if more and query_scores[-1] >= query_scores[depth - 1] - 1e-5:
                     tied.append(query)
@@ -217,8 +216,8 @@ class VectorEngine:
     def _promising(self, scores: np.ndarray, indices: np.ndarray, count: int) -> np.ndarray:
         """Return rows of the docs with the best approximate MaxSim, at most `count`.
 
-        The approximation sums, over query vectors, the best fetched similarity of a doc; where none of its vectors was
-        fetched for a query vector, the lowest fetched similarity takes its place.
+        The approximation sums a doc's best fetched similarity over the query vectors. If none of the doc's vectors was
+        fetched for a query vector, the lowest similarity fetched for that query vector is used.
 
         Args:
             scores: Similarities of the fetched vectors, float32 [query vectors, fetched].

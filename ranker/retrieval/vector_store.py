@@ -1,4 +1,4 @@
-"""Vectors of a collection on disk: a folder of shards, which hold the ids of docs and their vectors.
+"""Vectors of a collection on disk: a folder of shards, which hold the docs' ids and vectors.
 
 A folder has `encoded.json` (its `Description`) and a folder per shard with the files
 
@@ -41,7 +41,7 @@ LOG_SECONDS = 30
 
 @dataclass(frozen=True)
 class Description:
-    """What the vectors of a folder were computed from, and how; vectors of anything else are refused.
+    """What the vectors of a folder were computed from, and how; a folder with another description is refused.
 
     Args:
         scorer: Hash of weights, tokenizer and settings (`ranker.retrieval.encode.scorer_hash`).
@@ -52,7 +52,7 @@ class Description:
         several: Whether a doc has a vector per token.
         dtype: Type of the stored vectors: `float32` or `float16`.
         precision: Precision of the forward pass, as Lightning names it.
-        max_doc_tokens: Longest doc without special tokens; longer ones were cut.
+        max_doc_tokens: Maximum tokens of a doc, without special tokens; longer docs were cut.
         shard_docs: Docs per shard.
         format: Version of the files.
     """
@@ -97,7 +97,7 @@ def claim(folder: Path, description: Description) -> None:
                 file.write(json.dumps(asdict(description), indent=1) + "\n")
     stored = read_description(folder)
     for key, reason in {
-        "scorer": "was made by other weights, tokenizer or pooling", "similarity": "is for another similarity",
+        "scorer": "was computed with other weights, tokenizer or pooling", "similarity": "is for another similarity",
         "docs": "holds other docs", "num_docs": "holds other docs", "format": "has files of another version",
     }.items():  # fmt: skip
         if getattr(stored, key) != getattr(description, key):
@@ -156,7 +156,7 @@ class ShardWriter:
         self.vectors = np.memmap(path, description.dtype, "r+", shape=shape)
 
     def finish(self) -> None:
-        """Write the vectors to disk, and meta.json, which marks a shard as complete."""
+        """Write the vectors to disk, then meta.json, which marks the shard as complete."""
         self.vectors.flush()
         (self._folder / "meta.json").write_text(json.dumps(self._meta) + "\n", encoding="utf-8")
 
@@ -193,7 +193,7 @@ class VectorStore:
         ends: Cumulative counts, int64 [docs].
 
     Raises:
-        DataError: Shards are missing or damaged; all missing ones are named.
+        DataError: Shards are missing or damaged; the message names all missing ones.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -11,11 +11,11 @@ import regex
 
 from ranker.errors import ConfigError
 
-# Scripts without blanks between words. Hangul has blanks, but particles are attached to words (treated as in Lucene's
-# CJKAnalyzer).
+# Scripts without spaces between words. Hangul has spaces, but its particles are attached to words, so it is treated as
+# in Lucene's CJKAnalyzer.
 UNSPACED = ("Han", "Hiragana", "Katakana", "Hangul", "Thai", "Lao", "Khmer", "Myanmar")
 _UNSPACED = "[" + "".join(rf"\p{{scx={script}}}" for script in UNSPACED) + "]"
-# stop word lists that lack the pronoun "I": bm25s' tokenizer never returns it
+# bm25s' names of English stop word lists; they lack "i", because bm25s' tokenizer never returns it
 ENGLISH = ("english", "en", "english_plus", "en_plus")
 # A single letter after an apostrophe, such as the s of "user's", is no word. The first branch has no group, so that
 # such a letter matches as "".
@@ -29,13 +29,13 @@ class Words:
     """Split texts into words, drop stop words and stem the others.
 
     A word is a run of letters, marks, digits and underscores, in lower case and in Unicode's form NFKC. In scripts
-    without blanks between words, a run becomes its overlapping pairs of characters and its single characters.
+    without spaces between words, a run becomes its overlapping pairs of characters and its single characters.
 
     Args:
         stemmer: Snowball stemmer by language; None: no stemming.
         stopwords: Stop word list of bm25s by language; None: no stop words.
         min_word_chars: Shorter words are dropped.
-        bigrams: Whether runs of `UNSPACED` scripts become pairs and single characters; False keeps whole runs.
+        bigrams: Whether runs of `UNSPACED` scripts become pairs and single characters; False keeps runs as words.
 
     Raises:
         ConfigError: An unknown stemmer or stop word list, or a length below 1.
@@ -51,7 +51,7 @@ class Words:
         min_word_chars: int = 1,
         bigrams: bool = True,
     ) -> None:
-        # imported here: sources that have candidates of their own do not need these packages
+        # imported here: data that comes with candidates does not need these packages
         import Stemmer
         from bm25s.tokenization import Tokenizer
 
@@ -78,7 +78,7 @@ class Words:
 
         Snowball stemmers are not thread-safe: call this from one thread at a time.
         """
-        stems: dict[str, str] = {}  # by word, "" for a stop word
+        stems: dict[str, str] = {}  # word -> stem, or "" for a stop word
         split = []
         for text in texts:
             words = self._split(text)

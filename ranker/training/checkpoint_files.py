@@ -35,10 +35,10 @@ class WholeFiles(CheckpointIO):
             storage_options: `{"previous": path}`: the replaced file gets this name.
 
         Raises:
-            CheckpointError: The disk is full or the folder is not writable; the old file is still there.
+            CheckpointError: The disk is full or the folder is not writable; the old file is kept.
         """
         path = Path(path)
-        content = io.BytesIO()  # on a full disk torch.save raises its own error in place of the disk's
+        content = io.BytesIO()  # on a full disk, torch.save would raise its own error instead of the system's
         torch.save(checkpoint, content)
         try:
             with write_whole(path, binary=True) as file:
@@ -60,7 +60,7 @@ class WholeFiles(CheckpointIO):
         map_location: Any = "cpu",
         weights_only: bool | None = True,
     ) -> dict[str, Any]:
-        """Read tensors and plain values; `weights_only` is ignored, since nothing else is ever read.
+        """Read tensors and plain values; `weights_only` is ignored, because other objects are never read.
 
         Raises:
             CheckpointError: The file is no checkpoint, is damaged, or holds other objects.
@@ -68,7 +68,7 @@ class WholeFiles(CheckpointIO):
         return read_checkpoint(Path(path), map_location or "cpu")
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove it."""
+        """Remove a checkpoint file."""
         Path(path).unlink(missing_ok=True)
 
 
@@ -78,7 +78,7 @@ def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -
     Args:
         path: The file.
         map_location: Device of the tensors.
-        mmap: Whether tensors are mapped from the file in place of being read.
+        mmap: Whether tensors are memory-mapped instead of read.
 
     Raises:
         CheckpointError: The file is missing, damaged, no checkpoint, or holds other objects.
@@ -102,7 +102,7 @@ def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -
 def link(source: Path, target: Path) -> None:
     """Give a file a second name by a hard link, or by a copy if the file system has no links.
 
-    Checkpoint files are replaced and never modified, so a later checkpoint does not change either of them.
+    Checkpoint files are replaced, never modified, so a later checkpoint does not change the linked content.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = beside(target)
@@ -129,7 +129,7 @@ def to_resume_from(folder: Path) -> Path:
         folder: The run folder.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: The run has no complete checkpoint.
     """
     faults: list[str] = []
     for name in (LAST, PREVIOUS):

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 class SaveBest(ModelCheckpoint):
     """Keep `best.ckpt`, the checkpoint with the highest value of a monitored measure.
 
-    A resumed run links the best checkpoint of the run that it continues into its own folder.
+    A resumed run links the earlier run's best checkpoint into its folder.
 
     Args:
         folder: Folder of the file.
@@ -42,12 +42,12 @@ class SaveBest(ModelCheckpoint):
             save_top_k=1,
             enable_version_counter=False,
             auto_insert_metric_name=False,
-            save_on_train_epoch_end=False,  # but after the validation: `SaveLast` then stores the new best score
+            save_on_train_epoch_end=False,  # save after the validation; `SaveLast` then stores the new best score
         )
         self._resumed = resumed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Link the earlier best into this folder; Lightning would drop its score if the folder differs."""
+        """Link the earlier best checkpoint into this folder; Lightning would drop its score if the folder differs."""
         stored, score = state_dict["best_model_path"], state_dict["best_model_score"]
         assert self.dirpath is not None
         best = Path(self.dirpath) / "best.ckpt"
@@ -73,9 +73,9 @@ class SaveBest(ModelCheckpoint):
 class SaveLast(Checkpoint):
     """Write `last.ckpt` every n optimizer steps, after each validation, at the end, and at SIGTERM.
 
-    The checkpoint before it is kept as `previous.ckpt`. If a validation is due at a step, the checkpoint is written
-    after it; otherwise Lightning would skip that validation after a resume. The last step is always validated, also if
-    no validation is scheduled there: at `max_steps` in the middle of an epoch, or in an epoch that
+    The replaced checkpoint is kept as `previous.ckpt`. If a validation is due at a step, the checkpoint is written
+    after the validation; otherwise Lightning would skip that validation after a resume. The last step is always
+    validated, even if no validation is scheduled there: at `max_steps` in the middle of an epoch, or in an epoch that
     `check_val_every_n_epoch` leaves out.
 
     Lightning calls `Checkpoint`s after all other callbacks, in the given order. This one must be the last, so that it
@@ -90,15 +90,15 @@ class SaveLast(Checkpoint):
     def __init__(self, path: Path, every_steps: int, resumed: Path | None = None) -> None:
         self.path, self.every_steps, self.resumed = path, every_steps, resumed
         self._saved = -1
-        self._row: dict[str, float] = {}
-        self._once_more = False  # whether the next validation is an unscheduled one at the training's end
+        self._row: dict[str, float] = {}  # values of the last step that the loggers do not have yet
+        self._is_extra_validation = False  # whether the next validation is an unscheduled one at the training's end
 
     def _save(self, trainer: pl.Trainer) -> None:
         if trainer.global_step != self._saved and not trainer.sanity_checking:
             self._saved = trainer.global_step
-            for logger in trainer.loggers:  # no value that was logged before the checkpoint can be lost
+            for logger in trainer.loggers:  # so that no value logged before the checkpoint can be lost
                 logger.save()
-            # a collective
+            # a collective: all processes call it
             trainer.save_checkpoint(self.path, storage_options={"previous": self.path.with_name(PREVIOUS)})
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -109,7 +109,7 @@ class SaveLast(Checkpoint):
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Replace Lightning's SIGTERM handler, which would start a collective in the middle of a step."""
         _on_sigterm(lambda *_: setattr(module, "stop_asked", True))
-        # Lightning would broadcast at each step whether it received the signal, and the host would wait for the GPU
+        # Lightning would broadcast at each step whether a process received SIGTERM, and the host would wait for the GPU
         trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
         for logger in trainer.loggers if self._row else ():
             logger.log_metrics(self._row, step=trainer.global_step - 1)
@@ -117,9 +117,10 @@ class SaveLast(Checkpoint):
         loop = trainer.fit_loop.epoch_loop
         done = loop.batch_progress.current.completed
         if loop.restarting and done and _validate_last(trainer, done - 1) and not _validation_is_due(trainer, done - 1):
-            # the checkpoint is of the last step, after its unscheduled validation; Lightning would do another step
+            # the checkpoint was written after the unscheduled validation of the last step; without the following line,
+            # Lightning would train one more step
             trainer.should_stop = True
-        # the run of the checkpoint had stopped early and was killed before its end: stop again, without a validation
+        # the checkpoint's run had stopped early and was killed before its end: stop again, without a validation
         stoppers = (callback for callback in trainer.callbacks if isinstance(callback, EarlyStopping))  # type: ignore[attr-defined]
         # patience 0, like 1, stops at the first validation without improvement
         if any(callback.wait_count >= max(callback.patience, 1) for callback in stoppers):
@@ -133,21 +134,21 @@ class SaveLast(Checkpoint):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Save at every n-th step and when a process was asked to stop, unless a validation is due."""
+        """Save at every n-th step and after a request to stop, unless a validation is due."""
         last = _validate_last(trainer, batch_idx)
         stop = bool(module.stop_asked if trainer.world_size == 1 else module.stop_agreed)
         due = _validation_is_due(trainer, batch_idx)
         if last and not due:
-            trainer.should_stop = True  # makes Lightning validate
+            trainer.should_stop = True  # makes Lightning validate after this step
         # `should_stop` alone does not end a training before `min_steps` or `min_epochs`
         ends = trainer.should_stop and trainer.fit_loop._can_stop_early
         if ends and trainer.check_val_every_n_epoch is not None:  # for example at `max_time`: validate in this epoch
             trainer.check_val_every_n_epoch = 1
-        self._once_more = ends and not due
+        self._is_extra_validation = ends and not due
         if due or (ends and _validates_in_this_epoch(trainer)):
             return
         if stop or trainer.global_step % self.every_steps == 0:
-            # Lightning gives this step's values to the loggers after the checkpoint, so the checkpoint stores them
+            # Lightning gives this step's values to the loggers only after the checkpoint, so the checkpoint stores them
             if trainer.global_step % trainer.log_every_n_steps == 0:  # type: ignore[attr-defined]
                 self._row = {
                     name: float(v)
@@ -162,10 +163,10 @@ class SaveLast(Checkpoint):
     def on_save_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the values that are not logged yet.
 
-        Also count the step before an unscheduled validation; Lightning counts it only after the validation.
+        In an unscheduled validation, also count the step before it, which Lightning counts only afterwards.
         """
         checkpoint["unlogged"] = self._row
-        if self._once_more and trainer.validating:
+        if self._is_extra_validation and trainer.validating:
             checkpoint["loops"]["fit_loop"]["epoch_loop.state_dict"]["_batches_that_stepped"] += 1
 
     def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -185,7 +186,7 @@ class SaveLast(Checkpoint):
 
     @contextmanager
     def ends_at_sigterm(self, trainer: pl.Trainer) -> Iterator[None]:
-        """While the context is open, SIGTERM ends the process at once: after a training nothing is left to save.
+        """While the context is open, SIGTERM ends the process at once, since after a training nothing is left to save.
 
         Raises:
             Preempted: SIGTERM came.
@@ -203,8 +204,8 @@ class SaveLast(Checkpoint):
 
     def _preempted(self, trainer: pl.Trainer) -> Preempted:
         log.info("stopped by SIGTERM after step %d", trainer.global_step)
-        # A child of Lightning's launcher ends without a message and with code 0: the parent prints it, and the launcher
-        # would kill the parent because of the child's exit code.
+        # A child of Lightning's launcher ends with code 0, since the launcher would kill the parent after another code,
+        # and without a message, since the parent prints it.
         environment = getattr(trainer.strategy, "cluster_environment", None)
         is_child = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0  # type: ignore[attr-defined]
         text = (
@@ -215,7 +216,7 @@ class SaveLast(Checkpoint):
 
 
 def _on_sigterm(handler: Callable[..., Any] | int | signal.Handlers | None) -> None:
-    """Set SIGTERM's handler, in the main thread; Python allows it in no other. Lightning restores it after a fit."""
+    """Set SIGTERM's handler, which only the main thread may do. Lightning restores the old handler after a fit."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
 

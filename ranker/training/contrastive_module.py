@@ -22,7 +22,7 @@ from ranker.types import Contrast, Loss, RankBatch, TrainStep
 
 log = logging.getLogger(__name__)
 
-# Numbers of (padded) query and doc vectors that are compared at a time: BLOCK_QUERIES x BLOCK_DOCS similarities, 16 MiB
+# Numbers of query and doc vectors (with padding) compared at a time: BLOCK_QUERIES x BLOCK_DOCS similarities, 16 MiB
 BLOCK_QUERIES, BLOCK_DOCS = 1024, 4096
 # A pairwise loss holds [queries, docs, docs] values. It gets as many queries at a time as fit into this number of
 # values, 64 MiB in float32.
@@ -32,10 +32,11 @@ BLOCK_PAIRS = 2**24
 class ContrastiveModule(RerankModule):
     """Train a bi-encoder on the score matrix of a whole step: each query against its own docs and the other queries'.
 
-    GradCache (Gao et al., 2021, arXiv:2101.06983) over micro-batches and devices. Pass 1 encodes every micro-batch
-    without a graph. The vectors are gathered in the step's order. Each device scores its own queries against all docs,
-    and the loss is computed on the step's whole matrix, some rows at a time. Its gradient reaches the vectors block by
-    block. Pass 2 encodes again with the same dropout and continues the backward pass from the vectors.
+    The method is GradCache (Gao et al., 2021, arXiv:2101.06983), over micro-batches and devices. Pass 1 encodes every
+    micro-batch without a graph. The vectors are gathered in the step's order. Each device scores its own queries
+    against all docs, and the loss is computed on the step's whole matrix, some rows at a time. Its gradient with
+    respect to the vectors is computed block by block. Pass 2 encodes again with the same dropout and continues the
+    backward pass from the vectors.
 
     Peak memory: one micro-batch's activations, the step's vectors (gradients of doc vectors reuse their storage; query
     vectors have a separate gradient), and the score matrix with its gradient.
@@ -68,7 +69,7 @@ class ContrastiveModule(RerankModule):
         self.symmetric = symmetric
 
     def accumulate(self, step: TrainStep) -> Tensor:
-        """Backward over this device's micro-batches.
+        """Run forward and backward over this device's micro-batches.
 
         Returns:
             The step's loss on the first device and 0 on the others, float64 [].
@@ -118,7 +119,7 @@ class ContrastiveModule(RerankModule):
         Each device fills in the vectors of its texts and leaves zeros elsewhere; a sum over devices completes them.
         """
         query_counts = doc_counts = None
-        if self.scorer.vectors == "tokens":  # several vectors a text; their number is known before encoding
+        if self.scorer.vectors == "tokens":  # several vectors per text; their number is known before encoding
             query_counts, doc_counts = (
                 torch.zeros(n, dtype=torch.int64, device=self.device) for n in (step.num_groups, step.num_docs)
             )
@@ -135,8 +136,8 @@ class ContrastiveModule(RerankModule):
                 of_queries, of_docs = self._encode(batch)
                 queries.values[queries.vector_indices(query_rows)] = of_queries.values
                 docs.values[docs.vector_indices(doc_rows)] = of_docs.values
-        # autocast caches converted weights. Those of this pass have no graph, so with them the second pass would give
-        # the weights no gradient.
+        # Autocast caches converted weights. This pass's copies have no graph: if the second pass used them, the weights
+        # would get no gradient.
         torch.clear_autocast_cache()
         _sum_over_devices(queries.values)
         _sum_over_devices(docs.values)
@@ -165,8 +166,8 @@ class ContrastiveModule(RerankModule):
     def _loss_of_scores(self, scores: Tensor, contrast: Contrast) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The loss of scores [groups, docs], its gradients with respect to the scores and to the loss's parameters.
 
-        A query's own docs have their labels; other queries' docs have label 0. A loss is a mean over rankings, so it is
-        computed block by block, each block weighted by its share of the rankings.
+        A query's own docs have their labels; other queries' docs have label 0. A loss is a mean over rows (rankings),
+        so it is computed block by block, each block weighted by its share of the rows.
         """
         assert self.loss is not None
         if scores.shape[1] == 1:
@@ -187,19 +188,19 @@ class ContrastiveModule(RerankModule):
             directions.append(
                 Direction(positive, contrast.owners, groups, ones, scores.T, grad_scores.T, contrast.mask.T)
             )
-        for to in directions:
+        for direction in directions:
             pairwise = getattr(self.loss, "pairwise", True)
-            block = max(1, BLOCK_PAIRS // to.scores.shape[1] ** 2) if pairwise else len(to.anchors)
-            for rows in to.anchors.split(max(1, block)):
-                same_group = to.anchor_groups[rows].unsqueeze(1) == to.candidate_groups
-                labels = torch.where(same_group, to.labels.to(scores.dtype), 0.0)
-                block_scores = to.scores[rows].requires_grad_(True)
+            block = max(1, BLOCK_PAIRS // direction.scores.shape[1] ** 2) if pairwise else len(direction.anchors)
+            for rows in direction.anchors.split(max(1, block)):
+                same_group = direction.anchor_groups[rows].unsqueeze(1) == direction.candidate_groups
+                labels = torch.where(same_group, direction.labels.to(scores.dtype), 0.0)
+                block_scores = direction.scores[rows].requires_grad_(True)
                 with torch.enable_grad():
-                    part = self.loss(block_scores, labels, to.mask[rows])
-                    part = part * (len(rows) / len(to.anchors) / len(directions))
+                    part = self.loss(block_scores, labels, direction.mask[rows])
+                    part = part * (len(rows) / len(direction.anchors) / len(directions))
                     by_scores, *by_parameters = torch.autograd.grad(part, [block_scores, *parameters])
                 loss += part.detach()
-                to.gradients[rows] += by_scores
+                direction.gradients[rows] += by_scores
                 for total, gradient in zip(grad_loss_parameters, by_parameters, strict=True):
                     total += gradient
         return loss, grad_scores, grad_loss_parameters
@@ -267,7 +268,7 @@ class Direction(NamedTuple):
 
 
 def _rows_in_step(batch: RankBatch, contrast: Contrast) -> tuple[Tensor, Tensor]:
-    """The step's row numbers of a micro-batch's queries, int64 [batch], and docs, int64 [docs of the micro-batch]."""
+    """Row numbers in the step of a micro-batch's queries, int64 [batch], and docs, int64 [docs of the micro-batch]."""
     counts = batch.doc_mask.sum(1)
     starts = pad(torch.bincount(contrast.owners, minlength=contrast.mask.shape[0]).cumsum(0), (1, 0))[batch.group_ids]
     assert batch.docs is not None

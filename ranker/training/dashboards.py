@@ -1,7 +1,7 @@
-"""What dashboards show beyond curves: configuration, queries with the largest gains and losses, TREC runs, pictures.
+"""What dashboards show besides curves: configuration, queries with the largest gains and losses, TREC runs, pictures.
 
-Each function gives a logger what it supports: Weights & Biases everything, TensorBoard everything except files, CSV
-only values (the run folder holds the rest).
+Each function logs what a logger supports: for Weights & Biases everything, for TensorBoard everything except files, for
+CSV only values (the run folder holds the rest).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ranker.network import unreachable
 
 log = logging.getLogger(__name__)
 
-COUNT = 25  # best and worst queries in a table
+COUNT = 25  # number of best queries, and of worst queries, in a table
 
 
 def start(loggers: Iterable[Any], config: Mapping[str, Any], text: str) -> None:
@@ -98,7 +98,7 @@ def show_pictures(loggers: Iterable[Any], folder: Path) -> None:
                     )
     for logger in loggers:
         if isinstance(logger, TensorBoardLogger):
-            logger.experiment.flush()  # its writer keeps a queue, which a process that ends at once would lose
+            logger.experiment.flush()  # values in the writer's queue would be lost if the process ended now
 
 
 def log_tests(trainer: Any, measures: Mapping[str, Mapping[str, float]]) -> None:
@@ -155,7 +155,7 @@ def _cell(value: Any) -> str:
 def per_query_table(folder: Path, queries: Mapping[str, str], count: int = COUNT) -> tuple[list[str], list[list[Any]]]:
     """A table of the queries with the largest gains and losses against the baseline, by the first measure; best first.
 
-    Without a baseline, the measure's values take the place of gains. Queries between the two ends are left out.
+    Without a baseline, queries are sorted by the measure's value. Queries between the two ends are left out.
 
     Args:
         folder: `evaluation/SET/` of a run folder.

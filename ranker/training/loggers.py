@@ -1,4 +1,4 @@
-"""Loggers of a run folder; `dashboards.py` gives them everything beyond curves."""
+"""Loggers of a run folder. They log curves; `dashboards.py` logs everything else."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ranker.training.run_writer import write_json, write_text
 ID_FILE, ENTRIES_FILE = "wandb.json", "wandb.jsonl"
 SWEEP_FILE = "multirun.yaml"  # in a sweep's folder, which holds the folders of its jobs
 CONNECT_SECONDS = 20.0  # an online run waits this long for the server before its first step
-FINISH_SECONDS = 300.0  # and this long for uploads at its end; the files stay
+FINISH_SECONDS = 300.0  # and this long for uploads at its end; what is not uploaded stays in its files
 
 
 def csv(folder: Path) -> Logger:
@@ -26,8 +26,8 @@ def csv(folder: Path) -> Logger:
     return CSVLogger(folder, name="", version="")
 
 
-def tensorboard(folder: Path, earlier: Path | None = None) -> Logger:  # noqa: ARG001 - a run's event files stay in its folder
-    """TensorBoard event files in `tensorboard/`; a resumed run writes new ones; `--logdir` of the parent shows both."""
+def tensorboard(folder: Path, earlier: Path | None = None) -> Logger:  # noqa: ARG001 - each run has its event files
+    """TensorBoard event files in `tensorboard/`. A resumed run writes new ones; the parent as `--logdir` shows both."""
     return TensorBoardLogger(folder, name="tensorboard", version="", default_hp_metric=False)
 
 
@@ -54,10 +54,10 @@ class Wandb(WandbLogger):
     """Lightning's wandb logger; a resumed training continues the same wandb run.
 
     `wandb.json` holds the run's id and `wandb.jsonl` its curves. Each entry has `trainer/global_step`, the x axis of
-    all curves. wandb's step counter only increases, so no value is dropped (PC-89). wandb's file lacks the last seconds
-    of a killed run. A resumed run therefore first logs the earlier run's entries that the server does not have; offline
-    that is all of them. A resumed training repeats the steps after its checkpoint bit by bit; their values are not
-    logged again.
+    all curves. wandb's step counts entries and only increases, so wandb drops no value (PC-89). wandb's file lacks the
+    last seconds of a killed run. A resumed run therefore first logs the entries of the earlier run that the server
+    lacks (offline: all of them). It repeats the steps after its checkpoint bit by bit; values that the earlier run has
+    logged for these steps are not logged again.
 
     Args:
         folder: The run folder.
@@ -110,7 +110,7 @@ class Wandb(WandbLogger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log an entry, without values that the earlier run has logged at the same step."""
+        """Log an entry, except values that the earlier run has logged at the same step."""
         if step is None:  # tables and pictures at the end of a training
             self.experiment.log(dict(metrics))
             return
@@ -123,7 +123,7 @@ class Wandb(WandbLogger):
 
 
 def _read(folder: Path) -> tuple[str, list[dict[str, Any]]]:
-    """The id and the entries of the wandb run in a folder; a last line that a kill cut off is ignored."""
+    """The id and the entries of a folder's wandb run; an incomplete last line (after a kill) is ignored."""
     path, entries = folder / ID_FILE, folder / ENTRIES_FILE
     if not path.is_file():
         return secrets.token_hex(4), []

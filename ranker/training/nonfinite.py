@@ -26,7 +26,7 @@ from ranker.types import Movable, TrainStep
 log = logging.getLogger(__name__)
 
 DUMP_KEYS = ("step", "epoch", "index", "loss", "grad_norm", "query_ids", "devices", "precision")  # of dump.json
-MAX_DUMPS = 3  # a dump holds all weights; the first ones are enough for a run that skips many steps
+MAX_DUMPS = 3  # per run, because a dump holds all weights; the first dumps are enough if many steps are skipped
 
 
 class PendingStep:
@@ -35,8 +35,8 @@ class PendingStep:
     Args:
         step: This device's part.
         number: Number of optimizer steps before this one.
-        summary: Of the whole step: loss, gradient norm and number of requests to stop [3]. On a GPU, the constructor
-            starts their copy to the host and does not wait for it.
+        summary: Loss, gradient norm and number of requests to stop, of the whole step [3]. On a GPU, the constructor
+            starts the copy to the host and does not wait for it.
     """
 
     def __init__(self, step: TrainStep, number: int, summary: Tensor) -> None:
@@ -60,7 +60,7 @@ class PendingStep:
 def write_dump(
     module: Any, step: TrainStep, number: int, loss: float, norm: float, query_ids: list[str]
 ) -> Path | None:
-    """Write the weights before the step, and each device's part of the step; a collective.
+    """Write the weights before the step, and each device's part of the step; all processes must call it.
 
     Args:
         module: The RerankModule, with its trainer and a folder in `nonfinite`.
@@ -75,12 +75,11 @@ def write_dump(
     """
     trainer, dumps = module.trainer, module.nonfinite.folder
     enough = len(list(dumps.glob("step-*"))) >= MAX_DUMPS
-    shared = trainer.strategy.broadcast(
-        None if enough else str(dumps), src=0
-    )  # only the first process knows the run folder
-    if shared is None:
+    # only the first process knows the run folder
+    dumps_path = trainer.strategy.broadcast(None if enough else str(dumps), src=0)
+    if dumps_path is None:
         return None
-    folder = Path(shared) / f"step-{number}"
+    folder = Path(dumps_path) / f"step-{number}"
     partial = folder.with_name(f".{folder.name}.partial")
     seeds = tuple(module.micro_batch_seed(step, i) for i in range(len(step.micro_batches)))
     fault = None
@@ -109,7 +108,7 @@ def write_dump(
 
 
 def read_dump(folder: Path) -> tuple[TrainStep, dict[str, Tensor], dict[str, Any]]:
-    """Read a dump: the step for a single device, the weights before it, and the content of `dump.json`.
+    """Read a dump: the step, merged for a single device, the weights before it, and the content of `dump.json`.
 
     Raises:
         CheckpointError: The folder is not a dump, or is damaged.
@@ -146,7 +145,7 @@ def _load_step(stem: Path) -> TrainStep:
 
 
 def _take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """The value as JSON: batches become their fields; tensors are stored in `tensors` and become their names."""
+    """Convert a value to JSON: a batch to its fields, a tensor to its name in `tensors`, where it is stored."""
     if isinstance(value, Tensor):
         tensors[name] = value.detach().cpu().clone()
         return {"tensor": name}
@@ -163,7 +162,7 @@ def _take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _put_together(node: Any, tensors: dict[str, Tensor]) -> Any:
-    """The inverse of `_take_apart`; a file may name only batch types of this program."""
+    """The inverse of `_take_apart`; only this program's batch types are accepted."""
     if isinstance(node, list):
         return tuple(_put_together(part, tensors) for part in node)
     if not isinstance(node, dict):

@@ -9,11 +9,11 @@ from lightning.pytorch.callbacks import RichProgressBar
 
 
 class ProgressBar(RichProgressBar):
-    """Lightning's progress bar, with the numbers in the module's dictionary `shown`.
+    """Lightning's progress bar, which also shows the values in the module's dictionary `shown`.
 
     Lightning reads values logged with `prog_bar=True` from the device after each step, whether a bar is shown or not.
-    The host then waits for the whole step, and the GPU for the launches of the next one. Loss and gradient norm reach
-    the host anyway, one step late.
+    The host then waits for the whole step, and afterwards the GPU waits for the kernel launches of the next step. The
+    values in `shown` are on the host already; the loss arrives there one step late.
     """
 
     def get_metrics(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:

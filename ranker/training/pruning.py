@@ -24,8 +24,8 @@ class Prune(pl.Callback):
         study: Name of the study.
         trial: The trial's number.
         monitor: The logged measure.
-        keep: Percentage of trials that are kept: 50 prunes a trial that is below the median of the others at this
-            validation, 25 also one that is not in their best quarter.
+        keep: Percentage of trials that are kept: 50 prunes a trial below the median of the others at this validation;
+            25 prunes a trial that is not in their best quarter.
         startup_trials: Number of trials that must finish before any is pruned.
         warmup: Number of validations of a trial before it can be pruned.
     """
@@ -46,7 +46,7 @@ class Prune(pl.Callback):
         self._trial: Any = None
 
     def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Find the trial; a trial that is over (a repeated job) gets no reports."""
+        """Find the trial; if it is finished (a repeated job), nothing is reported to it."""
         if not trainer.is_global_zero:
             return
         import optuna

@@ -61,7 +61,7 @@ class NonFiniteOptions:
     Args:
         action: `stop` ends the training; `skip` changes no weight and no optimizer state, and the step still counts
             towards `total_steps`.
-        folder: Folder for such steps, which `python -m ranker replay` can repeat; None writes none.
+        folder: Folder in which such a step is stored; `python -m ranker replay` repeats it. None stores none.
     """
 
     action: str = "stop"
@@ -69,7 +69,7 @@ class NonFiniteOptions:
 
 
 class RerankModule(pl.LightningModule):
-    """Train a scorer, one optimizer step per `TrainStep`; each validation evaluates one ranking (run) of its set.
+    """Train a scorer, one optimizer step per `TrainStep`; each validation evaluates a run of the validation set.
 
     A micro-batch's loss is the mean over its groups, weighted by its share of the step's groups. Gradients are summed
     over micro-batches and devices. The number of devices and the memory budget therefore change rounding only.
@@ -120,15 +120,14 @@ class RerankModule(pl.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: schedule(done + 1, total))]
 
     def training_step(self, step: TrainStep, step_idx: int) -> None:
-        """One optimizer step: all micro-batches of this device, one gradient sync, clip, step."""
+        """One optimizer step: all micro-batches of this device, one gradient sync, clipping, update."""
         if isinstance(self.loss, SetLosses):
             self.loss.begin(step)
         total = self.accumulate(step)
         norm = self._clip()
-        # One all-reduce sums some values over the devices: the parts of the loss; the gradient norm, which is the same
-        # everywhere and so divided by the number of devices first; the number of devices that were asked to stop; and
-        # the loss of each set of a mix. So all devices take the same decisions: whether the step is finite, and whether
-        # to stop.
+        # One all-reduce sums some values over the devices: the parts of the loss; the gradient norm, divided by the
+        # number of devices first because it is the same everywhere; the number of devices with a request to stop; and
+        # the loss of each set of a mix. All devices thus decide alike whether the step is finite and whether to stop.
         stop = torch.full_like(total, float(self.stop_asked))
         of_sets = self.loss.parts(total) if isinstance(self.loss, SetLosses) else ()
         summary = torch.stack([total, norm.double() / self.trainer.world_size, stop, *of_sets])
@@ -139,11 +138,11 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
         self._pending = PendingStep(step, self.trainer.global_step, summary)
         finite = summary.isfinite().all()
-        # The flag is read from the optimizer, not from the configuration: a loaded checkpoint brings its own `fused`,
-        # perhaps from other hardware.
+        # The flag is read from the optimizer, not from the configuration: a loaded checkpoint overwrites `fused` with
+        # the value on the hardware that wrote it.
         if optimizer.param_groups[0].get("fused"):
             # The fused kernel skips the update of weights and moments if `found_inf` is set. The host must not wait
-            # for the GPU, so it checks this step during the next one.
+            # for the GPU, so the host checks this step during the next one.
             optimizer.optimizer.found_inf = (~finite).float()
         elif not self._check_pending():
             optimizer.zero_grad()  # without gradients the optimizer's step changes nothing
@@ -163,13 +162,13 @@ class RerankModule(pl.LightningModule):
                 self.log(f"train/loss/{name}", loss)
 
     def _on_device(self, value: float) -> Tensor:
-        """The number as a tensor on the device; Lightning's copy of a plain number would make the host wait."""
+        """A number as a tensor on the device; Lightning's copy of a Python number would make the host wait."""
         return torch.full((), value, dtype=torch.float32, device=self.device)
 
     def on_train_start(self) -> None:
         """Set the next step's learning rate from this run's schedule.
 
-        The rate in a checkpoint comes from the run that wrote it, which may have had another number of steps.
+        A checkpoint's learning rate comes from the run that wrote it, whose number of steps may differ.
         """
         scheduler: Any = self.lr_schedulers()
         if self.trainer.is_global_zero and not any(scheduler.base_lrs):
@@ -202,7 +201,7 @@ class RerankModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the number of skipped steps and of the groups of each set.
 
-        The last step is checked first, so that no checkpoint is written if it must end the training.
+        The last step is checked first, so that no checkpoint is written if that step must end the training.
         """
         self._check_pending()
         checkpoint["skipped_steps"] = self.skipped_steps
@@ -216,7 +215,7 @@ class RerankModule(pl.LightningModule):
             self.loss.groups = list(checkpoint["set_groups"])
 
     def accumulate(self, step: TrainStep) -> Tensor:
-        """Backward over this device's micro-batches; returns its part of the step's loss, float64."""
+        """Run forward and backward over this device's micro-batches; returns their part of the step's loss, float64."""
         total = torch.zeros((), dtype=torch.float64, device=self.device)
         if not step.micro_batches:  # every device must take part in the reduction
             self.manual_backward(self.zero_loss())
@@ -261,7 +260,7 @@ class RerankModule(pl.LightningModule):
         for encoder in self._encoders:
             encoder.dropout_seed = int(mix(self.seed, step.epoch, step.index))
 
-    # Both are cached: for small steps, a search through all modules takes a noticeable part of the time
+    # The next two are cached: at small steps, a search through all modules takes a noticeable part of the time
     @cached_property
     def _all_parameters(self) -> list[nn.Parameter]:
         return list(self.parameters())
@@ -308,7 +307,7 @@ class RerankModule(pl.LightningModule):
         """Write the step's dump; then count the step as skipped, or end the training.
 
         Raises:
-            NonFinite: `nonfinite` is `stop`.
+            NonFinite: `nonfinite.action` is `stop`.
         """
         loader: Any = self.trainer.train_dataloader
         ids = loader.query_ids(step.epoch, step.index) if hasattr(loader, "query_ids") else []

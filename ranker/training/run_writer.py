@@ -1,4 +1,4 @@
-"""Files of a run folder: JSON and text, written whole, the environment of the run, and its log; imports no torch."""
+"""Write a run folder's files (JSON, text, log) and describe the run's environment; imports no torch."""
 
 from __future__ import annotations
 
@@ -96,13 +96,13 @@ def _git_revision() -> str | None:
 
 
 class _LogFile(logging.FileHandler):
-    """A log file; if it can't be written to, one warning says so, where `logging` prints a traceback for each line."""
+    """A log file that warns once if it can't be written to; `logging` would print a traceback for each line."""
 
     warned = False
 
     def handleError(self, record: logging.LogRecord) -> None:
         error = sys.exc_info()[1]
-        if not isinstance(error, OSError):  # the call of the logger is wrong
+        if not isinstance(error, OSError):  # the arguments of the logging call are wrong
             super().handleError(record)
         elif not self.warned:
             self.warned = True
@@ -111,7 +111,7 @@ class _LogFile(logging.FileHandler):
 
 
 def log_to(path: Path) -> logging.Handler:
-    """Write the log to a file, too; returns the handler, which the end of the run removes."""
+    """Also write the log to a file; returns the handler, which the caller removes at the end of the run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))

@@ -1,7 +1,7 @@
-"""Learning rate schedules: a factor of the base rate by optimizer step (not by micro-batch, device or epoch).
+"""Learning rate schedules: a factor on the base rate for each optimizer step (not micro-batch, device or epoch).
 
 Every step has a rate above 0. The first warm-up step has the factor 1 / warm-up steps, and a decay reaches its end
-after the last step. After the warm-up, the factors equal those of transformers' schedules of the same name.
+one step after the last one. After the warm-up, the factors equal those of transformers' schedules of the same name.
 Transformers' warm-up begins at 0, which wastes the first step.
 """
 

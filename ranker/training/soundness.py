@@ -1,7 +1,7 @@
-"""A check before training: scores must depend on the doc and on nothing but the pair.
+"""A check before training: scores must depend on the doc, and on the query-doc pair alone.
 
-A causal model that is read at its first token gives every doc the same score; a model that mixes padding into its
-states gives a pair another score in another batch. Neither is an error in training, so both are looked for here.
+A causal model that is pooled at its first token gives every doc the same score. A model whose states depend on padding
+scores a pair differently in different batches. Neither raises an error in training, so both are checked here.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ DOCS = (
     "Apples are picked in autumn, when the days grow short and the nights are cold; they keep in a cool dry room, and "
     "the best of them are eaten in the first months of the new year, long after the last pears are gone.",
 )
-CONSTANT = 1e-6  # largest difference of two scores that counts as none
-ROUNDING = 1e-4  # largest difference between two batches as a share of the score; real ones are above 1e-3
+CONSTANT = 1e-6  # scores that differ by at most this are equal
+ROUNDING = 1e-4  # relative differences between batches up to this are rounding; effects of padding are above 1e-3
 
 
 def check_scores(scorer: Scorer) -> None:
     """Score two docs alone and together.
 
     Args:
-        scorer: A scorer on any device; its mode is kept.
+        scorer: A scorer on any device; its mode (training or evaluation) is restored.
 
     Raises:
         ConfigError: Both docs have the same score whatever the weights are, or a doc's score depends on the other.
@@ -54,9 +54,9 @@ def check_scores(scorer: Scorer) -> None:
         change = float((together - alone).abs().max())
         if change > ROUNDING * max(1.0, float(together.abs().max())) and change > 0.01 * spread:
             raise ConfigError(
-                f"model: expected scores that depend on the pair alone, got one that changes by {change:.2g} beside "
-                f"another doc (two docs differ by {spread:.2g}); padding reaches the states of this encoder, take "
-                "another"
+                f"model: expected scores that depend on the pair alone, got one that changes by {change:.2g} with "
+                f"another doc in the batch (two docs differ by {spread:.2g}); padding reaches the states of this "
+                "encoder, take another"
             )
     finally:
         module.train(training)
@@ -73,7 +73,7 @@ def _no_gradient(scorer: Scorer) -> bool:
 
 @dataclass(frozen=True)
 class _Texts:
-    """Texts as a token store holds them."""
+    """Token ids of texts, with the attributes of a token store that `Template.lay_out` reads."""
 
     tokenizer: Any
     texts: tuple[str, ...]
@@ -112,7 +112,7 @@ def _batch(scorer: Scorer, docs: Any) -> RankBatch:
 
 
 def _rows(scorer: Scorer, layout: Template, texts: list[_Texts]) -> TokenBatch:
-    """Lay texts out, each cut to its share of the encoder's positions."""
+    """Lay texts out; each is cut to an equal share of the encoder's positions."""
     room = max(1, (min(scorer.encoder.max_tokens, 512) - layout.num_special) // len(texts))
     parts: list[Any] = []
     for number, part in enumerate(texts):

@@ -1,4 +1,4 @@
-"""Throughput of a training: pairs, tokens and FLOPs per second, padding, waiting for data, peak memory."""
+"""Throughput of a training: pairs, tokens and FLOPs per second, share of padding, waiting time, peak memory."""
 
 from __future__ import annotations
 
@@ -26,20 +26,22 @@ def matmul_flops(
 ) -> float:
     """Floating-point operations of a transformer encoder's matrix products, forward only.
 
-    Weights (queries, keys, values, output and both feed-forward products) take 2 l (4 d^2 + 2 d f) operations a token,
-    attention 4 l d n^2 a row of n tokens, with l layers, d states and f feed-forward states. ModernBERT's feed-forward
-    blocks have a third matrix, the gate, and in its layers with a window only pairs of near tokens count. Training
-    takes three times as many: the backward pass has two products for each one of the forward pass. Embeddings, norms,
-    heads and padding are not counted. If the last layer computes only the first token of each row, its weights count
-    for those tokens only, and its attention, of h heads over whole states, takes 4 h d a token. In ModernBERT's last
-    layer queries, keys and values count for all tokens, and attention takes 4 d a token.
+    Products with weights (queries, keys, values, output, both feed-forward matrices) take 2 l (4 d^2 + 2 d f)
+    operations per token, for l layers of size d and feed-forward size f. Attention takes 4 l d n^2 per row of n tokens.
+    ModernBERT has a third feed-forward matrix, the gate, and its layers with a window count only pairs of tokens in the
+    window. Training takes three times as many operations: the backward pass has two products for each one of the
+    forward pass. Embeddings, norms, heads and padding are not counted.
+
+    If the last layer computes only the first token of each row, its weights count for those tokens only, and its
+    attention takes 4 h d per token, because each of h heads works on whole states. In ModernBERT's last layer, queries,
+    keys and values count for all tokens, and attention takes 4 d per token.
 
     Args:
         config: A transformers configuration.
         tokens: Number of real tokens.
         squares: Sum over rows of the squared number of tokens.
         last_layer_tokens: Number of tokens that the last layer computes; None: all.
-        near: Sum over rows of the pairs of tokens that are in each other's window (`near_pairs`); None: all of them.
+        near: Sum over rows of the number of token pairs within the window (`near_pairs`); None: all pairs.
 
     >>> from transformers import BertConfig
     >>> config = BertConfig(hidden_size=4, num_hidden_layers=1, intermediate_size=8, num_attention_heads=2)
@@ -50,18 +52,18 @@ def matmul_flops(
     inner = getattr(config, "intermediate_size", None) or getattr(config, "hidden_dim", 4 * dim)
     rotary = config.model_type == "modernbert"
     attention, feed_forward = 4 * dim**2, (3 if rotary else 2) * dim * inner
-    kinds = config.layer_types if rotary else [None] * layers
-    pairs = [squares if near is None or kind != "sliding_attention" else near for kind in kinds]
+    layer_types = config.layer_types if rotary else [None] * layers
+    pairs = [squares if near is None or name != "sliding_attention" else near for name in layer_types]
     if last_layer_tokens in (None, tokens):
         return 2.0 * layers * (attention + feed_forward) * tokens + 4.0 * dim * sum(pairs)
-    of_all = 3 * dim**2 if rotary else 0  # weights of the last layer that all tokens are multiplied with
+    of_all = 3 * dim**2 if rotary else 0  # number of the last layer's weights that multiply all tokens
     last = 2.0 * of_all * tokens + 2.0 * (attention + feed_forward - of_all) * last_layer_tokens
     last += 4.0 * dim * (1 if rotary else config.num_attention_heads) * tokens
     return 2.0 * (layers - 1) * (attention + feed_forward) * tokens + 4.0 * dim * sum(pairs[:-1]) + last
 
 
 def near_pairs(lengths: Tensor, window: int | None) -> Tensor:
-    """Sum over rows of the pairs of tokens that are at most `window` apart, float64 []; None: all pairs.
+    """Number of token pairs at most `window` apart, summed over rows, float64 []; None: all pairs.
 
     >>> near_pairs(torch.tensor([3, 1]), 1).item(), near_pairs(torch.tensor([3, 1]), None).item()
     (8.0, 10.0)
@@ -73,7 +75,7 @@ def near_pairs(lengths: Tensor, window: int | None) -> Tensor:
 
 @dataclass
 class Counts:
-    """Work and time; pairs and tokens are those of all devices."""
+    """Work and time of training steps; pairs and tokens are counted over all devices."""
 
     pairs: int = 0
     tokens: int = 0
@@ -81,14 +83,14 @@ class Counts:
     last_layer_tokens: int = 0
     seconds: float = 1e-9  # training steps, the time between them, and waiting for data
     wait_seconds: float = 0.0  # waiting for data
-    squares: Tensor | float = 0.0  # pairs of tokens of a row
-    near: Tensor | float = 0.0  # those in each other's window
+    squares: Tensor | float = 0.0  # token pairs, summed over rows
+    near: Tensor | float = 0.0  # token pairs within the window, summed over rows
 
 
 class Throughput(pl.Callback):
-    """Measure training epochs without validation; tokens are this device's times the number of devices.
+    """Measure training epochs without validation. Tokens are counted on this device, times the number of devices.
 
-    The first steps compile and fill caches. If more steps follow, they are counted separately, as `start_seconds`.
+    The first steps compile and fill caches. If more steps follow, the first ones are counted separately, in `start`.
     """
 
     def __init__(self) -> None:
@@ -98,11 +100,11 @@ class Throughput(pl.Callback):
         self._config: Any = None
         self._encoders: list[Encoder] = []
         self._device = torch.device("cpu")
-        self._since: float | None = None  # the time before this moment is counted or left out; None between epochs
+        self._since: float | None = None  # start of the time not counted yet; None between epochs
         self._waited = 0.0  # the loader's waiting time at that moment
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Measure the card's rate."""
+        """Measure the GPU's rate; reset token counts and peak memory."""
         self._config = getattr(getattr(getattr(module, "scorer", None), "encoder", None), "config", None)
         self._encoders = [part for part in module.modules() if isinstance(part, Encoder)]
         for encoder in self._encoders:
@@ -113,7 +115,7 @@ class Throughput(pl.Callback):
             torch.cuda.reset_peak_memory_stats(self._device)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Leave out the time between epochs; the loader's start belongs to the epoch."""
+        """Start counting: the start of the data loader is counted, the time between epochs is not."""
         self._since = time.perf_counter()
 
     def on_train_batch_end(
@@ -133,7 +135,7 @@ class Throughput(pl.Callback):
             for texts in (micro.pairs, micro.queries, micro.docs):
                 if texts is not None:
                     counts.tokens += trainer.world_size * texts.num_tokens
-                    # stays on the device; the host would wait for a read
+                    # these sums stay on the device, because reading them would make the host wait
                     lengths = texts.cu_seqlens.diff()
                     counts.squares = counts.squares + trainer.world_size * near_pairs(lengths, None)
                     counts.near = counts.near + trainer.world_size * near_pairs(lengths, window)
@@ -167,18 +169,18 @@ class Throughput(pl.Callback):
             torch.cuda.synchronize(self._device)
 
     def on_validation_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Leave out the validation; the device's pending work belongs to the steps."""
+        """Stop counting, after the device has finished the steps before the validation."""
         if self._since is not None:
             self._wait_for_device()
             self._count_time(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Count again."""
+        """Resume counting."""
         if self._since is not None:
             self._since = time.perf_counter()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Count the device's pending work."""
+        """Stop counting, after the device has finished the epoch's steps."""
         if self._since is not None:
             self._wait_for_device()
             self._count_time(trainer)
@@ -187,7 +189,7 @@ class Throughput(pl.Callback):
     def report(self) -> dict[str, float]:
         """The figures for `result.json`.
 
-        `mfu`, on CUDA only, is the share of the card's measured rate in a large bf16 matrix product.
+        `mfu`, on CUDA only, is the rate relative to the GPU's measured rate in a large bf16 matrix product.
         """
         counts = self.counts if self.counts.pairs else self.start
         figures = {

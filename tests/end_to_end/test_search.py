@@ -114,7 +114,7 @@ COMMANDS = {
 }
 MISTAKES = {
     "other model": "model: expected the model of checkpoint=",
-    "other weights": "was made by other weights, tokenizer or pooling: scorer: expected",
+    "other weights": "was computed with other weights, tokenizer or pooling: scorer: expected",
     "in-batch and a teacher": "model.in_batch_negatives: expected false or null with data.teacher",
     "spaces": "'d 33'",
     "nothing": "search.py: expected either checkpoint=RUN_FOLDER or model=bm25, got neither",

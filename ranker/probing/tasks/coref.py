@@ -48,15 +48,15 @@ class Mention:
 class Coreference:
     """Two-span targets by the head rule.
 
-    A positive is a query mention with a doc mention of equal head lemma, or with a doc pronoun whose nearest compatible
-    earlier mention has that lemma. Each positive gets one negative with the same query mention. Half of the
+    A positive pairs a query mention with a doc mention of the same head lemma, or with a doc pronoun that `resolve`
+    assigns that lemma. Each positive gets one negative with the same query mention. Half of the
     negatives are easy: a random doc word outside all mentions and names. Half are hard: another doc mention that shares
-    no word with the query mention. If there is no hard one, the negative is easy. The rule is lexical, so compare the
-    task with its controls, and see `exclude_copies`.
+    no word with the query mention. If there is no hard negative, an easy one is used. The rule is lexical, so
+    compare the task with its controls, and see `exclude_copies`.
 
     Args:
         model: Package of a spaCy pipeline.
-        exclude_copies: Leave out doc mentions with the same text as the query mention, which word matching would find.
+        exclude_copies: Leave out doc mentions with the query mention's text, which word matching alone would find.
         max_positives: Maximum positives per pair, drawn by seed.
         docs_per_query: Maximum docs with targets per query; None: all docs of the sample.
     """
@@ -91,7 +91,7 @@ class Coreference:
             TaskUnavailable: The pipeline is not installed.
         """
         parsed = parse_all(self.model, (text for pair in sample.texts() for text in pair[2:]))
-        num_docs: dict[str, int] = {}  # docs with targets of each query
+        num_docs: dict[str, int] = {}  # query_id -> number of its docs that have targets
         for query_id, doc_id, query, doc in sample.texts():
             if self.docs_per_query is not None and num_docs.get(query_id, 0) >= self.docs_per_query:
                 continue
@@ -158,9 +158,9 @@ def mentions(parsed: Any) -> list[Mention]:
 
 
 def resolve(in_order: list[Mention]) -> list[str | None]:
-    """Head lemma of each mention; for a pronoun, that of the nearest earlier mention of equal number and personhood.
+    """Head lemma of each mention; for a pronoun, of the nearest earlier noun phrase with its `plural` and `person`.
 
-    None if a pronoun has no such mention.
+    None if a pronoun has no such noun phrase.
     """
     heads: list[str | None] = []
     for i, mention in enumerate(in_order):

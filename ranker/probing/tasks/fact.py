@@ -1,4 +1,4 @@
-"""Probing task: does the doc support or refute the query? Labels from labelled pairs."""
+"""Probing task: does the doc support or refute the query? The labels come from a data set."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ Row = tuple[str, str, str, str | None]  # query_id, doc_id, label, part
 
 
 class FactChecking:
-    """Label each pair of claim and evidence as its annotators did. Pairs without a verdict are left out.
+    """Pairs of claim (query) and evidence (doc) with the annotators' labels. Pairs without a verdict are left out.
 
     Reads a folder in one of two layouts, plain or gzipped: docs.jsonl, queries.tsv and labels.tsv (columns query_id,
     doc_id, label and optionally split), or BEIR's corpus.jsonl, queries.jsonl and qrels/*.tsv with the label in the
-    query's metadata. Each part is the source's part of that name, so that no claim is in both train and test.
+    query's metadata. Train, val and test are the data set's splits, so that no claim is in both train and test.
 
     Args:
-        path: The folder; None: the data has no labels, and the task is not available.
+        path: The folder; None: there are no labels, so the task is unavailable.
     """
 
     classes: tuple[str, ...] | None = None
@@ -115,7 +115,7 @@ class FactChecking:
         for number, line in lines:
             cells = line.split("\t")
             if len(cells) != len(columns):
-                raise DataError(f"{path}:{number}: expected {len(columns)} columns, got {len(cells)}; mend the line")
+                raise DataError(f"{path}:{number}: expected {len(columns)} columns, got {len(cells)}; fix the line")
             row = dict(zip(columns, cells, strict=True))
             label = _verdict(row["label"])
             if label is not None:
@@ -139,7 +139,7 @@ class FactChecking:
                 if len(cells) < 3:
                     raise DataError(
                         f"{path}:{number}: expected query-id, corpus-id and a whole number between tabs, "
-                        f"got {shown(line)}; mend the line"
+                        f"got {shown(line)}; fix the line"
                     )
                 label = _beir_label(metadata.get(cells[0]), cells[1])
                 if read_grade(cells[2].strip(), f"{path}:{number}") > 0 and label is not None:
@@ -161,7 +161,7 @@ def _objects(path: Path) -> Iterator[dict[str, Any]]:
             or not isinstance(entry.get("_id"), (str, int))
             or not isinstance(entry.get("text"), str)
         ):
-            raise DataError(f"{path}:{number}: expected an object with _id and text, got {shown(line)}; mend the line")
+            raise DataError(f"{path}:{number}: expected an object with _id and text, got {shown(line)}; fix the line")
         yield entry | {"_id": str(entry["_id"])}
 
 
@@ -183,5 +183,5 @@ def _verdict(label: str) -> str | None:
 
 def _part(name: str, where: str) -> str | None:
     if name not in PART_OF:
-        raise DataError(f"{where}: expected the split to be train, dev or test, got {shown(name)}; mend it")
+        raise DataError(f"{where}: expected the split to be train, dev or test, got {shown(name)}; fix it")
     return PART_OF[name]

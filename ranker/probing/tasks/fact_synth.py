@@ -1,4 +1,4 @@
-"""Probing task: does the doc support a claim? Claims are its sentences; half have a number or a name replaced."""
+"""Probing task: does the doc support a claim? Claims are sentences of docs, half with a number or name replaced."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class SyntheticFacts:
     """Label synthetic claims, for collections without labelled pairs. Do not compare the results with those of `fact`.
 
     A claim is the doc's first sentence that contains a number or a name. Every second claim is made false: its number
-    or name is replaced by one from another doc's claim that does not occur in the doc. A probe solves the task if it
-    finds the claim's words in the doc.
+    or name is replaced by one from another doc's claim; the replacement does not occur in this doc. A probe solves the
+    task if it finds the claim's words in the doc.
 
     Args:
         max_words: Maximum words of a claim.

@@ -24,7 +24,7 @@ FILES = {"train": "gap-development.tsv", "val": "gap-validation.tsv", "test": "g
 
 
 class Gap:
-    """Two-span targets (pronoun, name) in Wikipedia snippets, two per snippet. They are encoded without a query.
+    """Two-span targets (pronoun, name) in Wikipedia snippets, two per snippet. Snippets are encoded without a query.
 
     GAP's development set is the train part (2,000 snippets), its validation set the val part (454), and its test set
     the test part (2,000).
@@ -49,7 +49,7 @@ class Gap:
             file_fingerprint(self._file(name)) for name in FILES.values()
         )
 
-    def examples(self, sample: PairSample) -> Iterator[ProbeExample]:  # noqa: ARG002 - the labels have their own texts
+    def examples(self, sample: PairSample) -> Iterator[ProbeExample]:  # noqa: ARG002 - GAP has its own texts
         """The snippets, part by part.
 
         Raises:

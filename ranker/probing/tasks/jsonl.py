@@ -1,4 +1,4 @@
-"""Probing task: labels made elsewhere, imported from edge-probing records, one JSON object per line."""
+"""Probing task: labels from other tools, imported from edge-probing records, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPANS = ("chars", "spacy_tokens")
 
 
 class JsonLines:
-    """Import examples. Use it for labels of tools that do not run here.
+    """Import examples whose labels another tool has computed.
 
     A record is `{"info": {"qid", "pid", "part"?}, "input": {"query", "passage"}, "targets": [{"span1", "span2"?,
     "label" or "value"}]}`. With `spans=chars` a span is `{"side": "query" or "doc", "start", "end"}` in characters;
@@ -96,7 +96,7 @@ class JsonLines:
 
     def _file(self) -> Path:
         if self.path is None or not self.path.is_file():
-            got = "none" if self.path is None else f"{str(self.path)!r}, which is none"
+            got = "none" if self.path is None else f"{str(self.path)!r}, which is no file"
             raise TaskUnavailable(f"probe.jsonl.path: expected a file of records, got {got}; set probe.jsonl.path=FILE")
         return self.path
 
@@ -152,12 +152,12 @@ def _from_words(record: Any, where: str, words: Any) -> ProbeExample:
 
 def _side_span(words: Any, border: int, where: str) -> Span:
     if not len(words):
-        raise DataError(f"{where}: expected a span of at least one word inside the text, got none; mend the span")
+        raise DataError(f"{where}: expected a span of at least one word inside the text, got none; fix the span")
     start, end = words.start_char, words.end_char
     if end < border:
         return Span("query", start, end)
     if start >= border:
         return Span("doc", start - border, end - border)
     raise DataError(
-        f"{where}: expected a span inside the query or the passage, got {words.text!r} across both; mend the span"
+        f"{where}: expected a span inside the query or the passage, got {words.text!r} across both; fix the span"
     )

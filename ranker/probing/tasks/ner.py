@@ -33,11 +33,11 @@ ONTONOTES = (
 class NamedEntities:
     """One target per entity of query and doc, with one span; the label is its OntoNotes type.
 
-    Query and doc are tagged separately, so that no entity crosses from one into the other.
+    Query and doc are tagged separately, so that no entity spans both.
 
     Args:
         model: Package of a spaCy pipeline.
-        max_targets: Maximum entities of a pair, the first ones; None: all.
+        max_targets: Maximum entities per pair; the first ones are kept. None: all.
     """
 
     classes: tuple[str, ...] | None = ONTONOTES

@@ -94,7 +94,7 @@ class RuleEntities:
     The labels are less accurate than those of `ner`, but the same on every machine.
 
     Args:
-        max_targets: Maximum entities of a pair, the first ones; None: all.
+        max_targets: Maximum entities per pair; the first ones are kept. None: all.
     """
 
     name = "ner_rules"

@@ -27,7 +27,7 @@ class SemanticSimilarity:
         similarity: `mean_cos`, the mean cosine over all pairs of words, or `mean_vec`, the cosine of the mean vectors.
         dim: Size of computed vectors.
         window: Number of words on each side that count as neighbours, for computed vectors.
-        min_count: Minimum count of a word with its own vector, for computed vectors.
+        min_count: Minimum count of a word that gets a vector, for computed vectors.
         bins: Number of classes.
         binning: `mean2std`, `minmax` or `quantile`.
 

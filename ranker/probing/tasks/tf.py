@@ -1,4 +1,4 @@
-"""Probing task: frequency of the query's words in the doc, relative to its length, binned."""
+"""Probing task: frequency of the query's words in the doc, relative to the doc's length, binned."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ranker.probing.words import content_stems
 
 
 class TermFrequency:
-    r"""Label each pair with the term frequency: the share of the doc's words, averaged over the query's words.
+    r"""Label each pair with the term frequency: a query word's share of the doc's words, averaged over query words.
 
     .. math:: \mathrm{tf}(q, d) = \frac{1}{|q|} \sum_{t \in q} \frac{\mathrm{count}(t, d)}{|d|}
 
@@ -18,7 +18,7 @@ class TermFrequency:
     query or doc has no such word.
 
     Args:
-        legacy_case: Remove stop words before lower-casing, as in the published labels.
+        legacy_case: Remove stop words before lower-casing, so that capitalised ones stay, as in the published labels.
         bins: Number of classes.
         binning: `mean2std`, `minmax` or `quantile`.
     """

@@ -1,4 +1,4 @@
-"""Every vector is compared: exact, and slow in proportion to the collection."""
+"""Exhaustive search: exact, in time proportional to the size of the collection."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 class Flat:
-    """All inner products.
+    """Inner products with all vectors.
 
     Args:
-        gpu: Whether to search on all GPUs; None: if faiss sees one.
+        gpu: Whether to search on all GPUs; None: yes if faiss sees one.
     """
 
     exact = True

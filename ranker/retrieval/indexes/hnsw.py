@@ -1,4 +1,4 @@
-"""A graph of neighbours through which a query is routed (Malkov and Yashunin, 2018)."""
+"""Hierarchical graph of neighbours, which a search follows towards the query (Malkov and Yashunin, 2018)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class HNSW:
     Args:
         neighbours: Links of each vector; twice as many on the lowest level.
         build_depth: Length of the candidate list while a vector is added.
-        search_depth: Length of the candidate list during a search; raised to the number of docs that are fetched.
+        search_depth: Length of the candidate list during a search; raised if a search fetches more vectors.
     """
 
     exact = False

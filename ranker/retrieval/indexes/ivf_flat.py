@@ -15,8 +15,8 @@ class IVFFlat:
 
     Args:
         lists: Number of lists; None: 4 times the square root of the number of vectors.
-        probes: Lists that are searched for a query; None: an eighth of them, at least 8.
-        gpu: Whether to search on all GPUs; None: if faiss sees one.
+        probes: Number of lists that are searched for a query; None: an eighth of the lists, at least 8.
+        gpu: Whether to search on all GPUs; None: yes if faiss sees one.
     """
 
     exact = False
@@ -36,5 +36,5 @@ class IVFFlat:
         return index
 
     def train_vectors(self, num_vectors: int) -> int:
-        """Return the number of vectors that it is trained on."""
+        """Return the number of vectors that the index is trained on."""
         return TRAINED_PER_LIST * num_lists(self.lists, num_vectors)

@@ -1,4 +1,4 @@
-"""Inverted lists of compressed vectors (Jégou et al., 2011); the best are compared again by their stored vectors."""
+"""Inverted lists of compressed vectors (Jégou et al., 2011); the best results are rescored by stored vectors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ranker.retrieval.index import TRAINED_PER_LIST, num_lists, require
 
 
 class IVFPQ:
-    """Approximate inner products with the vectors of the lists nearest to the query, exact ones for the best.
+    """Approximate inner products with the vectors of the lists nearest to the query; exact ones for the best results.
 
     Args:
         lists: Number of lists; None: 4 times the square root of the number of vectors.
-        probes: Lists that are searched for a query; None: an eighth of them, at least 8.
+        probes: Number of lists that are searched for a query; None: an eighth of the lists, at least 8.
         subvectors: Bytes of a compressed vector; must divide the size of a vector. None: the largest divisor up to a
             quarter of the size.
-        rescore: Factor: this many times the number of requested docs are compared again exactly.
-        gpu: Whether to search on all GPUs; None: if faiss sees one.
+        rescore: Number of docs that are compared again exactly, as a multiple of the number of requested docs.
+        gpu: Whether to search on all GPUs; None: yes if faiss sees one.
     """
 
     exact = False
@@ -55,6 +55,6 @@ class IVFPQ:
         return index
 
     def train_vectors(self, num_vectors: int) -> int:
-        """Return the number of vectors that it is trained on."""
+        """Return the number of vectors that the index is trained on."""
         num_centroids = max(num_lists(self.lists, num_vectors), 256)  # 256 codes per subvector
         return TRAINED_PER_LIST * num_centroids

@@ -170,7 +170,7 @@ def test_gradnorm_is_refused_for_an_encoder_whose_layers_have_no_parameters_of_t
     options = {"loss": None, "optimization": Optimization(total_steps=9, seed=7)}
     said = (
         "model.weighting.mode: expected trained parameters in the last layer that all tasks share for gradnorm, got "
-        "none by .* in AlbertModel;"
+        "none that match .* in AlbertModel;"
     )
     with pytest.raises(ConfigError, match=said):
         MultitaskModule(scorer, [], weighting=TaskWeighting(mode="gradnorm"), **options)

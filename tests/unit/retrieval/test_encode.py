@@ -102,9 +102,10 @@ def test_vectors_of_other_weights_tokenizer_or_pooling_are_refused(encode, score
     cased = scorers()
     cased.encoder.tokenizer.backend_tokenizer.normalizer = BertNormalizer(lowercase=False)
     for scorer in (other, cased, scorers(pooling="cls"), scorers(query_prompt="query: "), scorers(projection=32)):
-        with pytest.raises(CheckpointError, match="was made by other weights, tokenizer or pooling: scorer: expected"):
+        said = "was computed with other weights, tokenizer or pooling: scorer: expected"
+        with pytest.raises(CheckpointError, match=said):
             encode(scorer, "vectors")
-    with pytest.raises(CheckpointError, match=r"is for another similarity|was made by other"):
+    with pytest.raises(CheckpointError, match=r"is for another similarity|was computed with other"):
         encode(scorers(similarity="dot"), "vectors")
     with pytest.raises(CheckpointError, match="holds other docs"):
         encode(scorers(), "vectors", docs="other")
