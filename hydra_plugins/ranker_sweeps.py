@@ -6,6 +6,7 @@ Hydra finds plugins only in the package `hydra_plugins`, and imports all of it a
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,9 +26,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from ranker import run_folder
-from ranker.cli.sweep import finish_sweep, is_locked, job_folders, read_job, read_jobs
+from ranker.cli.sweep import JOB_FOLDER, finish_sweep, is_locked, job_folders, read_job, read_jobs
 from ranker.errors import ConfigError
 from ranker.files import no_room, room_for, write_whole
+from ranker.processes import is_first_process
 
 
 def quoted(text: str) -> str:
@@ -39,14 +41,15 @@ class SweepFolder(Callback):
     """Keep the jobs of a sweep in one folder; at the end, write a table and a picture and set the exit code."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Check the folder of a single run before Hydra creates it."""
+        """Require an unused folder for a single run before Hydra writes logs and configurations to it."""
         before = HydraConfig.instance().cfg
         HydraConfig.instance().set_config(config)  # the folder's name may depend on it
         with suppress(Exception):  # Hydra will raise it again and report it
             folder = Path(config.hydra.run.dir)
             run_folder.note(folder)
-            if folder.exists() and not folder.is_dir():
-                _fail(f"hydra.run.dir: expected a new or an empty folder, got the file {folder}; name another")
+            made_by_sweep = os.environ.get(JOB_FOLDER) == str(folder.absolute())
+            if is_first_process() and not made_by_sweep:
+                _check_unused("hydra.run.dir", folder)
         HydraConfig.instance().cfg = before
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
@@ -61,10 +64,10 @@ class SweepFolder(Callback):
             if folder.is_dir() and any(job_folders(folder)):
                 _fail(f"hydra.sweep.dir: expected a new folder, got {folder}, which holds another sweep")
             number = _count(config)
-            _check_unused(folder)
+            _check_unused_by_sweep(folder)
         else:
             if not _is_search(folder):  # else a search that is continued
-                _check_unused(folder)
+                _check_unused_by_sweep(folder)
             number = f"up to {config.hydra.sweeper.get('n_trials', '?')}"
         for name in ("hydra", "hydra_plugins"):  # the jobs themselves log what launchers would repeat
             logging.getLogger(name).setLevel(logging.WARNING)
@@ -95,12 +98,14 @@ def _is_search(folder: Path) -> bool:
         return False
 
 
-def _check_unused(folder: Path) -> None:
+def _check_unused_by_sweep(folder: Path) -> None:
+    killed = [path.name for path in folder.glob(".*.multirun.yaml.partial")]  # left by a start that was killed early
+    _check_unused("hydra.sweep.dir", folder, killed)
+
+
+def _check_unused(key: str, folder: Path, expected: Sequence[str] = ()) -> None:
     try:
-        killed = [
-            path.name for path in folder.glob(".*.multirun.yaml.partial")
-        ]  # left by a start that was killed early
-        run_folder.check_unused("hydra.sweep.dir", folder, killed)
+        run_folder.check_unused(key, folder, expected)
     except ConfigError as error:
         _fail(str(error))
 

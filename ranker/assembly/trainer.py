@@ -21,6 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 
 from ranker.assembly.precision import checked_precision
 from ranker.assembly.run import cfg_values
+from ranker.config.roots import CONF
 from ranker.config.writing import inside
 from ranker.errors import ConfigError
 from ranker.processes import announce_parent, is_first_process
@@ -158,7 +159,8 @@ def _prepare_children(folder: Path, command: str) -> None:
             # than the job's.
             composed.hydra.run.dir = str(folder)
         announce_parent()
-        overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+        overrides = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra/callbacks=sweep"]
         # a script runs one command; `ranker` takes the command's name as its first argument
         name = [] if Path(sys.argv[0]).name == f"{command}.py" else [command]
-        sys.argv = [sys.argv[0], *name, "--config-path", str(folder), "--config-name", "config", *overrides]
+        places = ["--config-path", str(folder), "--config-name", "config", "--config-dir", str(CONF)]
+        sys.argv = [sys.argv[0], *name, *places, *overrides]

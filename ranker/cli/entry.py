@@ -101,11 +101,10 @@ def job(command: str, cfg: DictConfig) -> float | None:
 
 @contextlib.contextmanager
 def _own_folder(folder: Path) -> Iterator[None]:
-    """Require an unused run folder; remove it if a user's mistake ends the run before it has a result."""
+    """Remove the run folder if a user's mistake ends the run before it has a result."""
     if not is_first_process() or os.environ.get(sweep.JOB_FOLDER) == str(folder):  # another process or a sweep made it
         yield
         return
-    run_folder.check_unused("hydra.run.dir", folder, [HydraConfig.get().output_subdir or ""])
     try:
         yield
     except (RankerError, HydraException, OmegaConfBaseException):

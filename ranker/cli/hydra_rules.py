@@ -119,12 +119,20 @@ def hydra_faults(content: Mapping[str, Any]) -> list[str]:
                 faults.append(
                     f"hydra.callbacks.{name}: expected _target_ to be one of {', '.join(CALLBACKS)}, got {node!r}"
                 )
+        if CALLBACKS[0] not in [node.get("_target_") for node in callbacks.values() if isinstance(node, dict)]:
+            faults.append(
+                f"hydra.callbacks: expected {CALLBACKS[0]} among them, which keeps the run to an unused folder, got "
+                f"{', '.join(callbacks) or 'none'}; set hydra/callbacks=sweep"
+            )
     for key in ("launcher", "sweeper"):
         faults += _plugin_faults(content.get(key), f"hydra.{key}")
     for path in ("output_subdir", "job.name"):
         value = _select(content, path)
         if value is not None and (leads_out(str(value)) or "/" in str(value) or "${" in str(value)):
             faults.append(f"hydra.{path}: expected a name, got {value!r}")
+    subdir = str(_select(content, "sweep.subdir"))
+    if leads_out(subdir):
+        faults.append(f"hydra.sweep.subdir: expected a folder inside hydra.sweep.dir, got {subdir!r}")
     return faults + _foreign_commands(content)
 
 

@@ -1,4 +1,4 @@
-"""Text keys keep the typed characters: Hydra would read `name=1e3` as 1000.0, and `name=1_0` as 10."""
+"""Text keys keep the typed characters: Hydra would read `name=1e3` as 1000.0, and refuse `name=Zürich`."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ from ranker.config.signatures import parameters_of
 from ranker.config.targets import SHARED_KEYS
 from ranker.config.values import text_keys
 
-_PLAIN = re.compile(r"[\w.+:/ -]+")  # without quotes, brackets and Hydra's functions
+_PLAIN = re.compile(r"[\w.+:/ -]+", re.ASCII)  # without quotes, brackets and Hydra's functions
+_NOT_ASCII = re.compile(r"(?=.*[^\x00-\x7f])[^'\"()\[\]{}$\\=]+")  # Hydra takes these characters only in quotes
 
 
 def quote_texts(command: str, arguments: list[str]) -> list[str]:
-    """Quote the values of text keys that Hydra would read as numbers, true or false; returns the new command line.
+    """Quote the values of text keys that Hydra would read as numbers, true or false, and all that are not ASCII.
 
-    >>> quote_texts("train", ["name=1e3", "name=a,10", "optim.lr=1e3", "-m"])
-    ["name='1e3'", "name=a,'10'", 'optim.lr=1e3', '-m']
+    >>> quote_texts("train", ["name=1e3", "name=a,10", "optim.lr=1e3", "-m", "hydra.run.dir=/home/Zoë"])
+    ["name='1e3'", "name=a,'10'", 'optim.lr=1e3', '-m', "hydra.run.dir='/home/Zoë'"]
     """
     return [_quoted(command, argument) for argument in arguments]
 
 
 def _quoted(command: str, argument: str) -> str:
     key, equals, value = argument.partition("=")
-    name = key.lstrip("+")
-    if not equals or key.startswith(("-", "~")) or not takes_text(command, name):
+    if not equals or key.startswith(("-", "~")):
         return argument
     is_list = value.startswith("[") and value.endswith("]")
     parts = (value[1:-1] if is_list else value).split(",")
-    if not all(_PLAIN.fullmatch(part) for part in parts):
+    if not all(_PLAIN.fullmatch(part) or _NOT_ASCII.fullmatch(part) for part in parts):
         return argument
-    text = ",".join(f"'{part.strip()}'" if _is_not_text(part) else part for part in parts)
+    is_text = takes_text(command, key.lstrip("+"))
+    text = ",".join(
+        f"'{part.strip(' ')}'" if not part.isascii() or (is_text and _is_not_text(part)) else part for part in parts
+    )
     return f"{key}=[{text}]" if is_list else f"{key}={text}"
 
 

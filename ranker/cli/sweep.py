@@ -148,6 +148,7 @@ def run_in_separate_process(command: str, folder: Path, config: str) -> float | 
             f"hydra.run.dir='{folder.resolve()}'",
             "hydra/job_logging=ranker",
             "hydra/hydra_logging=none",
+            "hydra/callbacks=sweep",
             "hydra.output_subdir=null",
         ),
     ]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ranker.files import write_whole
 from ranker.probing.results import Results
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
     """Write `pictures/NAME.png` and `pictures/NAME.svg` into a folder; returns the path of the PNG."""
     from matplotlib import rc_context
 
-    (folder / "pictures").mkdir(parents=True, exist_ok=True)
     path = folder / "pictures" / f"{name}.png"
     if figure.get_layout_engine() is None:
         box = "tight"
@@ -41,9 +41,11 @@ def save(figure: Figure, folder: Path, name: str) -> Path:
         figure.draw_without_rendering()
         figure.set_layout_engine("none")
         box = None
-    with rc_context({"svg.hashsalt": name}):  # without it, ids in the SVG would be random
-        figure.savefig(path.with_suffix(".svg"), bbox_inches=box, metadata={"Date": None})
-    figure.savefig(path, dpi=150, bbox_inches=box)
+    # with the name as salt the same picture gives the same file
+    with rc_context({"svg.hashsalt": name}), write_whole(path.with_suffix(".svg"), binary=True) as file:
+        figure.savefig(file, bbox_inches=box, format="svg", metadata={"Date": None})
+    with write_whole(path, binary=True) as file:
+        figure.savefig(file, dpi=150, bbox_inches=box, format="png")
     return path
 
 

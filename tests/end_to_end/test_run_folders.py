@@ -24,6 +24,9 @@ FILES = {
     "nested/deep/a": "a",
     "theirs/multirun.yaml": "hydra: {}",
     "theirs/0/result": "r",
+    "theirs/0/config.yaml": "c",
+    "theirs/config.yaml": "c",
+    "notes.log": "n",
     "good.trec": "q1 Q0 d1 1 2.0 t\n",
     "broken.txt": "q1 0\n",
     "qrels.txt": "q1 0 d1 1\n",
@@ -74,6 +77,28 @@ REFUSED = {
     "above the sweep": (
         ["train.py", "-m", "seed=-1,-2", "hydra.sweep.dir=new", "hydra.sweep.subdir=../nested"],
         "hydra.sweep.subdir: expected",
+    ),
+    "Hydra's copies of the configuration": (
+        [*EVALUATE, HERE, "hydra.output_subdir=theirs"],
+        "hydra.run.dir: expected a new or an empty folder",
+    ),
+    "Hydra's log": (
+        [
+            *EVALUATE,
+            HERE,
+            "hydra/job_logging=default",
+            "hydra.job.name=notes",
+            "+hydra.job_logging.handlers.file.mode=w",
+        ],
+        "hydra.run.dir: expected a new or an empty folder",
+    ),
+    "Hydra's copies above the sweep": (
+        ["train.py", "-m", "seed=-1", "hydra.sweep.dir=new", "hydra.sweep.subdir=../theirs", "hydra.output_subdir=0"],
+        "hydra.sweep.subdir: expected a folder inside hydra.sweep.dir, got '../theirs'",
+    ),
+    "without the check of folders": (
+        ["train.py", "-m", "seed=-1", "hydra.sweep.dir=theirs", "~hydra.callbacks.sweep"],
+        "hydra.callbacks: expected hydra_plugins.ranker_sweeps.SweepFolder among them",
     ),
     "mistake in an empty folder": (
         ["evaluate.py", "run=good.trec", "qrels=broken.txt", "hydra.run.dir=empty"],

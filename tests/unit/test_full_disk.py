@@ -14,6 +14,7 @@ import torch
 from ranker.cli import entry
 from ranker.errors import CheckpointError, DataError
 from ranker.files import no_room, reserve
+from ranker.probing import pictures
 from ranker.probing.blocks import BlockStore
 from ranker.training.checkpoint_files import WholeFiles, fault, read_checkpoint
 from ranker.training.run_writer import log_to
@@ -174,6 +175,21 @@ def test_blocks_that_were_stored_before_the_disk_was_full_are_kept(tmp_path):
         store.put([("b", {"bits": np.arange(50000.0)})])
     assert store.get("a")["bits"].tolist() == [0, 1, 2, 3, 4] and store.get("b") is None
     store.close()
+
+
+def test_a_probe_s_pictures_are_whole_or_absent(disk, capsys):
+    def draw(folder):
+        pictures.save(pictures.heat_map({"tf": {0: 1.0, 1: 2.0}}, "title"), folder, "heat")
+
+    draw(disk / "whole")
+    svg = -(-(disk / "whole/pictures/heat.svg").stat().st_size // PAGE)
+    shutil.rmtree(disk / "whole")
+    for left, missing, there in ((svg - 1, "heat.svg", []), (svg + 1, "heat.png", ["heat.svg"])):
+        with only(left, disk):
+            line = error_of(draw, disk / "run", capsys)
+        assert line is not None and line.startswith(f"error: {disk / 'run/pictures' / missing}: expected a place")
+        assert [path.name for path in (disk / "run/pictures").iterdir()] == there
+        shutil.rmtree(disk / "run")
 
 
 def test_a_mapped_file_has_its_room_before_it_is_filled(disk):

@@ -31,6 +31,15 @@ def test_hydra_reads_a_quoted_text_as_it_was_typed(typed):
     assert OverridesParser.create().parse_override(override).value() == typed
 
 
+@pytest.mark.parametrize("typed", ["/home/Zoë/a b", "ё", "論文", "e\u0301", "\u00a0x\u00a0", "q@ü#1", "😀"])
+@pytest.mark.parametrize("key", ["name", "data.path", "hydra.run.dir", "+data.unknown"])
+def test_letters_of_every_script_need_no_quotes(key, typed):
+    (override,) = quote_texts("train", [f"{key}={typed}"])
+    assert OverridesParser.create().parse_override(override).value() == typed
+    (several,) = quote_texts("train", [f"{key}={typed},b"])
+    assert [*OverridesParser.create().parse_override(several).sweep_string_iterator()] == [f"'{typed}'", "b"]
+
+
 @pytest.mark.parametrize("root", list(ROOTS))
 def test_every_text_key_of_a_root_takes_what_was_typed(root):
     cfg = composed(root, *(f"{key}=1e3" for key in text_keys(ROOTS[root])))
@@ -74,6 +83,10 @@ def test_numbers_stay_numbers_and_other_texts_as_they_are():
         "~data.path",
         "loss=lce,bce",
         "hydra.verbose=true",
+        'name="ü"',
+        "name=[ü,'ä']",
+        "name=a=ü",
+        "~name=ü",
     ]
     assert quote_texts("train", same) == same
     assert quote_texts("train", ["+name=7", "name=1_0,1e3,a", "data.path=1e3"]) == [
