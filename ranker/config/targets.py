@@ -24,7 +24,7 @@ TRUSTED = {
         "ranker.multitask.options.",
         "ranker.multitask.multitask.",
     ),
-    "encoder": ("ranker.encoders.loading.load_encoder",),
+    "encoder": ("ranker.encoders.loading.load_encoder", "ranker.encoders.lora.LoRA"),
     "loss": ("ranker.losses.",),
     "optim": ("torch.optim.",),
     "schedule": ("ranker.training.schedules.",),

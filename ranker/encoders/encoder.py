@@ -15,6 +15,7 @@ from ranker.encoders.dropout import HashedDropout
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.family import family_of, first_position, max_positions
 from ranker.encoders.graphs import Graphs
+from ranker.encoders.lora import has_adapter
 from ranker.encoders.passes import Output
 from ranker.encoders.ragged_forward import RaggedForward, last
 from ranker.encoders.traits import Traits, common_tokens, measure, one_row, reads_segments
@@ -61,6 +62,7 @@ class Encoder(nn.Module):
         path: See above.
         token_counts: Tokens of the training passes since it was last reset, see `TokenCounts`.
         source: Folder or hub id that the weights are from; None: they are random, or not from `load_encoder`.
+        adapter: Folder of an adapter that was added to these weights; None: none was.
         dropout_seed: Seed of the dropout masks, set for each optimizer step; None: each forward pass draws one.
 
     Raises:
@@ -80,13 +82,14 @@ class Encoder(nn.Module):
         self.execution = execution
         self.token_counts = TokenCounts()
         self.source: str | None = None
+        self.adapter: str | None = None
         self._first_token_is_global = False
         self.dropout_seed: int | None = None
         words: Any = model.get_input_embeddings()
         self._ragged_forward = RaggedForward(execution, ids_in_table=len(tokenizer) <= len(words.weight))
         self._logged_path = False
         family = family_of(model.config)
-        if execution.ragged and family.layers is not None:
+        if execution.ragged and family.layers is not None and not has_adapter(model):
             config = model.config
             self._traits = Traits(family.layers, first_position(config), config.hidden_size, config.num_hidden_layers)
             self._forward = None

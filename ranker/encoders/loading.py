@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import torch
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from ranker.encoders.causality import attend_both_ways, is_causal
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
+from ranker.encoders.lora import LoRA, add_adapter, cast_base
 from ranker.encoders.model_folder import check_model_folder
 from ranker.encoders.text_model import build, keep_layers, read, set_dropout
 from ranker.encoders.tiny import tiny_config, tiny_lm_config, tiny_lm_tokenizer, tiny_tokenizer
@@ -45,6 +47,7 @@ def load_encoder(
     checkpointing: bool = False,
     trust_remote_code: bool = False,
     causal: bool | None = None,
+    lora: LoRA | None = None,
 ) -> Encoder:
     """Load an encoder and its tokenizer.
 
@@ -66,6 +69,7 @@ def load_encoder(
         trust_remote_code: Whether code in the weights' repository may run.
         causal: False: the tokens of a language model attend in both directions (LLM2Vec, arXiv:2404.05961); None or
             True: as the model was trained.
+        lora: Adapters to train on the frozen weights; None: all weights are trained.
 
     Raises:
         ConfigError: The encoder, package or folder does not exist; an option is out of range.
@@ -109,9 +113,13 @@ def load_encoder(
     if not getattr(config.get_text_config(), "is_causal", True):
         attend_both_ways(model)
     model.train()  # from_pretrained returns eval mode, which Lightning keeps: dropout would be off
+    if lora is not None:
+        add_adapter(model, lora)
     execution = Execution(ragged, compile, attention, fused, graphs, checkpointing, trust_remote_code)
     encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
+    if lora is not None:  # after the measurement of the path, which is one of float32
+        cast_base(model, getattr(torch, lora.base))
     encoder.source = _folder_of(name, cached) if pretrained and name not in RANDOM else None
     if causal is False and is_causal(encoder.model):
         raise ConfigError(f"encoder.causal: expected null for {config.model_type} models, which are causal; got false")

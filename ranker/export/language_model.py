@@ -1,7 +1,7 @@
 """Language models as rerankers: transformers' `ForCausalLM`, or `ForSequenceClassification` with a linear head.
 
-`lm_reranker.json` beside the weights holds the head and the words, `prompt.json` the prompt. The score is the difference
-of two words' logits at the last token of the filled prompt, which is tokenized as one text.
+`lm_reranker.json` beside the weights holds the head and the words, `prompt.json` the prompt. The score is the
+difference of two words' logits at the last token of the filled prompt, which is tokenized as one text.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ranker.data.template import Template
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
+from ranker.encoders.lora import has_adapter
 from ranker.encoders.word_head import WordHead
 from ranker.errors import ConfigError
 from ranker.export import language_model
@@ -91,6 +92,8 @@ class LMReranker(nn.Module):
             if self.word_ids[0] == self.word_ids[1]:
                 raise ConfigError(f"model.no_word: expected another word than model.yes_word, got {no_word!r}")
             self.head = WordHead(encoder, self.word_ids)
+            if has_adapter(encoder.model):
+                self.head.requires_grad_(False)  # part of the base
 
     def pair_layout(self) -> Template:
         """Return the layout of a query and a doc in the prompt."""

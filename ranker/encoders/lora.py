@@ -1,0 +1,215 @@
+"""Low-rank adapters (LoRA, Hu et al., 2021, arXiv:2106.09685) in an encoder, by the library peft.
+
+The base is frozen; each chosen linear layer y = W x becomes y = W x + (alpha / rank) B A x with trained A and B. peft
+makes the layers, their start and their files. Their forward pass is ours: it computes in the precision of the states,
+where peft converts the states to that of A and B. peft's dropout modules become hashed ones as any others
+(`Packing.find_dropout`), so masks do not depend on the layout of batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.pytorch_utils import Conv1D
+
+from ranker.errors import ConfigError
+
+GROUPS = ("attention", "mlp", "all-linear")
+SAMPLE = 64  # values of each weight that its fingerprint reads
+ADAPTER_FILE = "adapter_model.safetensors"
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Options of the adapters.
+
+    Args:
+        rank: Rows of A and columns of B.
+        alpha: The product is scaled by alpha / rank.
+        dropout: Dropout before A.
+        targets: Layers that get an adapter: `attention`, `mlp`, `all-linear`, or names of modules, as
+            `[q_proj, v_proj]`.
+        base: Precision of the frozen weights: `float32` or `bfloat16`.
+        merge: Whether a training also writes `merged/`, the model with the adapters added to its weights.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: str | list[str] = "all-linear"
+    base: str = "float32"
+    merge: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ConfigError(f"encoder.lora.rank: expected at least 1, got {self.rank}")
+        if not self.alpha > 0:
+            raise ConfigError(f"encoder.lora.alpha: expected a number above 0, got {self.alpha}")
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"encoder.lora.dropout: expected at least 0 and below 1, got {self.dropout}")
+        if self.base not in ("float32", "bfloat16"):
+            raise ConfigError(f"encoder.lora.base: expected float32 or bfloat16, got {self.base!r}")
+        if isinstance(self.targets, str) and self.targets not in GROUPS:
+            raise ConfigError(
+                f"encoder.lora.targets: expected {', '.join(GROUPS)} or a list of names, got {self.targets!r}"
+            )
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """Whether a transformers model has adapters."""
+    return hasattr(model, "peft_config")
+
+
+def add_adapter(model: nn.Module, options: LoRA) -> None:
+    """Freeze a model and put adapters into it, which change nothing before they are trained.
+
+    Args:
+        model: A transformers model.
+        options: What to add.
+
+    Raises:
+        ConfigError: peft is not installed, or the model has no such layers.
+    """
+    peft = import_peft()
+    config = peft.LoraConfig(
+        r=options.rank,
+        lora_alpha=options.alpha,
+        lora_dropout=options.dropout,
+        target_modules=_targets(model, options.targets),
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+    )
+    model.requires_grad_(False)
+    peft.inject_adapter_in_model(config, model)
+    use_own_forward(model)
+
+
+def use_own_forward(model: nn.Module) -> None:
+    """Let the adapted layers of a model compute in the precision of the states."""
+    for module in adapted_layers(model):
+        module.__class__ = _own_layer()
+
+
+def adapted_layers(model: nn.Module) -> list[Any]:
+    """Return the linear layers that have an adapter."""
+    layer = import_peft().tuners.lora.Linear
+    return [module for module in model.modules() if isinstance(module, layer)]
+
+
+def import_peft() -> Any:
+    """Return the module peft.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise ConfigError("lora: expected the package peft; install it with: pip install -e '.[lora]'") from error
+    return peft
+
+
+@cache
+def _own_layer() -> type:
+    class Linear(import_peft().tuners.lora.Linear):  # type: ignore[misc]
+        """peft's linear layer with an adapter, in the precision of the states."""
+
+        def forward(self, states: Tensor, *args: Any, **options: Any) -> Tensor:
+            """Return the layer's output [..., outputs] for states [..., inputs]."""
+            if self.disable_adapters or self.merged or len(self.active_adapters) != 1 or self.lora_variant:
+                result: Tensor = super().forward(states, *args, **options)
+                return result
+            name = self.active_adapters[0]
+            first, second = self.lora_A[name].weight, self.lora_B[name].weight
+            dropped = self.lora_dropout[name](states)
+            low = functional.linear(dropped, first.to(states.dtype))
+            output: Tensor = self.base_layer(states)
+            return output + functional.linear(low, (second * self.scaling[name]).to(low.dtype)).to(output.dtype)
+
+    return Linear
+
+
+def _targets(model: nn.Module, targets: str | list[str]) -> list[str]:
+    """Return names of modules as peft takes them: as short as they are unambiguous."""
+    linear = [name for name, module in model.named_modules() if isinstance(module, (nn.Linear, Conv1D))]
+    inside = [name for name in linear if re.search(r"\.\d+\.", f".{name}")]
+    if not isinstance(targets, str):
+        unknown = [target for target in targets if not any(f".{name}".endswith(f".{target}") for name in linear)]
+        if unknown or not targets:
+            names = sorted({name.rpartition(".")[2] for name in linear})
+            raise ConfigError(
+                f"encoder.lora.targets: expected names of linear layers ({', '.join(names)}), got {', '.join(unknown)}"
+            )
+        return list(targets)
+    attention = [name for name in inside if re.search("attn|attention", name.lower())]
+    chosen = {"attention": attention, "mlp": [name for name in inside if name not in attention], "all-linear": inside}
+    wanted = set(chosen[targets])
+    if not wanted:
+        raise ConfigError(f"encoder.lora.targets: expected layers that the model has, got {targets}, which it lacks")
+    short = sorted({re.split(r"(?:^|\.)\d+\.", name)[-1] for name in wanted})
+    found = {name for name in linear if any(f".{name}".endswith(f".{part}") for part in short)}
+    return short if found == wanted else sorted(wanted)
+
+
+def cast_base(model: nn.Module, dtype: torch.dtype) -> None:
+    """Convert the frozen weights of a model with adapters."""
+    for weight in model.parameters():
+        if not weight.requires_grad:
+            weight.data = weight.data.to(dtype)
+
+
+def merge_adapter(model: nn.Module) -> None:
+    """Add the adapters to the weights, in float32 or more, and remove them."""
+    for weight in model.parameters():
+        weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
+    adapted = set(adapted_layers(model))
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if child in adapted:
+                child.merge()
+                setattr(parent, name, child.get_base_layer())
+    del model.peft_config
+    model.requires_grad_(True)
+
+
+def base_names(root: nn.Module) -> set[str]:
+    """Return the keys of the frozen weights of models with adapters in the state dict of a module that holds them."""
+    names: set[str] = set()
+    for path, module in root.named_modules():
+        if has_adapter(module):
+            prefix = f"{path}." if path else ""
+            trained = {name for name, weight in module.named_parameters() if weight.requires_grad}
+            names |= {prefix + name for name in module.state_dict() if name not in trained}
+    return names
+
+
+def base_fingerprint(root: nn.Module) -> str:
+    """Return a hash of the frozen weights of all models with adapters in a module: names, sizes and some values.
+
+    It does not depend on their precision (`LoRA.base`). Empty without adapters.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    empty = True
+    for model in (module for module in root.modules() if has_adapter(module)):
+        for name, weight in _base_weights(model):
+            empty = False
+            values = weight.detach().flatten()
+            some = values[:: max(1, len(values) // SAMPLE)][:SAMPLE].to("cpu", torch.bfloat16).float()
+            digest.update(f"{name} {tuple(weight.shape)}".encode() + some.numpy().tobytes())
+    return "" if empty else digest.hexdigest()
+
+
+def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad:
+            yield name.replace(".base_layer.", "."), weight
