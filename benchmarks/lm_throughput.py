@@ -146,7 +146,7 @@ def product_inference(scorer: LMReranker, loaders: RankData, max_tokens: int) ->
 
 
 def padded_loop(size: str, data: Collection, pairs: int, steps: int) -> dict[str, dict[str, float]]:
-    """transformers' classifier with peft's adapters over padded batches, in autocast; the figures of both."""
+    """The classifier of transformers with peft's adapters over padded batches, in autocast; the figures of both."""
     import peft
 
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -18,8 +19,10 @@ from ranker.config.stored import load_stored, resumed_runs
 from ranker.config.targets import constructor_keys, is_trusted
 from ranker.encoders.execution import Execution
 from ranker.encoders.loading import needs_trust
-from ranker.encoders.model_folder import check_no_adapter
+from ranker.encoders.lora import base_names, has_adapter, merge_adapter
+from ranker.encoders.model_folder import ADAPTER
 from ranker.errors import CheckpointError, RankerError
+from ranker.export import _adapter
 from ranker.files import verify_folder, write_folder
 from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.training.checkpoint_files import read_checkpoint
@@ -47,16 +50,36 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
         _write_model(partial, scorer, cfg)
 
 
+def save_merged(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
+    """Write a scorer with adapters as a folder without them, whose weights are the base's plus the adapters'.
+
+    Args:
+        folder: See `save_model`.
+        scorer: The scorer, which keeps its adapters.
+        cfg: Configuration of its training.
+    """
+    merged = copy.deepcopy(scorer)
+    for module in list(merged.modules()):
+        if has_adapter(module):
+            merge_adapter(module)
+    plain = cfg.copy()
+    OmegaConf.update(plain, "encoder.lora", None, merge=False)
+    save_model(folder, merged, plain)
+
+
 def _write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
     positions = scorer.encoder.max_tokens
-    if is_bi_encoder(scorer):
+    longest_pair = min(positions, cfg.max_pair_tokens or positions)
+    if _adapter.has_adapters(scorer):
+        _adapter.write(partial, scorer, str(scorer.encoder.source or cfg.encoder.name), longest_pair)
+    elif is_bi_encoder(scorer):
         query, doc = scorer.layouts()
         longest_query = min(positions, cfg.max_query_tokens + query.num_added)
         scorer.save(
             partial, max_tokens=min(positions, cfg.max_doc_tokens + doc.num_added), max_query_tokens=longest_query
         )
     else:
-        scorer.save(partial, max_tokens=min(positions, cfg.max_pair_tokens or positions))
+        scorer.save(partial, max_tokens=longest_pair)
     described = OmegaConf.create({key: cfg[key] for key in DESCRIBED})
     (partial / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
 
@@ -71,12 +94,11 @@ def read_description(path: Path) -> dict[str, Any]:
         if described.is_file():
             content: Any = OmegaConf.to_container(load_stored(described))
             return {key: content[key] for key in DESCRIBED if key in content}
-    check_no_adapter(path)
-    if (path / "config.json").is_file() or (path / "modules.json").is_file():
+    if any((path / name).is_file() for name in ("config.json", "modules.json", ADAPTER)):
         return {}
     raise CheckpointError(
         f"checkpoint: expected a run folder or a model folder, got {str(path)!r}, "
-        "which has no config.yaml, ranker.yaml, config.json or modules.json"
+        "which has no config.yaml, ranker.yaml, config.json, modules.json or adapter_config.json"
     )
 
 
@@ -118,6 +140,10 @@ def load_scorer(
         )
         return scorer
     verify_folder(model, error=CheckpointError)
+    if _adapter.is_own(model):
+        scorer = built_for(path, read_description(model), execution)
+        _adapter.read(model, scorer)
+        return scorer
     target = (description.get("model") or {}).get("_target_") or _target_of(model)
     return _load(model, target, execution)
 
@@ -203,6 +229,8 @@ def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
         ) from error
     weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     expected = module.state_dict()
+    for key in base_names(module) - set(weights):  # the base of adapters, which the configuration names
+        weights[key] = expected[key]
     for key in sorted(set(weights) | set(expected)):
         if key not in weights or key not in expected or weights[key].shape != expected[key].shape:
             got = tuple(weights[key].shape) if key in weights else "no such weight"

@@ -63,6 +63,11 @@ def started_from(cfg: DictConfig) -> DictConfig:
     if stored is None:  # a folder of another program: loading it will show what it holds
         return cfg
     trained = load_stored(stored)
+    if overrides_of("lora"):
+        raise ConfigError(
+            f"lora: expected none, since checkpoint={cfg.checkpoint} goes on with its own weights; name its model/ in "
+            "encoder.name to put adapters on it"
+        )
     may_change = {f"model.{key}" for key in training_keys("model", str(trained.model.get("_target_")))}
     for group in ("model", "encoder"):
         changed = {override.split("=", 1)[0].lstrip("+"): override for override in overrides_of(group)}

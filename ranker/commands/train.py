@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import build_data, load_splits
 from ranker.assembly.evaluation import evaluate_sets, print_sets
@@ -18,7 +18,7 @@ from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_tra
 from ranker.assembly.run import cfg_values, one_run, open_run
 from ranker.assembly.scorer import build_loss, build_optimizer, build_scorer, total_steps, training_module
 from ranker.assembly.trainer import build_trainer
-from ranker.checkpoint import load_checkpoint, save_model
+from ranker.checkpoint import load_checkpoint, save_merged, save_model
 from ranker.config.stored import resumed_runs
 from ranker.data.collection import Splits
 from ranker.data.pair_cuts import warn_of_other_cuts
@@ -79,6 +79,8 @@ def train(cfg: DictConfig) -> float | None:
         load_checkpoint(module, Path(best.best_model_path))
     if trainer.is_global_zero:
         save_model(folder / "model", scorer, cfg)  # before the test, so that an error in the test does not lose it
+        if OmegaConf.select(cfg, "encoder.lora.merge", default=False):
+            save_merged(folder / "merged", scorer, cfg)
         if scorer.reads == "pairs":
             warn_of_other_cuts(data.train_steps())
     pruned = any(getattr(callback, "pruned", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]

@@ -11,6 +11,7 @@ import huggingface_hub
 import torch
 from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from ranker.encoders.adapters import base_of, merge_folder
 from ranker.encoders.causality import attend_both_ways, is_causal
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
@@ -52,8 +53,8 @@ def load_encoder(
     """Load an encoder and its tokenizer.
 
     Args:
-        name: Hub id, folder, or the folder's path inside `package`; `tiny` is a random BERT and `tiny_lm` a random
-            Llama, for tests.
+        name: Hub id, folder, folder of a LoRA adapter of peft, or the folder's path inside `package`; `tiny` is a
+            random BERT and `tiny_lm` a random Llama, for tests.
         package: An installed Python package that contains the weights; it is located, never imported.
         layers: Keep only this many of the lower layers; None keeps all.
         dropout: Dropout after embeddings, attention and feed-forward; None keeps the checkpoint's.
@@ -76,19 +77,22 @@ def load_encoder(
         CheckpointError: The checkpoint lacks weights of the encoder, which would be random; or model and tokenizer do
             not fit together.
     """
+    adapter = None  # folder of an adapter whose base is `name`
     cached = False  # whether to read the hub's cache only, because the hub is out of reach
     if name in RANDOM:
         config: Any = RANDOM[name][0]()
         tokenizer: Any = RANDOM[name][1]()
     else:
         name = _in_package(package, name) if package else name
+        adapter = name if base_of(name) is not None else None
+        name = base_of(name) or name
         check_model_folder(name)
         offline = _no_hub(name)
         cached = offline is not None
         try:
             config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=cached)
             tokenizer = AutoTokenizer.from_pretrained(
-                name, trust_remote_code=trust_remote_code, local_files_only=cached
+                _with_tokenizer(adapter) or name, trust_remote_code=trust_remote_code, local_files_only=cached
             )
         except Exception as error:  # the libraries raise many classes of exceptions for damaged files
             reason = offline or hub_failure() or needs_trust(error) or " ".join(str(error).split())[:300]
@@ -110,6 +114,8 @@ def load_encoder(
         model = build(config)
     else:
         model = _load_weights(name, config, trust_remote_code, cached)
+    if adapter is not None:
+        merge_folder(model, Path(adapter))
     if not getattr(config.get_text_config(), "is_causal", True):
         attend_both_ways(model)
     model.train()  # from_pretrained returns eval mode, which Lightning keeps: dropout would be off
@@ -121,9 +127,15 @@ def load_encoder(
     if lora is not None:  # after the measurement of the path, which is one of float32
         cast_base(model, getattr(torch, lora.base))
     encoder.source = _folder_of(name, cached) if pretrained and name not in RANDOM else None
+    encoder.adapter = adapter
     if causal is False and is_causal(encoder.model):
         raise ConfigError(f"encoder.causal: expected null for {config.model_type} models, which are causal; got false")
     return encoder
+
+
+def _with_tokenizer(adapter: str | None) -> str | None:
+    """Return the folder of an adapter if it has a tokenizer."""
+    return adapter if adapter is not None and (Path(adapter) / "tokenizer.json").is_file() else None
 
 
 def needs_trust(error: Exception, key: str = "encoder.trust_remote_code") -> str:

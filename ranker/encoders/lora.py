@@ -24,7 +24,6 @@ from ranker.errors import ConfigError
 
 GROUPS = ("attention", "mlp", "all-linear")
 SAMPLE = 64  # values of each weight that its fingerprint reads
-ADAPTER_FILE = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def check_model_folder(folder: str | Path) -> None:
 
     Raises:
         CheckpointError: Its index of weights names a file outside the folder, its configuration names code or quantised
-            weights, or it is an adapter of another model.
+            weights.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -65,7 +65,6 @@ def check_model_folder(folder: str | Path) -> None:
             raise CheckpointError(
                 f"{folder / 'config.json'}: {key}: expected the name of an implementation, got {config[key]!r}"
             )
-    check_no_adapter(folder)
     for index in folder.glob("*.index.json"):
         names = read_object(index).get("weight_map")
         for name in names.values() if isinstance(names, dict) else ():
@@ -73,19 +72,3 @@ def check_model_folder(folder: str | Path) -> None:
                 raise CheckpointError(
                     f"{index}: expected the files of its weights to stay inside {folder}, got {name!r}"
                 )
-
-
-def check_no_adapter(folder: Path) -> None:
-    """Refuse the folder of an adapter, such as LoRA: peft's files, which change another model's weights.
-
-    Raises:
-        CheckpointError: It is one.
-    """
-    if not (folder / ADAPTER).exists():
-        return
-    adapter = read_object(folder / ADAPTER)
-    kind, base = (str(adapter.get(key) or "unknown")[:200] for key in ("peft_type", "base_model_name_or_path"))
-    raise CheckpointError(
-        f"{folder}: expected a whole model, got an adapter ({ADAPTER}: {kind!r}) of the model {base!r}; merge the two "
-        "with peft's merge_and_unload, save the result, and name that folder"
-    )

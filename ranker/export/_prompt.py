@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from ranker.encoders.encoder import Encoder
 from ranker.encoders.model_folder import read_object
 from ranker.export._modules import write_json
 
@@ -25,15 +26,16 @@ def read_prompt(folder: Path) -> str | None:
     return None if prompt is None else str(prompt)
 
 
-def trained_prompt(source: str | None, wanted: str | None) -> str | None:
+def trained_prompt(encoder: Encoder, wanted: str | None) -> str | None:
     """Return the prompt that a scorer gets: the wanted one, else that of the weights' training.
 
     Another prompt than in training is reported.
 
     Args:
-        source: Folder or hub id of the weights; None: they are random.
+        encoder: Its weights, or the adapter that was added to them, may be from a folder with a prompt.
         wanted: The prompt that the configuration gives; None if it gives none.
     """
+    source = encoder.adapter or encoder.source
     stored = None if source is None else read_prompt(Path(source))
     if stored is not None and wanted not in (None, stored):
         log.warning("model.prompt: %s was trained with another prompt, %r; it gets %r", source, stored, wanted)

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from ranker.encoders.adapters import adapter_weights
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.loading import load_encoder
-from ranker.encoders.model_folder import read_object
+from ranker.encoders.model_folder import ADAPTER, read_object
 from ranker.encoders.native_head import has_native_head, padding_token_id
 from ranker.encoders.word_head import WordHead, one_layer
 from ranker.errors import CheckpointError
-from ranker.export._modules import write_json, write_tokenizer
+from ranker.export._modules import linear_of, write_json, write_tokenizer
 from ranker.export._prompt import read_prompt, write_prompt
 from ranker.export._sequence_classification import describe, is_classifier
 
@@ -30,12 +31,16 @@ OWN_FILE = "lm_reranker.json"
 
 
 def recognises(folder: Path) -> bool:
-    """Whether a folder is a language model with the prompt of a reranker."""
-    return (folder / OWN_FILE).is_file()
+    """Whether a folder is a language model with the words of a reranker, or a LoRA adapter of peft."""
+    return (folder / OWN_FILE).is_file() or (folder / ADAPTER).is_file()
 
 
 def stored_head(encoder: Encoder) -> nn.Linear | None:
-    """Return the trained linear head beside an encoder's weights; None if there is none of one label."""
+    """Return the trained linear head beside an encoder's weights or adapter; None if there is none of one label."""
+    if encoder.adapter is not None:
+        stored = adapter_weights(encoder.model, Path(encoder.adapter))
+        found = [value for name, value in stored.items() if ".lora_" not in name and value.shape == (1, encoder.dim)]
+        return linear_of(found[0], None) if len(found) == 1 else None
     if encoder.source is None or not is_classifier(encoder.config) or encoder.config.num_labels != 1:
         return None
     whole = one_layer(encoder, copy.deepcopy(encoder.config), AutoModelForSequenceClassification)
@@ -136,7 +141,7 @@ def write_weights(folder: Path, encoder: Encoder, auto_class: Any, head: dict[st
 
 
 def read(folder: Path, execution: Execution) -> tuple[Encoder, dict[str, Any]]:
-    """Read a folder that `write` wrote.
+    """Read a folder that `write` wrote, or the folder of a LoRA adapter, which is added to its base.
 
     Returns:
         The encoder, and the other arguments of `LMReranker`.
@@ -145,6 +150,9 @@ def read(folder: Path, execution: Execution) -> tuple[Encoder, dict[str, Any]]:
         CheckpointError: The folder has no prompt.
     """
     stored = read_object(folder / OWN_FILE)
+    if not stored and (folder / ADAPTER).is_file():
+        classifier = read_object(folder / ADAPTER).get("task_type") == "SEQ_CLS"
+        return load_encoder(str(folder), **vars(execution)), {"head": "linear" if classifier else "yes_no"}
     if sorted(stored) != ["head", "no_word", "yes_word"] or read_prompt(folder) is None:
         raise CheckpointError(
             f"{folder}: expected {OWN_FILE} with head, no_word and yes_word, and a prompt; got {', '.join(stored)}"

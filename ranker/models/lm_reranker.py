@@ -75,7 +75,7 @@ class LMReranker(nn.Module):
             raise ConfigError(f"model.chat: expected auto, true or false; got {chat!r}")
         self.encoder, self.words = encoder, (yes_word, no_word)
         given = None if prompt is None and instruction is None else _whole(encoder, prompt, instruction, chat)
-        self.prompt = trained_prompt(encoder.source, given) or _whole(encoder, prompt, instruction, chat)
+        self.prompt = trained_prompt(encoder, given) or _whole(encoder, prompt, instruction, chat)
         self._layout = pair_layout(encoder.tokenizer, self.prompt, ends=False)
         self.head: WordHead | nn.Linear
         if head == "linear":

@@ -75,7 +75,7 @@ class MonoBERT(nn.Module):
         if head == "native" and (pooler or pooling != "auto"):
             raise ConfigError("model.head: expected own with model.pooler or model.pooling, got native")
         self.encoder = encoder
-        self.prompt = trained_prompt(encoder.source, None if prompt is None else filled(prompt, instruction))
+        self.prompt = trained_prompt(encoder, None if prompt is None else filled(prompt, instruction))
         if self.prompt is None:
             check_layout(encoder, 2)
         self.dropout = nn.Dropout(dropout)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from ranker.data.collection import Collection
 from ranker.data.dataset import ScoreBatch, ScoreBatches
 from ranker.encoders.encoder import Encoder
-from ranker.errors import NonFinite
+from ranker.encoders.lora import base_fingerprint, base_names
+from ranker.errors import CheckpointError, NonFinite
 from ranker.evaluation.metrics import evaluate, parse_measures, with_relevance
 from ranker.evaluation.scoring import Devices, ScoreCollector
 from ranker.hashing import mix
@@ -199,7 +200,7 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the number of skipped steps and of the groups of each set.
+        """Store the number of skipped steps and of the groups of each set; leave out the frozen weights under adapters.
 
         The last step is checked first, so that no checkpoint is written if that step must end the training.
         """
@@ -207,12 +208,29 @@ class RerankModule(pl.LightningModule):
         checkpoint["skipped_steps"] = self.skipped_steps
         if isinstance(self.loss, SetLosses):
             checkpoint["set_groups"] = self.loss.groups
+        base = base_names(self)
+        if base:
+            checkpoint["base"] = base_fingerprint(self)
+            checkpoint["state_dict"] = {
+                name: value for name, value in checkpoint["state_dict"].items() if name not in base
+            }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the number of skipped steps and of the groups of each set."""
+        """Restore the number of skipped steps and of the groups of each set.
+
+        Raises:
+            CheckpointError: The checkpoint's adapters are for another base.
+        """
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
         if isinstance(self.loss, SetLosses) and "set_groups" in checkpoint:
             self.loss.groups = list(checkpoint["set_groups"])
+        if checkpoint.get("base", "") != base_fingerprint(self):
+            raise CheckpointError(
+                "checkpoint: expected adapters for the weights of encoder.name, got adapters of another base; the "
+                "folder that encoder.name names has changed"
+            )
+        own = self.state_dict()
+        checkpoint["state_dict"] |= {name: own[name] for name in base_names(self)}
 
     def accumulate(self, step: TrainStep) -> Tensor:
         """Run forward and backward over this device's micro-batches; returns their part of the step's loss, float64."""
