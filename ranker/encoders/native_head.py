@@ -19,7 +19,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.ragged import RaggedLayout
-from ranker.encoders.text_model import model_class
+from ranker.encoders.text_model import model_class, place_of
 from ranker.encoders.traits import one_row
 from ranker.encoders.transformers_forward import padding_id
 from ranker.errors import CheckpointError
@@ -105,8 +105,9 @@ class NativeHead(nn.Module):
         if encoder.source is None:
             whole, missing = AutoModelForSequenceClassification.from_config(config), ["all"]
         else:
+            folder, file = place_of(encoder.source)
             whole, info = AutoModelForSequenceClassification.from_pretrained(
-                encoder.source, config=config, output_loading_info=True, dtype=torch.float32, local_files_only=True,
+                folder, **file, config=config, output_loading_info=True, dtype=torch.float32, local_files_only=True,
                 trust_remote_code=encoder.execution.trust_remote_code, ignore_mismatched_sizes=True,
             )  # fmt: skip
             # a head of another number of labels has other sizes

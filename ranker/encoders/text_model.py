@@ -53,13 +53,23 @@ def build(config: PretrainedConfig) -> PreTrainedModel:
     return _without_unused(chosen(_prepared(config)))
 
 
+def place_of(name: str | Path) -> tuple[str, dict[str, str]]:
+    """Return the folder or hub id of weights, and what `from_pretrained` must know beside it: the name of a GGUF file.
+
+    >>> place_of("models/small.Q4_1.gguf"), place_of("org/model")
+    (('models', {'gguf_file': 'small.Q4_1.gguf'}), ('org/model', {}))
+    """
+    path = Path(name)
+    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (str(name), {})
+
+
 def read(
     name: str | Path, config: PretrainedConfig, trust_remote_code: bool = False, cached: bool = False
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Load a model in float32.
 
     Args:
-        name: Folder or hub id.
+        name: Folder, hub id, or a GGUF file.
         config: Its configuration, perhaps changed.
         trust_remote_code: Whether code in the folder may run.
         cached: Whether to read the hub's cache only.
@@ -71,7 +81,8 @@ def read(
     options: dict[str, Any] = {"output_loading_info": True, "local_files_only": cached, "dtype": torch.float32}
     if chosen is AutoModel:
         options |= {"trust_remote_code": trust_remote_code, **without_pooler(config)}
-    model, info = chosen.from_pretrained(name, config=_prepared(config), **options)
+    folder, file = place_of(name)
+    model, info = chosen.from_pretrained(folder, config=_prepared(config), **options, **file)
     return _without_unused(model), info
 
 

@@ -17,7 +17,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
 
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.native_head import GivenStates
-from ranker.encoders.text_model import keep_layers
+from ranker.encoders.text_model import keep_layers, place_of
 from ranker.errors import CheckpointError
 
 TOLERANCE = 1e-3  # largest difference of logits as a share of the largest; a wrong head differs by more than 1e-2
@@ -174,12 +174,16 @@ def one_layer(encoder: Encoder, config: Any, auto_class: Any) -> Any:
     config._attn_implementation = None
     keep_layers(config, 1, config.name_or_path)
     options: dict[str, Any] = {"trust_remote_code": encoder.execution.trust_remote_code}
-    if encoder.source is None:
+    with torch.device("meta"):
         whole: Any = auto_class.from_config(config, **options)
+    outside = [name for name, _ in whole.named_parameters() if not name.startswith(f"{whole.base_model_prefix}.")]
+    if encoder.source is None or not outside:  # all weights of a tied output layer are the encoder's
+        whole = auto_class.from_config(config, **options)
         whole.base_model.load_state_dict(encoder.model.state_dict(), strict=False)
     else:
+        folder, file = place_of(encoder.source)
         whole = auto_class.from_pretrained(
-            encoder.source, config=config, dtype=torch.float32, local_files_only=True, **options
+            folder, config=config, dtype=torch.float32, local_files_only=True, **file, **options
         )
     return whole.eval()
 
