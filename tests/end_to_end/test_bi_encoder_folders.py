@@ -92,7 +92,8 @@ def test_an_adapter_is_named(forks, small_files, tmp_path, key):
     done = forks.run("train.py", *choices, cwd=tmp_path)
     assert done.code == 1
     for part in (
-        "expected a whole model, got an adapter (adapter_config.json: 'LORA') of the model 'Qwen/Qwen3-Embedding-0.6B'",
-        "merge the two with peft's merge_and_unload, save the result, and name that folder",
+        "expected a LoRA adapter with adapter_model.safetensors and base_model_name_or_path, got 'LORA' of the model "
+        "'Qwen/Qwen3-Embedding-0.6B'",
+        "merge other kinds with peft's merge_and_unload, and name the result",
     ):
         assert part in done.out.replace("\n", " ")
