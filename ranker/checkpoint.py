@@ -83,7 +83,9 @@ def _write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
     positions = scorer.encoder.max_tokens
     longest_pair = min(positions, cfg.max_pair_tokens or positions)
     if _adapter.has_adapters(scorer):
-        _adapter.write(partial, scorer, str(scorer.encoder.source or cfg.encoder.name), longest_pair)
+        # a name on the hub rather than its folder in the cache
+        base = scorer.encoder.source if cfg.encoder.get("package") else cfg.encoder.name
+        _adapter.write(partial, scorer, str(base), longest_pair)
     elif is_bi_encoder(scorer):
         query, doc = scorer.layouts()
         longest_query = min(positions, cfg.max_query_tokens + query.num_added)

@@ -92,17 +92,7 @@ def load_encoder(
         check_model_folder(name)
         offline = _no_hub(name)
         cached = offline is not None
-        options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": cached}
-        place, file = place_of(name)
-        try:
-            config = AutoConfig.from_pretrained(place, **options, **file)
-            words = _with_tokenizer(adapter)
-            tokenizer = AutoTokenizer.from_pretrained(words or place, **options, **({} if words else file))
-        except Exception as error:  # the libraries raise many classes of exceptions for damaged files
-            reason = offline or hub_failure() or needs_trust(error) or " ".join(str(error).split())[:300]
-            raise ConfigError(
-                f"encoder.name: expected a hub id or a folder with config.json and a tokenizer, got {name!r} ({reason})"
-            ) from error
+        config, tokenizer = _config_and_tokenizer(name, adapter, trust_remote_code, offline)
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         raise CheckpointError(
             f"{name}: expected a fast tokenizer (tokenizer.json), got {type(tokenizer).__name__}, which is Python; "
@@ -137,9 +127,29 @@ def load_encoder(
     return encoder
 
 
-def _with_tokenizer(adapter: str | None) -> str | None:
-    """Return the folder of an adapter if it has a tokenizer."""
-    return adapter if adapter is not None and (Path(adapter) / "tokenizer.json").is_file() else None
+def _config_and_tokenizer(
+    name: str, adapter: str | None, trust_remote_code: bool, offline: str | None
+) -> tuple[Any, Any]:
+    """Return the configuration of a name and its tokenizer, or that of the adapter's folder if there is one.
+
+    Args:
+        name: Hub id, folder or GGUF file.
+        adapter: Folder of an adapter; None: there is none.
+        trust_remote_code: Whether code in the folder may run.
+        offline: Why the hub is out of reach, see `_no_hub`.
+    """
+    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": offline is not None}
+    place, file = place_of(name)
+    try:
+        config = AutoConfig.from_pretrained(place, **options, **file)
+        if adapter is not None and (Path(adapter) / "tokenizer.json").is_file():
+            return config, AutoTokenizer.from_pretrained(adapter, **options)
+        return config, AutoTokenizer.from_pretrained(place, **options, **file)
+    except Exception as error:  # the libraries raise many classes of exceptions for damaged files
+        reason = offline or hub_failure() or needs_trust(error) or " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"encoder.name: expected a hub id or a folder with config.json and a tokenizer, got {name!r} ({reason})"
+        ) from error
 
 
 def needs_trust(error: Exception, key: str = "encoder.trust_remote_code") -> str:
@@ -190,7 +200,7 @@ def _package_folder(package: str, folder: str) -> Path:
 
 def _folder_of(name: str, cached: bool) -> str:
     """Return the folder of a name; of a hub id its folder in the hub's cache, with the files of a head or pooling."""
-    if Path(name).is_dir():
+    if Path(name).exists():
         return name
     try:
         return str(
