@@ -171,12 +171,12 @@ def merge_adapter(model: nn.Module) -> None:
     """Add the adapters to the weights, in float32 or more, and remove them."""
     for weight in model.parameters():
         weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
-    adapted = set(adapted_layers(model))
+    adapted: dict[nn.Module, Any] = {layer: layer for layer in adapted_layers(model)}
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if child in adapted:
-                child.merge()
-                setattr(parent, name, child.get_base_layer())
+                adapted[child].merge()
+                setattr(parent, name, adapted[child].get_base_layer())
     del model.peft_config
     model.requires_grad_(True)
 

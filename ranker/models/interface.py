@@ -19,6 +19,7 @@ from ranker.types import RankBatch, TokenBatch
 class Scorer(Protocol):
     """A model that scores the docs of each query group: an `nn.Module` with these attributes and methods.
 
+    A cross-encoder with a layout of its own has a method `pair_layout`, which returns a `Template`.
     Two more class attributes may be left out. `training_keys` names the keys of its yaml that say how it is trained; a
     training from a stored model may change them. `program_keys` names the keys of its yaml that the program reads
     itself and does not pass to the constructor. Both are tuples of names.
