@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -165,7 +165,9 @@ class MonoBERT(nn.Module):
                 there that the model does not have.
         """
         model = (cross_encoder if cross_encoder.recognises(Path(folder)) else huggingface).read(Path(folder), execution)
-        scorer = cls(model.encoder, head="own", pooling="mean", dropout=model.dropout, prompt=read_prompt(Path(folder)))
+        prompt = read_prompt(Path(folder))
+        options: dict[str, Any] = {} if prompt is None else {"prompt": prompt}  # a multitask model has none
+        scorer = cls(model.encoder, head="own", pooling="mean", dropout=model.dropout, **options)
         scorer._take(model)
         check_layout(model.encoder, 2 if scorer.prompt is None else 1, scorer.pooling)
         return scorer
