@@ -27,6 +27,9 @@ from ranker.training.schedules import cosine, linear
 from ranker.types import Contrast, RankBatch, TokenBatch, TrainStep
 
 LR, DECAY = 1e-2, 0.1
+# The head's bias has a gradient of 0 under LCE, but for rounding. Adam divides it by its own size plus epsilon:
+# with 1e-8 in place of 1e-6, the rounding of some processors moves that weight by more than the bound of this test.
+EPSILON = 1e-6
 ONE_WARM_STEP = partial(linear, warmup=1)
 FACTORS = [1.0, 1.0, 0.5]  # of three steps: one of warm-up, two of decay
 LABELS = torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
@@ -200,7 +203,7 @@ def plain_loop(kind, max_norm: float) -> tuple[list[float], list[float], dict[st
         {"params": [p for p in weights.values() if p.ndim == 2], "weight_decay": DECAY},
         {"params": [p for p in weights.values() if p.ndim == 1], "weight_decay": 0.0},
     ]
-    optimizer = torch.optim.AdamW(groups, lr=LR)
+    optimizer = torch.optim.AdamW(groups, lr=LR, eps=EPSILON)
     losses, norms = [], []
     for index, factor in enumerate(FACTORS):
         loss = kind.plain_loss(scorer, index)
@@ -219,13 +222,13 @@ def plain_loop(kind, max_norm: float) -> tuple[list[float], list[float], dict[st
 
 
 def trained(
-    kind, steps: int = 3, schedule: Callable[..., float] = ONE_WARM_STEP, **options
+    kind, steps: int = 3, schedule: Callable[..., float] = ONE_WARM_STEP, epsilon: float = 1e-8, **options
 ) -> tuple[Recorded, nn.Module]:
     """The same steps by the module under Lightning."""
     recorded = Recorded()
     scorer = kind.scorer()
     optimization = Optimization(
-        lambda groups: torch.optim.AdamW(groups, lr=LR),
+        lambda groups: torch.optim.AdamW(groups, lr=LR, eps=epsilon),
         schedule,
         **{"total_steps": 3, "weight_decay": DECAY, **options},
     )
@@ -254,7 +257,7 @@ def test_three_steps_equal_a_plain_loop(name):
     max_norm = 0.3
     losses, norms, weights = plain_loop(kind, max_norm)
     assert min(norms) > 1.1 * max_norm  # it bites
-    recorded, scorer = trained(kind, max_norm=max_norm)
+    recorded, scorer = trained(kind, max_norm=max_norm, epsilon=EPSILON)
     assert recorded.losses == pytest.approx(losses, rel=0, abs=1e-12)
     assert recorded.norms == pytest.approx(norms, rel=1e-12)
     assert recorded.rates == [[pytest.approx(LR * factor, rel=1e-15)] * 2 for factor in FACTORS]
