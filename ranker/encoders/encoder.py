@@ -39,6 +39,9 @@ class TokenCounts:
     last_layer_tokens: int = 0
 
 
+CACHE_LINE = 64  # bytes; torch's own tensors begin at a multiple of it
+
+
 class Encoder(nn.Module):
     """Turn ragged token batches into states, one vector per token.
 
@@ -77,6 +80,7 @@ class Encoder(nn.Module):
         execution: Execution = DEFAULT,
     ) -> None:
         super().__init__()
+        _align(model)
         self.model: Any = model
         self.tokenizer = tokenizer
         self.execution = execution
@@ -202,3 +206,14 @@ class Encoder(nn.Module):
             self._logged_path = True
             if self._forward is not None:
                 log.info("encoder: %s", self._traits.described(self.config.model_type))
+
+
+def _align(model: nn.Module) -> None:
+    """Copy weights on the CPU that start inside of a cache line, so that the same weights give the same bits.
+
+    Weights of a file are read in place, wherever they begin in it. Matrix products of some processors add up in an
+    order that depends on the address.
+    """
+    for weight in [*model.parameters(), *model.buffers()]:
+        if weight.device.type == "cpu" and weight.data_ptr() % CACHE_LINE:
+            weight.data = weight.data.clone()
