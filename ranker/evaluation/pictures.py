@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ranker.types import Qrels, Run
+
+log = logging.getLogger(__name__)
 
 Curves = dict[str, list[tuple[int, float]]]
 
@@ -85,15 +88,24 @@ def read_curves(*folders: Path) -> Curves:
 
 
 def _read_metrics(path: Path) -> Curves:
-    curves: Curves = {}
+    """The curves of one `metrics.csv`; none if there is no such file, or, with a warning, if it is damaged."""
     if not path.is_file():
-        return curves
-    with path.open(newline="", encoding="utf-8") as lines:
-        for row in csv.DictReader(lines):
-            for name, text in row.items():
-                if text and not name.startswith(("step", "epoch", "test/")):
-                    # steps count from 0; a validation is logged with the number of the last step before it
-                    curves.setdefault(name, []).append((int(row["step"]) + 1, float(text)))
+        return {}
+    try:
+        with path.open(newline="", encoding="utf-8") as lines:
+            return _curves_of(csv.DictReader(lines, restkey="further columns"))
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
+        log.warning("%s: expected a table with a column step, got %r; the picture lacks its curves", path, error)
+        return {}
+
+
+def _curves_of(rows: Iterable[dict[str, Any]]) -> Curves:
+    curves: Curves = {}
+    for row in rows:
+        for name, text in row.items():
+            if text and not name.startswith(("step", "epoch", "test/")):
+                # steps count from 0; a validation has the number of the step before it
+                curves.setdefault(name, []).append((int(row["step"]) + 1, float(text)))
     return curves
 
 

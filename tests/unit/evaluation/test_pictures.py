@@ -36,6 +36,25 @@ def test_curves_are_the_logged_values_and_a_resumed_run_carries_on_the_earlier_o
     assert pictures.draw_curves({}, None, "nothing logged") is None
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\x00\xff,1\n",
+        b"step,a\n1,2,3,4\n",
+        b"step,a\nx,2\n",
+        b"a,b\n1,2\n",
+        b"step,a\n1,two\n",
+        b"step,a\n" + b"9" * 200_000,
+    ],
+)
+def test_a_damaged_table_of_an_earlier_run_is_left_out(tmp_path, damage, caplog):
+    first = write_run(tmp_path / "a", "", ["0,0,4.0,\n"])
+    (first / "metrics.csv").write_bytes(damage)
+    second = write_run(tmp_path / "b", "", ["0,2,2.0,\n"])
+    assert pictures.read_curves(first, second) == {"train/loss": [(3, 2.0)]}
+    assert f"{first / 'metrics.csv'}: expected a table with a column step" in caplog.text
+
+
 PER_QUERY = [
     {"query_id": "q1", "measures": {"RR": 1.0}, "baseline": {"RR": 0.5}},
     {"query_id": "q2", "measures": {"RR": 0.25}, "baseline": {"RR": 1.0}},
