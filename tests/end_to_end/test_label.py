@@ -15,6 +15,12 @@ from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 
 SMALL = ["trainer.enable_progress_bar=false", "trainer.accelerator=cpu"]
 
+ROWS = [
+    {"query": f"bab dom {i}", "document": f"fel gir {j}", "label": int(i == j)}
+    for i in range(9)
+    for j in range(i, i + 3)
+]
+
 
 def cross_encoder(folder: Path, num_labels: int, seed: int) -> Path:
     """A folder as transformers writes it: a BERT classifier of random weights large enough that scores differ."""
@@ -51,6 +57,15 @@ def done(forks, where):
         "mixed": label("teacher=[two,given.trec]", "name=mixed"),
         "keep": label("teacher=two", "name=keep", "keep=3"),
         "given": label("teacher=one", "name=given", "candidates=cand.trec", "add_positives=false"),
+        "rows": [
+            "ranker/__main__.py",
+            "label",
+            "data=rows",
+            "data.train=rows.jsonl",
+            "teacher=one",
+            "name=rows",
+            *SMALL,
+        ],
         "student": [*train, "name=student", "loss=margin_mse", "data.teacher=@outputs/one/*/labels.trec"],
         "mse": [*train, "name=mse", "loss=mse", "batch.positives=1", "data.teacher=@outputs/both/*/labels.trec"],
         "none": ["ranker/__main__.py", "label", "data=files", "data.path=data"],
@@ -61,6 +76,7 @@ def done(forks, where):
         "other ids": label("teacher=other.trec"),
         "empty": label("teacher=[]"),
     }
+    (where / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     write_run(where / "cand.trec", {"q1": {"d1": 2.0, "d5": 1.0}, "q2": {"d9": 1.0}})
     write_run(where / "other.trec", {"x1": {"d1": 2.0}})
     write_run(where / "given.trec", {f"q{i}": {f"d{j}": float(j) for j in range(0, 60, 2)} for i in range(24)})
@@ -155,6 +171,12 @@ def test_keep_keeps_positives_and_three_docs(done, where):
 def test_given_candidates_are_scored_and_no_others(done, where):
     labels = read_run(folder_of(where, "given") / "labels.trec")
     assert {query_id: set(docs) for query_id, docs in labels.items()} == {"q1": {"d1", "d5"}, "q2": {"d9"}}
+
+
+def test_the_docs_of_rows_are_scored(done, where):
+    report = json.loads((folder_of(where, "rows") / "label.json").read_text())
+    labels = read_run(folder_of(where, "rows") / "labels.trec")
+    assert {len(docs) for docs in labels.values()} == {3} and report["queries"] == len(labels) == 9
 
 
 def command(cache: str, name: str) -> list[str]:
