@@ -52,6 +52,7 @@ class MonoBERT(nn.Module):
     """
 
     reads = "pairs"
+    takes_prompt = True
     text_limits: tuple[int, int] | None = None
 
     def __init__(
@@ -75,7 +76,8 @@ class MonoBERT(nn.Module):
         if head == "native" and (pooler or pooling != "auto"):
             raise ConfigError("model.head: expected own with model.pooler or model.pooling, got native")
         self.encoder = encoder
-        self.prompt = trained_prompt(encoder, None if prompt is None else filled(prompt, instruction))
+        wanted = None if prompt is None else filled(prompt, instruction)
+        self.prompt = trained_prompt(encoder, wanted) if self.takes_prompt else None
         if self.prompt is None:
             check_layout(encoder, 2)
         self.dropout = nn.Dropout(dropout)
@@ -165,8 +167,8 @@ class MonoBERT(nn.Module):
                 there that the model does not have.
         """
         model = (cross_encoder if cross_encoder.recognises(Path(folder)) else huggingface).read(Path(folder), execution)
-        prompt = read_prompt(Path(folder))
-        options: dict[str, Any] = {} if prompt is None else {"prompt": prompt}  # a multitask model has none
+        prompt = read_prompt(Path(folder)) if cls.takes_prompt else None
+        options: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
         scorer = cls(model.encoder, head="own", pooling="mean", dropout=model.dropout, **options)
         scorer._take(model)
         check_layout(model.encoder, 2 if scorer.prompt is None else 1, scorer.pooling)

@@ -116,6 +116,7 @@ class Multitask(MonoBERT):
     """
 
     program_keys = ("auto", "labels", "sampling", "weighting")
+    takes_prompt = False  # the rows of other tasks have none
     training_keys = ("labels", "sampling", "weighting")
 
     def __init__(

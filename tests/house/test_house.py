@@ -21,7 +21,7 @@ YAMLS = sorted(
     if path.parent.name not in ("hydra", "experiment", "local", "sweep")
 )
 # targets that are functions of one file, or outside classes: the file is not the yaml's stem
-GATHERED = ("encoder", "schedule", "logger", "optim", "callbacks", "sweep")
+GATHERED = ("encoder", "lora", "schedule", "logger", "optim", "callbacks", "sweep")
 
 
 def targets(path: Path) -> list[tuple[str, dict]]:
