@@ -6,8 +6,8 @@
 The weights are MiniLM's (`encoder=minilm`), the texts are the built-in collection's: queries with BM25's candidates,
 cut so that pairs have about 150 tokens. Ways run in turns, one step or one re-ranking of 100 docs each; the first round
 is left out. Printed are the medians of the process's CPU time and of wall time, and the first way's time over that of
-each way. The ways in bf16 are left out on a CPU that has none. sentence-transformers' trainer needs the packages datasets
-and accelerate.
+each way. The ways in bf16 are left out on a CPU that has none. sentence-transformers' trainer needs the packages
+datasets and accelerate.
 
 - padded: attention over padded groups of rows, as before this package attended row by row on a CPU;
 - this package: its scorer, loss, gradient clipping and AdamW; in re-ranking `score_collection`;
