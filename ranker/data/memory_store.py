@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
 from ranker.data.ragged import row_offsets
+from ranker.data.token_store import TokenStore
 from ranker.data.token_writer import TextEncoder
 
 
-class MemoryStore:
-    """What a collator reads of `TokenStore`, without files.
+class MemoryStore(TokenStore):
+    """A token store without files; no other process can open it.
 
     Args:
         encode: Tokenizes and truncates texts.
         texts: Id -> text.
-
-    Attributes:
-        tokens: Token ids of all texts [tokens].
-        offsets: Start of each row, int64 [rows + 1].
-        lengths: Number of tokens of each row, int32 [rows].
     """
 
     def __init__(self, encode: TextEncoder, texts: Mapping[str, str]) -> None:
+        self.folder, self.meta = Path("memory"), {}
         lengths, self.tokens = encode(list(texts.values()))
-        self.lengths = lengths.astype(np.int32)
-        self.offsets = row_offsets(lengths)
-        self._row_of = {text_id: row for row, text_id in enumerate(texts)}
-
-    def rows(self, ids: Iterable[str] | np.ndarray) -> np.ndarray:
-        """Return the rows of text ids, int64 [ids].
-
-        Args:
-            ids: Strings, or an array of UTF-8 bytes like `Candidates.doc_ids`.
-
-        Raises:
-            KeyError: There is no such text.
-        """
-        names = [name.decode() for name in ids.tolist()] if isinstance(ids, np.ndarray) else ids
-        return np.array([self._row_of[name] for name in names], dtype=np.int64)
+        self.lengths, self.offsets = lengths.astype(np.int32), row_offsets(lengths)
+        self._ids = np.array([text_id.encode() for text_id in texts], dtype=np.bytes_)
+        self._order = np.argsort(self._ids, kind="stable")
