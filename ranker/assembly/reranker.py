@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import torch
 from lightning.fabric import Fabric
 from omegaconf import OmegaConf
 
 from ranker.assembly.data import text_limits
+from ranker.assembly.precision import checked_precision, chosen
 from ranker.assembly.run import quiet_libraries
 from ranker.checkpoint import load_scorer, read_description
 from ranker.data.collate import Collator, ScorerInputs, TextLimits
@@ -56,7 +56,8 @@ class Reranker:
         scorer: The model.
         limits: Largest number of tokens per text.
         accelerator: `auto`, `cpu` or `cuda`.
-        precision: As `trainer.precision`; None: `bf16-mixed` on a GPU that has it, else `32-true`.
+        precision: As `trainer.precision`; None: `bf16-mixed` on a GPU that has it and on a CPU that gains from it,
+            else `32-true`.
         max_tokens: Token budget of a batch; None: 32,768 on a GPU, else 8,192.
     """
 
@@ -69,11 +70,10 @@ class Reranker:
         max_tokens: int | None = None,
     ) -> None:
         quiet_libraries()
-        gpu = accelerator != "cpu" and torch.cuda.is_available()
+        trainer = {"accelerator": accelerator, "num_nodes": 1, "precision": precision}
         if precision is None:
-            bf16 = gpu and torch.cuda.is_bf16_supported(including_emulation=False)
-            precision = "bf16-mixed" if bf16 else "32-true"
-        fabric = Fabric(accelerator=accelerator, devices=1, precision=precision)
+            trainer["precision"], _ = chosen(trainer, scorer.encoder)
+        fabric = Fabric(accelerator=accelerator, devices=1, precision=checked_precision(trainer))
         plugin: Any = fabric.strategy.precision
         self.scorer: Any = plugin.convert_module(scorer)
         self._devices = Devices.of_fabric(fabric)
