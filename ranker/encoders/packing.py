@@ -270,6 +270,9 @@ class _Rule:
 def _unpadded(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
     """Attend by torch's kernel for rows of different lengths, [tokens, heads, head size]."""
     query, key, value = states
+    if key.shape[1] != query.shape[1]:  # torch 2.11's kernel takes as many key heads as query heads
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value))
     layout, batch = forward.layout, forward.batch
     if layout.key_indices is not None:
         key, value = key.index_select(0, layout.key_indices), value.index_select(0, layout.key_indices)
@@ -277,7 +280,7 @@ def _unpadded(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
     window = (reach, 0) if rule.causal else (reach, reach)
     mixed: Any = varlen_attn(
         query, key, value, batch.cu_seqlens, layout.cu_keys, forward.longest, forward.longest,
-        scale=rule.scale, window_size=window, enable_gqa=key.shape[1] != query.shape[1],
+        scale=rule.scale, window_size=window,
     )  # fmt: skip
     return mixed
 

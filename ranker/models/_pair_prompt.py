@@ -119,7 +119,7 @@ def pair_layout(tokenizer: Any, prompt: str, ends: bool) -> Template:
 
 
 class _Cuts:
-    """Places in the literals of a prompt where no token reaches from one side to the other."""
+    """Finds positions in the literals of a prompt where no token reaches from one side to the other."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -155,34 +155,34 @@ class _Cuts:
             left: Whether a text is before it.
             right: Whether a text is after it.
         """
-        places = [0] if not left else []
-        places += [place for place in self._candidates(literal) if self._is_cut(literal, place, left, right)]
-        places += [len(literal)] if not right else []
-        if not places:  # both texts touch the literal; no place is known to be safe
-            place = len(literal.rstrip())
+        cuts = [0] if not left else []
+        cuts += [cut for cut in self._candidates(literal) if self._is_cut(literal, cut, left, right)]
+        cuts += [len(literal)] if not right else []
+        if not cuts:  # both texts touch the literal, and no cut is known to be safe
+            cut = len(literal.rstrip())
             log.warning(
                 "model.prompt: the tokenizer may merge %r with the texts around it; rows may differ from those of the "
                 "whole prompt, tokenized at once",
                 literal,
             )
-            return literal[:place], "", literal[place:]
-        head, tail = (min(places), max(places)) if left else (0, max(places))
+            return literal[:cut], "", literal[cut:]
+        head, tail = (min(cuts), max(cuts)) if left else (0, max(cuts))
         tail = tail if right else len(literal)
         return literal[:head], literal[head:tail], literal[tail:]
 
     def _candidates(self, literal: str) -> list[int]:
-        """Return the places between two tokens of a literal, and at its ends."""
+        """Return the positions between two tokens of a literal, and its ends."""
         return sorted({0, len(literal), *(match.start() for match in re.finditer(r"\b|(?<=\W)|(?=\W)", literal))})
 
-    def _is_cut(self, literal: str, place: int, left: bool, right: bool) -> bool:
-        """Whether no token reaches over a place, whatever the texts around the literal are."""
-        before, after = literal[:place], literal[place:]
+    def _is_cut(self, literal: str, cut: int, left: bool, right: bool) -> bool:
+        """Whether no token reaches over a position, whatever the texts around the literal are."""
+        before, after = literal[:cut], literal[cut:]
         pairs = [(text + before, after + "a" * right) for text in (ENDS if left else ("",))]
         pairs += [("a" * left + before, after + text) for text in (SEAMS if right else ("",))]
         if any(self.ids(one + other) != self.ids(one) + self.ids(other) for one, other in pairs):
             return False
         ends = [match.span() for match in self._added.finditer(literal)]
-        if any(place in span for span in ends):
+        if any(cut in span for span in ends):
             return True
         return all(self._splits(one, other) for one, other in pairs)
 
