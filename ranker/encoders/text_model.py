@@ -83,7 +83,17 @@ def read(
         options |= {"trust_remote_code": trust_remote_code, **without_pooler(config)}
     folder, file = place_of(name)
     model, info = chosen.from_pretrained(folder, config=_prepared(config), **options, **file)
+    if file:
+        _forget_quantization(model)
     return _without_unused(model), info
+
+
+def _forget_quantization(model: Any) -> None:
+    """Remove what a GGUF file leaves in a model: its weights are plain ones, and are saved as such."""
+    for key in ("quantization_config", "_pre_quantization_dtype"):
+        vars(model.config).pop(key, None)
+    for key in ("hf_quantizer", "is_quantized", "quantization_method"):
+        vars(model).pop(key, None)
 
 
 def _without_unused(model: PreTrainedModel) -> PreTrainedModel:

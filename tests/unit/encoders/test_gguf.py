@@ -1,5 +1,6 @@
 """A language model from a GGUF file: SmolLM2-135M-Instruct, in its lowest two layers."""
 
+import copy
 import importlib.util
 import sys
 from pathlib import Path
@@ -32,13 +33,17 @@ def test_scores_are_those_of_the_file_s_language_model(tmp_path):
     expected = [tokenizer.apply_chat_template(m, add_generation_prompt=True, return_dict=False) for m in messages]
     rows = rows_of(collator_of(scorer.encoder.tokenizer, scorer.prompt, PAIRS, tmp_path, ends=False))
     assert rows == expected
-    whole = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, config=scorer.encoder.config).eval()
+    config = copy.deepcopy(scorer.encoder.config)  # of two layers
+    config._attn_implementation = "sdpa"
+    whole = AutoModelForCausalLM.from_pretrained(folder, gguf_file=FILE, config=config, dtype=torch.float32).eval()
     yes, no = (tokenizer(word)["input_ids"][0] for word in ("Yes", "No"))
     assert scorer.word_ids == (yes, no)
     with torch.no_grad():
         scores = scorer(batch_of([torch.tensor(row) for row in rows]))[:, 0]
         logits = torch.stack([whole(input_ids=torch.tensor([row])).logits[0, -1] for row in rows])
     torch.testing.assert_close(scores, logits[:, yes] - logits[:, no], rtol=0, atol=1e-4)
+    scorer.encoder.model.save_pretrained(tmp_path / "plain")  # no trace of the file's quantisation
+    assert "quant" not in (tmp_path / "plain/config.json").read_text()
 
 
 def test_a_package_that_is_not_there_is_named():
