@@ -128,7 +128,7 @@ def load_scorer(
         path: The folder.
         weights: For a run folder, `best` (`model/`, or `checkpoints/best.ckpt` of an unfinished run) or `last`.
         execution: How the encoders compute; None takes the folder's setting.
-        trust_remote_code: Whether code in the folder may run; with `execution` its own option counts.
+        trust_remote_code: Whether code in the folder may run; not read if `execution` is given, which has its own.
 
     Raises:
         CheckpointError: The folder has no trained weights, or they do not fit the configuration.

@@ -25,7 +25,7 @@ from ranker.errors import DataError
 from ranker.evaluation.scoring import Devices, score_collection
 from ranker.models.interface import Scorer
 
-LONG_WORK = 2000  # pairs from which on a progress bar is shown on a terminal
+LONG_WORK = 2000  # from this many pairs on, a terminal shows a progress bar
 MAX_TOKENS = {"cuda": 32768, "cpu": 8192}  # of a batch
 Text = str | Mapping[str, str] | Doc
 
@@ -137,7 +137,7 @@ class Reranker:
             list[Ranked] for a query; a list of these for several.
 
         Raises:
-            DataError: A doc is no text, two docs of a query have one id, or the numbers of queries and lists differ.
+            DataError: A doc is no text, two docs of a query share an id, or the numbers of queries and lists differ.
         """
         if top_k is not None and top_k < 1:
             raise DataError(f"top_k: expected at least 1 or None, got {top_k!r}")
@@ -193,10 +193,10 @@ class Reranker:
         assert run is not None
         return np.array([run[query_ids[query]][doc_ids[doc]] for query, doc in wanted], dtype=np.float32)
 
-    def _store(self, text: int, ids: Mapping[str, str]) -> MemoryStore:
-        """Tokenize texts, text -> id; `text` is 0 for queries and 1 for docs."""
-        around = self._inputs.affixes(text).around
-        return MemoryStore(self._encoders[text], {text_id: around(value) for value, text_id in ids.items()})
+    def _store(self, side: int, ids: Mapping[str, str]) -> MemoryStore:
+        """Tokenize the keys of `ids` (text -> id); `side` is 0 for queries and 1 for docs."""
+        around = self._inputs.affixes(side).around
+        return MemoryStore(self._encoders[side], {text_id: around(value) for value, text_id in ids.items()})
 
 
 def _lists_of(docs: Any, count: int, single: bool) -> list[Any]:

@@ -211,7 +211,7 @@ class JudgedGroups(PooledGroups):
         options: Size of a group and of its pools.
         negatives: Mined negatives, drawn in place of the candidates.
         teacher: A teacher's run: only docs that it scores are drawn, and its scores are the labels.
-        prompt_tokens: Tokens of a prompt before each query and before each doc of the stores.
+        prompt_tokens: Number of prompt tokens that the stores hold before each query and before each doc.
 
     Raises:
         DataError: No query has a relevant doc. Without `random_negatives` also: no query with a relevant doc has a

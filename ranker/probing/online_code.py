@@ -312,7 +312,7 @@ class OnlineCoder:
         return arrays
 
     def _outcome(self, stack: ProbeStack, member: Member, first_pairs: int, blocks: list[Block]) -> Outcome:
-        """The outcome of a member from its blocks after the first, whose `first_pairs` pairs have the uniform code."""
+        """Return a member's outcome of its later blocks; the first's `first_pairs` pairs have the uniform code."""
         layer, seed, label_set = member
         job, labels = stack.job, stack.job.label_sets[label_set]
         *coded, last = blocks

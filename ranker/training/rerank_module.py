@@ -200,7 +200,7 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the number of skipped steps and of the groups of each set; leave out the frozen weights under adapters.
+        """Store how many steps were skipped and how many groups each set gave; leave out adapters' frozen base.
 
         The last step is checked first, so that no checkpoint is written if that step must end the training.
         """
@@ -216,7 +216,7 @@ class RerankModule(pl.LightningModule):
             }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the number of skipped steps and of the groups of each set.
+        """Restore how many steps were skipped and how many groups each set gave.
 
         Raises:
             CheckpointError: The checkpoint's adapters are for another base.
@@ -229,8 +229,10 @@ class RerankModule(pl.LightningModule):
                 "checkpoint: expected adapters for the weights of encoder.name, got adapters of another base; the "
                 "folder that encoder.name names has changed"
             )
-        own = self.state_dict()
-        checkpoint["state_dict"] |= {name: own[name] for name in base_names(self)}
+        base = base_names(self)
+        if base:
+            weights = self.state_dict()
+            checkpoint["state_dict"] |= {name: weights[name] for name in base}
 
     def accumulate(self, step: TrainStep) -> Tensor:
         """Run forward and backward over this device's micro-batches; returns their part of the step's loss, float64."""
