@@ -52,7 +52,7 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
             f"{folder}: expected a new or an empty folder to write the model to, got one that is in use; name another"
         )
     if _adapter.has_adapters(scorer) and scorer.encoder.source is None:
-        log.info("model/: the base of the adapters is random, so their sum is written")
+        log.info("model/: the base weights under the adapters are random, so the merged weights are written")
         scorer, cfg = _merged(scorer, cfg)
     with write_folder(folder) as partial:
         _write_model(partial, scorer, cfg)
@@ -102,7 +102,7 @@ def read_description(path: Path) -> dict[str, Any]:
     """The `DESCRIBED` keys of a run folder or model folder; empty for a folder of another program.
 
     Raises:
-        CheckpointError: The folder is none of these, or an adapter.
+        CheckpointError: The folder is none of these.
     """
     for described in (path / "config.yaml", path / "ranker.yaml"):
         if described.is_file():
@@ -166,7 +166,8 @@ def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution:
     """Return a scorer for the weights in a run's checkpoints.
 
     A run that started from a model folder (`checkpoint=`) has that folder's scorer, which may have parts that no
-    configuration names. Others have the scorer of their configuration, and so have runs whose start is gone.
+    configuration names. Any other run, or one whose
+    starting folder is gone, has the scorer that its configuration describes.
 
     Args:
         run: The run folder.

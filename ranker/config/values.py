@@ -287,7 +287,7 @@ def _leaves(node: DictConfig, path: str) -> Iterator[tuple[str, tuple[str, ...],
 
 
 def text_keys(root: type, prefix: str = "") -> dict[str, bool]:
-    """Dotted keys of a typed root that take text -> whether they may be null."""
+    """Return for each dotted key of a root dataclass that takes text whether it may be null."""
     keys: dict[str, bool] = {}
     for entry in fields(root):
         if str(entry.type) in ("Text", "Text | None"):

@@ -215,8 +215,8 @@ class JudgedGroups(PooledGroups):
 
     Raises:
         DataError: No query has a relevant doc. Without `random_negatives` also: no query with a relevant doc has a
-            negative; or one such query has none among the collection's candidates (`negatives` and `teacher` may lack
-            negatives of some queries).
+            negative; or, if neither `negatives` nor `teacher` is given, one such query has none. With either of them,
+            queries without negatives are left out.
     """
 
     def __init__(

@@ -23,8 +23,8 @@ from ranker.types import TokenBatch
 
 MAX_GRAPHS = 64
 ROW_MULTIPLE = 16  # the number of rows is rounded up to a multiple of this
-# tokens times weights of the largest pass that `graphs=auto` replays: in larger ones the card needs longer than the
-# processor (see docs/performance.md)
+# `graphs=auto` replays passes of at most so many tokens times weights. In larger ones the GPU's work takes longer than
+# the launches of its kernels (see docs/performance.md)
 MAX_SMALL_PASS = 2e12
 
 Body = Callable[[TokenBatch, Tensor], Tensor]  # (batch, seed int64 []) -> states
@@ -42,8 +42,9 @@ def rounding(tokens: int) -> int:
 class Graphs:
     """The captured passes of one encoder.
 
-    Usually one pass at a time is between its forward and its backward pass, so all graphs share one memory pool. If a
-    second pass begins before the first has ended, as when one loss compares queries and docs, it uses another pool.
+    Usually a forward pass is followed by its backward pass before the next one begins, so all graphs share one memory
+    pool. If a second pass begins before the first has ended, as when one loss compares queries and docs, it uses
+    another pool.
 
     Args:
         sightings: How often sizes must occur before they are captured.
@@ -70,8 +71,8 @@ class Graphs:
     def __call__(self, body: Body, batch: TokenBatch, seed: int, model: nn.Module, kind: Hashable) -> Tensor | None:
         """Return the body's states, differentiable by the model's parameters; None if there is no graph (yet).
 
-        Without gradients there is no graph either: a plain pass may then run other kernels, whose results differ in the
-        last bits.
+        There is no graph for passes without gradients, since those may run other kernels: with the training's, the last
+        bits of their results would change.
 
         Args:
             body: The function to capture. It must not synchronise with the host, must read only its arguments and the
@@ -180,8 +181,8 @@ class _Pass:
         self._allocate(batch)
         self.flat = flat
         self.forward, self.backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        # new parameters over the same memory: if the model's parameters took part in another pass, autograd would tie
-        # them to its stream
+        # New parameters over the same memory. Autograd ties a parameter to the stream of the first pass that used it,
+        # and the model's own may be tied to another stream already
         weights: dict[str, Any] = {
             f"model.{name}": nn.Parameter(weight.detach(), weight.requires_grad)
             for name, weight in model.named_parameters()

@@ -130,8 +130,8 @@ class Packing:
         Args:
             module: The module.
             shape: [rows, columns] for states, also [columns, rows] (XLNet) or with more columns than the pass has
-                (Longformer pads to whole windows). Anything else is a table that does not depend on the batch, such as
-                DeBERTa's of relative positions; its hashes are those of its rows.
+                (Longformer pads to whole windows). Any other shape is that of a table that does not depend on the
+                batch, such as DeBERTa's relative positions; its hashes depend on its row numbers only.
         """
         if self.current is None or self.current.hashes is None:
             return None
@@ -306,13 +306,13 @@ def _grouped(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
 
 
 def _all_read(forward: Pass, rule: _Rule) -> bool:
-    """Return whether the rule alone says which tokens of its row a token reads."""
+    """Return whether causality and window alone say which tokens a token reads, without a mask of keys."""
     limited = rule.causal or (rule.window is not None and rule.window < forward.batch.max_length)
     return forward.batch.attended is None or not limited
 
 
 def _mask(keys: Tensor, all_keys: bool, rule: _Rule, columns: Tensor) -> Tensor | None:
-    """Return which keys each query reads, bool [rows, 1, queries or 1, keys]; None if the rule alone says it."""
+    """Return which keys each query reads, bool [rows, 1, queries or 1, keys]; None if causality alone says it."""
     reach = len(columns) if rule.window is None else rule.window
     windowed = reach < len(columns)
     if all_keys and not windowed:

@@ -37,8 +37,8 @@ class ColBERT(nn.Module):
         encoder: The encoder of queries and docs.
         projection: Size of a token vector; None: states of the encoder are the vectors.
         similarity: Of two token vectors: `cosine` or `dot`.
-        query_prompt: Marker before each query, `[Q]`: one token if the vocabulary has it or if it is in brackets, which
-            adds it; else a text.
+        query_prompt: Marker before each query, `[Q]`. A token of the vocabulary is used as it is, an unknown one in
+            brackets is added, and anything else is tokenized as text.
         doc_prompt: Marker before each doc, `[D]`. Both may be templates that end with `{query}` and `{doc}`.
         instruction: Text for `{instruction}` in such templates.
         query_length: Shorter queries are extended with `[MASK]` to this number of tokens, special ones included; 0: no
@@ -129,7 +129,7 @@ class ColBERT(nn.Module):
         return expanded, doc
 
     def settings(self) -> dict[str, Any]:
-        """Return the options, beside weights and tokenizer, that change the vectors; stored vectors keep their hash."""
+        """Return the options, beside weights and tokenizer, that change the vectors; vectors are stored with a hash."""
         return {
             "scorer": "colbert",
             "similarity": self.similarity,

@@ -11,7 +11,7 @@ from ranker.data.step_plan import StepPlan
 from ranker.hashing import mix
 from ranker.multitask.options import TaskSampling
 
-_PASS = 1 << 20  # pass n (from 0) over the ranking groups in an epoch is shuffled as epoch + n * _PASS
+_PASS = 1 << 20  # pass n (from 0) over the ranking groups of an epoch has the shuffle of epoch number epoch + n * _PASS
 
 
 def probabilities(sampling: TaskSampling, sizes: tuple[int, ...], epoch: int, num_epochs: int) -> np.ndarray:
@@ -53,8 +53,8 @@ class TaskPlan:
 
     A mixed step has the same ranking groups as in a training without auxiliary tasks, and the number of auxiliary rows
     that gives ranking its share. An epoch is then one pass over the ranking groups. A homogeneous step has one task:
-    `batch.queries` ranking groups, or as many auxiliary rows as these groups have rows. An epoch then has as many steps
-    as a pass over the ranking groups takes at the first epoch's shares.
+    `batch.queries` ranking groups, or as many auxiliary rows as these groups have rows. An epoch then has
+    enough steps for one expected pass over the ranking groups: the steps of such a pass over ranking's first share.
 
     Args:
         ranking: Plan of the ranking groups.
@@ -118,7 +118,7 @@ class TaskPlan:
 
 @lru_cache(maxsize=4)
 def _draws(plan: TaskPlan, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-    """Count the ranking steps and auxiliary rows in each step of an epoch.
+    """Return for each step of an epoch whether it ranks, 0 or 1, and its number of rows of each auxiliary task.
 
     Returns:
         Counts of each step, and sums of the counts of all earlier steps of the epoch, both int64 [steps, tasks]. Column

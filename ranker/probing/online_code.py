@@ -179,8 +179,8 @@ class OnlineCoder:
     Args:
         options: How a probe is trained.
         fractions: Ends of the blocks, as shares of the training pairs.
-        validation: `fixed` validates on the validation pairs; `within` on a tenth of the pairs of the earlier blocks,
-            so that the code needs no other pairs.
+        validation: `fixed` validates on the validation pairs. `within` holds out a tenth of the earlier blocks' pairs
+            for validation, so the code length uses training pairs only.
         batching: `stacked` trains all layers and seeds in one module, `separate` one after another; `auto` stacks on a
             GPU.
         store: Store of finished blocks.
@@ -288,7 +288,8 @@ class OnlineCoder:
             test: Whether to return predictions and scores instead of bits.
 
         Returns:
-            `bits`, or `predicted` and `scores`: float32 [layers, seeds, label sets, all targets], NaN elsewhere.
+            `bits`, or `predicted` and `scores`: float32 [layers, seeds, label sets, all targets]; NaN for targets
+            that are not in `pairs`.
         """
         inputs = stack.job.inputs
         layers, seeds, label_sets = fitted.parameters.shape[:3]

@@ -162,7 +162,7 @@ class StateCache:
         sizes = file_sizes(self.dtype, request.shape)
         size = sum(sizes.values())
         log.info(
-            "%s: states of %d sequences x %d tokens in all x %d layers x %d take %.2f GB in %s",
+            "%s: states of %d sequences (%d tokens) x %d layers x %d dimensions take %.2f GB in %s",
             request.subject.name, request.sequences.num_rows, tokens, layers, dim, size / 1e9, folder,
         )  # fmt: skip
         if size > self.max_bytes:

@@ -216,8 +216,9 @@ class VectorEngine:
     def _promising(self, scores: np.ndarray, indices: np.ndarray, count: int) -> np.ndarray:
         """Return rows of the docs with the best approximate MaxSim, at most `count`.
 
-        The approximation sums a doc's best fetched similarity over the query vectors. If none of the doc's vectors was
-        fetched for a query vector, the lowest similarity fetched for that query vector is used.
+        For each query vector, the approximation takes the doc's highest fetched similarity, and adds these up. If none
+        of the doc's vectors was fetched for a query vector, the lowest similarity fetched for that query vector is
+        used.
 
         Args:
             scores: Similarities of the fetched vectors, float32 [query vectors, fetched].
