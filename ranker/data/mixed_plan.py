@@ -53,7 +53,7 @@ class MixedPlan:
         return sum(self._set_steps) if self.one_set else -(-sum(self.counts) // self.groups_per_step)
 
     def ranges(self, index: int) -> list[tuple[int, int]]:
-        """Return the places of each set, among those of the epoch, that step `index` takes: (first, end)."""
+        """Return the range of each set's groups of the epoch, (first, end), that step `index` takes."""
         size = self.groups_per_step
         if self.one_set:
             before, after = spread(self._set_steps, index), spread(self._set_steps, index + 1)
@@ -62,8 +62,8 @@ class MixedPlan:
                 for start, end, count in zip(before, after, self.counts, strict=True)
             ]
         total = sum(self.counts)
-        places = [spread(self.counts, min(number * size, total)) for number in (index, index + 1)]
-        return list(zip(*places, strict=True))
+        ends = [spread(self.counts, min(number * size, total)) for number in (index, index + 1)]
+        return list(zip(*ends, strict=True))
 
     def parts(self, epoch: int, index: int) -> list[Part]:
         """Return the groups of a step, set by set; the same on every device."""
@@ -75,7 +75,7 @@ class MixedPlan:
         ]
 
     def _taken(self, set_index: int, start: int, end: int) -> list[Part]:
-        """The groups at the places `start` to `end` of a set's stream, one part per pass."""
+        """The groups `start` to `end` of a set's stream, one part per pass."""
         size, parts = self.plans[set_index].num_groups, []
         while start < end:
             number, first = divmod(start, size)

@@ -6,6 +6,7 @@ A draw depends on (seed, epoch, group) alone, never on workers, devices or earli
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -134,7 +135,7 @@ class _Group:
         return np.array([self.label_of(doc_id) for doc_id in doc_ids], dtype=np.float32)
 
 
-class PooledGroups:
+class PooledGroups(ABC):
     """Groups of docs from two pools: relevant docs, and negatives.
 
     Args:
@@ -176,9 +177,9 @@ class PooledGroups:
         """Return the drawn negatives [groups, docs], with -1 for those that may not be used."""
         return rows
 
+    @abstractmethod
     def _has_query_text(self, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
         """Return which docs have the text of their query, bool [pairs]."""
-        raise NotImplementedError
 
     def _fill(self, rows: np.ndarray, epoch: int, groups: np.ndarray) -> None:
         """Put random docs of the corpus into the free cells of `rows`, in place.

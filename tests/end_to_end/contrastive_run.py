@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from transformers import BertModel
 
 from ranker.data.collate import ScorerInputs, TextLimits
@@ -147,21 +146,11 @@ def train(job: Job) -> dict[str, Any]:
     if job.double:
         module = module.double()
     losses = Losses()
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=job.devices,
+    trainer = invariance_run.small_trainer(
+        job.devices,
         max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        callbacks=[losses],
         precision=job.precision or ("64-true" if job.double else "32-true"),
-        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True)
-        if job.devices > 1
-        else "auto",
+        callbacks=[losses],
     )
     whole = contrastive_module.BLOCK_QUERIES, contrastive_module.BLOCK_DOCS
     if job.small_blocks:

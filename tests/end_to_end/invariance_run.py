@@ -37,6 +37,28 @@ def collection(num_queries: int) -> Collection:
     return Collection("small", docs, queries, qrels, Candidates.from_run(run))
 
 
+def small_trainer(devices: int, **options: Any) -> pl.Trainer:
+    """A trainer on the CPU that writes nothing; several processes talk through gloo, as in assembly/trainer.py.
+
+    Args:
+        devices: Number of processes.
+        options: Further options of `Trainer`.
+    """
+    several = DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True)
+    return pl.Trainer(
+        accelerator="cpu",
+        devices=devices,
+        strategy=several if devices > 1 else "auto",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        **options,
+    )
+
+
 def names_of(data: RankData, index: int, world: int = 1) -> dict[int, list[int]]:
     """Row id within the step -> tokens of the row, for all rows of a step on `world` devices."""
     found: list[tuple[int, list[int]]] = []
@@ -116,21 +138,8 @@ def train(job: Job) -> dict[str, Any]:
     if job.double:
         module = module.double()
     losses = Losses()
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=job.devices,
-        max_epochs=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        callbacks=[losses],
-        precision="64-true" if job.double else "32-true",
-        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True)
-        if job.devices > 1
-        else "auto",
+    trainer = small_trainer(
+        job.devices, max_epochs=2, precision="64-true" if job.double else "32-true", callbacks=[losses]
     )
     trainer.fit(module, datamodule=data)
     measured = {key: float(value) for key, value in trainer.callback_metrics.items() if key.startswith("val/")}

@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import DDPStrategy
 from transformers import BertModel
 
 from ranker.data.collate import ScorerInputs, TextLimits
@@ -121,22 +120,7 @@ def train(job: Job) -> dict[str, Any]:
         ),
     ).double()
     module.kept, module.kept_sets = [], []
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        devices=job.devices,
-        max_epochs=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        num_sanity_val_steps=0,
-        precision="64-true",
-        log_every_n_steps=1,
-        strategy=DDPStrategy(process_group_backend="gloo", broadcast_buffers=False, gradient_as_bucket_view=True)
-        if job.devices > 1
-        else "auto",
-    )
+    trainer = invariance_run.small_trainer(job.devices, max_epochs=2, precision="64-true", log_every_n_steps=1)
     trainer.fit(module, datamodule=data)
     return {
         "losses": module.kept,
