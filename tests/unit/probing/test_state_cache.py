@@ -243,7 +243,7 @@ def test_size_is_told_and_limited_before_writing(tmp_path: Path, caplog: pytest.
         StateCache(tmp_path, dtype="float8")
     with caplog.at_level("INFO"), pytest.raises(ConfigError, match=r"cache\.max_bytes"):
         StateCache(tmp_path, max_bytes=size - 1).states(who, made, [0, 1, 2], CPU)
-    assert f"{made.num_rows} sequences x {made.num_tokens} tokens" in caplog.text
+    assert f"{made.num_rows} sequences ({made.num_tokens} tokens)" in caplog.text
     assert not list(tmp_path.glob("*/states.bin"))
     StateCache(tmp_path, max_bytes=size).states(who, made, [0, 1, 2], CPU)
     assert next(tmp_path.glob("*/states.bin")).stat().st_size == size
