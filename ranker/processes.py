@@ -8,6 +8,7 @@ import re
 import sys
 import threading
 import time
+from typing import Any
 
 PARENT = "RANKER_PARENT"  # environment variable: id of the process that started the other processes of a run
 LOST = re.compile(r"gloo|NCCL|Connection (closed|reset)|Broken pipe")
@@ -62,6 +63,19 @@ def watch_from_the_start() -> None:
 def announce_dead_children() -> None:
     """Show the message of Lightning's launcher when it detects a dead child (within 5 s) and kills the others."""
     logging.getLogger("lightning.fabric.strategies.launchers.subprocess_script").setLevel(logging.INFO)
+
+
+def leave_without_peers(exit_code: int) -> None:
+    """End this process at once if it is still in a process group; call it after the error message is printed.
+
+    A group that has lost a process may still have operations that wait for it. Destroying the group, which a normal
+    exit does too, waits for them and can block for ever.
+    """
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(exit_code)
 
 
 def is_lost_peer(error: BaseException) -> bool:

@@ -93,12 +93,13 @@ def one_run() -> Iterator[None]:
         RankerError: Another process of the run has died.
     """
     argv, variables, handlers = sys.argv, dict(os.environ), list(logging.getLogger().handlers)
-    failed = True
+    failed, lost = True, False
     try:
         yield
         failed = False
     except RuntimeError as error:
-        if not is_lost_peer(error):
+        lost = is_lost_peer(error)
+        if not lost:
             raise
         raise RankerError(
             "another process of this run has ended, so this one can't go on (its own error, if it had one, stands "
@@ -111,7 +112,8 @@ def one_run() -> Iterator[None]:
         for handler in set(logging.getLogger().handlers) - set(handlers):
             logging.getLogger().removeHandler(handler)
             handler.close()
-        _leave_process_group()
+        if not lost:  # else `leave_without_peers` ends this process
+            _leave_process_group()
         for name in ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", PARENT):
             if name not in variables:
                 os.environ.pop(name, None)

@@ -33,7 +33,7 @@ from ranker.config.sets import source_nodes
 from ranker.config.targets import constructor_keys
 from ranker.errors import ConfigError, Preempted, RankerError, errors_of
 from ranker.files import no_room
-from ranker.processes import global_rank, is_first_process, watch_from_the_start
+from ranker.processes import global_rank, is_first_process, leave_without_peers, watch_from_the_start
 
 
 def register(command: str | None = None) -> None:
@@ -203,4 +203,5 @@ def _fail(message: str, exit_code: int = 1) -> None:
     for line in message.split("\n") if message else ():
         print(f"error: {line}", file=sys.stderr)  # noqa: T201 - logging may not be set up yet
     sys.stderr.flush()
+    leave_without_peers(exit_code)
     raise SystemExit(exit_code)

@@ -57,3 +57,40 @@ def test_a_process_that_is_not_part_of_a_run_watches_nothing(monkeypatch):
     watch_from_the_start()
     assert not [thread for thread in threads() if thread.name == "parent-watch"]
     assert PARENT not in os.environ
+
+
+# Process 1 answers no operation after the first. Process 0 loses it while another operation waits.
+PEERS = """
+import sys, time
+import torch
+import torch.distributed as dist
+from ranker.assembly.run import one_run
+from ranker.cli.entry import user_errors
+rank, store = int(sys.argv[1]), sys.argv[2]
+dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+dist.all_reduce(torch.ones(1))
+if rank == 1:
+    time.sleep(60)
+with user_errors(), one_run():
+    waiting = dist.all_reduce(torch.ones(1), async_op=True)
+    raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer")
+"""
+
+
+def test_a_process_ends_at_once_when_it_has_lost_another_one(tmp_path):
+    """Destroying the process group would wait for the operation; the error message would never be printed."""
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", PEERS, str(rank), str(tmp_path / "store")], stderr=subprocess.PIPE, text=True
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        _, err = both[0].communicate(timeout=45)
+    finally:
+        for process in both:
+            process.kill()
+            process.wait()
+    assert both[0].returncode == 1
+    assert err.startswith("error: another process of this run has ended, so this one can't go on")
+    assert err.count("\n") == 1
