@@ -24,10 +24,12 @@ from ranker.assembly.run import cfg_values
 from ranker.config.roots import CONF
 from ranker.config.writing import inside
 from ranker.errors import ConfigError
-from ranker.processes import announce_parent, is_first_process
+from ranker.processes import announce_parent, available_cores, is_first_process
 from ranker.training import dashboards, loggers
 from ranker.training.checkpoint_files import WholeFiles
 from ranker.training.progress import ProgressBar
+
+PROCESSES_PER_CORE = 4
 
 
 def build_trainer(
@@ -65,9 +67,10 @@ def trainer_options(cfg: DictConfig) -> dict[str, Any]:
     """The Trainer's arguments.
 
     Raises:
-        ConfigError: A precision that the device does not have.
+        ConfigError: A precision that the device does not have, or many more processes than CPU cores.
     """
     options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
+    _check_cores(options)
     # the module cuts a step into micro-batches and clips gradients itself, so Lightning must not do it again
     for key in ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"):
         options.pop(key)
@@ -95,9 +98,10 @@ def fabric_options(cfg: DictConfig) -> dict[str, Any]:
     """Fabric's arguments.
 
     Raises:
-        ConfigError: A precision that the device does not have.
+        ConfigError: A precision that the device does not have, or many more processes than CPU cores.
     """
     options: dict[str, Any] = OmegaConf.to_container(cfg.trainer)  # type: ignore[assignment]
+    _check_cores(options)
     return {
         **{key: options[key] for key in ("accelerator", "devices", "num_nodes")},
         "precision": checked_precision(options),
@@ -132,6 +136,18 @@ def several_devices(options: Mapping[str, Any]) -> bool:
         or counted
         or (isinstance(devices, (list, ListConfig)) and len(devices) > 1)
     )
+
+
+def _check_cores(options: Mapping[str, Any]) -> None:
+    """Refuse a number of processes that the CPU cores of this machine can't run at a useful speed."""
+    on_cpu = options["accelerator"] == "cpu" or (options["accelerator"] == "auto" and not torch.cuda.is_available())
+    most = PROCESSES_PER_CORE * available_cores()
+    devices = str(options["devices"])
+    if on_cpu and devices.isdigit() and int(devices) > most:
+        raise ConfigError(
+            f"trainer.devices: expected at most {most} processes on the {available_cores()} CPU cores of this machine, "
+            f"got {devices}; each of them holds a copy of the model"
+        )
 
 
 def _strategy(options: Mapping[str, Any]) -> Strategy | str:
