@@ -53,7 +53,7 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
         )
     if _adapter.has_adapters(scorer) and scorer.encoder.source is None:
         log.info("model/: the base weights under the adapters are random, so the merged weights are written")
-        scorer, cfg = _merged(scorer, cfg)
+        scorer, cfg = without_adapters(scorer, cfg)
     with write_folder(folder) as partial:
         _write_model(partial, scorer, cfg)
 
@@ -66,10 +66,10 @@ def save_merged(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
         scorer: The scorer, which keeps its adapters.
         cfg: Configuration of its training.
     """
-    save_model(folder, *_merged(scorer, cfg))
+    save_model(folder, *without_adapters(scorer, cfg))
 
 
-def _merged(scorer: Scorer, cfg: DictConfig) -> tuple[Scorer, DictConfig]:
+def without_adapters(scorer: Scorer, cfg: DictConfig) -> tuple[Scorer, DictConfig]:
     """Return a copy of a scorer with its adapters in its weights, and the configuration without them."""
     merged, plain = copy.deepcopy(scorer), cfg.copy()
     for module in list(merged.modules()):

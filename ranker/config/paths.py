@@ -20,6 +20,7 @@ PATHS = (
     "checkpoint",
     "compare",
     "run",
+    "runs",
     "queries",
     "docs",
     "qrels",

@@ -230,6 +230,18 @@ class RerankConfig:
 
 
 @dataclass
+class MergeConfig:
+    """Root of `ranker merge`."""
+
+    name: Text = "merge"
+    runs: Any = MISSING
+    shares: Any = None
+    method: Text = "linear"
+    weights: Text = "best"
+    trust_remote_code: bool = False
+
+
+@dataclass
 class ProbeTrainingConfig:
     """Training of a probe; conf/probe.yaml explains the keys."""
 
@@ -303,6 +315,7 @@ ROOTS: dict[str, type] = {
     "probe": ProbeConfig,
     "label": LabelConfig,
     "rerank": RerankConfig,
+    "merge": MergeConfig,
 }
 
 

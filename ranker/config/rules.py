@@ -13,11 +13,24 @@ from ranker.config.targets import PASSED, is_trusted
 from ranker.errors import ConfigError, did_you_mean
 
 SUITE = ("folder", "sets")  # keys of a suite
+MERGE_METHODS = ("linear", "slerp")
 
 
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
-    rules = (_group_sizes, _words, _numbers, _data, _mix, _measures, _evaluation, _suite, _teachers, _reranking)
+    rules = (
+        _group_sizes,
+        _words,
+        _numbers,
+        _data,
+        _mix,
+        _measures,
+        _evaluation,
+        _suite,
+        _teachers,
+        _reranking,
+        _merging,
+    )
     return [fault for rule in rules for fault in rule(cfg)]
 
 
@@ -228,3 +241,25 @@ def _reranking(cfg: DictConfig) -> list[str]:
         for key in ("queries", "docs")
         if cfg.get(key) is None
     ]
+
+
+def _merging(cfg: DictConfig) -> list[str]:
+    """`runs` and `shares` of `ranker merge`."""
+    if "shares" not in cfg or not is_set(cfg, "runs"):
+        return []
+    runs, shares = cfg.runs, cfg.shares
+    faults = []
+    if not isinstance(runs, ListConfig) or len(runs) < 2 or not all(isinstance(run, str) and run for run in runs):
+        faults.append(f"runs: expected a list of at least two folders, runs=[A,B]; got {runs!r}")
+    if shares is not None and (
+        not isinstance(shares, ListConfig)
+        or not all(isinstance(share, (int, float)) and 0 <= share < float("inf") for share in shares)
+        or not any(shares)
+        or (isinstance(runs, ListConfig) and len(shares) != len(runs))
+    ):
+        faults.append(f"shares: expected a number of at least 0 for each run, not all 0, or null; got {shares!r}")
+    if cfg.method not in MERGE_METHODS:
+        faults.append(f"method: expected one of {', '.join(MERGE_METHODS)}; got {cfg.method!r}")
+    elif cfg.method == "slerp" and isinstance(runs, ListConfig) and len(runs) != 2:
+        faults.append(f"method: slerp is between two runs, got {len(runs)}; method=linear takes any number")
+    return faults
