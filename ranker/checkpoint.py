@@ -37,7 +37,8 @@ DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "
 def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
     """Write a scorer's Hugging Face folder and `ranker.yaml`; the folder appears whole or not at all.
 
-    Of a scorer with adapters the folder holds those alone, see `ranker.export._adapter`.
+    If the scorer has adapters, the folder holds them and the other trained weights, but not the base, see
+    `ranker.export._adapter`. Over a random base it holds the merged weights.
 
     Args:
         folder: The folder; it must not exist or must be empty.
@@ -83,7 +84,7 @@ def _write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
     positions = scorer.encoder.max_tokens
     longest_pair = min(positions, cfg.max_pair_tokens or positions)
     if _adapter.has_adapters(scorer):
-        # a name on the hub rather than its folder in the cache
+        # of a model of the hub, `source` is a folder in the cache, so its name in the configuration is stored
         base = scorer.encoder.source if cfg.encoder.get("package") else cfg.encoder.name
         _adapter.write(partial, scorer, str(base), longest_pair)
     elif is_bi_encoder(scorer):
@@ -166,8 +167,8 @@ def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution:
     """Return a scorer for the weights in a run's checkpoints.
 
     A run that started from a model folder (`checkpoint=`) has that folder's scorer, which may have parts that no
-    configuration names. Any other run, or one whose
-    starting folder is gone, has the scorer that its configuration describes.
+    configuration names. Any other run, or one whose starting folder is gone, has the scorer that its configuration
+    describes.
 
     Args:
         run: The run folder.
@@ -245,8 +246,8 @@ def _load_state(module: nn.Module, path: Path, prefix: str) -> None:
         ) from error
     if content.get("base", "") != base_fingerprint(module):
         raise CheckpointError(
-            f"{path}: expected adapters for the weights of encoder.name, got adapters of another base; name the folder "
-            "that the training had"
+            f"{path}: expected adapters for the weights of encoder.name, got adapters of another base; set "
+            "encoder.name to the base that the training used"
         )
     weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     expected = module.state_dict()

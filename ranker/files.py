@@ -95,7 +95,7 @@ def write_folder(folder: Path) -> Iterator[Path]:
     If the block fails, the new folder is removed.
 
     Args:
-        folder: The final name; it must not exist, or be an empty folder. The caller must be the only writer, since
+        folder: The final name; nothing may exist there but an empty folder. The caller must be the only writer, since
             remains of killed writers are removed first.
 
     Yields:
@@ -178,9 +178,9 @@ def no_room(error: BaseException) -> str | None:
 
 
 def reserve(path: Path, size: int) -> None:
-    """Create a file of `size` zero bytes that have their room on the disk.
+    """Create a file of `size` zero bytes and reserve their room on the disk.
 
-    Writing through a memory map into a file without it kills the process (SIGBUS) when the disk is full.
+    Without reserved room, writing to the file through a memory map kills the process (SIGBUS) when the disk is full.
 
     Raises:
         OSError: There is not enough room; the file is removed.

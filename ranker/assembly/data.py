@@ -185,7 +185,7 @@ def build_data(cfg: DictConfig, splits: Splits, scorer: Scorer) -> RankData:
             )
             for i, (name, node) in enumerate(sets.items())
         }
-        return MixedData(parts, instantiate(constructor_keys("data", cfg.data)))
+        return MixedData(parts, instantiate(constructor_keys("data", cfg.data)), splits.suite)
     data = _rank_data(cfg, splits, scorer, cfg.data, cfg.seed)
     if not isinstance(scorer, Multitask):
         return data

@@ -35,7 +35,7 @@ class Ranked:
     """A doc of a ranking.
 
     Args:
-        doc_id: Its id; of a doc without one, its position in the input, as text.
+        doc_id: Its id; if it has none, its position in the input, as text.
         score: Its score; higher is better.
         position: Its position in the input, from 0.
     """

@@ -16,7 +16,7 @@ from ranker.assembly.evaluation import evaluate_sets
 from ranker.assembly.rehearsal import rehearse_trainer
 from ranker.assembly.run import open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
-from ranker.assembly.training_queries import seen_in_training
+from ranker.assembly.training_queries import seen_in_training, shared_queries
 from ranker.checkpoint import load_scorer, read_description
 from ranker.config.paths import split_by_folder
 from ranker.data.collate import ScorerInputs
@@ -48,12 +48,10 @@ def evaluate_suite(cfg: DictConfig) -> None:
     rehearse_trainer(cfg)
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
     depth = cfg.depth or trained.get("depth", 100)
-    nodes, missing = split_by_folder(cfg.suite.sets)
-    sets = _load_sets(cfg, nodes, depth)
+    sets, missing = load_suite(cfg, depth)
     baselines = _baselines(cfg, sets)
     folder = open_run(cfg)
-    for name, path in missing.items():
-        log.warning("suite: %s is left out, no folder %s; set suite.folder or suite.sets.%s.path", name, path, name)
+    warn_of_missing(missing)
     data = RankData(
         Splits(None, None, sets),
         ScorerInputs.of(scorer),
@@ -70,11 +68,47 @@ def evaluate_suite(cfg: DictConfig) -> None:
     devices.on_first(partial(_write, cfg, folder, sets, baselines, missing, depth))
 
 
-def _load_sets(cfg: DictConfig, nodes: Mapping[str, DictConfig], depth: int) -> dict[str, Collection]:
-    """Return the test sets of all nodes with their candidates.
+def validation_suite(cfg: DictConfig, splits: Splits) -> dict[str, Collection]:
+    """Return the sets of a suite as validation sets of a training; warn of queries that the training set has, too.
+
+    Args:
+        cfg: The training's configuration.
+        splits: The training data.
+
+    Raises:
+        ConfigError: No set can be read, or two have the same name.
+    """
+    sets, missing = load_suite(cfg, cfg.val_depth or cfg.depth)
+    warn_of_missing(missing)
+    texts = {name: set(collection.queries.values()) for name, collection in sets.items()}
+    for warning in shared_queries("this training", splits, texts):
+        log.warning("suite: %s", warning)
+    return sets
+
+
+def warn_of_missing(missing: Mapping[str, str]) -> None:
+    """Warn of sets whose folder is not there.
+
+    Args:
+        missing: Name of the set -> its folder.
+    """
+    for name, path in missing.items():
+        log.warning("suite: %s is left out, no folder %s; set suite.folder or suite.sets.%s.path", name, path, name)
+
+
+def load_suite(cfg: DictConfig, depth: int) -> tuple[dict[str, Collection], dict[str, str]]:
+    """Return the test sets of a suite with their candidates, and the sets whose folder is missing, with that folder.
 
     A node with one test set gives it its own name in the suite; the sets of a node with several keep theirs.
+
+    Args:
+        cfg: The configuration.
+        depth: Candidates per query.
+
+    Raises:
+        ConfigError: No set can be read, or two have the same name.
     """
+    nodes, missing = split_by_folder(cfg.suite.sets)
     sets: dict[str, Collection] = {}
     for key, node in nodes.items():
         loaded = load_source(node, cfg.cache_dir)
@@ -92,7 +126,7 @@ def _load_sets(cfg: DictConfig, nodes: Mapping[str, DictConfig], depth: int) -> 
             sets[chosen] = collection
     if not sets:
         raise ConfigError("suite: expected at least one set that can be read, got none; set suite.folder")
-    return sets
+    return sets, missing
 
 
 def _baselines(cfg: DictConfig, sets: Mapping[str, Collection]) -> dict[str, Path]:

@@ -45,6 +45,17 @@ def seen_in_training(path: Path, data: Any, splits: Splits | None, queries: Mapp
         except Exception as error:  # any error here becomes a warning and does not end the run
             reason = (str(error) or repr(error)).splitlines()[0]
             return [f"{path.name}: its training data was not looked at ({reason}), so it may have seen these queries"]
+    return shared_queries(path.name, splits, queries)
+
+
+def shared_queries(name: str, splits: Splits, queries: Mapping[str, set[str]]) -> list[str]:
+    """Warnings about queries that a training set has, compared by their texts.
+
+    Args:
+        name: What was trained, for the messages.
+        splits: The training data.
+        queries: Name of a probing task or test set -> the texts of its queries.
+    """
     trains = [part.train for part in (splits, *splits.sets.values()) if part.train is not None]
     known = {text for train in trains for text in train.queries.values()}
     warnings = []
@@ -52,6 +63,6 @@ def seen_in_training(path: Path, data: Any, splits: Splits | None, queries: Mapp
         seen = len(texts & known)
         if seen:
             warnings.append(
-                f"{path.name} was trained on {seen} of the {len(texts)} queries of {task}: read its numbers with care"
+                f"{name} was trained on {seen} of the {len(texts)} queries of {task}: read its numbers with care"
             )
     return warnings

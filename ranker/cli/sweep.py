@@ -78,7 +78,7 @@ def run_job(
     try:
         record["objective"] = run()
         record["status"] = "pruned" if _result(folder).get("pruned") else "ok"
-    except Exception as error:  # `Preempted` comes as SystemExit
+    except Exception as error:  # not `Preempted`, for which `run` raises SystemExit
         record["status"], record["error"] = "failed", message_of(error)
         _log_failure(folder, "".join(traceback.format_exception(error)))
         for line in record["error"].split("\n"):

@@ -213,8 +213,8 @@ def check_earlier(
             raise ConfigError(
                 f"compare: {task}: expected an earlier run on the same pairs, spans and labels "
                 f"(data hash {ours['data_hash']}), got {theirs['data_hash']}; set data, split, max_pairs, "
-                "docs_per_query, depth, seed and parts as they were there, or probe both "
-                "in one run with compare=FOLDER of the ranker"
+                "docs_per_query, depth, seed, group_by, val_fraction and test_fraction as they were there, or probe "
+                "both rankers in one run: set compare to the folder of the other ranker"
             )
         probed = earlier.by_layer(model, task)
         known = sorted({result.seed for results in probed.values() for result in results})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_training
 from ranker.assembly.run import cfg_values, one_run, open_run
 from ranker.assembly.scorer import build_loss, build_optimizer, build_scorer, total_steps, training_module
+from ranker.assembly.suite import validation_suite
 from ranker.assembly.trainer import build_trainer
 from ranker.checkpoint import load_checkpoint, save_merged, save_model
 from ranker.config.stored import resumed_runs
@@ -47,6 +49,8 @@ def train(cfg: DictConfig) -> float | None:
     rehearse_training(cfg)
     pl.seed_everything(cfg.seed, verbose=False)
     splits = load_splits(cfg)
+    if cfg.suite is not None:
+        splits = replace(splits, suite=validation_suite(cfg, splits))
     scorer = build_scorer(cfg)
     settle_precision(cfg, folder, scorer.encoder)
     check_scores(scorer)

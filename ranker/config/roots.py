@@ -83,6 +83,7 @@ class TrainConfig:
     encoder: Any = MISSING
     loss: Any = MISSING
     data: Any = MISSING
+    suite: Any = None
     optim: Any = MISSING
     schedule: Any = MISSING
     callbacks: Any = None

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ranker.config.groups import is_set
-from ranker.config.sets import sets_of, source_nodes
+from ranker.config.sets import sets_of, source_nodes, suite_of
 from ranker.config.signatures import attribute_of, parameters_of
 from ranker.config.targets import PASSED, is_trusted
 from ranker.errors import ConfigError, did_you_mean
@@ -162,6 +162,8 @@ def _measures(cfg: DictConfig) -> list[str]:
     logged = [f"val/{measure}" for measure in measures]
     for name, node in sets_of(cfg.get("data")).items() if is_set(cfg, "data") else ():
         logged += [f"val/{name}/{measure}" for measure in measures if node.get("evaluate", True)]
+    if (suite := suite_of(cfg)) and "monitor" in cfg:
+        logged = [*logged[: len(measures)], *(f"val/{name}/{measure}" for name in suite for measure in measures)]
     return [
         f"{key}: expected one of {', '.join(logged)} (from measures), got {value!r}"
         for key, value in _monitored(cfg).items()
@@ -213,6 +215,8 @@ def _suite(cfg: DictConfig) -> list[str]:
         for name, node in suite.sets.items()
         if not isinstance(node, DictConfig) or not isinstance(node.get("_target_"), str)
     ]
+    if "loss" in cfg:  # a training validates on the suite
+        return faults
     used = {"run": None, "data": None, "candidates": None, "add_positives": False, "split": "test"}
     return faults + [
         f"{key}: expected none beside suite=, whose sets have their own, got {cfg[key]!r}"

@@ -232,11 +232,12 @@ class Splits:
     tests: dict[str, Collection]
     notice: str = ""  # licence text to print, if the owner of the data demands it
     sets: dict[str, Splits] = field(default_factory=dict)  # of a mix: each set's own; `train` and `val` are then None
+    suite: dict[str, Collection] = field(default_factory=dict)  # validation sets in place of those of the source
 
     @property
     def has_validation(self) -> bool:
         """Whether there is a validation set."""
-        return self.val is not None or any(part.val is not None for part in self.sets.values())
+        return bool(self.suite) or self.val is not None or any(part.val is not None for part in self.sets.values())
 
 
 class Source(Protocol):

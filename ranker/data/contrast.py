@@ -23,7 +23,7 @@ class KnownPositives:
     Args:
         offsets: int64 [queries + 1].
         docs: Doc rows, int32 [relevant docs].
-        least_label: Smallest label of a positive among the drawn docs.
+        least_label: A drawn doc counts as a positive if its label is at least this.
         query_docs: Row of the doc that has the query's id, -1 where there is none, int64 [queries]; None: no query has
             such a doc.
     """
@@ -162,6 +162,6 @@ def doc_keys(collator: Collator, rows: np.ndarray) -> np.ndarray:
     lengths = collator.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64))
     ends = np.cumsum(lengths)
     tokens = store.tokens[ranges(store.offsets[rows], lengths)]
-    # The cumulative sum wraps around, and so does the difference of two of its values
+    # The sums and their differences wrap around modulo 2**64, so the differences are right in spite of overflows
     sums = np.concatenate([[np.uint64(0)], np.cumsum(mix(tokens, ranges(0, lengths)), dtype=np.uint64)])
     return mix(sums[ends] - sums[ends - lengths], lengths)

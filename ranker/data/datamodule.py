@@ -289,11 +289,12 @@ class RankData(pl.LightningDataModule):
     @property
     def val_sets(self) -> dict[str, Collection]:
         """The validation sets by name; a single one has the name "". Empty without a validation set."""
-        return {"": self.splits.val} if self.splits.val is not None else {}
+        return self.splits.suite or ({"": self.splits.val} if self.splits.val is not None else {})
 
     def val_dataloader(self) -> DataLoader[Any] | list[Any]:
-        """Return the loader of the validation set's candidates; [] without a validation set."""
-        return self._loader(self.splits.val) if self.splits.val is not None else []
+        """Return the loader of each validation set's candidates, in the order of `val_sets`."""
+        loaders = [self._loader(collection) for collection in self.val_sets.values()]
+        return loaders[0] if len(loaders) == 1 else loaders
 
     def test_dataloader(self) -> list[DataLoader[Any]]:
         """Return the loader of each test set's candidates, in the order of `splits.tests`."""

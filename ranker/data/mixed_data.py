@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning.pytorch.utilities import rank_zero_only
-from torch.utils.data import DataLoader
 
 from ranker.data.collate import Collator
 from ranker.data.collection import Collection, Splits
@@ -85,11 +84,14 @@ class MixedData(RankData):
     Args:
         sets: Set name -> its data and share.
         options: How the sets are mixed.
+        suite: Validation sets in place of those of the sets.
     """
 
-    def __init__(self, sets: Mapping[str, MixedSet], options: Mixed) -> None:
+    def __init__(
+        self, sets: Mapping[str, MixedSet], options: Mixed, suite: Mapping[str, Collection] | None = None
+    ) -> None:
         first = next(iter(sets.values())).data
-        splits = merged({name: part.data.splits for name, part in sets.items()})
+        splits = replace(merged({name: part.data.splits for name, part in sets.items()}), suite=dict(suite or {}))
         super().__init__(
             splits, first.inputs, first.batch_options, first.limits, first.depth, first.seed, first.cache_dir,
             first.train_docs,
@@ -103,18 +105,17 @@ class MixedData(RankData):
         }
 
     def collator(self, collection: Collection) -> Collator:
-        """Return the collator of the set that a validation or test collection belongs to."""
-        return self._owners[id(collection)].collator(collection)
+        """Return the collator of the set that a validation or test collection belongs to; a suite's is the first's."""
+        owner = self._owners.get(id(collection), next(iter(self.sets.values())).data)
+        return owner.collator(collection)
 
     @property
     def val_sets(self) -> dict[str, Collection]:
-        """The validation set of each set that has one, by the set's name."""
+        """The validation sets of the suite, or else of each set of the mix that has one, by name."""
+        if self.splits.suite:
+            return self.splits.suite
         found = {name: part.data.splits.val for name, part in self.sets.items()}
         return {name: collection for name, collection in found.items() if collection is not None}
-
-    def val_dataloader(self) -> list[DataLoader[Any]]:
-        """Return the loader of each set's validation candidates, in the order of `val_sets`."""
-        return [self._loader(collection) for collection in self.val_sets.values()]
 
     def train_steps(self, rank: int = 0, world: int = 1) -> TrainSteps:
         """Return one device's training steps.

@@ -74,7 +74,7 @@ class Pool:
     Args:
         starts: int64 [groups].
         sizes: int64 [groups].
-        rows: Rows of the doc store, int32 [docs]; may be a mapped file that has other docs, too.
+        rows: Rows of the doc store, int32 [docs]; may be a memory-mapped file that also has docs outside the pool.
         labels: Numbers [docs].
     """
 
@@ -144,7 +144,8 @@ class PooledGroups(ABC):
         positives: Relevant docs of each group.
         negatives: Other docs of each group.
         corpus_size: Number of docs in the store.
-        query_doc_rows: Row of the doc with the query's own id, -1 where there is none [groups]; for random negatives.
+        query_doc_rows: Row of the doc whose id is the query's own, -1 if there is none, integers [groups]. Only random
+            negatives need it; None without them.
     """
 
     def __init__(
@@ -215,9 +216,9 @@ class JudgedGroups(PooledGroups):
         prompt_tokens: Number of prompt tokens that the stores hold before each query and before each doc.
 
     Raises:
-        DataError: No query has a relevant doc. Without `random_negatives` also: no query with a relevant doc has a
-            negative; or, if neither `negatives` nor `teacher` is given, one such query has none. With either of them,
-            queries without negatives are left out.
+        DataError: No query has a relevant doc. Without `random_negatives` there are two more cases: all queries with a
+            relevant doc lack a negative; or one of them has none among its candidates, and neither `negatives` nor
+            `teacher` is given. If one of these is given, queries without negatives are left out.
     """
 
     def __init__(
@@ -305,7 +306,8 @@ def _groups_of(
             and doc_id != query_id
         ]
         if not negative_ids and not options.random_negatives:
-            # Mining may find no negative for a query. With a teacher, random docs are no way out: they have no score.
+            # Leave the query out: mining may find no negative for it, and with a teacher the advice below would not
+            # help, since random docs have no teacher's score.
             if negatives is not None or teacher_scores is not None:
                 num_without_negatives += 1
                 continue

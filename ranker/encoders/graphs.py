@@ -23,8 +23,8 @@ from ranker.types import TokenBatch
 
 MAX_GRAPHS = 64
 ROW_MULTIPLE = 16  # the number of rows is rounded up to a multiple of this
-# `graphs=auto` replays passes of at most so many tokens times weights. In larger ones the GPU's work takes longer than
-# the launches of its kernels (see docs/performance.md)
+# `graphs=auto` replays only passes whose number of tokens times number of weights is at most this. In larger ones the
+# GPU's work takes longer than the launches of its kernels (see docs/performance.md)
 MAX_SMALL_PASS = 2e12
 
 Body = Callable[[TokenBatch, Tensor], Tensor]  # (batch, seed int64 []) -> states
@@ -71,8 +71,8 @@ class Graphs:
     def __call__(self, body: Body, batch: TokenBatch, seed: int, model: nn.Module, kind: Hashable) -> Tensor | None:
         """Return the body's states, differentiable by the model's parameters; None if there is no graph (yet).
 
-        There is no graph for passes without gradients, since those may run other kernels: with the training's, the last
-        bits of their results would change.
+        Passes without gradients get no graph. They may run other kernels than training does, so the graph of a training
+        pass would change the last bits of their results.
 
         Args:
             body: The function to capture. It must not synchronise with the host, must read only its arguments and the
@@ -146,7 +146,8 @@ def _has_room(extra: int) -> bool:
 
     Twice: once for a plain pass and once for the graph's.
     """
-    torch.cuda.empty_cache()  # what stays allocated is in the graphs' pools; a capture empties the cache, too
+    # Reserved memory that is unused after this is in the graphs' pools. A capture empties the cache, too
+    torch.cuda.empty_cache()
     allocated = torch.cuda.memory_allocated()
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - allocated
     return free >= 2 * (torch.cuda.max_memory_allocated() - allocated) + extra

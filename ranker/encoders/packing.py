@@ -1,8 +1,8 @@
 """Attention and dropout of transformers' own models, on one packed row or on padded rows.
 
-transformers calls the attention function that is registered under a model's attention implementation. A
-model sees one row [1, tokens] with all texts end to end. Each of its modules has a reference to the model's `Packing`,
-where the attention function here reads the row boundaries of the running forward pass.
+transformers calls the attention function that is registered under a model's attention implementation. In a packed
+pass the model sees one row [1, tokens] with all texts end to end. Each of its modules has a reference to the model's
+`Packing`. The attention function of this file reads the row boundaries of the running forward pass from it.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Pass:
         batch: The rows.
         layout: Row and position of each token.
         packed: Whether the model sees one row [1, tokens].
-        hashes: Dropout hashes, int32 [sites, rows, columns], for states [rows, columns, dim]; None: no dropout, or
-            that of torch.
+        hashes: Dropout hashes, int32 [sites, rows, columns], for states [rows, columns, dim]; None: there is no
+            dropout, or torch draws it.
         seed: Seed of the hashes.
     """
 
@@ -62,7 +62,7 @@ class Pass:
 
     @cached_property
     def longest(self) -> int:
-        """An upper bound of the row lengths that changes seldom, for kernels that are compiled for it."""
+        """An upper bound of the row lengths, a power of two, so that code compiled for it serves many batches."""
         return max(64, 1 << (self.batch.max_length - 1).bit_length())
 
 
@@ -90,7 +90,7 @@ class Packing:
         for module in model.modules():
             object.__setattr__(module, "packing", self)
             if not self.attention_dropout and isinstance(getattr(module, "dropout", None), float):
-                module.dropout = 0.0  # T5's attention would take the rate of the other dropout
+                module.dropout = 0.0  # else T5's attention drops its weights at the model's rate
             if hasattr(module, "relative_attention_bias") and hasattr(module, "compute_bias"):
                 object.__setattr__(module, "compute_bias", _RowBias(module))
 
@@ -113,9 +113,9 @@ class Packing:
             self.current, self._calls = before, calls
 
     def contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-        """Return activation checkpointing's `context_fn`: contexts of the forward pass and of the recomputation.
+        """Return two contexts, of the forward pass and of its recomputation (checkpointing's `context_fn`).
 
-        This is a method so that a deep copy of a model (DPR's second encoder) has one of the copy's own packing.
+        This is a bound method. In a deep copy of a model (DPR's second encoder) it is bound to the copy's packing.
         """
         return nullcontext(), nullcontext() if self.current is None else self.running(self.current)
 
@@ -129,9 +129,10 @@ class Packing:
 
         Args:
             module: The module.
-            shape: [rows, columns] for states, also [columns, rows] (XLNet) or with more columns than the pass has
-                (Longformer pads to whole windows). Any other shape is that of a table that does not depend on the
-                batch, such as DeBERTa's relative positions; its hashes depend on its row numbers only.
+            shape: The shape of the states without dim. It is [rows, columns]; XLNet has [columns, rows], and Longformer
+                has more columns than the pass, because it pads to whole windows. Any other shape is that of a table
+                that does not depend on the batch, such as DeBERTa's relative positions; its hashes depend on its row
+                numbers only.
         """
         if self.current is None or self.current.hashes is None:
             return None
@@ -149,7 +150,7 @@ class Packing:
         return dropout_hashes(self.current.seed, torch.zeros_like(columns), columns, site + 1)[site]
 
     def find_dropout(self, model: nn.Module, run: Callable[[], Any]) -> None:
-        """Replace the model's dropout modules by hashed ones, once, with sites in the order of their calls.
+        """Replace the model's dropout modules by hashed ones, once; sites are numbered in the order of the calls.
 
         Args:
             model: The model.
@@ -210,8 +211,8 @@ def packed_attention(
         query: [1, heads, tokens, head size].
         key: [1, key heads, tokens, head size].
         value: [1, key heads, tokens, head size].
-        attention_mask: None, since row boundaries take its place; read outside of the encoder's passes only.
-        dropout: Rate on attention weights; applied with padding only.
+        attention_mask: None in a packed pass, which has row boundaries; used if the model itself is called.
+        dropout: Dropout rate of attention weights. Only attention with padding applies it (`_grouped`).
         scaling: Factor of the logits; None: head size ** -0.5.
         options: `sliding_window`: tokens attend to those nearer than this; `softcap`: the logits become
             softcap * tanh(logits / softcap); `position_bias` [1, heads, longest, longest] is added to the logits.
@@ -306,13 +307,13 @@ def _grouped(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
 
 
 def _all_read(forward: Pass, rule: _Rule) -> bool:
-    """Return whether causality and window alone say which tokens a token reads, without a mask of keys."""
+    """Return whether a row's keys are limited by `attended` alone or by causality and window alone, not by both."""
     limited = rule.causal or (rule.window is not None and rule.window < forward.batch.max_length)
     return forward.batch.attended is None or not limited
 
 
 def _mask(keys: Tensor, all_keys: bool, rule: _Rule, columns: Tensor) -> Tensor | None:
-    """Return which keys each query reads, bool [rows, 1, queries or 1, keys]; None if causality alone says it."""
+    """Return which keys each query reads, bool [rows, 1, queries or 1, keys]; None if `is_causal` needs no mask."""
     reach = len(columns) if rule.window is None else rule.window
     windowed = reach < len(columns)
     if all_keys and not windowed:

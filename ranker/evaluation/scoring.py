@@ -178,7 +178,7 @@ def score_batches(
     """Score batches on this process's device, in order; nothing is sent to other processes.
 
     Args:
-        scorer: As for `score_collection`, like the next ones.
+        scorer: See `score_collection`.
         batches: The batches, a dataset with a length.
         devices: The devices of the run.
         collect: Gets each batch and its scores [batch, docs], both on the device.
@@ -219,7 +219,10 @@ def _evaluation_mode(module: ScoringModule) -> Iterator[None]:
 
 
 def _all_gather(padded: Tensor, counts: list[Tensor]) -> Tensor:
-    """Concatenate all devices' values: `padded` [largest count] has this device's, `counts` each device's number."""
+    """Concatenate all devices' values.
+
+    `padded` [largest count] holds this device's values, and `counts` the number of values of each device.
+    """
     parts = [torch.zeros_like(padded) for _ in counts]
     dist.all_gather(parts, padded.contiguous())
     return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])

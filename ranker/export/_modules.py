@@ -133,7 +133,7 @@ def read_encoder(folder: Path, execution: Execution) -> tuple[Encoder, dict[str,
     model, info = text_model.read(folder, config, execution.trust_remote_code)
     if info["missing_keys"]:
         raise CheckpointError(
-            f"{folder}: expected all weights of the encoder, {', '.join(sorted(info['missing_keys']))} are missing"
+            f"{folder}: expected all weights of the encoder, got none for {', '.join(sorted(info['missing_keys']))}"
         )
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=execution.trust_remote_code)
     settings = read_object(folder / "sentence_bert_config.json")
@@ -171,13 +171,15 @@ def write_encoder(folder: Path, encoder: Encoder, max_tokens: int, extra: Mappin
 def write_tokenizer(folder: Path, encoder: Encoder, max_tokens: int, pads_right: bool = True) -> None:
     """Write an encoder's tokenizer so that other programs lay texts out as this one does.
 
-    It gets a padding token, which they need for a batch, and gives no segment ids that the encoder does not read.
+    The stored tokenizer has a padding token, which other programs need for a batch. It gives no segment ids if the
+    encoder does not read them.
 
     Args:
         folder: The folder.
         encoder: The encoder.
         max_tokens: Longest row, special tokens included; stored with the tokenizer.
-        pads_right: Whether others are to pad at the end of rows, where queries are filled, too.
+        pads_right: Whether other programs are to pad on the right, where queries are extended, too; if not, they pad on
+            the tokenizer's own side.
     """
     tokenizer = copy.deepcopy(encoder.tokenizer)
     tokenizer.model_max_length = max_tokens
@@ -196,7 +198,7 @@ def read_dense(module: StoredModule) -> tuple[nn.Linear, nn.Module]:
     """Read a Dense module: its linear layer and its activation, Tanh if its configuration names none.
 
     Raises:
-        CheckpointError: It has a residual, an activation that is none of torch.nn without weights, or no weights.
+        CheckpointError: It has a residual or no weights, or its activation is not a class of torch.nn without weights.
     """
     if module.config.get("use_residual"):
         raise CheckpointError(f"{module.folder}: use_residual: expected a Dense without a residual, got one with it")

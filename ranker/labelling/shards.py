@@ -39,7 +39,7 @@ class ScoreShards:
     """The scores of candidates in a folder, one file for each `shard_queries` queries.
 
     Args:
-        folder: The folder; a part of its name is a hash of everything that decides the scores (`open`).
+        folder: The folder; its name is a hash of everything that decides the scores (`open`).
         candidates: The docs to score.
         shard_queries: Queries per shard.
     """
@@ -94,7 +94,7 @@ class ScoreShards:
         return self.folder / f"shard-{shard:05d}.npz"
 
     def missing(self, rank: int = 0, world: int = 1) -> list[int]:
-        """Return the shards of one of `world` processes that are not scored yet; a damaged file is scored again."""
+        """Return this process's shards that are not scored yet; a shard with a damaged file is scored again."""
         found = []
         for shard in range(rank, len(self), world):
             fault = zip_fault(self.path(shard))

@@ -37,8 +37,8 @@ class ColBERT(nn.Module):
         encoder: The encoder of queries and docs.
         projection: Size of a token vector; None: states of the encoder are the vectors.
         similarity: Of two token vectors: `cosine` or `dot`.
-        query_prompt: Marker before each query, `[Q]`. A token of the vocabulary is used as it is, an unknown one in
-            brackets is added, and anything else is tokenized as text.
+        query_prompt: Marker before each query, such as `[Q]`. A marker of the vocabulary is used as it is. One in
+            brackets that the vocabulary lacks is added to it. Any other marker is tokenized as text.
         doc_prompt: Marker before each doc, `[D]`. Both may be templates that end with `{query}` and `{doc}`.
         instruction: Text for `{instruction}` in such templates.
         query_length: Shorter queries are extended with `[MASK]` to this number of tokens, special ones included; 0: no
@@ -129,7 +129,10 @@ class ColBERT(nn.Module):
         return expanded, doc
 
     def settings(self) -> dict[str, Any]:
-        """Return the options, beside weights and tokenizer, that change the vectors; vectors are stored with a hash."""
+        """Return the options that change the vectors, besides weights and tokenizer.
+
+        A hash of them, the weights and the tokenizer is stored with the vectors.
+        """
         return {
             "scorer": "colbert",
             "similarity": self.similarity,

@@ -79,7 +79,7 @@ class TaskStep(TrainStep):
     """This device's part of one optimizer step.
 
     Args:
-        rows: Rows of each task in the whole step, summed over devices, ranking first; the same tuple on each device.
+        rows: Number of rows of each task in the whole step, over all devices, ranking first; equal on each device.
     """
 
     rows: tuple[int, ...] = field(default=())
@@ -156,7 +156,7 @@ class TaskSteps(TrainSteps):
         )
 
     def _rows(self, task_of: np.ndarray, number_of: np.ndarray) -> np.ndarray:
-        """Return the row in `sequences` of each auxiliary row, given its task and its number there, int64 [rows]."""
+        """Return the index in `sequences` of each auxiliary row, given its task and its number in it, int64 [rows]."""
         pairs = zip(task_of.tolist(), number_of.tolist(), strict=True)
         return np.array([self.tasks[task].rows[number] for task, number in pairs], dtype=np.int64)
 
@@ -212,8 +212,8 @@ class TaskSteps(TrainSteps):
             row_ids: Id of each row within the step [rows].
 
         Returns:
-            One token batch per layout of rows, and a permutation: entry i is the index in `rows` of row i of all
-            batches one after another, int64 [rows].
+            One token batch per layout, and the order in which the batches hold the rows, int64 [rows]: entry i is the
+            index in `rows` of the i-th row of all batches, one after another.
         """
         layouts = self._layouts[rows]
         blocks = [

@@ -313,7 +313,11 @@ class OnlineCoder:
         return arrays
 
     def _outcome(self, stack: ProbeStack, member: Member, first_pairs: int, blocks: list[Block]) -> Outcome:
-        """Return a member's outcome of its later blocks; the first's `first_pairs` pairs have the uniform code."""
+        """Return a member's outcome.
+
+        `blocks` are those after the first one, and the test. The `first_pairs` pairs of the first block have the
+        uniform code.
+        """
         layer, seed, label_set = member
         job, labels = stack.job, stack.job.label_sets[label_set]
         *coded, last = blocks

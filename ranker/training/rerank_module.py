@@ -139,8 +139,8 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
         self._pending = PendingStep(step, self.trainer.global_step, summary)
         finite = summary.isfinite().all()
-        # The flag is read from the optimizer, not from the configuration: a loaded checkpoint overwrites `fused` with
-        # the value on the hardware that wrote it.
+        # Read `fused` from the optimizer, not from the configuration: loading a checkpoint replaces it by the value of
+        # the run that wrote the checkpoint.
         if optimizer.param_groups[0].get("fused"):
             # The fused kernel skips the update of weights and moments if `found_inf` is set. The host must not wait
             # for the GPU, so the host checks this step during the next one.
@@ -271,7 +271,8 @@ class RerankModule(pl.LightningModule):
         """Seed a micro-batch's dropout by its position in the training, so that resuming needs no saved random state.
 
         An encoder without padding computes each dropout mask from the seed and the position in the step, so the masks
-        are the same for any split into micro-batches. Masks of heads and of padded encoders depend on the split.
+        are the same for any split into micro-batches. Masks of scoring heads and of padded encoders depend on the
+        split.
         """
         seed = step.seeds[micro_batch] if step.seeds else self.micro_batch_seed(step, micro_batch)
         torch.default_generator.manual_seed(seed)
@@ -334,8 +335,8 @@ class RerankModule(pl.LightningModule):
         dump = write_dump(self, step, number, loss, norm, ids) if self.nonfinite.folder is not None else None
         text = (
             f"training: expected a finite loss and gradient, got loss {loss} and gradient norm {norm} at step {number} "
-            f"(epoch {step.epoch}, its step {step.index}) "
-            f"of queries {', '.join(ids[:8])}{' ...' if len(ids) > 8 else ''}"
+            f"(epoch {step.epoch}, step {step.index} of this epoch), "
+            f"queries {', '.join(ids[:8])}{' ...' if len(ids) > 8 else ''}"
         )
         if dump is not None:
             text += f"; python -m ranker replay {dump} repeats it"
@@ -382,7 +383,7 @@ class RerankModule(pl.LightningModule):
                     self.log(f"val/{measure}", fmean(of_sets), prog_bar=measure == shown, sync_dist=False)
 
     def _measure(self, run: Run, collection: Collection) -> dict[str, float]:
-        """The means of a run, by their reported names and by their names in `measures`, where these differ.
+        """Return a run's means by their reported names, and also by the names in `measures` where these differ.
 
         Reported names include the collection's relevance threshold, e.g. AP(rel=2); `monitor` has the configured name.
         """

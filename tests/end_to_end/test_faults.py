@@ -188,10 +188,8 @@ def test_pc53_a_loss_that_is_not_finite_stops_with_step_and_queries_and_can_be_r
     (dump,) = (run_folder(tmp_path) / "nonfinite").iterdir()
     about = json.loads((dump / "dump.json").read_text())
     assert "q5" in about["query_ids"] and len(about["query_ids"]) == 4
-    assert (
-        f"at step {about['step']} (epoch 0, its step {about['step']}) of queries {', '.join(about['query_ids'])}"
-        in line
-    )
+    where = f"at step {about['step']} (epoch 0, step {about['step']} of this epoch)"
+    assert f"{where}, queries {', '.join(about['query_ids'])}" in line
     assert f"python -m ranker replay {dump}" in line
     assert not {path.suffix for path in dump.iterdir()} - {".json", ".safetensors", ".yaml"}
     again = forks.run("ranker/commands/replay.py", str(dump), cwd=tmp_path)

@@ -1,5 +1,6 @@
 """`evaluate.py suite=`: files from which every number follows, left-out sets, overlaps, baselines, two processes."""
 
+import csv
 import json
 import shutil
 
@@ -57,11 +58,15 @@ def suite(checkpoint: str, *arguments: str) -> list[str]:
 def done(forks, where):
     train = ["train.py", "data=files", "data.path=sets/first", "encoder=tiny", "logger=none", *SMALL]
     train += ["trainer.max_steps=2", "batch.queries=4", "batch.docs=3"]
+    validated = ["train.py", "--config-dir", "my", *train[1:], "suite=pair"]
     commands = {
         "own": [*train, "name=own"],
         "one": suite("own", "name=one"),
         "other": [*train, "name=other", "seed=1"],
         "against": suite("other", "name=against", "baseline=@outputs/one/*"),
+        "validated": [*validated, "name=validated", "monitor=val/second/nDCG@10"],
+        "after": suite("validated", "name=after"),
+        "monitor": [*validated, "name=monitor", "monitor=val/third/nDCG@10"],
         "no baseline": suite("other", "name=nobase", "baseline=sets"),
         "nowhere": suite("own", "suite.folder=nowhere", "name=nowhere"),
         "odd": suite("own", "suite=odd", "name=odd"),
@@ -89,6 +94,7 @@ def test_all_commands_end_as_they_should(done):
         "key": ["error: suite.sets.first.pth: unknown key for ranker.data.sources.files.Files; did you mean path?"],
         "data": ["error: data: expected none beside suite=", "error: candidates: expected none beside suite="],
         "unknown": ["smal"],
+        "monitor": ["error: monitor: expected one of val/nDCG@10", "val/second/R@100, val/gone/nDCG@10"],
     }
     for name, result in done.items():
         if name in mistakes:
@@ -97,6 +103,22 @@ def test_all_commands_end_as_they_should(done):
             assert "Traceback" not in result["out"] and not result["left"], (name, result["left"])
         else:
             assert result["code"] == 0, (name, result["out"][-2000:])
+
+
+def test_a_training_is_validated_on_the_sets_of_a_suite(done, where):
+    """The values of the best step are those of the written model, evaluated on the suite afterwards."""
+    folder = folder_of(where, "validated")
+    result = json.loads((folder / "result.json").read_text())
+    sets = json.loads((folder_of(where, "after") / "suite.json").read_text())["sets"]
+    expected = {f"val/{name}/nDCG@10": sets[name]["run"]["nDCG@10"] for name in ("first", "second")}
+    with (folder / "metrics.csv").open() as lines:
+        (row,) = [row for row in csv.DictReader(lines) if row["val/nDCG@10"]]
+    for name, value in expected.items():
+        assert float(row[name]) == pytest.approx(value, abs=1e-6)
+    assert float(row["val/nDCG@10"]) == pytest.approx(sum(expected.values()) / 2, abs=1e-6)
+    assert result["objective"] == pytest.approx(expected["val/second/nDCG@10"], abs=1e-6)
+    assert "this training was trained on 24 of the 40 queries of second" in done["validated"]["out"]
+    assert "suite: gone is left out" in done["validated"]["out"]
 
 
 @pytest.mark.parametrize("name", ["one", "against"])
