@@ -64,7 +64,7 @@ def done(forks, where):
         "one": suite("own", "name=one"),
         "other": [*train, "name=other", "seed=1"],
         "against": suite("other", "name=against", "baseline=@outputs/one/*"),
-        "validated": [*validated, "name=validated", "monitor=val/second/nDCG@10"],
+        "validated": [*validated, "name=validated", "logger=csv", "monitor=val/second/nDCG@10"],
         "after": suite("validated", "name=after"),
         "monitor": [*validated, "name=monitor", "monitor=val/third/nDCG@10"],
         "no baseline": suite("other", "name=nobase", "baseline=sets"),
