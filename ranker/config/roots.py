@@ -243,6 +243,29 @@ class MergeConfig:
 
 
 @dataclass
+class CompressConfig:
+    """Root of `ranker compress`."""
+
+    name: Text = "compress"
+    checkpoint: Text = MISSING
+    weights: Text = "best"
+    trust_remote_code: bool = False
+    data: Any = None
+    layers: Any = None
+    drop: Text = "top"
+    units: float = 1.0
+    multiple: int = 8
+    pairs: int = 128
+    split: Text = "train"
+    candidates: Text | None = None
+    depth: int | None = None
+    add_positives: bool = False
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    cache_dir: Text = ".cache"
+
+
+@dataclass
 class ProbeTrainingConfig:
     """Training of a probe; conf/probe.yaml explains the keys."""
 
@@ -317,6 +340,7 @@ ROOTS: dict[str, type] = {
     "label": LabelConfig,
     "rerank": RerankConfig,
     "merge": MergeConfig,
+    "compress": CompressConfig,
 }
 
 

@@ -78,6 +78,8 @@ RANGES = {
             "max_doc_tokens",
             "save_every_steps",
             "top_k",
+            "pairs",
+            "multiple",
             "encode.shard_docs",
             "shard_queries",
             "keep",
@@ -180,12 +182,14 @@ RANGES = {
     "MonoBERT.num_labels": Range(1, 2),
     "Multitask.num_labels": Range(1, 2),
     "portions": Range(0, 1, above=True),
+    "units": Range(0, 1, above=True),
 }
 SPLITS, SIMILARITIES = ("test", "val", "train"), ("cosine", "dot")
 POOLINGS = ("cls", "mean", "max", "last", "weightedmean")
 WORDS = {
     "weights": ("best", "last"),
     "split": SPLITS,
+    "drop": ("top", "alternate", "contribution"),
     "scale": ("auto", "none", "zscore", "minmax"),
     "mine": SPLITS,
     "encode.dtype": ("float32", "float16"),

@@ -65,8 +65,6 @@ def test_every_yaml_composes_and_passes_the_check(path, small_files, tmp_path):
         "train",
     )
     overrides = [f"{group}={path.stem}"]
-    if group == "suite":  # for a checkpoint only
-        overrides.append("checkpoint=.")
     if path.stem == "files":
         overrides.append(f"data.path={small_files}")
     filled = (

@@ -1,0 +1,123 @@
+"""How much each layer and each feed-forward unit of a trained ranker matters for its scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
+
+from ranker.types import RankBatch
+
+
+def layer_contributions(scorer: Any, batches: Iterable[RankBatch]) -> Tensor:
+    """Return how much each layer changes the states: 1 - the mean cosine of a token's state before and after it.
+
+    Contribution-based dropping of "Poor Man's BERT" (Sajjad et al., 2020, arXiv:2004.03844), over all tokens.
+
+    Args:
+        scorer: The scorer, in evaluation mode.
+        batches: The batches, on the scorer's device.
+
+    Returns:
+        float64 [layers]
+    """
+    total, tokens = torch.zeros(scorer.encoder.num_layers, dtype=torch.float64), 0
+    with torch.no_grad():
+        for batch in batches:
+            part = batch.pairs if batch.pairs is not None else batch.docs
+            assert part is not None
+            states = list(scorer.encoder.layers(part))
+            for i, (before, after) in enumerate(pairwise(states)):
+                total[i] += (1 - cosine_similarity(before.double(), after.double(), dim=-1)).sum().cpu()
+            tokens += part.num_tokens
+    return total / tokens
+
+
+def unit_importances(
+    scorer: Any, batches: Iterable[RankBatch], outputs: Callable[[nn.Module], dict[int, nn.Linear]]
+) -> list[Tensor]:
+    """Return how much the score of a pair changes if a feed-forward unit is set to 0, to first order.
+
+    For unit h of a layer: the mean over pairs of |sum over tokens of h * ds/dh|, as for heads in Michel et al., 2019
+    (arXiv:1905.10650, section 4.1), with the score s in place of the loss, so that no labels are needed.
+
+    Args:
+        scorer: The scorer, in evaluation mode, through transformers' own forward (`encoder.ragged=false`).
+        batches: Batches of one pair each.
+        outputs: Returns the linear layer that reads the units of each layer, by its number.
+
+    Returns:
+        float64 [units] for each layer.
+    """
+    layers = outputs(scorer.encoder.model)
+    sums = {i: torch.zeros(linear.in_features, dtype=torch.float64) for i, linear in layers.items()}
+    count = 0
+
+    def record(number: int) -> Callable[..., None]:
+        def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            units = inputs[0]
+
+            def add(gradient: Tensor) -> None:
+                change = (units.detach().double() * gradient.double()).reshape(-1, units.shape[-1]).sum(0)
+                sums[number] += change.abs().cpu()
+
+            units.register_hook(add)
+
+        return hook
+
+    hooks = [linear.register_forward_pre_hook(record(i)) for i, linear in layers.items()]
+    try:
+        for batch in batches:
+            scorer.zero_grad()
+            scorer(batch)[batch.doc_mask].sum().backward()
+            count += 1
+    finally:
+        for hook in hooks:
+            hook.remove()
+    scorer.zero_grad()
+    return [sums[i] / max(count, 1) for i in sorted(sums)]
+
+
+def kept_layers(total: int, layers: int, drop: str, contributions: Tensor | None = None) -> list[int]:
+    """Return the indices of the layers to keep, ascending.
+
+    Args:
+        total: Number of layers.
+        layers: Number of layers to keep.
+        drop: `top` keeps the lower ones; `alternate` keeps evenly spaced ones, among them the first and, of two or
+            more, the last; `contribution` keeps the first and those with the largest contributions.
+        contributions: Of each layer [total], for `contribution`.
+
+    >>> kept_layers(6, 3, "top"), kept_layers(6, 3, "alternate"), kept_layers(12, 6, "alternate")
+    ([0, 1, 2], [0, 2, 5], [0, 2, 4, 7, 9, 11])
+    >>> kept_layers(4, 2, "contribution", torch.tensor([0.1, 0.2, 0.4, 0.3]))
+    [0, 2]
+    """
+    if drop == "top" or layers == 1:
+        return list(range(layers))
+    if drop == "alternate":
+        return [int(i * (total - 1) / (layers - 1) + 0.5 - 1e-9) for i in range(layers)]
+    assert contributions is not None
+    order = sorted(range(1, total), key=lambda i: (-float(contributions[i]), i))
+    return sorted([0, *order[: layers - 1]])
+
+
+def kept_units(importances: Tensor, share: float, multiple: int) -> Tensor:
+    """Return the indices of the units with the largest importances, ascending, int64 [kept].
+
+    Args:
+        importances: [units].
+        share: Share of units to keep, above 0.
+        multiple: The number is rounded up to a multiple of this, and is at most the number of units.
+
+    >>> kept_units(torch.tensor([0.1, 0.4, 0.3, 0.2]), 0.5, 1).tolist()
+    [1, 2]
+    """
+    total = len(importances)
+    count = min(total, -(-round(share * total + 0.499999) // multiple) * multiple)
+    order = torch.argsort(importances, descending=True, stable=True)
+    return order[:count].sort().values

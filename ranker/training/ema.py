@@ -1,0 +1,35 @@
+"""An exponential moving average of the weights, which is validated and stored in place of the trained weights."""
+
+from __future__ import annotations
+
+from lightning.pytorch.callbacks import EMAWeightAveraging
+
+from ranker.errors import ConfigError
+
+
+class EMA(EMAWeightAveraging):
+    """Lightning's average of the weights: average = decay * average + (1 - decay) * weights after each step.
+
+    Validation, the checkpoints' `state_dict` and `model/` have the average. Checkpoints also hold the trained weights,
+    so a resume is exact.
+
+    Args:
+        decay: Share of the average that stays at each step, at least 0 and below 1.
+        every_n_steps: Steps between two updates of the average.
+        start: Step from which on the average is updated; before it, the average is the initial weights.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    def __init__(self, decay: float = 0.999, every_n_steps: int = 1, start: int = 0) -> None:
+        if not 0 <= decay < 1:
+            raise ConfigError(f"callbacks.ema.decay: expected at least 0 and below 1, got {decay}")
+        if every_n_steps < 1:
+            raise ConfigError(f"callbacks.ema.every_n_steps: expected at least 1, got {every_n_steps}")
+        super().__init__(
+            use_buffers=False,  # no model has buffers that training changes
+            decay=decay,
+            update_every_n_steps=every_n_steps,
+            update_starting_at_step=start,
+        )

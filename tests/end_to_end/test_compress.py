@@ -1,0 +1,71 @@
+"""`ranker compress`: a run becomes a smaller model that evaluates and trains further; mistakes in one line."""
+
+import json
+
+import pytest
+from commands import run_all
+
+CPU = ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false"]
+COMPRESS = ["ranker/__main__.py", "compress", "checkpoint=@outputs/own/*"]
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory):
+    return tmp_path_factory.mktemp("compress")
+
+
+@pytest.fixture(scope="module")
+def done(forks, where, small_files):
+    train = [
+        "train.py",
+        "data=files",
+        f"data.path={small_files}",
+        "depth=6",
+        "logger=none",
+        "trainer.max_steps=2",
+        *CPU,
+    ]
+    train += ["batch.queries=4", "batch.docs=3"]
+    commands = {
+        "train": [*train, "encoder=tiny", "name=own"],
+        "small": [*COMPRESS, "name=small", "layers=1", "drop=contribution", "units=0.5", "pairs=20"],
+        "evaluate": ["evaluate.py", "checkpoint=@outputs/small/*/model", "name=evaluated", *CPU],
+        "further": [*train, "checkpoint=@outputs/small/*/model", "name=further"],
+        "layers": [*COMPRESS, "layers=5"],
+        "indices": [*COMPRESS, "layers=[0,7]"],
+        "units": [*COMPRESS, "units=0"],
+        "drop": [*COMPRESS, "layers=1", "drop=bottom"],
+    }
+    return run_all(commands, where, forks=forks)
+
+
+def test_the_smaller_model_is_one_to_use(done, where, small_files):
+    for name in ("train", "small", "evaluate", "further"):
+        assert done[name]["code"] == 0, done[name]["out"][-2000:]
+    folder = next((where / "outputs/small").iterdir())
+    content = json.loads((folder / "compress.json").read_text())
+    config = json.loads((folder / "model/config.json").read_text())
+    whole = json.loads((next((where / "outputs/own").iterdir()) / "model/config.json").read_text())
+    assert content["pairs"] == 20
+    assert config["num_hidden_layers"] == 1 < whole["num_hidden_layers"]
+    assert config["intermediate_size"] == content["units"] == whole["intermediate_size"] // 2
+    assert content["after"]["parameters"] < content["before"]["parameters"]
+    assert content["after"]["megabytes"] < content["before"]["megabytes"]
+    evaluated = next((where / "outputs/evaluated").iterdir())
+    assert (evaluated / "evaluation" / small_files.name / "metrics.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("layers", "layers: expected 1 to 2, the layers of the model, got 5"),
+        ("indices", "layers: expected different indices from 0 to 1, got [0, 7]"),
+        ("units", "units: expected a number above 0 and at most 1, got 0"),
+        ("drop", "drop: expected one of top, alternate, contribution; got 'bottom'"),
+    ],
+)
+def test_mistakes_are_one_line(done, name, message):
+    assert done[name]["code"] == 1
+    (error,) = [line for line in done[name]["out"].splitlines() if line.startswith("error: ")]
+    assert message in error
+    assert "Traceback" not in done[name]["out"]
