@@ -11,7 +11,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.assembly.scorer import in_batch_negatives
+from ranker.assembly.scorer import has_penalties, in_batch_negatives
 from ranker.config.sets import SET_KEYS, sets_of
 from ranker.config.signatures import parameters_of
 from ranker.config.targets import constructor_keys
@@ -19,6 +19,7 @@ from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
 from ranker.data.mixed_data import MixedData, MixedSet, merged, warn_of_shared_queries
+from ranker.data.token_counts import document_frequencies
 from ranker.data.query_docs import apply_mode, warn_of_query_docs
 from ranker.errors import ConfigError, errors_of
 from ranker.hashing import mix
@@ -199,6 +200,27 @@ def build_data(cfg: DictConfig, splits: Splits, scorer: Scorer) -> RankData:
     )
 
 
+def start_from_docs(cfg: DictConfig, splits: Splits, scorer: Scorer) -> None:
+    """Give a scorer that starts from counts of its training docs (`start_from_docs`) these counts.
+
+    Args:
+        cfg: The configuration of the training.
+        splits: What it has loaded.
+        scorer: The scorer.
+    """
+    start: Any = getattr(scorer, "start_from_docs", None)
+    if start is None or cfg.checkpoint is not None:  # a stored model has started
+        return
+    data = build_data(cfg, splits, scorer)
+    size, (frequencies, num_docs) = scorer.dim, (0, 0)  # type: ignore[attr-defined]
+    for part in splits.sets.values() if splits.sets else [splits]:
+        if part.train is not None:
+            collator = data.collator(part.train)
+            frequencies = frequencies + document_frequencies(collator.docs, collator.max_doc_tokens, size)
+            num_docs += len(collator.docs)
+    start(torch.from_numpy(frequencies), num_docs)
+
+
 def _rank_data(cfg: DictConfig, splits: Splits, scorer: Scorer, node: Any, seed: int) -> RankData:
     """Loaders of one source.
 
@@ -222,5 +244,6 @@ def _rank_data(cfg: DictConfig, splits: Splits, scorer: Scorer, node: Any, seed:
             teacher=node.get("teacher"),
             random_negatives=node.get("random_negatives", False),
             in_batch=in_batch_negatives(cfg),
+            whole_step=has_penalties(cfg),
         ),
     )
