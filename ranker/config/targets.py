@@ -21,6 +21,7 @@ TRUSTED = {
     "model": (
         "ranker.models.",
         "ranker.retrieval.bm25.BM25",
+        "ranker.retrieval.tfidf.TFIDF",
         "ranker.multitask.options.",
         "ranker.multitask.multitask.",
     ),
