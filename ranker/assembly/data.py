@@ -17,6 +17,7 @@ from ranker.config.signatures import parameters_of
 from ranker.config.targets import constructor_keys
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
+from ranker.data.expansion import expanded
 from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
 from ranker.data.mixed_data import MixedData, MixedSet, merged, warn_of_shared_queries
 from ranker.data.token_counts import document_frequencies
@@ -45,6 +46,7 @@ def load_source(node: Any, cache_dir: str = ".cache") -> Splits:
     takes_cache = "cache_dir" in (parameters_of(str(node.get("_target_"))) or {})
     passed = {"cache_dir": cache_dir} if takes_cache else {}
     splits = instantiate(constructor_keys("data", node), **passed).load()
+    splits = expanded(splits, Path(node["expansion"]) if node.get("expansion") else None)
     return apply_mode(splits, node.get("drop_query_docs", "auto"))
 
 

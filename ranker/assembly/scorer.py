@@ -121,6 +121,7 @@ def training_module(cfg: DictConfig) -> Callable[..., RerankModule]:
         return partial(MultitaskModule, weighting=instantiate(cfg.model.weighting))
     if has_penalties(cfg):
         sparsity = Sparsity(**{field.name: cfg.model[field.name] for field in fields(Sparsity)})
+        sparsity.check()
         return partial(SparseModule, sparsity=sparsity, symmetric=cfg.model.symmetric)
     return partial(ContrastiveModule, symmetric=cfg.model.symmetric) if in_batch_negatives(cfg) else RerankModule
 

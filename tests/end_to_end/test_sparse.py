@@ -69,12 +69,7 @@ def assert_equal_to_rounding(got, expected):
 
 
 @pytest.mark.parametrize("model", sparse_run.MODELS)
-def test_a_tenth_of_the_memory_changes_nothing_but_rounding(alone, model):
-    assert_equal_to_rounding(alone(model=model, **TENTH), alone(model=model))
-
-
-@pytest.mark.parametrize("model", sparse_run.MODELS)
-def test_two_processes_change_nothing_but_rounding(together, alone, model):
+def test_two_processes_and_a_tenth_of_the_memory_change_nothing_but_rounding(together, alone, model):
     assert_equal_to_rounding(together[model], alone(model=model))
 
 
