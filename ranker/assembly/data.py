@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -17,11 +18,11 @@ from ranker.config.signatures import parameters_of
 from ranker.config.targets import constructor_keys
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
-from ranker.data.expansion import expanded
 from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
+from ranker.data.expansion import expanded
 from ranker.data.mixed_data import MixedData, MixedSet, merged, warn_of_shared_queries
-from ranker.data.token_counts import document_frequencies
 from ranker.data.query_docs import apply_mode, warn_of_query_docs
+from ranker.data.token_counts import document_frequencies
 from ranker.errors import ConfigError, errors_of
 from ranker.hashing import mix
 from ranker.models.interface import Scorer
@@ -214,11 +215,12 @@ def start_from_docs(cfg: DictConfig, splits: Splits, scorer: Scorer) -> None:
     if start is None or cfg.checkpoint is not None:  # a stored model has started
         return
     data = build_data(cfg, splits, scorer)
-    size, (frequencies, num_docs) = scorer.dim, (0, 0)  # type: ignore[attr-defined]
+    size: int = scorer.dim  # type: ignore[attr-defined]
+    frequencies, num_docs = np.zeros(size, dtype=np.int64), 0
     for part in splits.sets.values() if splits.sets else [splits]:
         if part.train is not None:
             collator = data.collator(part.train)
-            frequencies = frequencies + document_frequencies(collator.docs, collator.max_doc_tokens, size)
+            frequencies += document_frequencies(collator.docs, collator.max_doc_tokens, size)
             num_docs += len(collator.docs)
     start(torch.from_numpy(frequencies), num_docs)
 

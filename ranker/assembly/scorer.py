@@ -24,7 +24,7 @@ from ranker.multitask.module import MultitaskModule
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.rerank_module import RerankModule
 from ranker.training.set_losses import SetLosses
-from ranker.training.sparse_module import Sparsity, SparseModule
+from ranker.training.sparse_module import SparseModule, Sparsity
 from ranker.types import Loss
 
 log = logging.getLogger(__name__)

@@ -62,11 +62,11 @@ class MixedSteps(Dataset[TrainStep]):
             sum(int((part.doc_rows >= 0).sum()) for part in drawn),
             set_groups=tuple(set_groups),
         )
-        part = self._parts[drawn[0].set_index]
-        if part.positives is None and not part.whole_step:
+        steps = self._parts[drawn[0].set_index]
+        if steps.positives is None and not steps.whole_step:
             return step
         (only,) = drawn  # `batches` is one_set
-        return replace(step, contrast=part.contrast(only.query_rows, only.doc_rows, only.labels))
+        return replace(step, contrast=steps.contrast(only.query_rows, only.doc_rows, only.labels))
 
     def _draw(self, epoch: int, index: int) -> list[_Drawn]:
         """The groups of a step, one entry per set."""

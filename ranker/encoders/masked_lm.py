@@ -41,7 +41,8 @@ class MaskedLMHead(nn.Module):
         config = copy.deepcopy(encoder.config)
         if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
             raise CheckpointError(
-                f"model: expected an encoder with a masked language model (BERT, ModernBERT, ...), got {config.model_type}"
+                f"model: expected an encoder with a masked language model (BERT, ModernBERT, ...), "
+                f"got {config.model_type}"
             )
         whole = one_layer(encoder, config, AutoModelForMaskedLM, whole_head=True)
         base = getattr(whole, whole.base_model_prefix)

@@ -192,9 +192,10 @@ def one_layer(encoder: Encoder, config: Any, auto_class: Any, whole_head: bool =
         )  # fmt: skip
         missing = sorted(set(outside) & set(info["missing_keys"]))
         if whole_head and missing:
+            kind = auto_class.__name__.removeprefix("AutoModel")
             raise CheckpointError(
-                f"{encoder.source}: expected weights with the head of a {auto_class.__name__.removeprefix('AutoModel')} "
-                f"model, {', '.join(missing)} are missing; take a checkpoint that has them"
+                f"{encoder.source}: expected weights with the head of a {kind} model, {', '.join(missing)} are "
+                "missing; take a checkpoint that has them"
             )
     return whole.eval()
 

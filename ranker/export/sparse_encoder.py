@@ -127,9 +127,7 @@ def write(folder: Path, model: SparseModel, max_tokens: int, max_query_tokens: i
         }
         write_json(folder / "router_config.json", router)
         modules = [("", "sentence_transformers.base.modules.router.Router")]
-    write_modules(
-        folder, modules, {"query": model.query_prompt, "document": model.doc_prompt}, "SparseEncoder", "dot"
-    )
+    write_modules(folder, modules, {"query": model.query_prompt, "document": model.doc_prompt}, "SparseEncoder", "dot")
 
 
 def _write_side(
@@ -180,7 +178,7 @@ def read(folder: Path, execution: Execution) -> SparseModel:
     chains = read_modules(folder)
     doc_pooling = _pooling_of(folder, chains["document"])
     prompts = read_object(folder / SETTINGS).get("prompts") or {}
-    texts = {"query_prompt": prompts.get("query") or "", "doc_prompt": prompts.get("document") or ""}
+    settings = (*doc_pooling, prompts.get("query") or "", prompts.get("document") or "")
     similarity = read_object(folder / SETTINGS).get("similarity_fn_name")
     if similarity not in (None, "dot"):
         raise CheckpointError(f"{folder}: similarity_fn_name: expected dot, got {similarity!r}")
@@ -199,9 +197,9 @@ def read(folder: Path, execution: Execution) -> SparseModel:
                 f"{'none' if weights is None else tuple(weights.shape)}"
             )
         frozen = bool(static.config.get("frozen"))
-        return SparseModel(doc, doc, *doc_pooling, **texts, query_weights=weights, frozen=frozen)
+        return SparseModel(doc, doc, *settings, weights, frozen)
     if chains["query"] == chains["document"]:
-        return SparseModel(doc, doc, *doc_pooling, **texts)
+        return SparseModel(doc, doc, *settings)
     query_pooling = _pooling_of(folder, chains["query"])
     if query_pooling != doc_pooling:
         raise CheckpointError(
@@ -210,7 +208,7 @@ def read(folder: Path, execution: Execution) -> SparseModel:
     query = _read_side(chains["query"][0].folder, execution)
     if tokenizer_fingerprint(query.encoder.tokenizer) != tokenizer_fingerprint(doc.encoder.tokenizer):
         raise CheckpointError(f"{folder}: expected the same tokenizer for queries and docs, got two")
-    return SparseModel(query, doc, *doc_pooling, **texts)
+    return SparseModel(query, doc, *settings)
 
 
 def _pooling_of(folder: Path, chain: list[StoredModule]) -> tuple[str, str]:

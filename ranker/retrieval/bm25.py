@@ -48,7 +48,7 @@ class _TokenIds:
 
 
 class BM25:
-    r"""BM25 over title and text, computed by bm25s; in Lucene's variant, unless another is chosen:
+    r"""BM25 over title and text, computed by bm25s; by default in Lucene's variant.
 
     .. math:: s(q, d) = \sum_{t \in q} \log\left(1 + \frac{N - n_t + 0.5}{n_t + 0.5}\right)
         \frac{f_{td}}{f_{td} + k_1 (1 - b + b |d| / \bar{|d|})}
@@ -96,15 +96,17 @@ class BM25:
         self._doc_ids = np.array(ids, dtype=np.bytes_)
         self._id_ranks = np.empty(len(ids), dtype=np.int32)
         self._id_ranks[np.argsort(self._doc_ids, kind="stable")] = np.arange(len(ids), dtype=np.int32)
-        self._vocabulary, self._index = vocabulary, None
+        self._vocabulary = vocabulary
+        self._index: Any = None
         # what a query word adds to the score of each doc without it (bm25l, bm25+), [words]
         self._floor: np.ndarray | None = None
         if vocabulary and variant == "tfidf":
             self._index = TFIDFWeights(tokens.offsets, tokens.flat, vocabulary)
         elif vocabulary:
-            self._index = _bm25s_index(tokens, vocabulary, variant, k1=k1, b=b, delta=delta)
+            index = _bm25s_index(tokens, vocabulary, variant, k1=k1, b=b, delta=delta)
             # kept apart, so that a score above 0 means a shared word
-            self._floor, self._index.nonoccurrence_array = self._index.nonoccurrence_array, None
+            self._floor, index.nonoccurrence_array = index.nonoccurrence_array, None
+            self._index = index
             weights = self._index.scores["data"]
             bad = int((~np.isfinite(weights)).sum())
             if bad:
@@ -178,7 +180,9 @@ class BM25:
 
     def _floor_of(self, word: str) -> float:
         """Return what a word of a query adds to the score of each doc."""
-        return float(self._floor[self._vocabulary[word]]) if self._floor is not None and word in self._vocabulary else 0.0
+        return (
+            float(self._floor[self._vocabulary[word]]) if self._floor is not None and word in self._vocabulary else 0.0
+        )
 
     def explain(self, query: str, doc_id: str) -> list[tuple[str, float, float]]:
         """Return the words that make a doc's score: word, its count in the query, its weight, largest product first.

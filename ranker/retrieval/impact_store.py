@@ -1,4 +1,4 @@
-"""Term weights (impacts) of a collection on disk: a folder of shards, which hold the docs' ids and their sparse vectors.
+"""Term weights (impacts) of a collection on disk: a folder of shards, which hold the docs' ids and sparse vectors.
 
 A folder has `encoded.json` (its `Description`) and a folder per shard with the files
 

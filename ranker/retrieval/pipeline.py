@@ -248,6 +248,7 @@ def in_words(report: Mapping[str, Any]) -> str:
         terms = (
             f"; {report['query_terms']:.1f} terms a query, {report['doc_terms']:.1f} a doc, "
             f"{report['flops']:.2f} products a pair"
+            + (f", recall@10 {report['recall@10']:.3f} of the exact search" if "recall@10" in report else "")
         )
     return (
         f"{report['queries']} queries over {report['docs']} docs in {report['seconds']:.1f} s{single}; "

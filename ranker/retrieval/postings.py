@@ -32,9 +32,9 @@ class Postings:
         num_docs: Number of docs.
     """
 
-    def __init__(
-        self, starts: np.ndarray, rows: np.ndarray, impacts: np.ndarray, scale: float, num_docs: int
-    ) -> None:
+    exact = True
+
+    def __init__(self, starts: np.ndarray, rows: np.ndarray, impacts: np.ndarray, scale: float, num_docs: int) -> None:
         self.starts, self.rows, self.impacts, self.scale, self.num_docs = starts, rows, impacts, scale, num_docs
 
     @property

@@ -85,7 +85,6 @@ class BM25Engine:
         scores = dict(zip(ranking[query_id], ranking.scores_of(query_id).tolist(), strict=True))
         return {doc_id: scores[doc_id] for doc_id in doc_ids if doc_id in scores}
 
-
     def explain(self, query_id: str, doc_id: str) -> list[tuple[str, float, float]]:
         """Return the words that a query and a doc share, see `BM25.explain`.
 

@@ -48,9 +48,7 @@ class Sparsity:
             ConfigError: A value is out of range.
         """
         if self.regularizer not in REGULARIZERS:
-            raise ConfigError(
-                f"model.regularizer: expected one of {', '.join(REGULARIZERS)}; got {self.regularizer!r}"
-            )
+            raise ConfigError(f"model.regularizer: expected one of {', '.join(REGULARIZERS)}; got {self.regularizer!r}")
         for key in ("query_penalty", "doc_penalty", "penalty_warmup"):
             value = getattr(self, key)
             if not (math.isfinite(value) and value >= 0) or (key == "penalty_warmup" and value > 1):

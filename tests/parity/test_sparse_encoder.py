@@ -15,9 +15,9 @@ from ranker.errors import CheckpointError
 from ranker.models.splade import SPLADE
 
 pytest.importorskip("sentence_transformers")
-from sentence_transformers import SparseEncoder  # noqa: E402
-from sentence_transformers.base.modules import Router, Transformer  # noqa: E402
-from sentence_transformers.sparse_encoder.modules import SpladePooling, SparseStaticEmbedding  # noqa: E402
+from sentence_transformers import SparseEncoder
+from sentence_transformers.base.modules import Router, Transformer
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 
 spec = importlib.util.spec_from_file_location("dense", Path(__file__).with_name("test_sentence_transformers.py"))
 dense = importlib.util.module_from_spec(spec)
@@ -59,7 +59,9 @@ def routed(kind, folders):
 @pytest.mark.parametrize("kind", ["max", "sum", "log1p_relu", "separate", "idf", "learned"])
 def test_a_sparse_encoder_loads_and_is_written_with_the_same_scores(tmp_path, folders, kind):
     if kind in ("max", "sum", "log1p_relu"):
-        modules = side(folders[0], "max" if kind == "log1p_relu" else kind, "log1p_relu" if kind == "log1p_relu" else "relu")
+        modules = side(
+            folders[0], "max" if kind == "log1p_relu" else kind, "log1p_relu" if kind == "log1p_relu" else "relu"
+        )
     else:
         modules = [routed(kind, folders)]
     model = SparseEncoder(modules=modules, device="cpu", similarity_fn_name="dot")

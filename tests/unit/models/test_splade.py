@@ -105,7 +105,7 @@ def test_queries_without_an_encoder_have_the_weights_of_their_tokens(texts, scor
     assert got == pytest.approx(expected) and (found[0] > 0).sum() == 2
     assert found[1].nonzero().flatten().tolist() == [vocabulary["e"]]  # no special token
     learned = scorer_of(queries="learned")
-    learned(batch).sum().backward()
+    learned.encode_queries(batch.queries).values.sum().backward()
     assert learned.query_weights.grad.nonzero().flatten().tolist() == sorted(vocabulary[token] for token in "bce")
 
 
@@ -118,10 +118,12 @@ def test_wrong_options_and_encoders(scorer_of, tmp_path):
     ):
         with pytest.raises(ConfigError, match=message):
             scorer_of(**options)
-    with pytest.raises(CheckpointError, match="expected an encoder with a masked language model .*, got llama"):
+    with pytest.raises(CheckpointError, match=r"expected an encoder with a masked language model .*, got llama"):
         SPLADE(load_encoder("tiny_lm"))
     DPR(load_encoder("tiny")).save(tmp_path / "dpr", 64)  # an encoder without the head
-    with pytest.raises(CheckpointError, match=r"expected weights with the head of a MaskedLM model, cls\.predictions"):
+    with pytest.raises(
+        CheckpointError, match=r"expected weights with the head of a ForMaskedLM model, cls\.predictions"
+    ):
         SPLADE(load_encoder(str(tmp_path / "dpr")))
 
 

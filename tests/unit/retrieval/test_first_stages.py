@@ -29,7 +29,9 @@ def by_hand(variant, doc_id, word):
         "lucene": lambda: math.log(1 + (N - df + 0.5) / (df + 0.5)) * count / (count + K1 * norm),
         "robertson": lambda: math.log(max(1, (N - df + 0.5) / (df + 0.5))) * count / (count + K1 * norm),
         "atire": lambda: math.log(N / df) * count * (K1 + 1) / (count + K1 * norm),
-        "bm25l": lambda: math.log((N + 1) / (df + 0.5)) * (K1 + 1) * (count / norm + DELTA) / (K1 + count / norm + DELTA),
+        "bm25l": lambda: (
+            math.log((N + 1) / (df + 0.5)) * (K1 + 1) * (count / norm + DELTA) / (K1 + count / norm + DELTA)
+        ),
         "bm25+": lambda: math.log((N + 1) / df) * (count * (K1 + 1) / (count + K1 * norm) + DELTA),
     }[variant]()
 
@@ -57,7 +59,9 @@ def test_robertson_is_never_negative():
 
 def test_a_first_stage_of_another_variant_has_its_own_cache(tmp_path):
     collection = Collection("small", DOCS, {"q": "gull fish"}, {})
-    runs = [first_stage(collection, 3, tmp_path, FirstStage(variant=variant)).to_run() for variant in ("lucene", "tfidf")]
+    runs = [
+        first_stage(collection, 3, tmp_path, FirstStage(variant=variant)).to_run() for variant in ("lucene", "tfidf")
+    ]
     assert runs[0] != runs[1] == TFIDF(DOCS).search({"q": "gull fish"}, 3).to_run()
     assert len(list((tmp_path / "bm25").glob("*.npz"))) == 2
 

@@ -16,6 +16,7 @@ from ranker.models.tildev2 import TILDEv2
 from ranker.retrieval import pipeline
 from ranker.retrieval.encode import Device, encode_queries
 from ranker.retrieval.indexes.flat import Flat
+from ranker.retrieval.indexes.seismic import Seismic
 from ranker.retrieval.indexes.sparse import Sparse
 from ranker.retrieval.pipeline import EncodeOptions
 from ranker.retrieval.postings import Postings
@@ -69,7 +70,9 @@ def test_the_best_docs_are_those_of_brute_force(engine_of, splade, model):
     engine = engine_of(scorer)
     for depth in (3, 1000):
         run = engine.search(QUERIES, depth)
-        got = {query_id: list(zip(run[query_id], run.scores_of(query_id).tolist(), strict=True)) for query_id in QUERIES}
+        got = {
+            query_id: list(zip(run[query_id], run.scores_of(query_id).tolist(), strict=True)) for query_id in QUERIES
+        }
         assert got == brute_force(engine, scorer, depth)
     with torch.no_grad():
         docs = scorer.encode_docs(engine.collator.doc_batch(np.arange(60))).values
@@ -172,3 +175,25 @@ def test_the_terms_of_a_score_add_up_to_it(engine_of, splade):
     for ids, missing in ((("q3", "nothing"), "doc 'nothing'"), (("nobody", doc_id), "query 'nobody'")):
         with pytest.raises(DataError, match=f"^explain: expected QUERY_ID,DOC_ID of the set, got no {missing}$"):
             engine.explain(*ids)
+
+
+def test_seismic_finds_most_of_the_best_docs_with_their_exact_scores(engine_of, splade, capfd):
+    pytest.importorskip("seismic")
+    exact, near = engine_of(splade), engine_of(splade, Seismic(query_terms=200, heap_factor=0.7, rescore=3))
+    expected, found = exact.search(QUERIES, 60).to_run(), near.search(QUERIES, 10).to_run()
+    for query_id in QUERIES:
+        assert found[query_id] == {doc_id: expected[query_id][doc_id] for doc_id in found[query_id]}
+        assert list(found[query_id].values()) == sorted(found[query_id].values(), reverse=True)
+    assert near.figures(QUERIES)["recall@10"] > 0.8 and near.num_bytes > 0
+    assert not capfd.readouterr().out  # the library's own output
+    unknown = near._best(np.array([splade.dim - 1]), np.array([1.0]), 5)  # perhaps a word of no doc
+    assert len(unknown[0]) <= 5
+
+
+def test_wrong_options_of_seismic():
+    for options, message in (
+        ({"postings": 0}, "index.postings: expected at least 1, got 0"),
+        ({"heap_factor": 2.0}, "index.heap_factor: expected above 0 and at most 1, got 2.0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Seismic(**options)
