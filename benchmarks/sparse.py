@@ -3,8 +3,8 @@
     OMP_NUM_THREADS=1 python benchmarks/sparse.py                          # the packaged encoder, 30,522 words
     OMP_NUM_THREADS=1 python benchmarks/sparse.py --vocabulary 50368       # the same sizes with random weights
 
-Both programs encode the first docs of the built-in collection, cut to `--tokens`, each in a process of its own, in turn,
-`--rounds` times; the best round counts. The term weights are compared.
+Both programs encode the first docs of the built-in collection, cut to `--tokens`, each in a process of its own, in
+turn, `--rounds` times; the best round counts. The sums of all term weights are shown.
 """
 
 import argparse
