@@ -7,19 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.assembly.scorer import in_batch_negatives
+from ranker.assembly.scorer import has_penalties, in_batch_negatives
 from ranker.config.sets import SET_KEYS, sets_of
 from ranker.config.signatures import parameters_of
 from ranker.config.targets import constructor_keys
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
+from ranker.data.expansion import expanded
 from ranker.data.mixed_data import MixedData, MixedSet, merged, warn_of_shared_queries
 from ranker.data.query_docs import apply_mode, warn_of_query_docs
+from ranker.data.token_counts import document_frequencies
 from ranker.errors import ConfigError, errors_of
 from ranker.hashing import mix
 from ranker.models.interface import Scorer
@@ -44,6 +47,7 @@ def load_source(node: Any, cache_dir: str = ".cache") -> Splits:
     takes_cache = "cache_dir" in (parameters_of(str(node.get("_target_"))) or {})
     passed = {"cache_dir": cache_dir} if takes_cache else {}
     splits = instantiate(constructor_keys("data", node), **passed).load()
+    splits = expanded(splits, Path(node["expansion"]) if node.get("expansion") else None)
     return apply_mode(splits, node.get("drop_query_docs", "auto"))
 
 
@@ -199,6 +203,28 @@ def build_data(cfg: DictConfig, splits: Splits, scorer: Scorer) -> RankData:
     )
 
 
+def start_from_docs(cfg: DictConfig, splits: Splits, scorer: Scorer) -> None:
+    """Give a scorer that starts from counts of its training docs (`start_from_docs`) these counts.
+
+    Args:
+        cfg: The configuration of the training.
+        splits: What it has loaded.
+        scorer: The scorer.
+    """
+    start: Any = getattr(scorer, "start_from_docs", None)
+    if start is None or cfg.checkpoint is not None:  # a stored model has started
+        return
+    data = build_data(cfg, splits, scorer)
+    size: int = scorer.dim  # type: ignore[attr-defined]
+    frequencies, num_docs = np.zeros(size, dtype=np.int64), 0
+    for part in splits.sets.values() if splits.sets else [splits]:
+        if part.train is not None:
+            collator = data.collator(part.train)
+            frequencies += document_frequencies(collator.docs, collator.max_doc_tokens, size)
+            num_docs += len(collator.docs)
+    start(torch.from_numpy(frequencies), num_docs)
+
+
 def _rank_data(cfg: DictConfig, splits: Splits, scorer: Scorer, node: Any, seed: int) -> RankData:
     """Loaders of one source.
 
@@ -222,5 +248,6 @@ def _rank_data(cfg: DictConfig, splits: Splits, scorer: Scorer, node: Any, seed:
             teacher=node.get("teacher"),
             random_negatives=node.get("random_negatives", False),
             in_batch=in_batch_negatives(cfg),
+            whole_step=has_penalties(cfg),
         ),
     )

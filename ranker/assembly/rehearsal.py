@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from ranker.assembly.scorer import build_loss, build_optimizer, epoch_steps
+from ranker.assembly.scorer import build_loss, build_optimizer, epoch_steps, has_penalties, training_module
 from ranker.assembly.trainer import fabric_options, refused_by_lightning, trainer_options
 from ranker.data.collection import Splits
 from ranker.errors import ConfigError, RankerError
@@ -55,6 +55,8 @@ def rehearse_training(cfg: DictConfig) -> None:
         ConfigError: A value that one of them refuses.
     """
     rehearse_trainer(cfg)
+    if has_penalties(cfg):
+        training_module(cfg)
     with _refused("optim"):
         build_optimizer(cfg)([torch.nn.Parameter(torch.zeros(1))])
     with _refused("schedule"):

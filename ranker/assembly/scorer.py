@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from ranker.multitask.module import MultitaskModule
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.rerank_module import RerankModule
 from ranker.training.set_losses import SetLosses
+from ranker.training.sparse_module import SparseModule, Sparsity
 from ranker.types import Loss
 
 log = logging.getLogger(__name__)
@@ -105,6 +107,11 @@ def in_batch_negatives(cfg: DictConfig) -> bool:
     return True
 
 
+def has_penalties(cfg: DictConfig) -> bool:
+    """Whether the loss has parts that are functions of all texts of a step: the model's yaml has their keys."""
+    return "doc_penalty" in cfg.model
+
+
 def training_module(cfg: DictConfig) -> Callable[..., RerankModule]:
     """The class that trains: on each query's own docs, on a whole step's score matrix, or on several tasks.
 
@@ -112,6 +119,10 @@ def training_module(cfg: DictConfig) -> Callable[..., RerankModule]:
     """
     if "heads" in cfg.model:
         return partial(MultitaskModule, weighting=instantiate(cfg.model.weighting))
+    if has_penalties(cfg):
+        sparsity = Sparsity(**{field.name: cfg.model[field.name] for field in fields(Sparsity)})
+        sparsity.check()
+        return partial(SparseModule, sparsity=sparsity, symmetric=cfg.model.symmetric)
     return partial(ContrastiveModule, symmetric=cfg.model.symmetric) if in_batch_negatives(cfg) else RerankModule
 
 

@@ -17,12 +17,15 @@ from ranker.config.targets import SHARED_KEYS
 from ranker.config.values import text_keys
 
 _PLAIN = re.compile(r"[\w.+:/ -]+", re.ASCII)  # without quotes, brackets and Hydra's functions
+PAIRS = ("explain",)  # keys with one text of two parts; elsewhere a comma separates the jobs of a sweep
 _NOT_ASCII = re.compile(r"(?=.*[^\x00-\x7f])[^'\"()\[\]{}$\\=]+")  # Hydra takes these characters only in quotes
 
 
 def quote_texts(command: str, arguments: list[str]) -> list[str]:
     """Quote the values of text keys that Hydra would read as numbers, true or false, and all that are not ASCII.
 
+    >>> quote_texts("search", ["explain=q1,7"])
+    ["explain='q1,7'"]
     >>> quote_texts("train", ["name=1e3", "name=a,10", "optim.lr=1e3", "-m", "hydra.run.dir=/home/Zoë"])
     ["name='1e3'", "name=a,'10'", 'optim.lr=1e3', '-m', "hydra.run.dir='/home/Zoë'"]
     """
@@ -33,6 +36,8 @@ def _quoted(command: str, argument: str) -> str:
     key, equals, value = argument.partition("=")
     if not equals or key.startswith(("-", "~")):
         return argument
+    if key in PAIRS and _PLAIN.fullmatch(value.replace(",", "")):
+        return f"{key}='{value}'"
     is_list = value.startswith("[") and value.endswith("]")
     parts = (value[1:-1] if is_list else value).split(",")
     if not all(_PLAIN.fullmatch(part) or _NOT_ASCII.fullmatch(part) for part in parts):

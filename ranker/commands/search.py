@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -19,11 +19,12 @@ from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description
 from ranker.config.sets import sets_of
 from ranker.data.collate import ScorerInputs
-from ranker.data.collection import Collection, Splits
+from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.query_docs import allowed_run
-from ranker.data.trec import read_run, write_run
+from ranker.data.trec import read_candidates, read_run, write_run
 from ranker.errors import ConfigError
+from ranker.evaluation.explanation import explained_pair, write_explanation
 from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
 from ranker.models.interface import is_bi_encoder
 from ranker.retrieval.bm25 import FirstStage, with_candidates
@@ -32,13 +33,15 @@ from ranker.retrieval.mining import Mining
 from ranker.retrieval.pipeline import (
     EncodeOptions,
     bm25_engines,
+    check_index,
     encode_sets,
     in_words,
     mine_set,
     search_set,
     vector_engines,
 )
-from ranker.retrieval.search import LateOptions, VectorEngine
+from ranker.retrieval.search import Engine, LateOptions
+from ranker.retrieval.sparse_search import Reranking
 from ranker.training.run_writer import write_json
 from ranker.types import Run
 
@@ -60,6 +63,8 @@ def search(cfg: DictConfig) -> None:
     if cfg.model is None:
         rehearse_fabric(cfg)
         instantiate(cfg.index)  # discarded; it only reports wrong options before the docs are encoded
+    candidates = None if cfg.candidates is None else read_candidates(Path(cfg.candidates))
+    pair = explained_pair(cfg.explain)
     source = cfg.data if cfg.data is not None else trained.data
     if sets_of(source):
         raise ConfigError(f"data: expected a single set, got a mix ({', '.join(sets_of(source))}); choose data=...")
@@ -78,8 +83,11 @@ def search(cfg: DictConfig) -> None:
     if engines is None:  # a process other than the first; its part of the encoding is done
         return
     report = {
-        name: _search(cfg, folder, engines[name], name, collection, baseline) for name, collection in sets.items()
+        name: _search(cfg, folder, engines[name], name, _Compared(collection, baseline, candidates))
+        for name, collection in sets.items()
     }
+    if pair is not None:
+        write_explanation(folder, engines, pair)
     for name, collection in mined.items():
         run = mine_set(engines[f"{name} (mined)"], collection, mining, teacher)
         write_run(folder / "negatives.trec", run, cfg.name)
@@ -96,9 +104,11 @@ def _check_model(cfg: DictConfig) -> DictConfig:
             "search.py: expected either checkpoint=RUN_FOLDER or model=bm25, got "
             + ("both" if cfg.model else "neither")
         )
+    if cfg.model is not None and cfg.candidates is not None:
+        raise ConfigError(f"candidates: expected null with model=..., which searches all docs; got {cfg.candidates}")
     if cfg.model is not None and not cfg.model.get("_partial_"):
         raise ConfigError(
-            f"model: expected bm25, or checkpoint=RUN_FOLDER of a trained model; got {cfg.model._target_}"
+            f"model: expected bm25 or tfidf, or checkpoint=RUN_FOLDER of a trained model; got {cfg.model._target_}"
         )
     trained = OmegaConf.create(read_description(Path(cfg.checkpoint)) if cfg.checkpoint is not None else {})
     if cfg.data is None and "data" not in trained:
@@ -108,12 +118,21 @@ def _check_model(cfg: DictConfig) -> DictConfig:
     return trained
 
 
-def _search(
-    cfg: DictConfig, folder: Path, engine: Any, name: str, collection: Collection, baseline: Run | None
-) -> dict[str, Any]:
+class _Compared(NamedTuple):
+    """A set, the run that its own is compared with, and the candidates that are ranked instead of all docs."""
+
+    collection: Collection
+    baseline: Run | None
+    candidates: Candidates | None
+
+
+def _search(cfg: DictConfig, folder: Path, engine: Any, name: str, what: _Compared) -> dict[str, Any]:
     """Search one set, write and measure its run; returns times and counts."""
+    collection, baseline, candidates = what
     compared = baseline and allowed_run(collection, baseline)
     compared = compared or (first_stage_run(collection, cfg.depth) if cfg.baseline else None)
+    if candidates is not None:
+        engine = Reranking(engine, candidates)
     run, figures = search_set(engine, collection, cfg.depth, cfg.latency_queries)
     written = write_evaluation(
         folder / "evaluation" / name,
@@ -131,7 +150,7 @@ def _search(
 
 def _vector_engines(
     cfg: DictConfig, trained: DictConfig, sets: Mapping[str, Collection], folder: Path
-) -> dict[str, VectorEngine] | None:
+) -> dict[str, Engine] | None:
     """Encode on all devices the docs that are not encoded yet, then open an index over them.
 
     Returns:
@@ -140,9 +159,13 @@ def _vector_engines(
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
     if not is_bi_encoder(scorer):
         raise ConfigError(
-            f"checkpoint: expected a bi-encoder (dpr, colbert), got {type(scorer).__name__}; "
+            f"checkpoint: expected a bi-encoder (dpr, colbert, splade, tildev2), got {type(scorer).__name__}; "
             "evaluate.py re-ranks with it"
         )
+    check_index(scorer, instantiate(cfg.index))
+    for key in ("candidates", "explain"):
+        if cfg[key] is not None and scorer.vectors != "terms":
+            raise ConfigError(f"{key}: expected null for {type(scorer).__name__}, which has no terms, got {cfg[key]!r}")
     limits = text_limits(scorer, trained)
     limits = replace(limits, query=cfg.max_query_tokens or limits.query, doc=cfg.max_doc_tokens or limits.doc)
     data = RankData(

@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.assembly.data import build_data, load_splits
+from ranker.assembly.data import build_data, load_splits, start_from_docs
 from ranker.assembly.evaluation import evaluate_sets, print_sets
 from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_training
@@ -54,6 +54,7 @@ def train(cfg: DictConfig) -> float | None:
     scorer = build_scorer(cfg)
     settle_precision(cfg, folder, scorer.encoder)
     check_scores(scorer)
+    start_from_docs(cfg, splits, scorer)
     data = build_data(cfg, splits, scorer)
     steps_per_epoch = len(data.train_steps().plan)
     check_length(cfg, splits, steps_per_epoch)

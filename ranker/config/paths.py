@@ -30,7 +30,7 @@ PATHS = (
     "teacher",
     "encode.folder",
 )
-DATA_PATHS = ("negatives", "teacher")  # keys of every source
+DATA_PATHS = ("negatives", "teacher", "expansion")  # keys of every source
 # Keys that are paths if there is a file or folder of that name; otherwise a word (`bm25`) or the id of a model.
 PATHS_IF_EXISTING = ("baseline", "encoder.name")
 DATA_PATHS_IF_EXISTING = ("train_candidates", "candidates")

@@ -176,6 +176,8 @@ class SearchConfig:
     depth: int = 100
     baseline: Text | None = "bm25"
     latency_queries: int = 100
+    candidates: Text | None = None
+    explain: Text | None = None
     max_query_tokens: int | None = None
     max_doc_tokens: int | None = None
     encode: EncodeConfig = field(default_factory=EncodeConfig)

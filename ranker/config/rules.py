@@ -102,6 +102,8 @@ def _mix(cfg: DictConfig) -> list[str]:
     model = cfg.get("model") or {}
     if "heads" in model:
         faults.append("data: expected a single set with model=multitask, got a mix; choose another source or model")
+    if "doc_penalty" in model and cfg.data.get("batches") == "mixed":
+        faults.append("data.batches: expected one_set with penalties, which are of one set's texts, got mixed")
     negatives = model.get("in_batch_negatives", False)
     taught = any(node.get("teacher") for node in sets.values())
     if (negatives or (negatives is None and not taught)) and cfg.data.get("batches") == "mixed":

@@ -21,6 +21,7 @@ TRUSTED = {
     "model": (
         "ranker.models.",
         "ranker.retrieval.bm25.BM25",
+        "ranker.retrieval.tfidf.TFIDF",
         "ranker.multitask.options.",
         "ranker.multitask.multitask.",
     ),
@@ -44,6 +45,7 @@ SHARED_KEYS: dict[str, dict[str, tuple[str, ...]]] = {
         "suggested_pair_tokens": ("int", "None"),
         "drop_query_docs": (),
         "first_stage": (),
+        "expansion": ("str", "None"),
     },
     "encoder": {"suggested_lr": ("int", "float", "None")},
 }

@@ -111,6 +111,21 @@ def contrast(
     return Contrast(*map(torch.from_numpy, (drawn_labels, owners.astype(np.int64), ranked, positive)))
 
 
+def own_docs(doc_rows: np.ndarray, labels: np.ndarray, least_label: float = 1.0) -> Contrast:
+    """Return the contrast of a step in which each group ranks its own docs alone.
+
+    Args:
+        doc_rows: Rows of the groups' docs [groups, docs], -1 where a group has no doc.
+        labels: Labels of their docs [groups, docs].
+        least_label: Smallest label of a positive.
+    """
+    mask = doc_rows >= 0
+    owners, drawn_labels = np.nonzero(mask)[0], labels[mask].astype(np.float32)
+    ranked = owners == np.arange(len(doc_rows))[:, None]
+    arrays = (drawn_labels, owners.astype(np.int64), ranked, drawn_labels >= least_label)
+    return Contrast(*map(torch.from_numpy, arrays))
+
+
 def _mark(out: np.ndarray, groups: np.ndarray, keys: np.ndarray, wanted: np.ndarray) -> None:
     """Set `out` [groups, keys] to True in row `groups[i]` and the column of key `wanted[i]`, for all i.
 

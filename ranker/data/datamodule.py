@@ -66,12 +66,14 @@ class TrainDocs:
         teacher: Path of a teacher's run whose scores are the labels; None: the judgements.
         random_negatives: Fill groups that have too few negatives with random docs of the corpus.
         in_batch: Whether a step's groups use each other's docs as negatives (`TrainStep.contrast`).
+        whole_step: Whether steps have `contrast` without these negatives, too, for a loss over all texts of a step.
     """
 
     negatives: str | Path | None = None
     teacher: str | Path | None = None
     random_negatives: bool = False
     in_batch: bool = False
+    whole_step: bool = False
 
 
 class RankData(pl.LightningDataModule):
@@ -242,7 +244,7 @@ class RankData(pl.LightningDataModule):
         )
         in_batch = self.train_docs.in_batch
         positives = KnownPositives.of(collection, collator.queries, collator.docs) if in_batch else None
-        return TrainSteps(plan, sampler, collator, rank, world, positives)
+        return TrainSteps(plan, sampler, collator, rank, world, positives, self.train_docs.whole_step)
 
     def _warn_of_few_groups(self, num_groups: int) -> None:
         groups = min(num_groups, self.batch_options.queries)

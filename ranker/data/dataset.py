@@ -15,13 +15,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from ranker.data.collate import Collator
 from ranker.data.collection import Candidates, Collection
-from ranker.data.contrast import KnownPositives, contrast
+from ranker.data.contrast import KnownPositives, contrast, own_docs
 from ranker.data.ragged import ranges, row_offsets
 from ranker.data.sampling import GroupSampler
 from ranker.data.step_plan import StepPlan, fill
 from ranker.errors import CheckpointError
 from ranker.hashing import digest
-from ranker.types import Movable, RankBatch, Run, TrainStep
+from ranker.types import Contrast, Movable, RankBatch, Run, TrainStep
 
 
 class TrainSteps(Dataset[TrainStep]):
@@ -36,6 +36,7 @@ class TrainSteps(Dataset[TrainStep]):
         rank: Number of this device.
         world: Number of devices.
         positives: If given, the groups of a step use each other's docs as negatives.
+        whole_step: Whether steps have `contrast` without them, too: each group then ranks its own docs.
     """
 
     def __init__(
@@ -46,9 +47,10 @@ class TrainSteps(Dataset[TrainStep]):
         rank: int,
         world: int,
         positives: KnownPositives | None = None,
+        whole_step: bool = False,
     ) -> None:
         self.plan, self.sampler, self.collator, self.rank, self.world = plan, sampler, collator, rank, world
-        self.positives = positives
+        self.positives, self.whole_step = positives, whole_step
 
     def __getitem__(self, key: tuple[int, int]) -> TrainStep:
         epoch, index = key
@@ -62,10 +64,20 @@ class TrainSteps(Dataset[TrainStep]):
             )
             for chosen in self.plan.micro_batches(sizes.tolist(), self.rank, self.world)
         )
-        step_contrast = None
-        if self.positives is not None:
-            step_contrast = contrast(self.collator, query_rows, doc_rows, labels, self.positives)
+        step_contrast = self.contrast(query_rows, doc_rows, labels)
         return TrainStep(epoch, index, micro_batches, len(groups), int((doc_rows >= 0).sum()), step_contrast)
+
+    def contrast(self, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray) -> Contrast | None:
+        """Return which docs of a step each of its groups ranks; None for a training that scores groups apart.
+
+        Args:
+            query_rows: Rows of the groups' queries [groups].
+            doc_rows: Rows of their docs [groups, docs], -1 where a group has no doc.
+            labels: Labels of their docs [groups, docs].
+        """
+        if self.positives is not None:
+            return contrast(self.collator, query_rows, doc_rows, labels, self.positives)
+        return own_docs(doc_rows, labels) if self.whole_step else None
 
     def query_ids(self, epoch: int, index: int) -> list[str]:
         """Return the ids of a step's queries, over all devices."""

@@ -9,7 +9,6 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from ranker.data.collate import Collator
-from ranker.data.contrast import contrast
 from ranker.data.dataset import TrainSteps
 from ranker.data.join import join_groups
 from ranker.data.mixed_plan import MixedPlan
@@ -63,11 +62,11 @@ class MixedSteps(Dataset[TrainStep]):
             sum(int((part.doc_rows >= 0).sum()) for part in drawn),
             set_groups=tuple(set_groups),
         )
-        positives = self._parts[drawn[0].set_index].positives
-        if positives is None:
+        steps = self._parts[drawn[0].set_index]
+        if steps.positives is None and not steps.whole_step:
             return step
-        (only,) = drawn  # in-batch negatives: `batches` is one_set
-        return replace(step, contrast=contrast(only.collator, only.query_rows, only.doc_rows, only.labels, positives))
+        (only,) = drawn  # `batches` is one_set
+        return replace(step, contrast=steps.contrast(only.query_rows, only.doc_rows, only.labels))
 
     def _draw(self, epoch: int, index: int) -> list[_Drawn]:
         """The groups of a step, one entry per set."""

@@ -63,7 +63,7 @@ class WordHead(nn.Module):
         }
         rows = _TiedRows(base.get_input_embeddings(), words) if self.tied else _Rows(output.weight, words)
         rows.bias = None if output.bias is None else nn.Parameter(output.bias.detach()[list(words)])
-        setattr(*_parent_of(whole, output), rows)
+        setattr(*parent_of(whole, output), rows)
         setattr(whole, whole.base_model_prefix, GivenStates(base))
         self.whole = whole.train()
         with torch.no_grad():
@@ -163,13 +163,17 @@ class _TiedRows(_Rows):
         return self.weight
 
 
-def one_layer(encoder: Encoder, config: Any, auto_class: Any) -> Any:
+def one_layer(encoder: Encoder, config: Any, auto_class: Any, whole_head: bool = False) -> Any:
     """Return an encoder's model with a head and the lowest layer alone, to take its head.
 
     Args:
         encoder: The encoder.
         config: Its configuration, which is changed.
         auto_class: A class of transformers, such as `AutoModelForCausalLM`.
+        whole_head: Whether the encoder's folder must have all weights of the head.
+
+    Raises:
+        CheckpointError: It must, and has not.
     """
     config._attn_implementation = None
     keep_layers(config, 1, config.name_or_path)
@@ -182,13 +186,21 @@ def one_layer(encoder: Encoder, config: Any, auto_class: Any) -> Any:
         whole.base_model.load_state_dict(encoder.model.state_dict(), strict=False)
     else:
         folder, file = place_of(encoder.source)
-        whole = auto_class.from_pretrained(
-            folder, config=config, dtype=torch.float32, local_files_only=True, **file, **options
-        )
+        whole, info = auto_class.from_pretrained(
+            folder, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True, **file,
+            **options,
+        )  # fmt: skip
+        missing = sorted(set(outside) & set(info["missing_keys"]))
+        if whole_head and missing:
+            kind = auto_class.__name__.removeprefix("AutoModel")
+            raise CheckpointError(
+                f"{encoder.source}: expected weights with the head of a {kind} model, {', '.join(missing)} are "
+                "missing; take a checkpoint that has them"
+            )
     return whole.eval()
 
 
-def _parent_of(model: nn.Module, part: nn.Module) -> tuple[nn.Module, str]:
+def parent_of(model: nn.Module, part: nn.Module) -> tuple[nn.Module, str]:
     """Return the module that holds a part, and the part's name there."""
     name = next(name for name, module in model.named_modules() if module is part)
     parent, _, child = name.rpartition(".")

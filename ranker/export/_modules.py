@@ -45,6 +45,17 @@ def is_cross_encoder(folder: Path) -> bool:
     return has_modules(folder) and read_object(folder / SETTINGS).get("model_type") == "CrossEncoder"
 
 
+def is_sparse(folder: Path) -> bool:
+    """Whether a folder's configuration says that texts have a weight for each word."""
+    return has_modules(folder) and read_object(folder / SETTINGS).get("model_type") == "SparseEncoder"
+
+
+def is_masked_lm(folder: Path) -> bool:
+    """Whether a folder is a masked language model of transformers, and nothing else."""
+    architectures = read_object(folder / "config.json").get("architectures") or []
+    return not has_modules(folder) and any(str(name).endswith("ForMaskedLM") for name in architectures)
+
+
 def is_stanford(folder: Path) -> bool:
     """Whether config.json names the architecture of Stanford ColBERT."""
     return "HF_ColBERT" in (read_object(folder / "config.json").get("architectures") or [])
@@ -95,7 +106,7 @@ def read_modules(folder: Path) -> dict[str, list[StoredModule]]:
 def _sides(folder: Path, entries: Any) -> dict[str, list[StoredModule]]:
     chain = [StoredModule(entry["type"].rpartition(".")[2], _inside(folder, entry["path"])) for entry in entries]
     first, rest = chain[0], chain[1:]
-    if first.name == "Transformer":
+    if first.name in ("Transformer", "MLMTransformer"):
         return {"query": chain, "document": chain}
     if first.name not in ("Router", "Asym"):
         raise CheckpointError(f"{folder}: expected a Transformer or a Router as first module, got {first.name}")
@@ -275,7 +286,7 @@ def write_modules(
         folder: The model's folder.
         modules: Path and dotted class of each module.
         prompts: Prompt by task: `query` and `document`.
-        model_type: `SentenceTransformer`, `MultiVectorEncoder` or `CrossEncoder`.
+        model_type: `SentenceTransformer`, `MultiVectorEncoder`, `SparseEncoder` or `CrossEncoder`.
         similarity: `cosine`, `dot` or `maxsim`.
     """
     write_json(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ranker.export import _sequence_classification as sequence_classification
 from ranker.export import language_model
-from ranker.export._modules import has_modules, is_stanford
+from ranker.export._modules import has_modules, is_masked_lm, is_stanford
 
 SCORER = "ranker.models.monobert.MonoBERT"
 read, write = sequence_classification.read, sequence_classification.write
@@ -14,5 +14,5 @@ read, write = sequence_classification.read, sequence_classification.write
 
 def recognises(folder: Path) -> bool:
     """Whether a folder holds a single transformers model, a reranker or not; `read` refuses one without a head."""
-    known = has_modules(folder) or is_stanford(folder) or language_model.recognises(folder)
+    known = any(test(folder) for test in (has_modules, is_stanford, is_masked_lm, language_model.recognises))
     return (folder / "config.json").is_file() and not known

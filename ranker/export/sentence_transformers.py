@@ -20,6 +20,7 @@ from ranker.export._modules import (
     has_modules,
     is_cross_encoder,
     is_multi_vector,
+    is_sparse,
     read_encoder,
     read_modules,
     write_encoder,
@@ -36,7 +37,7 @@ ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 
 def recognises(folder: Path) -> bool:
     """Whether a folder is a bi-encoder of sentence-transformers with one vector per text."""
-    return has_modules(folder) and not is_multi_vector(folder) and not is_cross_encoder(folder)
+    return has_modules(folder) and not any(test(folder) for test in (is_multi_vector, is_sparse, is_cross_encoder))
 
 
 @dataclass

@@ -75,7 +75,8 @@ class BiEncoder(Scorer, Protocol):
     """A scorer that encodes queries and docs separately, so that it can search a collection of encoded docs.
 
     Attributes:
-        vectors: `one` (a vector per text) or `tokens` (a vector per token).
+        vectors: `one` (a vector per text), `tokens` (a vector per token) or `terms` (a sparse vector per text, with a
+            weight of at least 0 for each word of the vocabulary).
         similarity: `cosine` (vectors have length 1) or `dot`. Both are inner products.
         dim: Size of a vector.
         doc_encoder: Encoder of docs; None: `encoder`.

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -20,14 +21,16 @@ from filelock import FileLock
 
 from ranker.data.collection import Candidates, Collection, Docs, Splits
 from ranker.data.query_docs import has_own_id
-from ranker.errors import DataError
+from ranker.errors import ConfigError, DataError
 from ranker.files import remove_partial, write_whole, zip_fault
 from ranker.processes import available_cores
+from ranker.retrieval.word_weights import TFIDFWeights
 from ranker.retrieval.words import Words
 
 log = logging.getLogger(__name__)
 
 _CHUNK_DOCS = 10_000
+VARIANTS = ("lucene", "robertson", "atire", "bm25l", "bm25+", "tfidf")
 WORDS = 1  # version of `Words`, part of the cache's key; raise it when `Words` splits texts in another way
 
 
@@ -35,22 +38,22 @@ class _TokenIds:
     """Word ids of all docs, 4 bytes each; with a length and an iterator over lists, as bm25s expects."""
 
     def __init__(self, offsets: np.ndarray, flat: np.ndarray) -> None:
-        self._offsets, self._flat = offsets, flat
+        self.offsets, self.flat = offsets, flat
 
     def __len__(self) -> int:
-        return len(self._offsets) - 1
+        return len(self.offsets) - 1
 
     def __iter__(self) -> Iterator[list[int]]:
-        return (self._flat[self._offsets[row] : self._offsets[row + 1]].tolist() for row in range(len(self)))
+        return (self.flat[self.offsets[row] : self.offsets[row + 1]].tolist() for row in range(len(self)))
 
 
 class BM25:
-    r"""BM25 over title and text in Lucene's variant, computed by bm25s.
+    r"""BM25 over title and text, computed by bm25s; by default in Lucene's variant.
 
     .. math:: s(q, d) = \sum_{t \in q} \log\left(1 + \frac{N - n_t + 0.5}{n_t + 0.5}\right)
         \frac{f_{td}}{f_{td} + k_1 (1 - b + b |d| / \bar{|d|})}
 
-    Source: Robertson et al., 1994; Kamphuis et al., 2020 (the variant).
+    Source: Robertson et al., 1994; Kamphuis et al., 2020 (the variants).
 
     Args:
         docs: The corpus; only the index stays in memory.
@@ -62,9 +65,11 @@ class BM25:
         bigrams: Whether Chinese, Japanese, Korean, Thai ... are indexed as pairs of characters and single characters
             (`ranker.retrieval.words`).
         threads: Number of queries that are searched in parallel.
+        variant: One of `VARIANTS`; `tfidf` is that of `TFIDF`.
+        delta: Lower bound of a word's weight in a doc that has it, for `bm25l` and `bm25+`.
 
     Raises:
-        ConfigError: An unknown stemmer or stop word list, or `min_word_chars` below 1.
+        ConfigError: An unknown variant, stemmer or stop word list, or `min_word_chars` below 1.
         DataError: A weight is not finite.
     """
 
@@ -78,11 +83,11 @@ class BM25:
         min_word_chars: int = 1,
         bigrams: bool = True,
         threads: int = 1,
+        variant: str = "lucene",
+        delta: float = 0.5,
     ) -> None:
-        # imported here: data that comes with candidates does not need this package
-        import bm25s
-
-        logging.getLogger("bm25s").setLevel(logging.INFO)  # it sets itself to DEBUG
+        if variant not in VARIANTS:
+            raise ConfigError(f"bm25.variant: expected one of {', '.join(VARIANTS)}; got {variant!r}")
         self._words = Words(stemmer, stopwords, min_word_chars, bigrams)
         self._threads = threads
         self._reported: set[str] = set()  # ids of queries without words, which `search` has warned of
@@ -91,9 +96,17 @@ class BM25:
         self._doc_ids = np.array(ids, dtype=np.bytes_)
         self._id_ranks = np.empty(len(ids), dtype=np.int32)
         self._id_ranks[np.argsort(self._doc_ids, kind="stable")] = np.arange(len(ids), dtype=np.int32)
-        self._index = bm25s.BM25(k1=k1, b=b, method="lucene", csc_backend="scipy") if vocabulary else None
-        if self._index is not None:
-            self._index.index(bm25s.tokenization.Tokenized(ids=tokens, vocab=vocabulary), show_progress=False)
+        self._vocabulary = vocabulary
+        self._index: Any = None
+        # what a query word adds to the score of each doc without it (bm25l, bm25+), [words]
+        self._floor: np.ndarray | None = None
+        if vocabulary and variant == "tfidf":
+            self._index = TFIDFWeights(tokens.offsets, tokens.flat, vocabulary)
+        elif vocabulary:
+            index = _bm25s_index(tokens, vocabulary, variant, k1=k1, b=b, delta=delta)
+            # kept apart, so that a score above 0 means a shared word
+            self._floor, index.nonoccurrence_array = index.nonoccurrence_array, None
+            self._index = index
             weights = self._index.scores["data"]
             bad = int((~np.isfinite(weights)).sum())
             if bad:
@@ -163,7 +176,51 @@ class BM25:
             # keep all docs that tie with the one at rank `depth`; the sort below cuts them by doc id
             rows = rows[scores[rows] >= np.partition(scores[rows], -depth)[-depth]]
         rows = rows[np.lexsort((self._id_ranks[rows], scores[rows]))[::-1][:depth]]
-        return rows, scores[rows]
+        return rows, scores[rows] + np.float32(sum(map(self._floor_of, words)))
+
+    def _floor_of(self, word: str) -> float:
+        """Return what a word of a query adds to the score of each doc."""
+        return (
+            float(self._floor[self._vocabulary[word]]) if self._floor is not None and word in self._vocabulary else 0.0
+        )
+
+    def explain(self, query: str, doc_id: str) -> list[tuple[str, float, float]]:
+        """Return the words that make a doc's score: word, its count in the query, its weight, largest product first.
+
+        Args:
+            query: The text of the query.
+            doc_id: The doc.
+
+        Raises:
+            DataError: There is no such doc.
+        """
+        row = np.flatnonzero(self._doc_ids == doc_id.encode())
+        if not len(row):
+            raise DataError(f"explain: expected QUERY_ID,DOC_ID of the set, got no doc {doc_id!r}")
+        counts = Counter(word for word in self._words([query])[0] if word in self._vocabulary)
+        parts = [] if self._index is None else [
+            (word, float(count), float(self._index.get_scores([word])[row[0]]) + self._floor_of(word))
+            for word, count in counts.items()
+        ]  # fmt: skip
+        return sorted((part for part in parts if part[2] > 0), key=lambda part: -part[1] * part[2])
+
+
+def _bm25s_index(tokens: _TokenIds, vocabulary: dict[str, int], variant: str, **options: float) -> Any:
+    """Return bm25s' index of docs.
+
+    Args:
+        tokens: The word ids of each doc.
+        vocabulary: The id of each word.
+        variant: One of `VARIANTS`.
+        options: `k1`, `b` and `delta`.
+    """
+    # imported here: data that comes with candidates does not need this package
+    import bm25s
+
+    logging.getLogger("bm25s").setLevel(logging.INFO)  # it sets itself to DEBUG
+    index = bm25s.BM25(method=variant, csc_backend="scipy", **options)
+    index.index(bm25s.tokenization.Tokenized(ids=tokens, vocab=vocabulary), show_progress=False)
+    return index
 
 
 def warn_of_no_words(queries: dict[str, str], total: int) -> None:
@@ -181,7 +238,7 @@ def warn_of_no_words(queries: dict[str, str], total: int) -> None:
 
 @dataclass(frozen=True)
 class FirstStage:
-    """Options of the BM25 first stage (`data.first_stage`); for their meaning see `BM25`."""
+    """Options of the first stage (`data.first_stage`): BM25 or TF-IDF; for their meaning see `BM25`."""
 
     k1: float = 0.9
     b: float = 0.4
@@ -189,6 +246,8 @@ class FirstStage:
     stopwords: str | None = "english"
     min_word_chars: int = 1
     bigrams: bool = True
+    variant: str = "lucene"
+    delta: float = 0.5
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> FirstStage:

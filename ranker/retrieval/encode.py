@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from filelock import FileLock
+from scipy import sparse
 
 from ranker.data.collate import Collator
 from ranker.data.ragged import ranges
@@ -26,6 +27,7 @@ from ranker.errors import DataError
 from ranker.files import write_folder
 from ranker.interactions.maxsim import TextVectors
 from ranker.models.interface import BiEncoder, Scorer, is_bi_encoder
+from ranker.retrieval.impact_store import write_impacts
 from ranker.retrieval.vector_store import LOG_SECONDS, Description, ShardWriter, shard_folder
 from ranker.types import TokenBatch
 
@@ -128,8 +130,9 @@ def encode_docs(scorer: BiEncoder, collator: Collator, folder: Path, description
                 continue
             first = shard * description.shard_docs
             rows = np.arange(first, min(first + description.shard_docs, description.num_docs))
+            encode_shard = _encode_impacts if scorer.vectors == "terms" else _encode_shard
             with write_folder(path) as unfinished:
-                _encode_shard(scorer, collator, rows, unfinished, description, device)
+                encode_shard(scorer, collator, rows, unfinished, description, device)
         done += len(rows)
         if time.perf_counter() - logged > LOG_SECONDS:
             logged = time.perf_counter()
@@ -156,15 +159,45 @@ def _encode_shard(
     for batch in batches:
         with np.errstate(over="ignore"):  # infinity is refused below
             values = _doc_vectors(scorer, collator.doc_batch(rows[batch]), device).astype(description.dtype)
-        finite = np.isfinite(values).all(axis=1)
-        if not finite.all():
-            bad = np.repeat(batch, counts[batch])[np.flatnonzero(~finite)[0]]
-            raise DataError(
-                f"encoding: expected finite vectors, got NaN or infinity for doc {ids[bad].decode()!r} "
-                f"in {description.dtype}; look at the checkpoint, or set encode.dtype=float32"
-            )
+        _check_finite(values, ids[np.repeat(batch, counts[batch])], description.dtype)
         shard.vectors[ranges(ends[batch] - counts[batch], counts[batch])] = values
     shard.finish()
+
+
+def _encode_impacts(
+    scorer: BiEncoder, collator: Collator, rows: np.ndarray, folder: Path, description: Description, device: Device
+) -> None:
+    """Encode the docs of one shard to sparse vectors, longest first, and write its files."""
+    lengths = collator.doc.row_lengths(collator.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64)))
+    order, ids = np.argsort(-lengths, kind="stable"), collator.docs.ids()[rows]
+    parts = [sparse.csr_matrix((0, description.dim), dtype=np.float32)]
+    for batch in fill(order, lengths[order], device.max_tokens):
+        with np.errstate(over="ignore"):  # infinity is refused below
+            values = _doc_vectors(scorer, collator.doc_batch(rows[batch]), device).astype(description.dtype)
+        _check_finite(values, ids[batch], description.dtype)
+        parts.append(sparse.csr_matrix(values.astype(np.float32)))
+    in_order = sparse.vstack(parts, format="csr")[np.argsort(order)]
+    in_order.sort_indices()
+    write_impacts(folder, description, int(rows[0]), ids, in_order)
+
+
+def _check_finite(values: np.ndarray, ids: np.ndarray, dtype: str) -> None:
+    """Refuse vectors [vectors, dim] that are not finite.
+
+    Args:
+        values: The vectors.
+        ids: The id of each vector's doc [vectors].
+        dtype: Of the stored vectors, for the message.
+
+    Raises:
+        DataError: One is not finite.
+    """
+    bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(bad):
+        raise DataError(
+            f"encoding: expected finite vectors, got NaN or infinity for doc {ids[bad[0]].decode()!r} "
+            f"in {dtype}; look at the checkpoint, or set encode.dtype=float32"
+        )
 
 
 def _doc_vectors(scorer: BiEncoder, batch: TokenBatch, device: Device) -> np.ndarray:

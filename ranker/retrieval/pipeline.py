@@ -14,13 +14,15 @@ import numpy as np
 from ranker.data.collection import Candidates, Collection
 from ranker.data.datamodule import RankData
 from ranker.data.query_docs import has_own_id, warn_of_query_docs
-from ranker.errors import DataError
+from ranker.errors import ConfigError, DataError
 from ranker.models.interface import BiEncoder
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device, describe, encode_docs
-from ranker.retrieval.index import IndexType, VectorIndex
+from ranker.retrieval.impact_store import ImpactStore
+from ranker.retrieval.index import VectorIndex
 from ranker.retrieval.mining import Mining, mine
-from ranker.retrieval.search import BM25Engine, Engine, LateOptions, VectorEngine, latencies
+from ranker.retrieval.search import BM25Engine, Engine, LateOptions, VectorEngine, encoding_latencies, latencies
+from ranker.retrieval.sparse_search import Reranking, SparseEngine
 from ranker.retrieval.vector_store import VectorStore, claim
 from ranker.types import Run
 
@@ -98,10 +100,10 @@ def vector_engines(
     data: RankData,
     sets: Mapping[str, Collection],
     folders: Mapping[str, Path],
-    index_type: IndexType,
+    index_type: Any,
     device: Device,
     late: LateOptions,
-) -> dict[str, VectorEngine]:
+) -> dict[str, Engine]:
     """Open a search engine for each set; sets of one corpus share its index.
 
     Args:
@@ -112,9 +114,15 @@ def vector_engines(
         index_type: Which index to open or build over the vectors.
         device: Where to compute.
         late: Options for docs of several vectors.
+
+    Raises:
+        ConfigError: The index is not for vectors of this scorer.
     """
+    check_index(scorer, index_type)
+    if scorer.vectors == "terms":
+        return _sparse_engines(scorer, data, sets, folders, index_type, device)
     opened: dict[str, tuple[VectorStore, VectorIndex]] = {}
-    engines = {}
+    engines: dict[str, Engine] = {}
     for name, collection in sets.items():
         fingerprint = collection.docs.fingerprint
         if fingerprint not in opened:
@@ -128,6 +136,51 @@ def vector_engines(
                 time.perf_counter() - started,
             )
         engines[name] = VectorEngine(scorer, data.collator(collection), *opened[fingerprint], device, late)
+    return engines
+
+
+def check_index(scorer: BiEncoder, index_type: Any) -> None:
+    """Refuse an index of vectors for a sparse ranker, and the reverse.
+
+    Args:
+        scorer: The bi-encoder.
+        index_type: The index and its options.
+
+    Raises:
+        ConfigError: They do not fit together.
+    """
+    if (scorer.vectors == "terms") != getattr(index_type, "terms", False):
+        sparse = scorer.vectors == "terms"
+        raise ConfigError(
+            f"index: expected {'sparse' if sparse else 'flat, hnsw, ivf_flat or ivf_pq'} for {type(scorer).__name__}, "
+            f"got {type(index_type).__name__.lower()}; set index={'sparse' if sparse else 'flat'}"
+        )
+
+
+def _sparse_engines(
+    scorer: BiEncoder,
+    data: RankData,
+    sets: Mapping[str, Collection],
+    folders: Mapping[str, Path],
+    index_type: Any,
+    device: Device,
+) -> dict[str, Engine]:
+    """Open a search engine by term weights for each set; for the arguments see `vector_engines`."""
+    opened: dict[str, tuple[ImpactStore, Any]] = {}
+    engines: dict[str, Engine] = {}
+    for name, collection in sets.items():
+        fingerprint = collection.docs.fingerprint
+        if fingerprint not in opened:
+            store = ImpactStore(folders[fingerprint])
+            started = time.perf_counter()
+            opened[fingerprint] = store, index_type.over(store)
+            log.info(
+                "index over %d weights of %d docs ready in %.1f s",
+                store.matrix.nnz,
+                store.num_docs,
+                time.perf_counter() - started,
+            )
+        engines[name] = SparseEngine(scorer, data.collator(collection), *opened[fingerprint], device)
     return engines
 
 
@@ -150,8 +203,9 @@ def search_set(engine: Engine, collection: Collection, depth: int, latency_queri
         latency_queries: Number of queries that are searched one at a time to measure the latency.
 
     Returns:
-        The run, and what the search cost: queries, seconds, queries per second, milliseconds per query (p50, p95),
-        bytes of the index and of the stored vectors beside it.
+        The run, and what the search cost: queries, seconds, queries per second, milliseconds per query (p50, p95) and
+        those of its encoding alone, bytes of the index and of the stored vectors beside it; of a sparse ranker also
+        the numbers of `SparseEngine.figures`.
     """
     queries = [query_id for query_id in collection.qrels or collection.queries if query_id in collection.queries]
     blank = [query_id for query_id in queries if not collection.queries[query_id].strip()]
@@ -161,29 +215,44 @@ def search_set(engine: Engine, collection: Collection, depth: int, latency_queri
     ranking = _search(engine, collection, queries, depth)
     seconds = time.perf_counter() - started
     warn_of_query_docs(collection, ranking)
-    milliseconds = latencies(engine, queries, depth, latency_queries)
-    latency = {f"p{percent}": float(np.percentile(milliseconds, percent)) for percent in (50, 95) if len(milliseconds)}
+    latency = _percentiles(latencies(engine, queries, depth, latency_queries))
+    encoding = _percentiles(encoding_latencies(engine, queries, latency_queries))
     report = {
         "queries": len(queries),
         "depth": depth,
         "seconds": seconds,
         "queries_per_second": len(queries) / seconds if seconds else None,
         "latency_ms": latency or None,
+        "encoding_ms": encoding or None,
         "index_bytes": engine.num_bytes,
         "vector_bytes": engine.vector_bytes,
         "docs": len(collection.docs),
+        **(engine.figures(queries) if isinstance(engine, (SparseEngine, Reranking)) else {}),
     }
     return ranking.to_run(), report
+
+
+def _percentiles(milliseconds: np.ndarray) -> dict[str, float]:
+    return {f"p{percent}": float(np.percentile(milliseconds, percent)) for percent in (50, 95) if len(milliseconds)}
 
 
 def in_words(report: Mapping[str, Any]) -> str:
     """Return the report of `search_set` as one line of text."""
     latency = report["latency_ms"]
     single = f", one at a time p50 {latency['p50']:.1f} ms, p95 {latency['p95']:.1f} ms" if latency else ""
+    if report["encoding_ms"]:
+        single += f" (of which encoding the query p50 {report['encoding_ms']['p50']:.1f} ms)"
     stored = f", stored vectors {report['vector_bytes'] / 1e6:.1f} MB" if report["vector_bytes"] else ""
+    terms = ""
+    if "flops" in report:
+        terms = (
+            f"; {report['query_terms']:.1f} terms a query, {report['doc_terms']:.1f} a doc, "
+            f"{report['flops']:.2f} products a pair"
+            + (f", recall@10 {report['recall@10']:.3f} of the exact search" if "recall@10" in report else "")
+        )
     return (
         f"{report['queries']} queries over {report['docs']} docs in {report['seconds']:.1f} s{single}; "
-        f"index {report['index_bytes'] / 1e6:.1f} MB{stored}"
+        f"index {report['index_bytes'] / 1e6:.1f} MB{stored}{terms}"
     )
 
 

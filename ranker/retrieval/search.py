@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -85,6 +85,16 @@ class BM25Engine:
         scores = dict(zip(ranking[query_id], ranking.scores_of(query_id).tolist(), strict=True))
         return {doc_id: scores[doc_id] for doc_id in doc_ids if doc_id in scores}
 
+    def explain(self, query_id: str, doc_id: str) -> list[tuple[str, float, float]]:
+        """Return the words that a query and a doc share, see `BM25.explain`.
+
+        Raises:
+            DataError: The collection has no such query or doc.
+        """
+        if query_id not in self.queries:
+            raise DataError(f"explain: expected QUERY_ID,DOC_ID of the set, got no query {query_id!r}")
+        return self._bm25.explain(self.queries[query_id], doc_id)
+
 
 class VectorEngine:
     """A bi-encoder over stored vectors of docs.
@@ -143,6 +153,10 @@ class VectorEngine:
             doc_id = self.store.doc_ids[rows[bad[0]]].decode()
             raise _not_finite(len(bad), len(scores), float(scores[bad[0]]), query_id, doc_id)
         return Candidates(list(query_ids), offsets, self.store.doc_ids[rows], scores)
+
+    def encode(self, query_ids: Sequence[str]) -> TextVectors:
+        """Return the vectors of queries."""
+        return encode_queries(self.scorer, self.collator, self.collator.queries.rows(list(query_ids)), self.device)
 
     def score(self, query_id: str, doc_ids: Sequence[str]) -> dict[str, float]:
         """Return the exact scores of those docs that are in the collection.
@@ -272,14 +286,30 @@ def _not_finite(count: int, total: int, score: float, query_id: str, doc_id: str
     )
 
 
-def latencies(engine: Engine, query_ids: Sequence[str], depth: int, count: int) -> np.ndarray:
-    """Search `count` queries one at a time, after two to warm up; return milliseconds [queries], encoding included."""
-    timed = list(query_ids)[:count]
-    for query_id in timed[:2]:
-        engine.search([query_id], depth)
+def encoding_latencies(engine: Engine, query_ids: Sequence[str], count: int) -> np.ndarray:
+    """Encode `count` queries one at a time, after two to warm up; return milliseconds [queries], none without `encode`.
+
+    Args:
+        engine: The engine; one that encodes queries has a method `encode`.
+        query_ids: The queries.
+        count: How many of them.
+    """
+    encode: Any = getattr(engine, "encode", None)
+    return np.zeros(0) if encode is None else _milliseconds(encode, list(query_ids)[:count])
+
+
+def _milliseconds(call: Callable[[list[str]], Any], query_ids: list[str]) -> np.ndarray:
+    """Call with each query alone, after two to warm up; return milliseconds [queries]."""
+    for query_id in query_ids[:2]:
+        call([query_id])
     milliseconds = []
-    for query_id in timed:
+    for query_id in query_ids:
         started = time.perf_counter()
-        engine.search([query_id], depth)
+        call([query_id])
         milliseconds.append(1000 * (time.perf_counter() - started))
     return np.array(milliseconds)
+
+
+def latencies(engine: Engine, query_ids: Sequence[str], depth: int, count: int) -> np.ndarray:
+    """Search `count` queries one at a time, after two to warm up; return milliseconds [queries], encoding included."""
+    return _milliseconds(lambda some: engine.search(some, depth), list(query_ids)[:count])

@@ -130,6 +130,28 @@ def shard_folder(folder: Path, number: int) -> Path:
     return folder / f"shard-{number:05d}"
 
 
+def complete_shards(folder: Path, description: Description) -> list[Path]:
+    """Return the folders of all shards, once their files equal their checksums.
+
+    Raises:
+        DataError: Shards are missing or damaged; the message names all missing ones.
+    """
+    shards = [shard_folder(folder, shard) for shard in range(description.num_shards)]
+    missing = [shard.name for shard in shards if not (shard / "meta.json").is_file()]
+    if missing:
+        raise DataError(
+            f"{folder}: expected {len(shards)} shards, {', '.join(missing)} missing; encode again, "
+            "existing shards are kept"
+        )
+    started = time.monotonic()
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(partial(verify_folder, fix=REBUILD), shards))
+    if time.monotonic() - started > LOG_SECONDS:
+        seconds = time.monotonic() - started
+        log.info("%s: compared %d shards with their checksums in %.0f s", folder, len(shards), seconds)
+    return shards
+
+
 class ShardWriter:
     """Write the files of one shard; `vectors` can be filled in any order.
 
@@ -198,20 +220,8 @@ class VectorStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.description = folder, read_description(folder)
-        shards = [shard_folder(folder, shard) for shard in range(self.description.num_shards)]
-        missing = [shard.name for shard in shards if not (shard / "meta.json").is_file()]
-        if missing:
-            raise DataError(
-                f"{folder}: expected {len(shards)} shards, {', '.join(missing)} missing; encode again, "
-                "existing shards are kept"
-            )
+        shards = complete_shards(folder, self.description)
         self._vectors, ids, counts = [], [], []
-        started = time.monotonic()
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(partial(verify_folder, fix=REBUILD), shards))
-        if time.monotonic() - started > LOG_SECONDS:
-            seconds = time.monotonic() - started
-            log.info("%s: compared %d shards with their checksums in %.0f s", folder, len(shards), seconds)
         for number, shard in enumerate(shards):
             vectors, shard_ids, shard_counts = _read_shard(shard, number, self.description)
             self._vectors.append(vectors)

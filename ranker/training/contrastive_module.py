@@ -80,10 +80,14 @@ class ContrastiveModule(RerankModule):
         queries, docs = self._encode_step(step, text_rows)
         vector_rows = [(queries.vector_indices(rows[0]), docs.vector_indices(rows[1])) for rows in text_rows]
         mine = torch.cat([rows[0] for rows in text_rows]).sort().values if text_rows else step.contrast.owners[:0]
+        penalties = self.penalties(queries, docs, step)
         total, grad_scores, grad_loss_parameters = self._loss_of_step(queries, docs, mine, step)
         grad_queries, grad_docs, grad_scoring_parameters = self._backward_through_scores(
             queries, docs, mine, grad_scores
         )
+        if penalties is not None:
+            total = total + penalties.value
+            grad_queries, grad_docs = grad_queries + penalties.by_queries, grad_docs + penalties.by_docs
         # The loss's parameters have their full gradient on each device; the scorer's parameters have only this device's
         # share. DDP averages both, so only the second ones are multiplied by the number of devices.
         gradients = [
@@ -105,6 +109,15 @@ class ContrastiveModule(RerankModule):
         return (
             total.double() if self.trainer.is_global_zero else torch.zeros((), dtype=torch.float64, device=self.device)
         )
+
+    def penalties(self, queries: TextVectors, docs: TextVectors, step: TrainStep) -> Penalties | None:
+        """Hook for subclasses: a part of the loss that is a function of all vectors of the step.
+
+        Args:
+            queries: Vectors of the step's queries, the same on every device.
+            docs: Vectors of its docs.
+            step: The step.
+        """
 
     def _encode(self, batch: RankBatch) -> tuple[TextVectors, TextVectors]:
         assert batch.queries is not None and batch.docs is not None
@@ -243,6 +256,20 @@ class ContrastiveModule(RerankModule):
 
     def _doc_blocks(self, docs: TextVectors) -> list[Tensor]:
         return blocks(torch.arange(docs.num_texts, device=docs.values.device), docs, BLOCK_DOCS)
+
+
+class Penalties(NamedTuple):
+    """A part of the loss that is a function of the vectors, and its gradients.
+
+    Attributes:
+        value: [].
+        by_queries: Gradient of each query vector, [queries or 1, dim].
+        by_docs: Gradient of each doc vector, [docs or 1, dim].
+    """
+
+    value: Tensor
+    by_queries: Tensor
+    by_docs: Tensor
 
 
 class Direction(NamedTuple):

@@ -1,0 +1,234 @@
+"""SPLADE: a weight for each word of the vocabulary, from the encoder's masked language model (Formal et al., 2021)."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ranker.data.template import Template
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import DEFAULT, Execution
+from ranker.encoders.fit import check_layout
+from ranker.encoders.masked_lm import MaskedLMHead
+from ranker.errors import ConfigError
+from ranker.export import sparse_encoder
+from ranker.interactions.grid import to_grid
+from ranker.interactions.maxsim import TextVectors
+from ranker.interactions.term_pooling import ACTIVATIONS, POOLINGS, term_weights
+from ranker.models._bi_encoder import check_choice, text_limit
+from ranker.models._prompts import prefix_of, with_prompt
+from ranker.models._terms import counted_tokens, inverse_document_frequencies, token_counts
+from ranker.types import RankBatch, TokenBatch
+
+QUERIES = ("tied", "separate", "idf", "learned")
+
+
+class SPLADE(nn.Module):
+    r"""Score a query and a doc by the inner product of their term weights, one for each word of the vocabulary.
+
+    .. math:: s(q, d) = \sum_j w_j(q) w_j(d), \quad w_j(d) = \max_{i \in d} \log(1 + \mathrm{relu}(l_{ij}))
+
+    l are the logits of the encoder's masked language model. Sources: Formal et al., 2021 (arXiv:2107.05720, sum;
+    arXiv:2109.10086, max and queries without an encoder); Lassance and Clinchant, 2022 (separate encoders).
+
+    Args:
+        encoder: The encoder of docs and, unless `queries` says otherwise, of queries.
+        pooling: Over the tokens of a text, special ones included: `max` or `sum`.
+        activation: `relu`, or `log1p_relu` for one more logarithm.
+        queries: How queries get their weights. `tied`: as docs. `separate`: by another encoder, which starts as a copy.
+            `idf` and `learned`: without an encoder, one weight for each token of the query: its inverse document
+            frequency in the training collection, or a trained weight that starts there.
+        query_prompt: Text before each query, as in DPR.
+        doc_prompt: Text before each doc.
+        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: yes,
+            unless the labels are a teacher's scores.
+        symmetric: Whether each positive doc is also contrasted with the step's other queries.
+        regularizer: Penalty on term weights in training, see `ranker.training.sparse_module.Sparsity`, as for the next.
+        query_penalty: Its factor for queries.
+        doc_penalty: Its factor for docs.
+        penalty_warmup: Share of the training in which the factors grow.
+    """
+
+    reads = "texts"
+    training_keys = (
+        "in_batch_negatives", "symmetric", "regularizer", "query_penalty", "doc_penalty", "penalty_warmup",
+    )  # fmt: skip
+    vectors = "terms"
+    similarity = "dot"
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        pooling: str = "max",
+        activation: str = "relu",
+        queries: str = "tied",
+        query_prompt: str = "",
+        doc_prompt: str = "",
+        in_batch_negatives: bool | None = None,
+        symmetric: bool = False,
+        regularizer: str = "flops",
+        query_penalty: float = 3e-4,
+        doc_penalty: float = 1e-4,
+        penalty_warmup: float = 0.33,
+    ) -> None:
+        super().__init__()
+        check_choice("model.pooling", pooling, POOLINGS)
+        check_choice("model.activation", activation, ACTIVATIONS)
+        check_choice("model.queries", queries, QUERIES)
+        check_layout(encoder, 1)
+        self.encoder, self.pooling, self.activation, self.queries = encoder, pooling, activation, queries
+        self.query_prompt, self.doc_prompt = prefix_of(query_prompt, "query", ""), prefix_of(doc_prompt, "doc", "")
+        if queries in ("idf", "learned") and self.query_prompt:
+            raise ConfigError(f"model.query_prompt: expected none with queries={queries}, got {query_prompt!r}")
+        self.in_batch_negatives, self.symmetric = in_batch_negatives, symmetric
+        self.regularizer, self.query_penalty = regularizer, query_penalty
+        self.doc_penalty, self.penalty_warmup = doc_penalty, penalty_warmup
+        self.head = MaskedLMHead(encoder)
+        self.doc_encoder: Encoder | None = None
+        self.doc_head: MaskedLMHead | None = None
+        if queries == "separate":
+            self.doc_encoder, self.doc_head = copy.deepcopy((self.encoder, self.head))  # together: they share a matrix
+        self.query_weights: nn.Parameter | None = None
+        self._counted: Tensor
+        if not self.encodes_queries:
+            self.query_weights = nn.Parameter(torch.ones(self.dim), requires_grad=queries == "learned")
+        self.register_buffer("_counted", counted_tokens(encoder, self.dim), persistent=False)
+        self.text_limits: tuple[int, int] | None = None  # set by `load`
+
+    @property
+    def encodes_queries(self) -> bool:
+        """Whether an encoder computes the weights of queries."""
+        return self.queries in ("tied", "separate")
+
+    @property
+    def dim(self) -> int:
+        """Size of a vector: the number of words."""
+        return len(self.head.weight)
+
+    def start_from_docs(self, frequencies: Tensor, num_docs: int) -> None:
+        """Set the weights of query tokens to inverse document frequencies; nothing if an encoder computes them.
+
+        Args:
+            frequencies: Number of docs with each token, int64 [words].
+            num_docs: Number of docs.
+        """
+        if self.query_weights is not None:
+            self.query_weights.data.copy_(inverse_document_frequencies(frequencies, num_docs))
+
+    def layouts(self) -> tuple[Template, Template]:
+        """Return the layouts of a query and of a doc: special tokens and prompt."""
+        tokenizer = self.encoder.tokenizer
+        single = Template.of(tokenizer, 1)
+        return with_prompt(tokenizer, single, self.query_prompt), with_prompt(tokenizer, single, self.doc_prompt)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options, beside weights and tokenizer, that change the vectors; vectors are stored with a hash."""
+        return {
+            "scorer": "splade",
+            "pooling": self.pooling,
+            "activation": self.activation,
+            "queries": self.queries,
+            "layouts": repr(self.layouts()),
+        }
+
+    def encode_queries(self, batch: TokenBatch) -> TextVectors:
+        """Return the term weights of queries, float32 [queries, words]."""
+        if self.query_weights is not None:
+            return TextVectors((token_counts(batch, self._counted) > 0) * self.query_weights)
+        return self._encode(batch, self.encoder, self.head)
+
+    def encode_docs(self, batch: TokenBatch) -> TextVectors:
+        """Return the term weights of docs, float32 [docs, words]."""
+        if self.doc_encoder is None or self.doc_head is None:
+            return self._encode(batch, self.encoder, self.head)
+        return self._encode(batch, self.doc_encoder, self.doc_head)
+
+    def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
+        """Return 1 for each doc, int64 [docs]."""
+        return torch.ones(batch.num_rows, dtype=torch.int64, device=batch.tokens.device)
+
+    def _encode(self, batch: TokenBatch, encoder: Encoder, head: MaskedLMHead) -> TextVectors:
+        inputs = head(encoder(batch))
+        return TextVectors(term_weights(inputs, head.weight, head.bias, batch, self.pooling, self.activation))
+
+    def score_block(self, queries: TextVectors, docs: TextVectors) -> Tensor:
+        """Score every query with every doc, [queries, docs]."""
+        with torch.autocast(queries.values.device.type, enabled=False):
+            return queries.values @ docs.values.T
+
+    def scoring_parameters(self) -> list[nn.Parameter]:
+        """Return the trained parameters that `score_block` reads: none."""
+        return []
+
+    def divisor(self) -> float:
+        """Return 1: inner products are not divided by a temperature."""
+        return 1.0
+
+    def forward(self, batch: RankBatch) -> Tensor:
+        """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
+        assert batch.queries is not None and batch.docs is not None
+        queries, docs = self.encode_queries(batch.queries), self.encode_docs(batch.docs)
+        owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
+        with torch.autocast(docs.values.device.type, enabled=False):
+            scores = (queries.values.index_select(0, owners) * docs.values).sum(1)
+        return to_grid(scores, batch.doc_mask)
+
+    def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:
+        """Write a folder that sentence-transformers (5.4 on) loads as a SparseEncoder.
+
+        Args:
+            folder: Where to write.
+            max_tokens: Longest doc, special tokens included.
+            max_query_tokens: Longest query, special tokens included; None: `max_tokens`.
+        """
+        query = sparse_encoder.Side(self.encoder, self.head)
+        doc = query
+        if self.doc_encoder is not None and self.doc_head is not None:
+            doc = sparse_encoder.Side(self.doc_encoder, self.doc_head)
+        weights = self.query_weights
+        model = sparse_encoder.SparseModel(
+            query,
+            doc,
+            self.pooling,
+            self.activation,
+            self.query_prompt,
+            self.doc_prompt,
+            None if weights is None else weights.detach() * self._counted,
+            frozen=self.queries == "idf",
+        )
+        sparse_encoder.write(folder, model, max_tokens, max_query_tokens)
+
+    @classmethod
+    def load(cls, folder: Path, execution: Execution = DEFAULT) -> SPLADE:
+        """Load a folder in sentence-transformers' layout, or a masked language model of transformers.
+
+        Raises:
+            CheckpointError: The folder has a module or a setting that this model does not have.
+        """
+        model = sparse_encoder.read(folder, execution)
+        queries = "tied" if model.tied else "separate"
+        if model.query_weights is not None:
+            queries = "idf" if model.frozen else "learned"
+        scorer = cls(
+            model.query.encoder,
+            pooling=model.pooling,
+            activation=model.activation,
+            queries=queries if queries != "separate" else "tied",
+            query_prompt=model.query_prompt,
+            doc_prompt=model.doc_prompt,
+        )
+        scorer.head, scorer.queries = model.query.head, queries
+        if queries == "separate":
+            scorer.doc_encoder, scorer.doc_head = model.doc.encoder, model.doc.head
+        if scorer.query_weights is not None and model.query_weights is not None:
+            scorer.query_weights.data.copy_(model.query_weights)
+        query, doc = scorer.layouts()
+        scorer.text_limits = (
+            text_limit(model.query.encoder, model.query.lengths, "query_length", query),
+            text_limit(model.doc.encoder, model.doc.lengths, "document_length", doc),
+        )
+        return scorer

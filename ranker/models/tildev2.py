@@ -1,0 +1,124 @@
+"""TILDEv2: a weight for each token of a doc, without an encoder of queries (Zhuang and Zuccon, arXiv:2108.08513)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ranker.data.template import Template
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import DEFAULT, Execution
+from ranker.encoders.fit import check_layout
+from ranker.encoders.loading import load_encoder
+from ranker.export._modules import write_tokenizer
+from ranker.interactions.grid import to_grid
+from ranker.interactions.maxsim import TextVectors, full_precision
+from ranker.models._terms import counted_tokens, row_of_each_token, token_counts
+from ranker.types import RankBatch, TokenBatch
+
+
+class TILDEv2(nn.Module):
+    r"""Score a doc by the weights of its tokens that occur in the query (contextual exact match).
+
+    .. math:: s(q, d) = \sum_{t \in q} \max_{j: d_j = t} \mathrm{relu}(w \cdot h_j + b)
+
+    A token that occurs n times in the query counts n times. Queries are only tokenized. Docs may be longer by the words
+    of an expansion (TILDE, docT5query), which the data source appends.
+
+    Args:
+        encoder: The encoder of docs.
+        in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: yes,
+            unless the labels are a teacher's scores.
+        symmetric: Whether each positive doc is also contrasted with the step's other queries.
+    """
+
+    reads = "texts"
+    training_keys = ("in_batch_negatives", "symmetric")
+    vectors = "terms"
+    similarity = "dot"
+    encodes_queries = False
+    doc_encoder: Encoder | None = None
+
+    def __init__(self, encoder: Encoder, in_batch_negatives: bool | None = None, symmetric: bool = False) -> None:
+        super().__init__()
+        check_layout(encoder, 1)
+        self.encoder, self.head = encoder, nn.Linear(encoder.dim, 1)
+        self.in_batch_negatives, self.symmetric = in_batch_negatives, symmetric
+        self.dim = len(encoder.model.get_input_embeddings().weight)
+        self._counted: Tensor
+        self.register_buffer("_counted", counted_tokens(encoder, self.dim), persistent=False)
+        self.text_limits: tuple[int, int] | None = None
+
+    def layouts(self) -> tuple[Template, Template]:
+        """Return the layouts of a query and of a doc: special tokens."""
+        single = Template.of(self.encoder.tokenizer, 1)
+        return single, single
+
+    def settings(self) -> dict[str, Any]:
+        """Return the options, beside weights and tokenizer, that change the vectors; vectors are stored with a hash."""
+        return {"scorer": "tildev2", "layouts": repr(self.layouts())}
+
+    def encode_queries(self, batch: TokenBatch) -> TextVectors:
+        """Return how often each token occurs in each query, float32 [queries, words]; no encoder runs."""
+        dtype = torch.float64 if self.head.weight.dtype == torch.float64 else torch.float32
+        return TextVectors(token_counts(batch, self._counted).to(dtype))
+
+    def encode_docs(self, batch: TokenBatch) -> TextVectors:
+        """Return the largest weight of each token in each doc, float32 [docs, words]."""
+        states = full_precision(self.encoder(batch))
+        with torch.autocast(states.device.type, enabled=False):
+            weights = self.head(states)[:, 0].relu() * self._counted[batch.tokens]
+        cells = row_of_each_token(batch) * self.dim + batch.tokens
+        grid = weights.new_zeros(batch.num_rows * self.dim)
+        return TextVectors(grid.scatter_reduce(0, cells, weights, "amax").view(batch.num_rows, -1))
+
+    def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
+        """Return 1 for each doc, int64 [docs]."""
+        return torch.ones(batch.num_rows, dtype=torch.int64, device=batch.tokens.device)
+
+    def score_block(self, queries: TextVectors, docs: TextVectors) -> Tensor:
+        """Score every query with every doc, [queries, docs]."""
+        with torch.autocast(queries.values.device.type, enabled=False):
+            return queries.values @ docs.values.T
+
+    def scoring_parameters(self) -> list[nn.Parameter]:
+        """Return the trained parameters that `score_block` reads: none."""
+        return []
+
+    def divisor(self) -> float:
+        """Return 1: inner products are not divided by a temperature."""
+        return 1.0
+
+    def forward(self, batch: RankBatch) -> Tensor:
+        """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
+        assert batch.queries is not None and batch.docs is not None
+        queries, docs = self.encode_queries(batch.queries), self.encode_docs(batch.docs)
+        owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
+        return to_grid((queries.values.index_select(0, owners) * docs.values).sum(1), batch.doc_mask)
+
+    def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:  # noqa: ARG002
+        """Write the encoder as transformers does, and the weights of the head to head.safetensors.
+
+        Args:
+            folder: Where to write.
+            max_tokens: Longest doc, special tokens included.
+            max_query_tokens: Ignored; `ranker.yaml` has the length of queries.
+        """
+        write_tokenizer(folder, self.encoder, max_tokens)
+        self.encoder.model.save_pretrained(folder)
+        save_file(
+            {name: value.contiguous().cpu() for name, value in self.head.state_dict().items()},
+            folder / "head.safetensors",
+        )
+
+    @classmethod
+    def load(cls, folder: Path, execution: Execution = DEFAULT) -> TILDEv2:
+        """Load a folder that `save` wrote."""
+        scorer = cls(load_encoder(str(folder), **vars(execution)))
+        scorer.head.load_state_dict(load_file(folder / "head.safetensors"))
+        scorer.encoder.source = None
+        return scorer
