@@ -53,9 +53,9 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
         )
     if _adapter.has_adapters(scorer) and scorer.encoder.source is None:
         log.info("model/: the base weights under the adapters are random, so the merged weights are written")
-        scorer, cfg = _merged(scorer, cfg)
+        scorer, cfg = merged(scorer, cfg)
     with write_folder(folder) as partial:
-        _write_model(partial, scorer, cfg)
+        write_model(partial, scorer, cfg)
 
 
 def save_merged(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
@@ -66,22 +66,23 @@ def save_merged(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
         scorer: The scorer, which keeps its adapters.
         cfg: Configuration of its training.
     """
-    save_model(folder, *_merged(scorer, cfg))
+    save_model(folder, *merged(scorer, cfg))
 
 
-def _merged(scorer: Scorer, cfg: DictConfig) -> tuple[Scorer, DictConfig]:
+def merged(scorer: Scorer, cfg: DictConfig) -> tuple[Scorer, DictConfig]:
     """Return a copy of a scorer with its adapters in its weights, and the configuration without them."""
-    merged, plain = copy.deepcopy(scorer), cfg.copy()
-    for module in list(merged.modules()):
+    whole, plain = copy.deepcopy(scorer), cfg.copy()
+    for module in list(whole.modules()):
         if has_adapter(module):
             merge_adapter(module)
     OmegaConf.update(plain, "encoder.lora", None, merge=False)
-    return merged, plain
+    return whole, plain
 
 
-def _write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
+def write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
+    """Write a scorer's files and `ranker.yaml` into a folder, without checksums; see `save_model`."""
     positions = scorer.encoder.max_tokens
-    longest_pair = min(positions, cfg.max_pair_tokens or positions)
+    longest_pair = longest_pair_of(scorer, cfg)
     if _adapter.has_adapters(scorer):
         # a name on the hub rather than its folder in the cache
         base = scorer.encoder.source if cfg.encoder.get("package") else cfg.encoder.name
@@ -94,8 +95,19 @@ def _write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
         )
     else:
         scorer.save(partial, max_tokens=longest_pair)
+    write_description(partial, cfg)
+
+
+def longest_pair_of(scorer: Scorer, cfg: DictConfig) -> int:
+    """Return the longest pair of a training, special tokens included."""
+    positions = scorer.encoder.max_tokens
+    return min(positions, cfg.max_pair_tokens or positions)
+
+
+def write_description(folder: Path, cfg: DictConfig) -> None:
+    """Write `ranker.yaml`, the `DESCRIBED` keys of a training's configuration."""
     described = OmegaConf.create({key: cfg[key] for key in DESCRIBED})
-    (partial / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
+    (folder / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -154,6 +166,10 @@ def load_scorer(
         )
         return scorer
     verify_folder(model, error=CheckpointError)
+    if (model / "onnx.json").is_file():
+        raise CheckpointError(
+            f"{model}: expected weights, got an ONNX export, which only ranks: ranker rerank, or Reranker.load in Python"
+        )
     if _adapter.is_own(model):
         scorer = built_for(path, read_description(model), execution)
         _adapter.read(model, scorer)

@@ -230,6 +230,29 @@ class RerankConfig:
 
 
 @dataclass
+class ExportConfig:
+    """Root of `ranker export`."""
+
+    name: Text = "export"
+    checkpoint: Text = MISSING
+    weights: Text = "best"
+    trust_remote_code: bool = False
+    format: Text = MISSING
+    dtype: Text = "float32"
+    to: Text | None = None
+    max_gap: float | None = None
+    max_loss: float = 0.01
+    data: Any = None
+    split: Text = "test"
+    candidates: Text | None = None
+    depth: int | None = None
+    max_queries: int | None = None
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    cache_dir: Text = ".cache"
+
+
+@dataclass
 class ProbeTrainingConfig:
     """Training of a probe; conf/probe.yaml explains the keys."""
 
@@ -303,6 +326,7 @@ ROOTS: dict[str, type] = {
     "probe": ProbeConfig,
     "label": LabelConfig,
     "rerank": RerankConfig,
+    "export": ExportConfig,
 }
 
 

@@ -78,6 +78,7 @@ RANGES = {
             "max_doc_tokens",
             "save_every_steps",
             "top_k",
+            "max_queries",
             "encode.shard_docs",
             "shard_queries",
             "keep",
@@ -131,6 +132,8 @@ RANGES = {
         (
             "batch.workers",
             "latency_queries",
+            "max_gap",
+            "max_loss",
             "layers",
             "trainer.min_epochs",
             "trainer.min_steps",
@@ -186,6 +189,8 @@ POOLINGS = ("cls", "mean", "max", "last", "weightedmean")
 WORDS = {
     "weights": ("best", "last"),
     "split": SPLITS,
+    "format": ("onnx", "onnx_int8", "hf", "sentence_transformers", "merged"),
+    "dtype": ("float32", "bf16", "fp16"),
     "scale": ("auto", "none", "zscore", "minmax"),
     "mine": SPLITS,
     "encode.dtype": ("float32", "float16"),

@@ -1,0 +1,14 @@
+"""`ranker export`: a trained model for other programs, whose scores are compared with the original's before it is kept."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from ranker.assembly.exporting import export_checkpoint
+from ranker.assembly.run import one_run
+
+
+@one_run()
+def export(cfg: DictConfig) -> None:
+    """Write an export with `parity.json` and a README."""
+    export_checkpoint(cfg)
