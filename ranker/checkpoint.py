@@ -168,7 +168,7 @@ def load_scorer(
     verify_folder(model, error=CheckpointError)
     if (model / "onnx.json").is_file():
         raise CheckpointError(
-            f"{model}: expected weights, got an ONNX export, which only ranks: ranker rerank, or Reranker.load in Python"
+            f"{model}: expected weights, got an ONNX export, which only ranks; use ranker rerank, or Reranker.load"
         )
     if _adapter.is_own(model):
         scorer = built_for(path, read_description(model), execution)

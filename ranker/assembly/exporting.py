@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,9 @@ def export_checkpoint(cfg: DictConfig) -> None:
     path = Path(cfg.checkpoint)
     trained = OmegaConf.create(read_description(path))
     if any(key not in trained for key in DESCRIBED):
-        raise CheckpointError(f"checkpoint: expected a run folder or its model/ folder with ranker.yaml, got {str(path)!r}")
+        raise CheckpointError(
+            f"checkpoint: expected a run folder or its model/ folder with ranker.yaml, got {str(path)!r}"
+        )
     scorer = load_scorer(path, cfg.weights, trust_remote_code=cfg.trust_remote_code)
     check_format(scorer, cfg.format, cfg.dtype)
     target = Path(cfg.to or Path(HydraConfig.get().runtime.output_dir) / cfg.format).absolute()
@@ -81,7 +84,7 @@ def export_checkpoint(cfg: DictConfig) -> None:
     open_run(cfg)
     with write_folder(target) as partial:
         facts = _write(partial, scorer, trained, cfg)
-        content = _compared(partial, scorer, sets, cfg, trained)
+        content = _compared(partial, scorer, sets, cfg)
         refused = faults(content["sets"], content["max_gap"], content["max_loss"])
         if refused:
             raise CheckpointError("\n".join(f"export: {line}; nothing is written" for line in refused))
@@ -124,7 +127,7 @@ def _write(folder: Path, scorer: Scorer, trained: DictConfig, cfg: DictConfig) -
     if not cfg.format.startswith("onnx"):
         write_layout(folder, plain, described, cfg.format)
         cast(folder, cfg.dtype)
-        return {"folder_type": _folder_type(folder), "labels": plain.encoder.config.num_labels, "prompt": prompt}
+        return {"folder_type": folder_type(folder), "labels": plain.encoder.config.num_labels, "prompt": prompt}
     layout = folder / ".layout"
     layout.mkdir()
     write_layout(layout, plain, described, "hf" if hasattr(scorer, "words") else "onnx")
@@ -138,7 +141,8 @@ def _write(folder: Path, scorer: Scorer, trained: DictConfig, cfg: DictConfig) -
     return {"graphs": graphs, "reads": scorer.reads, "prompt": prompt}
 
 
-def _folder_type(folder: Path) -> str:
+def folder_type(folder: Path) -> str:
+    """Return what runs a model folder: `classifier`, `words`, `cross_encoder`, `bi_encoder` or `multi_vector`."""
     if has_modules(folder):
         if is_cross_encoder(folder):
             return "cross_encoder"
@@ -147,9 +151,7 @@ def _folder_type(folder: Path) -> str:
     return "words" if head.is_file() and "yes_no" in head.read_text(encoding="utf-8") else "classifier"
 
 
-def _compared(
-    folder: Path, scorer: Scorer, sets: Mapping[str, TestPairs], cfg: DictConfig, trained: DictConfig
-) -> dict[str, Any]:
+def _compared(folder: Path, scorer: Scorer, sets: Mapping[str, TestPairs], cfg: DictConfig) -> dict[str, Any]:
     """Score all pairs with the original and with the files of an export; return the content of `parity.json`."""
     options: dict[str, Any] = {
         "accelerator": cfg.trainer.accelerator, "precision": "32-true", "max_tokens": cfg.batch.max_tokens
@@ -181,6 +183,7 @@ def _compared(
         "pairs_per_second": {key: float(np.mean(values)) for key, values in rates.items()},
         "size_mb": {"original": weights / 1e6, "export": megabytes(folder)},
         "threads": torch.get_num_threads(),
+        "load_average": os.getloadavg()[0],
         "device": "cuda" if gpu else "cpu",
         "torch": torch.__version__,
     }

@@ -1,4 +1,4 @@
-"""`ranker export`: a trained model for other programs, whose scores are compared with the original's before it is kept."""
+"""`ranker export`: a trained model for other programs; it is kept if its scores are those of the original."""
 
 from __future__ import annotations
 

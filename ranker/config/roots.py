@@ -253,6 +253,19 @@ class ExportConfig:
 
 
 @dataclass
+class PublishConfig:
+    """Root of `ranker publish`."""
+
+    name: Text = "publish"
+    checkpoint: Text = MISSING
+    to: Text = MISSING
+    private: bool = True
+    license: Text | None = None
+    data: Any = None
+    cache_dir: Text = ".cache"
+
+
+@dataclass
 class ProbeTrainingConfig:
     """Training of a probe; conf/probe.yaml explains the keys."""
 
@@ -327,6 +340,7 @@ ROOTS: dict[str, type] = {
     "label": LabelConfig,
     "rerank": RerankConfig,
     "export": ExportConfig,
+    "publish": PublishConfig,
 }
 
 

@@ -1,4 +1,4 @@
-"""Which format holds which model, and the files of each; a model that a format can't hold is refused before any work."""
+"""Which format holds which model, and the files of each."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def check_format(scorer: Scorer, layout: str, dtype: str) -> None:
     if layout == "onnx_int8" and dtype != "float32":
         raise ConfigError(f"dtype: expected float32 with format=onnx_int8, whose weights are int8, got {dtype}")
     if layout == "onnx" and dtype == "bf16":
-        raise ConfigError("dtype: expected float32 or fp16 with format=onnx, since onnxruntime has no bf16 on a CPU, got bf16")
+        raise ConfigError(
+            "dtype: expected float32 or fp16 with format=onnx, since onnxruntime has no bf16 on a CPU, got bf16"
+        )
     missing = [name for name in NEEDS.get(layout, ()) if importlib.util.find_spec(name) is None]
     if missing:
         fix = FIX.get(layout, "pip install sentence-transformers")
@@ -72,8 +74,8 @@ def _reason(scorer: Any, layout: str) -> str:
             return f"expected sentence_transformers, since {name} has vectors and no ForSequenceClassification"
         if isinstance(scorer, MonoBERT) and not sequence_classification.fits(scorer.classifier()):
             return (
-                f"expected sentence_transformers, since no ForSequenceClassification of {scorer.encoder.config.model_type} "
-                f"has a linear head on pooling={scorer.pooling}"
+                "expected sentence_transformers, since transformers has no ForSequenceClassification of "
+                f"{scorer.encoder.config.model_type} with a linear head on pooling={scorer.pooling}"
             )
     if layout == "sentence_transformers" and getattr(scorer, "prompt", None) is not None:
         return "expected hf or onnx, since sentence-transformers lays out a pair without the model's prompt"
@@ -82,26 +84,28 @@ def _reason(scorer: Any, layout: str) -> str:
             return "expected sentence_transformers, since a graph has one vector per text and ColBERT one per token"
         if isinstance(scorer, DPR) and not scorer.pools_prompt:
             return "expected sentence_transformers, since the model leaves its prompt out of the pooling"
-    if isinstance(getattr(scorer, "head", None), WordHead) and layout != "sentence_transformers":
-        if getattr(scorer.encoder.config.get_text_config(), "final_logit_softcapping", None):
-            return "expected the run's model/, since the family caps its logits, which a linear head does not"
+    capped = getattr(scorer.encoder.config.get_text_config(), "final_logit_softcapping", None)
+    if capped and isinstance(getattr(scorer, "head", None), WordHead):
+        return "expected the run's model/, since the family caps its logits, which a linear head does not"
     return ""
 
 
 def write_layout(folder: Path, scorer: Any, cfg: DictConfig, layout: str) -> None:
-    """Write a model without adapters, its tokenizer and `ranker.yaml` as transformers or sentence-transformers reads it.
+    """Write a model without adapters, its tokenizer and `ranker.yaml`.
 
     Args:
         folder: An empty folder.
         scorer: The model.
         cfg: Its training's configuration.
-        layout: `hf`: ForSequenceClassification. `sentence_transformers`: Transformer, Pooling, Dense (and LayerNorm) where
-            the head has these layers, else as the run's `model/`. `merged`: as the run's `model/`.
+        layout: `hf`: ForSequenceClassification. `sentence_transformers`: Transformer, Pooling, Dense (and LayerNorm)
+            where the head has these layers, else as the run's `model/`. Others: as the run's `model/`.
     """
     longest = longest_pair_of(scorer, cfg)
     if layout == "hf" and isinstance(scorer, LMReranker):
         head = nn.Linear(scorer.encoder.dim, 1, bias=False)
-        head.weight = nn.Parameter(scorer.head.difference().detach() if isinstance(scorer.head, WordHead) else scorer.head.weight)
+        head.weight = nn.Parameter(
+            scorer.head.difference().detach() if isinstance(scorer.head, WordHead) else scorer.head.weight
+        )
         language_model.write(folder, scorer.encoder, head, longest, scorer.prompt, scorer.words)
         write_description(folder, cfg)
     elif layout == "sentence_transformers" and type(scorer) is MonoBERT and is_modular(scorer):
@@ -130,7 +134,9 @@ def cast(folder: Path, dtype: str) -> None:
         with safe_open(path, "pt") as stored:
             metadata = stored.metadata()
         weights = load_file(path)
-        converted = {name: value.to(DTYPES[dtype]) if value.is_floating_point() else value for name, value in weights.items()}
+        converted = {
+            name: value.to(DTYPES[dtype]) if value.is_floating_point() else value for name, value in weights.items()
+        }
         save_file(converted, path, metadata=metadata)
     for path in folder.rglob("config.json"):
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -147,6 +153,8 @@ def megabytes(folder: Path) -> float:
 
 def is_sequence_classifier(folder: Path) -> bool:
     """Whether a folder holds a sequence classification model alone, without modules.json."""
-    content = json.loads((folder / "config.json").read_text(encoding="utf-8")) if (folder / "config.json").is_file() else {}
+    content = (
+        json.loads((folder / "config.json").read_text(encoding="utf-8")) if (folder / "config.json").is_file() else {}
+    )
     names = content.get("architectures") or []
     return not has_modules(folder) and any("ForSequenceClassification" in name for name in names)

@@ -29,8 +29,9 @@ PAIRS, QUERIES, DOCS = "model.onnx", "query.onnx", "doc.onnx"
 def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str]:
     """Write the graphs of a model folder; return their names.
 
-    A graph takes int64 [rows, columns] under the names that its tokenizer returns (`INPUTS`), padded at the end of rows,
-    with any numbers of rows and columns. It returns `logits` [rows, 1], the scores, or `sentence_embedding` [rows, dim].
+    A graph takes int64 [rows, columns] under the names that its tokenizer returns (`INPUTS`), padded at the end of
+    rows, with any numbers of rows and columns. It returns `logits` [rows, 1], the scores, or `sentence_embedding`
+    [rows, dim].
 
     Args:
         folder: Where to write.
@@ -49,8 +50,8 @@ def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str
         names = [PAIRS] if len(chains) == 1 else [QUERIES, DOCS]
         graphs = {}
         for name, chain in zip(names, chains, strict=True):
-            module = _Modules(chain)
-            graphs[name] = (module, chain[0].folder, LOGITS if module.scores else VECTORS)
+            part = _Modules(chain)
+            graphs[name] = (part, chain[0].folder, LOGITS if part.scores else VECTORS)
     for name, (module, texts, output) in graphs.items():
         _export(module.eval(), AutoTokenizer.from_pretrained(texts), output, folder / name)
         if dtype == "fp16":
@@ -72,7 +73,9 @@ def quantize(path: Path) -> None:
     whole = path.with_suffix(".whole")
     path.replace(whole)
     level = logging.getLogger().level
-    logging.getLogger().setLevel(logging.ERROR)  # that library warns on the root logger that its own optimizer did not run
+    logging.getLogger().setLevel(
+        logging.ERROR
+    )  # that library warns on the root logger that its own optimizer did not run
     try:
         # linear layers on [rows, columns, dim] are MatMul, those on pooled [rows, dim] are Gemm
         quantize_dynamic(whole, path, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8)

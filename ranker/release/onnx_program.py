@@ -18,12 +18,12 @@ from ranker.encoders.row_groups import row_groups, select_rows
 from ranker.errors import CheckpointError, ConfigError
 from ranker.export._modules import write_json
 from ranker.export._prompt import read_prompt
+from ranker.interactions.grid import to_grid
 from ranker.models._pair_prompt import pair_layout
 from ranker.models._prompts import with_prompt
 from ranker.models.dpr import DPR
 from ranker.models.interface import Scorer
 from ranker.models.lm_reranker import LMReranker
-from ranker.interactions.grid import to_grid
 from ranker.types import RankBatch, TokenBatch
 
 FILE = "onnx.json"

@@ -65,10 +65,10 @@ def _bi_encoder(folder: Path, device: str) -> Program:
         of_query: dict[int, list[int]] = {}
         for i, (query, _) in enumerate(pairs):
             of_query.setdefault(queries[query], []).append(i)
-        for query, wanted in of_query.items():
+        for row, wanted in of_query.items():
             rows = [encoded[1][docs[pairs[i][1]]] for i in wanted]
             part = rows if is_multi_vector(folder) else np.stack(rows)
-            scores[wanted] = model.similarity(encoded[0][query : query + 1], part)[0].float().cpu().numpy()
+            scores[wanted] = model.similarity(encoded[0][row : row + 1], part)[0].float().cpu().numpy()
         return scores / divisor
 
     return score
@@ -77,7 +77,8 @@ def _bi_encoder(folder: Path, device: str) -> Program:
 def _classifier(folder: Path, device: str) -> Program:
     from transformers import AutoModelForSequenceClassification
 
-    model: Any = AutoModelForSequenceClassification.from_pretrained(folder).to(device).eval()
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder)
+    model.to(device).eval()
 
     def logits(inputs: Any) -> torch.Tensor:
         values = model(**inputs).logits.float()
@@ -89,7 +90,8 @@ def _classifier(folder: Path, device: str) -> Program:
 def _words(folder: Path, device: str) -> Program:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder).to(device).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    model.to(device).eval()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     prompt, stored = read_prompt(folder), read_object(folder / WORDS)
     assert prompt is not None

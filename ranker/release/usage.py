@@ -10,7 +10,7 @@ from ranker.release.parity import MEASURE
 PAIR = '"how to sanitize a path", "Use realpath."'
 RANKER = """```python
 from ranker import Reranker
-Reranker.load("{folder}").rank("a query", ["a document", "another document"], top_k=10)
+Reranker.load("FOLDER").rank("a query", ["a document", "another document"], top_k=10)
 ```
 """
 CROSS_ENCODER = f"""```python
@@ -60,33 +60,34 @@ def readme(layout: str, facts: Mapping[str, Any], parity: Mapping[str, Any]) -> 
     Args:
         layout: The format.
         facts: `folder_type`: `cross_encoder`, `bi_encoder`, `multi_vector`, `classifier` or `words`; `labels`: 1 or 2;
-            `prompt`: whether pairs are laid out by `prompt.json`; for ONNX `graphs` and `reads`; `limits`: longest query,
-            doc and pair.
+            `prompt`: whether pairs are laid out by `prompt.json`; for ONNX `graphs` and `reads`; `limits`: longest
+            query, doc and pair.
         parity: The content of `parity.json`.
     """
     query, doc, pair = facts["limits"]
+    rates, sizes = parity["pairs_per_second"], parity["size_mb"]
     lines = [
         f"# Export: {layout}",
         "",
-        f"Made by `ranker export format={layout} dtype={parity['dtype']}`. Scores are logits: higher is better, and they "
-        "are not probabilities.",
+        f"Made by `ranker export format={layout} dtype={parity['dtype']}`. Scores order the docs of one query: higher "
+        "is better. They are not probabilities.",
         "",
         *_use(layout, facts),
         "With ranker, which lays texts out and cuts them as in the training:",
         "",
-        RANKER.format(folder="FOLDER"),
-        f"In the training, queries were cut to {query} tokens, docs to {doc} and pairs to {pair}, special tokens of the "
-        "pair included; of a long pair only the doc is cut. Other programs shorten the longer text first.",
+        RANKER,
+        f"In the training, queries were cut to {query} tokens, docs to {doc}, and pairs with their special tokens to "
+        f"{pair}; of a long pair only the doc is cut. Other programs shorten the longer text first.",
         "",
         "## Compared with the original",
         "",
-        "| set | pairs | largest gap | Kendall's tau | " + MEASURE + " | change (95 %) |",
+        f"| set | pairs | largest gap | Kendall's tau | {MEASURE} | change (95 %) |",
         "| --- | --- | --- | --- | --- | --- |",
         *(_row(name, part) for name, part in parity["sets"].items()),
         "",
-        f"{parity['pairs_per_second']['export']:.0f} pairs/s, the original {parity['pairs_per_second']['original']:.0f} "
-        f"on the same machine with {parity['threads']} threads; {parity['size_mb']['export']:.1f} MB, the original "
-        f"{parity['size_mb']['original']:.1f}. All numbers are in `parity.json`.",
+        f"{rates['export']:.0f} pairs/s, the original {rates['original']:.0f} on the same machine (threads: "
+        f"{parity['threads']}, load: {parity['load_average']:.1f}). {sizes['export']:.1f} MB, the original "
+        f"{sizes['original']:.1f}. All numbers are in `parity.json`.",
         "",
     ]
     return "\n".join(lines)
@@ -103,6 +104,11 @@ def _use(layout: str, facts: Mapping[str, Any]) -> list[str]:
         text = ONNX.format(graph=facts["graphs"][0], texts=texts, output=output, shape=shape)
         note = " `prompt` is that of `prompt.json`." if facts["prompt"] else ""
         return [f"With onnxruntime ({graphs}; any numbers of rows and columns, padded at the end).{note}", "", text]
+    return model_use(facts)
+
+
+def model_use(facts: Mapping[str, Any]) -> list[str]:
+    """Return how transformers or sentence-transformers use a model folder, as lines of Markdown; see `readme`."""
     kind = facts["folder_type"]
     if kind == "words":
         ending = "[:, -1]  # the logit of yes_word minus that of no_word of lm_reranker.json"
@@ -112,7 +118,14 @@ def _use(layout: str, facts: Mapping[str, Any]) -> list[str]:
         if facts["prompt"]:
             auto = "AutoModelForSequenceClassification"
             return ["With transformers:", "", PROMPTED.format(auto=auto, score=ending)]
-        return ["With transformers:", "", CLASSIFIER.format(score=ending), "With sentence-transformers:", "", CROSS_ENCODER]
+        return [
+            "With transformers:",
+            "",
+            CLASSIFIER.format(score=ending),
+            "With sentence-transformers:",
+            "",
+            CROSS_ENCODER if facts["labels"] == 1 else CROSS_ENCODER.replace(")])", ")]) @ [-1, 1]"),
+        ]
     texts = {"cross_encoder": CROSS_ENCODER, "bi_encoder": BI_ENCODER, "multi_vector": MULTI_VECTOR}[kind]
     return ["With sentence-transformers:", "", texts]
 
