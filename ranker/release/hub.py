@@ -49,13 +49,12 @@ def upload(folder: Path, name: str, private: bool) -> str:
         DataError: The hub refuses.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi()
     try:
         address = api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(repo_id=address.repo_id, folder_path=folder, commit_message="Model, runs and card")
-    except (HfHubHTTPError, OSError) as error:
+    except Exception as error:  # of the hub, or of httpx or httpx2, by the version of huggingface_hub
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"hub:{name}: expected the hub to take the files, got {reason}") from error
     return str(address)

@@ -196,7 +196,7 @@ class _Modules(nn.Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **inputs: Tensor) -> Tensor:
         states = self.model(input_ids=input_ids, attention_mask=attention_mask, **inputs).last_hidden_state
-        values: Tensor = self.layers(_pooled(states, attention_mask, self.pooling))
+        values: Tensor = self.layers(pooled(states, attention_mask, self.pooling))
         return values[:, 1:] - values[:, :1] if self.scores and values.shape[1] == 2 else values
 
 
@@ -217,7 +217,7 @@ class _Normalize(nn.Module):
         return functional.normalize(vectors, dim=1)
 
 
-def _pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
+def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
     """Pool padded states [rows, columns, dim] as `ranker.interactions.pooling.pool` does ragged ones, [rows, dim]."""
     if pooling == "cls":
         return states[:, 0]
