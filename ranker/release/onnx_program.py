@@ -62,12 +62,14 @@ class OnnxTexts:
         max_tokens: Longest row.
         dim: Size of a state.
         ragged: Whether rows run without padding.
+        path: See `ranker.encoders.encoder.Encoder`.
     """
 
     tokenizer: Any
     max_tokens: int
     dim: int
     ragged: bool = False
+    path: str = "onnx"
 
 
 class OnnxProgram(nn.Module):

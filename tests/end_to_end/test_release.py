@@ -129,6 +129,7 @@ def test_a_wrong_weight_is_refused_and_nothing_is_left(done, where, small_files,
         choices = [f"checkpoint={the_run(where)}", "format=hf", "to=wrong", "trainer.accelerator=cpu", "hydra.mode=RUN"]
         cfg = compose("export", choices, return_hydra_config=True)
     cfg.hydra.runtime.output_dir = str(where / "in_process")
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
     HydraConfig.instance().set_config(cfg)
     with pytest.raises(
         CheckpointError, match=r"expected scores within max_gap=0.001 of .*, got a gap of 0.01, which is"

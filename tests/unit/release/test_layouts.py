@@ -5,9 +5,14 @@ import json
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from ranker import Reranker
+from ranker.assembly.scorer import build_scorer
+from ranker.checkpoint import merged
+from ranker.data.collate import TextLimits
 from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError
 from ranker.export import cross_encoder
@@ -19,14 +24,13 @@ from ranker.release.layouts import cast, check_format, is_modular, write_layout
 from ranker.release.programs import filled, program_of
 from tests.unit.models.test_lm_reranker import PAIRS as LM_PAIRS
 from tests.unit.models.test_lm_reranker import folder_of
+from tests.unit.models.test_lora import lm_cfg, trained
 from tests.unit.release.test_onnx import PAIRS, modernbert
 
 KEYS = {"model": {}, "encoder": {}, "data": {}, "max_query_tokens": 64, "max_doc_tokens": 64, "max_pair_tokens": None}
 
 
 def settings():
-    from omegaconf import OmegaConf
-
     return OmegaConf.create({**KEYS, "depth": 10})
 
 
@@ -118,6 +122,30 @@ def test_a_language_model_becomes_a_classifier_with_the_same_scores(tmp_path):
         expected.append(float(logits[scorer.word_ids[0]] - logits[scorer.word_ids[1]]))
     for name in ("hf", "words"):
         np.testing.assert_allclose(program_of(tmp_path / name)(LM_PAIRS), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["dpr", "two temperatures", "colbert"])
+def test_bi_encoders_score_as_in_sentence_transformers(name, tmp_path):
+    pytest.importorskip("sentence_transformers")
+    torch.manual_seed(0)
+    encoder = load_encoder("tiny")
+    scorer = {
+        "dpr": lambda: DPR(encoder, query_prompt="query: "),
+        "two temperatures": lambda: DPR(encoder, tied=False, similarity="dot", temperature=2.0, learn_temperature=True),
+        "colbert": lambda: ColBERT(encoder, projection=8, query_length=0),
+    }[name]()
+    write_layout(tmp_path / "model", scorer, settings(), "sentence_transformers")
+    ours = Reranker(scorer, TextLimits(64, 64), accelerator="cpu").score(PAIRS)
+    np.testing.assert_allclose(program_of(tmp_path / "model")(PAIRS), ours, rtol=1e-4, atol=1e-4)
+
+
+def test_adapters_are_merged(tmp_path):
+    cfg = lm_cfg(folder_of(tmp_path / "base"))
+    scorer = trained(build_scorer(cfg)).eval()
+    check_format(scorer, "merged", "float32")
+    write_layout(tmp_path / "merged", *merged(scorer, cfg), "merged")
+    ours = Reranker(scorer, TextLimits(64, 64), accelerator="cpu", precision="32-true").score(LM_PAIRS)
+    np.testing.assert_allclose(program_of(tmp_path / "merged")(LM_PAIRS), ours, rtol=0, atol=1e-4)
 
 
 def test_a_text_with_braces_does_not_open_a_field():
