@@ -56,7 +56,7 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
         log.info("model/: the base weights under the adapters are random, so the merged weights are written")
         scorer, cfg = without_adapters(scorer, cfg)
     with write_folder(folder) as partial:
-        _write_model(partial, scorer, cfg)
+        write_model(partial, scorer, cfg)
 
 
 def save_merged(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
@@ -72,17 +72,18 @@ def save_merged(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
 
 def without_adapters(scorer: Scorer, cfg: DictConfig) -> tuple[Scorer, DictConfig]:
     """Return a copy of a scorer with its adapters in its weights, and the configuration without them."""
-    merged, plain = copy.deepcopy(scorer), cfg.copy()
-    for module in list(merged.modules()):
+    whole, plain = copy.deepcopy(scorer), cfg.copy()
+    for module in list(whole.modules()):
         if has_adapter(module):
             merge_adapter(module)
     OmegaConf.update(plain, "encoder.lora", None, merge=False)
-    return merged, plain
+    return whole, plain
 
 
-def _write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
+def write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
+    """Write a scorer's files and `ranker.yaml` into a folder, without checksums; see `save_model`."""
     positions = scorer.encoder.max_tokens
-    longest_pair = min(positions, cfg.max_pair_tokens or positions)
+    longest_pair = longest_pair_of(scorer, cfg)
     if _adapter.has_adapters(scorer):
         # of a model of the hub, `source` is a folder in the cache, so its name in the configuration is stored
         base = scorer.encoder.source if cfg.encoder.get("package") else cfg.encoder.name
@@ -95,8 +96,19 @@ def _write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
         )
     else:
         scorer.save(partial, max_tokens=longest_pair)
+    write_description(partial, cfg)
+
+
+def longest_pair_of(scorer: Scorer, cfg: DictConfig) -> int:
+    """Return the longest pair of a training, special tokens included."""
+    positions = scorer.encoder.max_tokens
+    return min(positions, cfg.max_pair_tokens or positions)
+
+
+def write_description(folder: Path, cfg: DictConfig) -> None:
+    """Write `ranker.yaml`, the `DESCRIBED` keys of a training's configuration."""
     described = OmegaConf.create({key: cfg[key] for key in DESCRIBED})
-    (partial / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
+    (folder / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -155,6 +167,10 @@ def load_scorer(
         )
         return scorer
     verify_folder(model, error=CheckpointError)
+    if (model / "onnx.json").is_file():
+        raise CheckpointError(
+            f"{model}: expected weights, got an ONNX export, which only ranks; use ranker rerank, or Reranker.load"
+        )
     if _adapter.is_own(model):
         scorer = built_for(path, read_description(model), execution)
         _adapter.read(model, scorer)

@@ -144,7 +144,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
     depth = cfg.depth or trained.get("depth", 100)
     source = cfg.data if cfg.data is not None else trained.data
-    splits = _sets_to_rerank(cfg, source, depth)
+    splits = sets_to_rerank(cfg, source, depth)
     folder = open_run(cfg)
     settle_precision(cfg, folder, scorer.encoder)
     data = _rank_data(cfg, splits, scorer, trained, source, None if cfg.add_positives else depth)
@@ -185,7 +185,7 @@ def _rank_data(
     )
 
 
-def _sets_to_rerank(cfg: DictConfig, source: Any, depth: int) -> Splits:
+def sets_to_rerank(cfg: DictConfig, source: Any, depth: int) -> Splits:
     """The collections of the chosen split as test sets, with the candidates to re-rank.
 
     Raises:
@@ -197,7 +197,7 @@ def _sets_to_rerank(cfg: DictConfig, source: Any, depth: int) -> Splits:
     if not loaded.sets:
         return _with_candidates(cfg, chosen, depth, source)
     for key in ("candidates", "baseline", "add_positives"):
-        if cfg[key]:
+        if cfg.get(key):
             raise ConfigError(
                 f"{key}: expected it with a single set, got a mix ({', '.join(loaded.sets)}); choose one with data=..."
             )
@@ -226,7 +226,7 @@ def _with_candidates(cfg: DictConfig, chosen: dict[str, Collection], depth: int,
     splits = with_candidates(Splits(None, None, chosen), depth, Path(cfg.cache_dir), FirstStage.of(source))
     for part in splits.tests.values():
         warn_of_query_docs(part, part.candidates)
-    if cfg.add_positives:  # the name says so: measures of such a set tell nothing about the first stage
+    if cfg.get("add_positives"):  # the name says so: measures of such a set tell nothing about the first stage
         tests = {f"{name}+positives": add_positives(part, depth) for name, part in splits.tests.items()}
         splits = replace(splits, tests=tests)
     return splits

@@ -21,9 +21,11 @@ from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
 from ranker.data.dataset import ScoreBatches
 from ranker.data.memory_store import MemoryStore
 from ranker.data.token_writer import TextEncoder
-from ranker.errors import DataError
+from ranker.errors import CheckpointError, DataError
 from ranker.evaluation.scoring import Devices, score_collection
+from ranker.files import verify_folder
 from ranker.models.interface import Scorer
+from ranker.release.onnx_program import OnnxProgram, is_program
 
 LONG_WORK = 2000  # from this many pairs on, a terminal shows a progress bar
 MAX_TOKENS = {"cuda": 32768, "cpu": 8192}  # of a batch
@@ -94,7 +96,7 @@ class Reranker:
         max_doc_tokens: int | None = None,
         **options: Any,
     ) -> Self:
-        """Load a run folder, its `model/` folder, or a folder of sentence-transformers or transformers.
+        """Load a run folder, its `model/` folder, an export, or a folder of sentence-transformers or transformers.
 
         Texts are cut as in the model's training.
 
@@ -112,7 +114,12 @@ class Reranker:
         quiet_libraries()
         path = Path(folder).expanduser()
         trained = OmegaConf.create(read_description(path))
-        scorer = load_scorer(path, weights, trust_remote_code=trust_remote_code)
+        scorer: Any
+        if is_program(path):
+            verify_folder(path, error=CheckpointError)
+            scorer = OnnxProgram(path)
+        else:
+            scorer = load_scorer(path, weights, trust_remote_code=trust_remote_code)
         limits = text_limits(scorer, trained)
         limits = replace(limits, query=max_query_tokens or limits.query, doc=max_doc_tokens or limits.doc)
         return cls(scorer, limits, **options)

@@ -268,6 +268,42 @@ class CompressConfig:
 
 
 @dataclass
+class ExportConfig:
+    """Root of `ranker export`."""
+
+    name: Text = "export"
+    checkpoint: Text = MISSING
+    weights: Text = "best"
+    trust_remote_code: bool = False
+    format: Text = MISSING
+    dtype: Text = "float32"
+    to: Text | None = None
+    max_gap: float | None = None
+    max_loss: float = 0.01
+    data: Any = None
+    split: Text = "test"
+    candidates: Text | None = None
+    depth: int | None = None
+    max_queries: int | None = None
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    cache_dir: Text = ".cache"
+
+
+@dataclass
+class PublishConfig:
+    """Root of `ranker publish`."""
+
+    name: Text = "publish"
+    checkpoint: Text = MISSING
+    to: Text = MISSING
+    private: bool = True
+    license: Text | None = None
+    data: Any = None
+    cache_dir: Text = ".cache"
+
+
+@dataclass
 class ProbeTrainingConfig:
     """Training of a probe; conf/probe.yaml explains the keys."""
 
@@ -343,6 +379,8 @@ ROOTS: dict[str, type] = {
     "rerank": RerankConfig,
     "merge": MergeConfig,
     "compress": CompressConfig,
+    "export": ExportConfig,
+    "publish": PublishConfig,
 }
 
 

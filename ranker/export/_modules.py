@@ -277,6 +277,16 @@ def write_dense(folder: Path, linear: nn.Linear, activation: nn.Module, extra: M
     )
 
 
+def write_norm(folder: Path, norm: nn.LayerNorm) -> None:
+    """Write a LayerNorm module; that library's has a bias, which is 0 where the layer has none."""
+    write_json(folder / "config.json", {"dimension": norm.normalized_shape[0]})
+    bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias
+    weights = {"norm.weight": norm.weight, "norm.bias": bias}
+    save_file(
+        {name: value.detach().contiguous().cpu() for name, value in weights.items()}, folder / "model.safetensors"
+    )
+
+
 def write_modules(
     folder: Path, modules: list[tuple[str, str]], prompts: dict[str, str], model_type: str, similarity: str
 ) -> None:

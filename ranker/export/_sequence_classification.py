@@ -52,17 +52,23 @@ def write(folder: Path, model: Classifier, max_tokens: int) -> bool:
         model: The model.
         max_tokens: Longest pair, special tokens included; stored with the tokenizer.
     """
+    if not fits(model):
+        return False
     if isinstance(model.head, NativeHead):
         describe(model.head.whole.config, model.head.whole.config.num_labels)
         model.head.save(folder, model.encoder)
     else:
-        classifier = _classifier(model)
-        if classifier is None:
-            return False
-        classifier.save_pretrained(folder)
+        _classifier(model).save_pretrained(folder)
     # XLNet's classifier reads the last column, padding or not
     write_tokenizer(folder, model.encoder, max_tokens, pads_right=model.encoder.config.model_type != "xlnet")
     return True
+
+
+def fits(model: Classifier) -> bool:
+    """Whether transformers has a sequence classification model that computes the same: see `write`."""
+    if isinstance(model.head, NativeHead):
+        return True
+    return model.pooling == "cls" and family_of(model.encoder.config).classifier is not None
 
 
 def describe(config: PretrainedConfig, num_labels: int) -> None:
@@ -75,15 +81,13 @@ def describe(config: PretrainedConfig, num_labels: int) -> None:
     config.sentence_transformers = {"activation_fn": IDENTITY}
 
 
-def _classifier(model: Classifier) -> PreTrainedModel | None:
-    """Return the same model as a sequence classification model; None if the family has none that fits."""
+def _classifier(model: Classifier) -> PreTrainedModel:
+    """Return the same model as a sequence classification model."""
     assert isinstance(model.head, nn.Linear)
     config = copy.deepcopy(model.encoder.config)
     config._attn_implementation = None
     describe(config, model.head.out_features)
     config.classifier_dropout = model.dropout
-    if model.pooling != "cls" or family_of(config).classifier is None:
-        return None
     classifier = AutoModelForSequenceClassification.from_config(config)
     dense, head = _layers_of(classifier)
     classifier.base_model.load_state_dict(model.encoder.model.state_dict(), strict=False)

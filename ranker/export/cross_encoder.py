@@ -1,11 +1,13 @@
 """Cross-encoders as sentence-transformers writes them since version 6: modules.json and a folder per module.
 
-Three forms are read: a sequence classification model alone; Transformer, Pooling and one or two Dense, of which the
-last gives the scores; a causal language model with LogitScore (the logit of a word, or the difference of two).
+Four forms are read: a sequence classification model alone; Transformer, Pooling and one or two Dense, of which the
+last gives the scores; the same with a LayerNorm between the two (the head of ModernBERT's own classifier); a causal
+language model with LogitScore (the logit of a word, or the difference of two).
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.activations import GELUActivation
 
 from ranker.encoders.classifier import Classifier
 from ranker.encoders.encoder import Encoder
@@ -33,9 +36,11 @@ from ranker.export._modules import (
     read_dense,
     read_encoder,
     read_modules,
+    read_weights,
     write_dense,
     write_encoder,
     write_json,
+    write_norm,
 )
 from ranker.export._pooling import pooling_config, read_pooling
 
@@ -53,23 +58,32 @@ def recognises(folder: Path) -> bool:
 
 
 def write(folder: Path, model: Classifier, max_tokens: int) -> None:
-    """Write Transformer, Pooling and Dense: a linear head on pooled states, over any encoder.
+    """Write Transformer, Pooling and Dense: a head on pooled states, over any encoder.
 
     Args:
         folder: Where to write.
-        model: The model; its head is a linear layer.
+        model: The model; its head is a linear layer, or a family's own that `norm_head` knows.
         max_tokens: Longest pair, special tokens included; stored with the tokenizer.
     """
-    assert isinstance(model.head, nn.Linear)
+    own = norm_head(model)
+    dense, norm, head = own or (model.dense, None, model.head)
+    assert isinstance(head, nn.Linear)
+    pooling = getattr(model.encoder.config, "classifier_pooling", "cls") if own else model.pooling
     write_encoder(folder, model.encoder, max_tokens, {})
-    write_json(folder / "1_Pooling/config.json", pooling_config(model.encoder.dim, model.pooling))
+    write_json(folder / "1_Pooling/config.json", pooling_config(model.encoder.dim, pooling))
     names = ["Transformer", "Pooling"]
     paths = ["", "1_Pooling"]
-    for linear, activation, extra in ((model.dense, nn.Tanh(), {}), (model.head, nn.Identity(), SCORES)):
-        if linear is not None:
-            names.append("Dense")
-            paths.append(f"{len(paths)}_Dense")
-            write_dense(folder / paths[-1], linear, activation, extra)
+
+    def add(name: str) -> Path:
+        names.append(name)
+        paths.append(f"{len(paths)}_{name}")
+        return folder / paths[-1]
+
+    if dense is not None:
+        write_dense(add("Dense"), dense, nn.Tanh() if norm is None else nn.GELU())
+    if norm is not None:
+        write_norm(add("LayerNorm"), norm)
+    write_dense(add("Dense"), head, nn.Identity(), SCORES)
     classes = [f"sentence_transformers.models.{name}" for name in names]
     modules = [{"idx": i, "name": str(i), "path": paths[i], "type": classes[i]} for i in range(len(paths))]
     write_json(folder / MODULES, modules)
@@ -79,8 +93,25 @@ def write(folder: Path, model: Classifier, max_tokens: int) -> None:
     write_json(folder / OWN_FILE, {"dropout": model.dropout})
 
 
+def norm_head(model: Classifier) -> tuple[nn.Linear, nn.LayerNorm, nn.Linear] | None:
+    """Return the layers of a family's own head if it is dense, GELU, norm and output layer, as ModernBERT's.
+
+    None for other heads, and where the norm or the activation is not the one that sentence-transformers' modules have.
+    """
+    if not isinstance(model.head, NativeHead):
+        return None
+    whole: Any = model.head.whole
+    inner, output = getattr(whole, "head", None), getattr(whole, "classifier", None)
+    dense, norm = getattr(inner, "dense", None), getattr(inner, "norm", None)
+    if not (isinstance(dense, nn.Linear) and isinstance(norm, nn.LayerNorm) and isinstance(output, nn.Linear)):
+        return None
+    usual = type(getattr(inner, "act", None)) in (nn.GELU, GELUActivation) and norm.eps == nn.LayerNorm(1).eps
+    known = getattr(whole.config, "classifier_pooling", None) in ("cls", "mean")
+    return (dense, norm, output) if usual and known else None
+
+
 def read(folder: Path, execution: Execution) -> Classifier:
-    """Read a folder of one of the three forms.
+    """Read a folder of one of the four forms.
 
     Raises:
         CheckpointError: It has another module, or a head of more than two labels.
@@ -113,12 +144,46 @@ def read_head(folder: Path, encoder: Encoder) -> Classifier | None:
             dense = denses[0][0] if len(denses) == 2 else None
             dropout = float(read_object(folder / OWN_FILE).get("dropout", 0.0))
             return Classifier(encoder, denses[-1][0], read_pooling(modules[1]), dense, dropout)
+    if names == ["Transformer", "Pooling", "Dense", "LayerNorm", "Dense"] and has_native_head(encoder.config):
+        return _with_norm(modules, encoder, float(read_object(folder / OWN_FILE).get("dropout", 0.0)))
     if len(modules) == 1:
         return None
     raise CheckpointError(
         f"{folder}: expected a sequence classification model, Transformer, Pooling and Dense (with tanh between two), "
         f"or a language model with LogitScore; got {', '.join(names)}"
     )
+
+
+def _with_norm(modules: list[StoredModule], encoder: Encoder, dropout: float) -> Classifier:
+    """Return the classifier of the encoder's family with the weights of Dense, LayerNorm and Dense.
+
+    Raises:
+        CheckpointError: The family's classifier has other layers.
+    """
+    output, _ = read_dense(modules[4])
+    config = copy.deepcopy(encoder.config)
+    config.num_labels, config.classifier_pooling, config._attn_implementation = (
+        output.out_features,
+        read_pooling(modules[1]),
+        None,
+    )
+    whole: Any = AutoModelForSequenceClassification.from_config(config)
+    whole.base_model.load_state_dict(encoder.model.state_dict(), strict=False)
+    model = Classifier(encoder, NativeHead(whole, encoder, dropout), dropout=dropout)
+    layers = norm_head(model)
+    if layers is None:
+        raise CheckpointError(
+            f"{modules[0].folder}: expected a family whose classifier is dense, GELU and norm, such as ModernBERT's, "
+            f"got {config.model_type}"
+        )
+    stored = [read_weights(module.folder) for module in modules[2:]]
+    with torch.no_grad():
+        for layer, prefix, weights in zip(layers, ("linear", "norm", "linear"), stored, strict=True):
+            for name in ("weight", "bias"):
+                value, target = weights.get(f"{prefix}.{name}"), getattr(layer, name)
+                if target is not None and value is not None:
+                    target.copy_(value)
+    return model
 
 
 def initial_head(encoder: Encoder, dropout: float = 0.0) -> Classifier | None:

@@ -151,12 +151,16 @@ class MonoBERT(nn.Module):
             folder: Where to write.
             max_tokens: Longest pair, special tokens included; stored with the tokenizer.
         """
-        dense = self.pooler[0] if isinstance(self.pooler, nn.Sequential) else None
-        assert dense is None or isinstance(dense, nn.Linear)
-        model = Classifier(self.encoder, self.head, self.pooling, dense, self.dropout.p)
+        model = self.classifier()
         if not huggingface.write(folder, model, max_tokens):
             cross_encoder.write(folder, model, max_tokens)
         write_prompt(folder, self.prompt)
+
+    def classifier(self) -> Classifier:
+        """Return encoder and head as model folders hold them."""
+        dense = self.pooler[0] if isinstance(self.pooler, nn.Sequential) else None
+        assert dense is None or isinstance(dense, nn.Linear)
+        return Classifier(self.encoder, self.head, self.pooling, dense, self.dropout.p)
 
     @classmethod
     def load(cls, folder: Path, execution: Execution = DEFAULT) -> Self:

@@ -1,0 +1,14 @@
+"""`ranker export`: a trained model for other programs; it is kept if its scores are those of the original."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from ranker.assembly.exporting import export_checkpoint
+from ranker.assembly.run import one_run
+
+
+@one_run()
+def export(cfg: DictConfig) -> None:
+    """Write an export with `parity.json` and a README."""
+    export_checkpoint(cfg)

@@ -1,0 +1,247 @@
+"""Write a model folder as ONNX graphs: padded rows of token ids to scores, or to one vector per row."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+from ranker.encoders import text_model
+from ranker.errors import ConfigError
+from ranker.export._modules import StoredModule, has_modules, read_dense, read_modules, read_weights
+from ranker.export._pooling import read_pooling
+
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+LOGITS, VECTORS = "logits", "sentence_embedding"  # the names that optimum and sentence-transformers give outputs
+PAIRS, QUERIES, DOCS = "model.onnx", "query.onnx", "doc.onnx"
+
+
+def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str]:
+    """Write the graphs of a model folder; return their names.
+
+    A graph takes int64 [rows, columns] under the names that its tokenizer returns (`INPUTS`), padded at the end of
+    rows, with any numbers of rows and columns. It returns `logits` [rows, 1], the scores, or `sentence_embedding`
+    [rows, dim].
+
+    Args:
+        folder: Where to write.
+        layout: A sequence classification model, or Transformer, Pooling, Dense, LayerNorm and Normalize.
+        dtype: `float32`, or `fp16`: weights in half precision, inputs and outputs as before.
+
+    Raises:
+        ConfigError: torch can't export the model.
+    """
+    if not has_modules(layout):
+        model = _float(AutoModelForSequenceClassification.from_pretrained(layout, attn_implementation="eager"))
+        graphs: dict[str, tuple[nn.Module, Path, str]] = {PAIRS: (_Scores(model), layout, LOGITS)}
+    else:
+        sides = read_modules(layout)
+        chains = [sides["query"]] if sides["query"] == sides["document"] else [sides["query"], sides["document"]]
+        names = [PAIRS] if len(chains) == 1 else [QUERIES, DOCS]
+        graphs = {}
+        for name, chain in zip(names, chains, strict=True):
+            part = _Modules(chain)
+            graphs[name] = (part, chain[0].folder, LOGITS if part.scores else VECTORS)
+    for name, (module, texts, output) in graphs.items():
+        _export(module.eval(), AutoTokenizer.from_pretrained(texts), output, folder / name)
+        if dtype == "fp16":
+            _halve(folder / name)
+    return list(graphs)
+
+
+def quantize(path: Path) -> None:
+    """Quantize the encoder's weight matrices to int8, per column; onnxruntime quantizes their inputs as it runs.
+
+    Embeddings, norms and the head on pooled states stay in float32: the head's products are few, and its errors would
+    go to the scores directly.
+
+    Args:
+        path: A graph, which is replaced.
+    """
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    whole = path.with_suffix(".whole")
+    path.replace(whole)
+    level = logging.getLogger().level
+    logging.getLogger().setLevel(
+        logging.ERROR
+    )  # that library warns on the root logger that its own optimizer did not run
+    try:
+        # linear layers on [rows, columns, dim] are MatMul, those on pooled [rows, dim] are Gemm
+        quantize_dynamic(whole, path, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8)
+    finally:
+        logging.getLogger().setLevel(level)
+        whole.unlink()
+
+
+def _export(module: nn.Module, tokenizer: Any, output: str, path: Path) -> None:
+    rows = tokenizer(["a b c", "d"], ["e f g h", "i"], padding=True, return_tensors="pt")
+    names = [name for name in tokenizer.model_input_names if name in INPUTS]
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    try:
+        with _quiet(), torch.no_grad():
+            program = torch.onnx.export(
+                _Named(module, names),
+                tuple(rows[name] for name in names),
+                dynamo=True,
+                input_names=names,
+                output_names=[output],
+                dynamic_shapes=(tuple(dict(free) for _ in names),),
+                verbose=False,
+            )
+    except Exception as error:  # of torch.export or of the translation, of many classes
+        reason = str(error).strip().split("\n")[0][:200]
+        raise ConfigError(
+            f"format: expected a model that torch exports to ONNX, got {type(error).__name__}: {reason}"
+        ) from error
+    assert program is not None
+    _forget_sources(program.model)
+    program.save(str(path))
+
+
+def _forget_sources(model: Any) -> None:
+    """Remove what the exporter notes about each node, such as the paths of source files."""
+    for part in (model, model.graph, *model.graph.all_nodes(), *model.graph.initializers.values()):
+        part.metadata_props.clear()
+        part.doc_string = None
+    for node in model.graph.all_nodes():
+        for value in node.outputs:
+            value.metadata_props.clear()
+    for value in model.graph.inputs:
+        value.metadata_props.clear()
+
+
+def _halve(path: Path) -> None:
+    """Convert a graph's weights to fp16; inputs and outputs keep their types."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    onnx.save(convert_float_to_float16(onnx.load(path), keep_io_types=True), path)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence the exporter's reports on what it skips."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _float(model: Any) -> Any:
+    """Return a model in float32."""
+    return model.float()
+
+
+class _Named(nn.Module):
+    """Call a module with its inputs by name."""
+
+    def __init__(self, module: nn.Module, names: list[str]) -> None:
+        super().__init__()
+        self.module, self.names = module, names
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        output: Tensor = self.module(**dict(zip(self.names, inputs, strict=True)))
+        return output
+
+
+class _Scores(nn.Module):
+    """A sequence classification model with the score as its only logit; of two labels, the log-odds."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        logits: Tensor = self.model(**inputs).logits
+        return logits if logits.shape[1] == 1 else logits[:, 1:] - logits[:, :1]
+
+
+class _Modules(nn.Module):
+    """Transformer, Pooling and what follows, of a folder in sentence-transformers' layout.
+
+    Args:
+        chain: The modules.
+
+    Attributes:
+        scores: Whether the last module gives scores.
+    """
+
+    def __init__(self, chain: list[StoredModule]) -> None:
+        super().__init__()
+        config = AutoConfig.from_pretrained(chain[0].folder)
+        config._attn_implementation = "eager"
+        model, _ = text_model.read(chain[0].folder, config)
+        self.model = _float(model)
+        self.pooling = read_pooling(chain[1])
+        self.layers = nn.Sequential()
+        for module in chain[2:]:
+            self.layers.extend(_layers(module))
+        self.scores = chain[-1].name == "Dense" and chain[-1].config.get("module_output_name") == "scores"
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **inputs: Tensor) -> Tensor:
+        states = self.model(input_ids=input_ids, attention_mask=attention_mask, **inputs).last_hidden_state
+        values: Tensor = self.layers(pooled(states, attention_mask, self.pooling))
+        return values[:, 1:] - values[:, :1] if self.scores and values.shape[1] == 2 else values
+
+
+def _layers(module: StoredModule) -> list[nn.Module]:
+    if module.name == "Dense":
+        return list(read_dense(module))
+    if module.name == "LayerNorm":
+        weights = read_weights(module.folder)
+        norm = nn.LayerNorm(len(weights["norm.weight"]))
+        norm.load_state_dict({name.removeprefix("norm."): value for name, value in weights.items()})
+        return [norm]
+    assert module.name == "Normalize"
+    return [_Normalize()]
+
+
+class _Normalize(nn.Module):
+    def forward(self, vectors: Tensor) -> Tensor:
+        return functional.normalize(vectors, dim=1)
+
+
+def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
+    """Pool padded states [rows, columns, dim] as `ranker.interactions.pooling.pool` does ragged ones, [rows, dim]."""
+    if pooling == "cls":
+        return states[:, 0]
+    real = mask.unsqueeze(-1).to(states.dtype)
+    if pooling == "max":
+        return states.masked_fill(real == 0, torch.finfo(states.dtype).min).amax(1)
+    if pooling == "last":
+        ends = mask.sum(1) - 1
+        return states.gather(1, ends.view(-1, 1, 1).expand(-1, 1, states.shape[2]))[:, 0]
+    if pooling == "weightedmean":
+        real = real * torch.arange(1, mask.shape[1] + 1, dtype=states.dtype).view(1, -1, 1)
+    return (states * real).sum(1) / real.sum(1)
+
+
+def copy_texts(layout: Path, folder: Path) -> None:
+    """Copy the tokenizer, the prompt and the descriptions of a model folder beside its graphs."""
+    source = layout
+    if has_modules(layout):
+        source = read_modules(layout)["document"][0].folder
+    for path in (*source.iterdir(), *(layout / name for name in ("ranker.yaml", "prompt.json"))):
+        if path.is_file() and (path.suffix in (".json", ".txt", ".model", ".jinja", ".yaml")) and _travels(path.name):
+            shutil.copyfile(path, folder / path.name)
+
+
+def _travels(name: str) -> bool:
+    left = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "router_config.json")
+    return name not in (*left, "scorer.json", "checksums.json", "lm_reranker.json") and not name.endswith(".index.json")

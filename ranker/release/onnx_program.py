@@ -1,0 +1,160 @@
+"""Score with an ONNX export through onnxruntime; `Reranker.load` takes its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoTokenizer
+
+from ranker.data.template import Template
+from ranker.encoders.model_folder import read_object
+from ranker.encoders.ragged import RaggedLayout
+from ranker.encoders.row_groups import row_groups, select_rows
+from ranker.errors import CheckpointError, ConfigError
+from ranker.export._modules import write_json
+from ranker.export._prompt import read_prompt
+from ranker.interactions.grid import to_grid
+from ranker.models._pair_prompt import pair_layout
+from ranker.models._prompts import with_prompt
+from ranker.models.dpr import DPR
+from ranker.models.interface import Scorer
+from ranker.models.lm_reranker import LMReranker
+from ranker.types import RankBatch, TokenBatch
+
+FILE = "onnx.json"
+
+
+def is_program(folder: Path) -> bool:
+    """Whether a folder is an ONNX export."""
+    return (folder / FILE).is_file()
+
+
+def write_settings(folder: Path, scorer: Scorer, graphs: list[str]) -> None:
+    """Write what `OnnxProgram` needs beside graphs and tokenizer.
+
+    Args:
+        folder: The export's folder.
+        scorer: The model that was exported.
+        graphs: Names of the graphs.
+    """
+    encoder = scorer.encoder
+    content: dict[str, Any] = {"reads": scorer.reads, "graphs": graphs, "max_tokens": encoder.max_tokens}
+    content["dim"] = encoder.dim
+    if isinstance(scorer, DPR):
+        content |= {"query_prompt": scorer.query_prompt, "doc_prompt": scorer.doc_prompt}
+        content["temperature"] = float(torch.as_tensor(scorer.divisor()))
+    else:
+        content["prompt_ends"] = not isinstance(scorer, LMReranker)
+    write_json(folder / FILE, content)
+
+
+@dataclass
+class OnnxTexts:
+    """What the program reads of an encoder: how texts become rows.
+
+    Args:
+        tokenizer: The tokenizer of the folder.
+        max_tokens: Longest row.
+        dim: Size of a state.
+        ragged: Whether rows run without padding.
+        path: See `ranker.encoders.encoder.Encoder`.
+    """
+
+    tokenizer: Any
+    max_tokens: int
+    dim: int
+    ragged: bool = False
+    path: str = "onnx"
+
+
+class OnnxProgram(nn.Module):
+    """A scorer over the graphs of an export.
+
+    Args:
+        folder: The export's folder.
+
+    Attributes:
+        reads: `pairs` or `texts`.
+        encoder: Tokenizer and sizes.
+
+    Raises:
+        ConfigError: onnxruntime is not installed.
+        CheckpointError: A file is missing or broken.
+    """
+
+    text_limits: tuple[int, int] | None = None
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise ConfigError(
+                f"{folder}: expected onnxruntime for an ONNX export, which is not installed; pip install onnxruntime"
+            ) from error
+        settings = read_object(folder / FILE)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = torch.get_num_threads()
+        wanted = ("CUDAExecutionProvider", "CPUExecutionProvider")
+        providers = [name for name in wanted if name in onnxruntime.get_available_providers()]
+        try:
+            self._sessions = [
+                onnxruntime.InferenceSession(folder / Path(name).name, options, providers=providers)
+                for name in settings["graphs"]
+            ]
+            self.reads = str(settings["reads"])
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            self.encoder = OnnxTexts(tokenizer, int(settings["max_tokens"]), int(settings["dim"]))
+        except Exception as error:  # onnxruntime has classes of its own
+            reason = " ".join(str(error).split())[:200]
+            raise CheckpointError(f"{folder}: expected a whole ONNX export, got {reason}; export it again") from error
+        self._settings, self._prompt = settings, read_prompt(folder)
+
+    def pair_layout(self) -> Template:
+        """Return the layout of a query and a doc in one row."""
+        tokenizer = self.encoder.tokenizer
+        if self._prompt is None:
+            return Template.of(tokenizer, 2)
+        return pair_layout(tokenizer, self._prompt, ends=bool(self._settings["prompt_ends"]))
+
+    def layouts(self) -> tuple[Template, Template]:
+        """Return the layouts of a query and of a doc."""
+        tokenizer = self.encoder.tokenizer
+        single = Template.of(tokenizer, 1)
+        prompts = (self._settings["query_prompt"], self._settings["doc_prompt"])
+        query, doc = (with_prompt(tokenizer, single, str(prompt)) for prompt in prompts)
+        return query, doc
+
+    def forward(self, batch: RankBatch) -> Tensor:
+        """Return scores [batch, docs]; 0 in cells without a doc."""
+        if batch.pairs is not None:
+            return to_grid(self._run(self._sessions[0], batch.pairs)[:, 0], batch.doc_mask)
+        assert batch.queries is not None and batch.docs is not None
+        queries, docs = self._run(self._sessions[0], batch.queries), self._run(self._sessions[-1], batch.docs)
+        owners = batch.doc_mask.nonzero()[:, 0]
+        return to_grid((queries[owners] * docs).sum(1) / self._settings["temperature"], batch.doc_mask)
+
+    def _run(self, session: Any, rows: TokenBatch) -> Tensor:
+        """Return the output of a graph for all rows, float32 [rows, outputs]; rows of near lengths run together."""
+        outputs: np.ndarray | None = None
+        names = [entry.name for entry in session.get_inputs()]
+        padding = self.encoder.tokenizer.pad_token_id
+        for group in row_groups(rows.cu_seqlens):
+            part, _ = select_rows(rows, group)
+            layout = RaggedLayout.of(part)
+            values = {
+                "input_ids": torch.where(layout.mask, layout.pad(part.tokens), padding),
+                "attention_mask": layout.mask.long(),
+                "token_type_ids": layout.pad(part.segments),
+            }
+            (got,) = session.run(None, {name: values[name].cpu().numpy() for name in names})
+            if outputs is None:
+                outputs = np.zeros((rows.num_rows, got.shape[1]), dtype=np.float32)
+            outputs[group.rows.cpu().numpy()] = got
+        assert outputs is not None
+        return torch.from_numpy(outputs).to(rows.tokens.device)
