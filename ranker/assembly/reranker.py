@@ -76,13 +76,14 @@ class Reranker:
         fabric = Fabric(accelerator=accelerator, devices=1, precision=checked_precision(trainer))
         plugin: Any = fabric.strategy.precision
         self.scorer: Any = plugin.convert_module(scorer)
-        self._devices = Devices.of_fabric(fabric)
-        self._inputs, self._limits = ScorerInputs.of(scorer), limits
+        self.devices = Devices.of_fabric(fabric)
+        self._inputs = ScorerInputs.of(scorer)
         self.max_tokens = max_tokens or MAX_TOKENS.get(fabric.device.type, MAX_TOKENS["cpu"])
         self._encoders = [
             TextEncoder(scorer.encoder.tokenizer, self._inputs.affixes(text).stored_tokens(longest))
             for text, longest in enumerate((limits.query, limits.doc))
         ]
+        self._collator = Collator.of(self._inputs, self._store(0, {}), self._store(1, {}), limits)
 
     @classmethod
     def load(
@@ -185,13 +186,22 @@ class Reranker:
                 Candidates.from_lists((query, list(docs), [0.0] * len(docs)) for query, docs in docs_of.items()),
             ),
             None,
-            Collator.of(self._inputs, self._store(0, query_ids), self._store(1, doc_ids), self._limits),
+            self.collator(query_ids, doc_ids),
             self.max_tokens,
         )
         shown = len(wanted) >= LONG_WORK and sys.stderr.isatty() if progress is None else progress
-        run = score_collection(self.scorer, batches, self._devices, progress="rank" if shown else None)
+        run = score_collection(self.scorer, batches, self.devices, progress="rank" if shown else None)
         assert run is not None
         return np.array([run[query_ids[query]][doc_ids[doc]] for query, doc in wanted], dtype=np.float32)
+
+    def collator(self, query_ids: Mapping[str, str], doc_ids: Mapping[str, str]) -> Collator:
+        """Tokenize queries and docs, each text once; several threads may call it at the same time.
+
+        Args:
+            query_ids: The queries: text -> id.
+            doc_ids: The docs: text -> id.
+        """
+        return replace(self._collator, queries=self._store(0, query_ids), docs=self._store(1, doc_ids))
 
     def _store(self, side: int, ids: Mapping[str, str]) -> MemoryStore:
         """Tokenize the keys of `ids` (text -> id); `side` is 0 for queries and 1 for docs."""

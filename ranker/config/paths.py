@@ -25,6 +25,7 @@ PATHS = (
     "qrels",
     "candidates",
     "cache_dir",
+    "token_file",
     "mining.teacher",
     "teacher",
     "encode.folder",

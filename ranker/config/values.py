@@ -78,6 +78,11 @@ RANGES = {
             "max_doc_tokens",
             "save_every_steps",
             "top_k",
+            "limits.docs",
+            "limits.text_chars",
+            "limits.body_bytes",
+            "limits.queue_pairs",
+            "limits.connections",
             "encode.shard_docs",
             "shard_queries",
             "keep",
@@ -148,11 +153,20 @@ RANGES = {
             "EarlyStopping.patience",
             "EarlyStopping.min_delta",
             "data.weight",
+            "limits.stop_seconds",
         ),
         FROM_0,
     ),
     **dict.fromkeys(
-        ("DPR.temperature", "training.lr", "training.clip", "cache.max_bytes", "Mixed.temperature"), POSITIVE
+        (
+            "DPR.temperature",
+            "training.lr",
+            "training.clip",
+            "cache.max_bytes",
+            "Mixed.temperature",
+            "limits.request_seconds",
+        ),
+        POSITIVE,
     ),
     **dict.fromkeys(
         ("val_fraction", "test_fraction", "Files.val_fraction", "Files.test_fraction", "BM25.b", "BM25Score.b"), SHARE
@@ -173,6 +187,7 @@ RANGES = {
     **dict.fromkeys(("relevance", "Files.relevance", "IrDatasets.relevance"), GRADE),
     **dict.fromkeys(("trainer.max_epochs", "trainer.max_steps", "trainer.num_sanity_val_steps"), Range(-1)),
     **dict.fromkeys(("BM25Score.bins", "TermFrequency.bins", "SemanticSimilarity.bins", "JsonLines.bins"), Range(2)),
+    "port": Range(0, 65535),
     "max_pair_tokens": Range(5),
     "data.suggested_pair_tokens": Range(5),
     "data.max_pair_tokens": Range(5),
@@ -186,6 +201,7 @@ POOLINGS = ("cls", "mean", "max", "last", "weightedmean")
 WORDS = {
     "weights": ("best", "last"),
     "split": SPLITS,
+    "scores": ("raw", "sigmoid"),
     "scale": ("auto", "none", "zscore", "minmax"),
     "mine": SPLITS,
     "encode.dtype": ("float32", "float16"),
