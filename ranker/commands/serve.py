@@ -18,7 +18,7 @@ from ranker.errors import ConfigError
 from ranker.serving.limits import Limits
 
 if TYPE_CHECKING:
-    from ranker.serving.engine import Model
+    from ranker.serving.interface import Model
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def _token(cfg: DictConfig) -> bytes | None:
 def _load(cfg: DictConfig) -> Model:
     """Load the model; in the thread that runs it, so that the server answers meanwhile."""
     from ranker.assembly.reranker import Reranker
-    from ranker.serving.engine import require_finite
+    from ranker.serving.interface import require_finite
     from ranker.serving.model import RerankerModel
 
     reranker = Reranker.load(
@@ -88,6 +88,5 @@ def _load(cfg: DictConfig) -> Model:
         cfg.max_doc_tokens,
         accelerator=cfg.trainer.accelerator,
         precision=cfg.trainer.precision,
-        max_tokens=cfg.batch.max_tokens,
     )
-    return require_finite(RerankerModel(reranker))
+    return require_finite(RerankerModel(reranker, cfg.batch.max_tokens))

@@ -19,7 +19,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from ranker.serving.engine import Engine, ScoringFailed, Unavailable
+from ranker.serving.engine import Engine
+from ranker.serving.interface import ScoringFailed, Unavailable
 from ranker.serving.limits import Limits
 from ranker.serving.openapi import RERANK_PATHS, description, page
 from ranker.serving.schemas import BadRequest, Schemas, text_of

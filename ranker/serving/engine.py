@@ -13,98 +13,20 @@ import math
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
-from ranker.errors import RankerError
 from ranker.processes import available_cores
+from ranker.serving.interface import Model, Part, ScoringFailed, Unavailable
 from ranker.serving.metrics import Metrics
+from ranker.serving.queue import Job, PairQueue
 
 log = logging.getLogger(__name__)
 
 MOST_RETRY_SECONDS = 60
 RATE_SHARE = 0.2  # of the latest batch in the running mean of pairs per second
-
-
-class Tokenized(Protocol):
-    """The tokenized pairs of a request.
-
-    Attributes:
-        sizes: Tokens that each pair adds to a batch, int64 [pairs].
-    """
-
-    @property
-    def sizes(self) -> np.ndarray: ...
-
-
-@dataclass(frozen=True)
-class Part:
-    """Pairs `start` to `end` (excluded) of a request, which are in one batch."""
-
-    pairs: Tokenized
-    start: int
-    end: int
-
-
-class Model(Protocol):
-    """What the server needs of a model.
-
-    Attributes:
-        max_tokens: Token budget of a batch.
-    """
-
-    max_tokens: int
-
-    def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Tokenized:
-        """Tokenize a request's pairs of a query and a doc, at least one; several threads call it."""
-        ...
-
-    def score(self, parts: Sequence[Part]) -> np.ndarray:
-        """Return the scores of the parts' pairs, one part after another, float32 [pairs]; one thread calls it."""
-        ...
-
-
-class Unavailable(Exception):
-    """The model takes no requests now: it is loading, the server stops, or the queue is full.
-
-    Args:
-        message: The message.
-        is_full: Whether the queue is full.
-        retry_seconds: Seconds after which a request may succeed.
-    """
-
-    def __init__(self, message: str, is_full: bool = False, retry_seconds: int = 1) -> None:
-        super().__init__(message)
-        self.is_full, self.retry_seconds = is_full, retry_seconds
-
-
-class ScoringFailed(Exception):
-    """The model raised an error over a request's pairs, or gave a score that is not finite."""
-
-
-@dataclass(eq=False)
-class Job:
-    """A request whose pairs wait for the model or are in a batch.
-
-    Args:
-        pairs: The tokenized pairs.
-        done: Set to None when all pairs have scores.
-    """
-
-    pairs: Tokenized
-    done: asyncio.Future[None]
-    scores: np.ndarray = field(init=False)
-    taken: int = 0  # pairs that were put into batches
-    scored: int = 0
-    gone: bool = False  # nobody waits for the scores
-
-    def __post_init__(self) -> None:
-        self.scores = np.empty(len(self.pairs.sizes), dtype=np.float32)
 
 
 class Engine:
@@ -120,9 +42,8 @@ class Engine:
         self.waiting_pairs = 0
         self.load_error: BaseException | None = None
         self._model: Model | None = None
-        self._jobs: deque[Job] = deque()
-        self._changed = threading.Condition()  # guards `_jobs` and `_closed`
-        self._closed = self._stopping = False
+        self._queue = PairQueue()
+        self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._open_requests = 0
@@ -182,9 +103,7 @@ class Engine:
         try:
             tokenized = await self._loop.run_in_executor(self._tokenizers, self._model.tokenize, pairs)
             job = Job(tokenized, self._loop.create_future())
-            with self._changed:
-                self._jobs.append(job)
-                self._changed.notify()
+            self._queue.put(job)
             await job.done
             return job.scores, int(tokenized.sizes.sum())
         finally:
@@ -202,9 +121,7 @@ class Engine:
     def close(self) -> None:
         """End the thread after its batch."""
         self._stopping = True
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._queue.close()
         self._tokenizers.shutdown(wait=False, cancel_futures=True)
 
     def _count(self, requests: int, pairs: int) -> None:
@@ -227,7 +144,7 @@ class Engine:
             return
         self._model = model
         log.info("the model is loaded")
-        while jobs := self._next_batch(model.max_tokens):
+        while jobs := self._queue.take(model.max_tokens):
             parts = [part for _, part in jobs]
             started = time.perf_counter()
             outcome = _outcomes(model, parts)
@@ -237,38 +154,6 @@ class Engine:
     def _in_loop(self, function: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(function, *arguments)
-
-    def _next_batch(self, max_tokens: int) -> list[tuple[Job, Part]]:
-        """Wait for pairs, and take those of the first requests up to the budget; a longer pair goes alone.
-
-        A request that filled a whole batch goes behind the others, so that large ones don't hold up small ones.
-        """
-        with self._changed:
-            while True:
-                while self._jobs and self._jobs[0].gone:
-                    self._jobs.popleft()
-                if self._jobs or self._closed:
-                    break
-                self._changed.wait()
-            batch: list[tuple[Job, Part]] = []
-            room = max_tokens
-            while self._jobs:
-                job = self._jobs.popleft()
-                if job.gone:
-                    continue
-                ends = np.cumsum(job.pairs.sizes[job.taken :])
-                count = int(np.searchsorted(ends, room, side="right"))
-                if count == 0 and batch:
-                    self._jobs.appendleft(job)
-                    break
-                count = max(count, 1)
-                batch.append((job, Part(job.pairs, job.taken, job.taken + count)))
-                job.taken += count
-                room -= int(ends[count - 1])
-                if count < len(ends):
-                    (self._jobs.append if len(batch) == 1 else self._jobs.appendleft)(job)
-                    break
-            return batch
 
     # in the event loop's thread ----------------------------------------------------------------------------------
 
@@ -309,14 +194,3 @@ def _outcomes(model: Model, parts: list[Part]) -> list[np.ndarray | Exception]:
         part if np.isfinite(part).all() else ScoringFailed("the model gave a score that is not finite")
         for part in np.split(scores, ends[:-1])
     ]
-
-
-def require_finite(model: Model) -> Model:
-    """Score a pair, so that the first request does not wait for what the model prepares; return the model.
-
-    Raises:
-        RankerError: The score is not finite.
-    """
-    if not np.isfinite(model.score([Part(model.tokenize([("a", "b")]), 0, 1)])).all():
-        raise RankerError("checkpoint: expected finite scores, got NaN or infinity; look at the weights")
-    return model

@@ -11,7 +11,9 @@ import torch
 from ranker.assembly.reranker import Reranker
 from ranker.data.collate import Collator
 from ranker.data.memory_store import MemoryStore
-from ranker.serving.engine import Part
+from ranker.serving.interface import Part
+
+CPU_MAX_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,14 @@ class RerankerModel:
 
     Args:
         reranker: The loaded model.
+        max_tokens: Token budget of a batch; None: 2,048 on a CPU, where larger batches are hardly faster and every
+            request in a batch waits for its end; else the reranker's.
     """
 
-    def __init__(self, reranker: Reranker) -> None:
+    def __init__(self, reranker: Reranker, max_tokens: int | None = None) -> None:
         self._reranker = reranker
-        self.max_tokens = reranker.max_tokens
+        on_cpu = reranker.devices.device.type == "cpu"
+        self.max_tokens = max_tokens or (CPU_MAX_TOKENS if on_cpu else reranker.max_tokens)
         reranker.scorer.to(reranker.devices.device)
         reranker.scorer.eval()
 

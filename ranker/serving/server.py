@@ -13,7 +13,8 @@ import uvicorn
 
 from ranker.errors import ConfigError
 from ranker.serving.app import AppOptions, create_app
-from ranker.serving.engine import Engine, Model
+from ranker.serving.engine import Engine
+from ranker.serving.interface import Model
 from ranker.serving.metrics import Metrics
 
 log = logging.getLogger(__name__)

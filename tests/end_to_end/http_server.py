@@ -16,8 +16,7 @@ class HeldModel(RerankerModel):
     """The real model; its batches wait while `go` is not set, and `failing` raises an error over its texts."""
 
     def __init__(self, reranker, max_tokens=None, failing=None):
-        super().__init__(reranker)
-        self.max_tokens = max_tokens or self.max_tokens
+        super().__init__(reranker, max_tokens)
         self.go, self.busy, self.failing, self.batches = threading.Event(), threading.Event(), failing, []
         self.go.set()
 

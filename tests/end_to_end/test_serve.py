@@ -16,7 +16,7 @@ from ranker import Reranker
 from ranker.encoders.loading import load_encoder
 from ranker.errors import CheckpointError
 from ranker.models.monobert import MonoBERT
-from ranker.serving.engine import require_finite
+from ranker.serving.interface import require_finite
 
 QUERY = "the river"
 DOCS = ["a river runs to the sea", "apples are picked", "the sea", "cold nights and short days in autumn"]

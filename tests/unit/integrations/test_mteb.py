@@ -56,7 +56,8 @@ def folders(tmp_path_factory):
     for model in (MonoBERT, DPR, ColBERT):
         folder = folders[model.__name__] = tmp_path_factory.mktemp(model.__name__)
         torch.manual_seed(0)
-        scorer = model(load_encoder("tiny"))
+        prompts = {"query_prompt": "search: "} if model is DPR else {}
+        scorer = model(load_encoder("tiny"), **prompts)
         for parameter in scorer.parameters():
             torch.nn.init.normal_(parameter, std=0.3)
         scorer.save(folder, max_tokens=64)

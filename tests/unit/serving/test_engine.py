@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from ranker.serving.engine import Engine, ScoringFailed, Unavailable
+from ranker.serving.engine import Engine
+from ranker.serving.interface import ScoringFailed, Unavailable
 from ranker.serving.metrics import Metrics
 
 
@@ -48,10 +49,10 @@ def batches_of(*requests):
         tasks = []
         for number, (name, sizes) in enumerate(requests):
             tasks.append(asyncio.create_task(engine.score([(name, str(size)) for size in sizes])))
-            while len(engine._jobs) < number:  # the first one is in a batch, the others wait in order
+            while len(engine._queue) < number:  # the first one is in a batch, the others wait in order
                 await asyncio.sleep(0.01)
             if number == 0:
-                while engine._jobs or not engine.waiting_pairs:
+                while engine._queue or not engine.waiting_pairs:
                     await asyncio.sleep(0.01)
                 await asyncio.sleep(0.05)
         model.go.set()

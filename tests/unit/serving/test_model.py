@@ -9,7 +9,7 @@ from ranker.encoders.loading import load_encoder
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
-from ranker.serving.engine import Part
+from ranker.serving.interface import Part
 from ranker.serving.model import RerankerModel
 
 WORDS = ["river", "sea", "apple", "night", "autumn", "cold", "short", "day", "picked", "run"]
