@@ -6,9 +6,9 @@
 Clients are threads of this process. Each sends a request, waits for the answer, and sends the next, for `--seconds`.
 The texts are the built-in collection's: the first 16 words of queries, and the first `--words` of BM25's candidates, so
 that neither way cuts a pair. Each server is a process; both are loaded before the first round, and they are measured in
-turns. Printed are requests and pairs per
-second and the percentiles of a request's time, over all rounds; the last column is the requests per second over those
-of the peer. A round ends with the answers to the last requests, at most `--limit` seconds after it began to wait.
+turns. A round ends with the answers to the last requests, at most `--limit` seconds after they were sent. Printed are
+requests and pairs per second, the percentiles of a request's time, and the CPU seconds of the server's process for
+1,000 pairs, over all rounds; the last columns compare requests per second and CPU seconds with the peer's.
 
 - ranker: `ranker.serving` with `RerankerModel`;
 - sentence-transformers: `ranker.serving` with `CrossEncoder.predict` of 32 pairs, its default, as the model; each call
@@ -68,8 +68,10 @@ def main() -> None:
                 f"{way}: doc {first['index']} with {first['relevance_score']:.5f} is first; {tokens:.0f} tokens a pair"
             )
         print(f"load of this machine: {', '.join(f'{value:.1f}' for value in os.getloadavg())}, {os.cpu_count()} cores")
-        print("| clients | way | requests/s | pairs/s | p50 ms | p95 ms | p99 ms | ratio |")
-        print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+        columns = (
+            "clients | way | requests/s | pairs/s | p50 ms | p95 ms | p99 ms | CPU s | requests/s, ratio | CPU, ratio"
+        )
+        print(f"| {columns} |\n|{' --- |' * 10}")
         for clients in args.clients:
             measured: dict[str, list[Round]] = {way: [] for way in WAYS}
             for _ in range(args.rounds):
@@ -167,10 +169,11 @@ def server(way: str, folder: Path, args: argparse.Namespace) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Round:
-    """Times of the answers of a round, and its length, in seconds."""
+    """Times of the answers of a round, its length, and what the server's process computed meanwhile, in seconds."""
 
     answers: list[float]
     seconds: float
+    cpu_seconds: float
 
 
 def requests(docs: int, words: int, folder: Path) -> list[bytes]:
@@ -198,10 +201,18 @@ def ask(port: int, body: bytes, limit: float) -> Any:
     return json.loads(connection.getresponse().read())
 
 
+def server_cpu_seconds(port: int) -> float:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("process_cpu_seconds_total "))
+
+
 def load(port: int, bodies: list[bytes], clients: int, seconds: float, limit: float) -> Round:
     """Send requests from some clients for some seconds; wait for the last answers."""
     answers: list[float] = []
     failed: list[str] = []
+    cpu_seconds = server_cpu_seconds(port)
     started = time.perf_counter()
 
     def client(number: int) -> None:
@@ -226,19 +237,20 @@ def load(port: int, bodies: list[bytes], clients: int, seconds: float, limit: fl
         thread.join()
     if failed or not answers:
         sys.exit(f"error: {failed or 'no answer'}")
-    return Round(answers, time.perf_counter() - started)
+    return Round(answers, time.perf_counter() - started, server_cpu_seconds(port) - cpu_seconds)
 
 
 def report(clients: int, docs: int, measured: dict[str, list[Round]]) -> None:
-    rates = {
-        way: sum(len(r.answers) for r in rounds) / sum(r.seconds for r in rounds) for way, rounds in measured.items()
-    }
-    for way, rounds in measured.items():
+    peer_rate = peer_cpu = 0.0
+    for way, rounds in reversed(measured.items()):  # the peer first
         times = np.array([seconds for part in rounds for seconds in part.answers]) * 1000
+        rate = len(times) / sum(part.seconds for part in rounds)
+        cpu = sum(part.cpu_seconds for part in rounds) / (len(times) * docs / 1000)
+        peer_rate, peer_cpu = peer_rate or rate, peer_cpu or cpu
         p50, p95, p99 = np.percentile(times, [50, 95, 99])
         print(
-            f"| {clients} | {way} | {rates[way]:.2f} | {docs * rates[way]:.0f} | {p50:.0f} | {p95:.0f} | {p99:.0f} "
-            f"| {rates[way] / rates[WAYS[-1]]:.2f} |",
+            f"| {clients} | {way} | {rate:.2f} | {docs * rate:.0f} | {p50:.0f} | {p95:.0f} | {p99:.0f} | {cpu:.1f} "
+            f"| {rate / peer_rate:.2f} | {peer_cpu / cpu:.2f} |",
             flush=True,
         )
 

@@ -2,7 +2,7 @@
 
 >>> import mteb  # doctest: +SKIP
 >>> from ranker.integrations.mteb import load  # doctest: +SKIP
->>> mteb.evaluate(load("outputs/monobert/STAMP"), mteb.get_tasks(["AskUbuntuDupQuestions"]))  # doctest: +SKIP
+>>> mteb.evaluate(load("outputs/monobert/STAMP"), mteb.get_tasks(tasks=["AskUbuntuDupQuestions"]))  # doctest: +SKIP
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from ranker.serving.queue import Job, PairQueue
 log = logging.getLogger(__name__)
 
 MOST_RETRY_SECONDS = 60
+FAILING_BATCHES = 3  # after so many in a row without a score, the model counts as failing
 RATE_SHARE = 0.2  # of the latest batch in the running mean of pairs per second
 
 
@@ -47,6 +48,7 @@ class Engine:
         self._idle = asyncio.Event()
         self._idle.set()
         self._open_requests = 0
+        self._failed_batches = 0
         self._rate = 0.0  # pairs per second, a running mean
         self._tokenizers = ThreadPoolExecutor(max(1, available_cores() - 1), thread_name_prefix="tokenize")
 
@@ -63,8 +65,10 @@ class Engine:
 
     @property
     def state(self) -> str:
-        """`loading`, `ready` or `stopping`."""
-        return "stopping" if self._stopping else "loading" if self._model is None else "ready"
+        """`loading`, `ready`, `failing` (no request of the last batches got scores) or `stopping`."""
+        if self._stopping or self._model is None:
+            return "stopping" if self._stopping else "loading"
+        return "ready" if self._failed_batches < FAILING_BATCHES else "failing"
 
     def check(self, pairs: int) -> None:
         """Raise an error if a request with this many pairs would be refused now.
@@ -72,9 +76,9 @@ class Engine:
         Raises:
             Unavailable: The model is loading, the server stops, or the queue is full.
         """
-        if self.state != "ready":
-            words = {"loading": "the model is still loading", "stopping": "the server is stopping"}
-            raise Unavailable(f"{words[self.state]}; try again, or ask another server")
+        reason = {"loading": "the model is still loading", "stopping": "the server is stopping"}.get(self.state)
+        if reason is not None:
+            raise Unavailable(f"{reason}; try again, or ask another server")
         if self.waiting_pairs and self.waiting_pairs + pairs > self.queue_pairs:
             seconds = self.waiting_pairs / self._rate if self._rate else 1
             raise Unavailable(
@@ -163,6 +167,8 @@ class Engine:
         pairs = sum(part.end - part.start for part in parts)
         tokens = sum(int(part.pairs.sizes[part.start : part.end].sum()) for part in parts)
         self.metrics.batch(len(parts), pairs, tokens, seconds)
+        is_failed = all(isinstance(result, Exception) for result in outcome)
+        self._failed_batches = self._failed_batches + 1 if is_failed else 0
         latest = pairs / max(seconds, 1e-9)
         self._rate = latest if not self._rate else (1 - RATE_SHARE) * self._rate + RATE_SHARE * latest
         for job, part, result in zip(jobs, parts, outcome, strict=True):

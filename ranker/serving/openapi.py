@@ -43,7 +43,7 @@ ANSWERS: dict[str, Any] = {
     ),
     "RankingOfTexts": {"type": "array", "items": _object(index=INDEX, score=SCORE, text={"type": "string"})},
     "Scores": _object(scores={"type": "array", "items": SCORE}, usage=USAGE),
-    "Health": _object(status={"type": "string", "enum": ["loading", "ready", "stopping"]}),
+    "Health": _object(status={"type": "string", "enum": ["loading", "ready", "failing", "stopping"]}),
     "Error": _object(error={"type": "string"}, status={"type": "integer"}),
 }
 RERANK = "Order documents by their relevance for a query, best first"

@@ -3,6 +3,7 @@
 import logging
 import math
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -149,6 +150,17 @@ def test_a_request_over_which_the_model_fails_fails_alone(reranker, caplog):
     assert "RuntimeError" in caplog.text and "secret" not in caplog.text
 
 
+def test_a_model_that_only_fails_shows_in_the_health(reranker):
+    with running(lambda: HeldModel(reranker, failing="bad")) as client:
+        wait_until(client, is_ready)
+        for expected in ("ready", "ready", "failing"):
+            assert client.post("/rerank", json={"query": QUERY, "documents": ["bad"]}).status_code == 500
+            assert client.get("/health").json() == {"status": expected}
+        assert client.get("/health").status_code == 503
+        assert client.post("/rerank", json=BODY).status_code == 200
+        assert client.get("/health").json() == {"status": "ready"}
+
+
 # bounds ------------------------------------------------------------------------------------------------------------
 
 
@@ -225,7 +237,7 @@ def test_a_full_queue_refuses_and_a_slow_answer_ends(reranker):
 
 def test_a_client_that_leaves_frees_its_place(reranker):
     model = HeldModel(reranker)
-    with running(lambda: model) as client:
+    with running(lambda: model, request_seconds=600) as client:
         wait_until(client, is_ready)
         model.go.clear()
         with pytest.raises(httpx.ReadTimeout):
@@ -290,6 +302,7 @@ def test_a_stopping_server_answers_what_it_accepted(reranker):
         wait_until(client, lambda c: metric(c, "ranker_queue_pairs") == 32)
         client.server.stop()
         wait_until(client, lambda c: c.get("/health").json() == {"status": "stopping"})
+        time.sleep(0.5)  # it does not close while accepted requests wait
         refused = client.post("/rerank", json=BODY)
         assert refused.status_code == 503 and refused.headers["Connection"] == "close"
         model.go.set()
