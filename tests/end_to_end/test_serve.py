@@ -242,7 +242,7 @@ def test_a_client_that_leaves_frees_its_place(reranker):
         model.go.clear()
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{client.base_url}/rerank", json=BODY, timeout=0.5)
-        wait_until(client, lambda c: metric(c, "ranker_queue_pairs") == 0)
+        wait_until(client, lambda c: metric(c, "ranker_queue_pairs") == 0, seconds=15)
         model.go.set()
 
 
