@@ -61,6 +61,10 @@ class Reranker:
         precision: As `trainer.precision`; None: `bf16-mixed` on a GPU that has it and on a CPU that gains from it,
             else `32-true`.
         max_tokens: Token budget of a batch; None: 32,768 on a GPU, else 8,192.
+
+    Attributes:
+        devices: The device and the precision of forward passes.
+        precision: The precision, as Lightning names it.
     """
 
     def __init__(
@@ -78,13 +82,14 @@ class Reranker:
         fabric = Fabric(accelerator=accelerator, devices=1, precision=checked_precision(trainer))
         plugin: Any = fabric.strategy.precision
         self.scorer: Any = plugin.convert_module(scorer)
-        self._devices = Devices.of_fabric(fabric)
-        self._inputs, self._limits = ScorerInputs.of(scorer), limits
+        self.devices, self.precision = Devices.of_fabric(fabric), str(plugin.precision)
+        self._inputs = ScorerInputs.of(scorer)
         self.max_tokens = max_tokens or MAX_TOKENS.get(fabric.device.type, MAX_TOKENS["cpu"])
         self._encoders = [
             TextEncoder(scorer.encoder.tokenizer, self._inputs.affixes(text).stored_tokens(longest))
             for text, longest in enumerate((limits.query, limits.doc))
         ]
+        self._collator = Collator.of(self._inputs, self._store(0, {}), self._store(1, {}), limits)
 
     @classmethod
     def load(
@@ -192,18 +197,27 @@ class Reranker:
                 Candidates.from_lists((query, list(docs), [0.0] * len(docs)) for query, docs in docs_of.items()),
             ),
             None,
-            Collator.of(self._inputs, self._store(0, query_ids), self._store(1, doc_ids), self._limits),
+            self.collator(*({i: text for text, i in ids.items()} for ids in (query_ids, doc_ids))),
             self.max_tokens,
         )
         shown = len(wanted) >= LONG_WORK and sys.stderr.isatty() if progress is None else progress
-        run = score_collection(self.scorer, batches, self._devices, progress="rank" if shown else None)
+        run = score_collection(self.scorer, batches, self.devices, progress="rank" if shown else None)
         assert run is not None
         return np.array([run[query_ids[query]][doc_ids[doc]] for query, doc in wanted], dtype=np.float32)
 
-    def _store(self, side: int, ids: Mapping[str, str]) -> MemoryStore:
-        """Tokenize the keys of `ids` (text -> id); `side` is 0 for queries and 1 for docs."""
+    def collator(self, queries: Mapping[str, str], docs: Mapping[str, str]) -> Collator:
+        """Return a collator over tokenized texts; several threads may call it at the same time.
+
+        Args:
+            queries: Id -> text of each query.
+            docs: Id -> text of each doc.
+        """
+        return replace(self._collator, queries=self._store(0, queries), docs=self._store(1, docs))
+
+    def _store(self, side: int, texts: Mapping[str, str]) -> MemoryStore:
+        """Tokenize the values of `texts` (id -> text); `side` is 0 for queries and 1 for docs."""
         around = self._inputs.affixes(side).around
-        return MemoryStore(self._encoders[side], {text_id: around(value) for value, text_id in ids.items()})
+        return MemoryStore(self._encoders[side], {text_id: around(text) for text_id, text in texts.items()})
 
 
 def _lists_of(docs: Any, count: int, single: bool) -> list[Any]:

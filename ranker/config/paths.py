@@ -26,6 +26,7 @@ PATHS = (
     "qrels",
     "candidates",
     "cache_dir",
+    "token_file",
     "mining.teacher",
     "teacher",
     "encode.folder",

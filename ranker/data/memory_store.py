@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -26,3 +27,14 @@ class MemoryStore(TokenStore):
         self.lengths, self.offsets = lengths.astype(np.int32), row_offsets(lengths)
         self._ids = np.array([text_id.encode() for text_id in texts], dtype=np.bytes_)
         self._order = np.argsort(self._ids, kind="stable")
+
+    @classmethod
+    def joined(cls, stores: Sequence[TokenStore]) -> Self:
+        """Return a store with the rows of several stores of one tokenizer, one after another; its rows have no ids."""
+        joined = cls.__new__(cls)
+        joined.folder, joined.meta = Path("memory"), {}
+        joined.tokens = np.concatenate([store.tokens for store in stores])
+        joined.lengths = np.concatenate([store.lengths for store in stores])
+        joined.offsets = row_offsets(joined.lengths)
+        joined._ids, joined._order = np.zeros(0, dtype="S1"), np.zeros(0, dtype=np.int64)
+        return joined

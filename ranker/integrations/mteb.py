@@ -1,0 +1,106 @@
+"""Models for `mteb.evaluate`: its protocols of an encoder and of a cross-encoder (extra `mteb`).
+
+>>> import mteb  # doctest: +SKIP
+>>> from ranker.integrations.mteb import load  # doctest: +SKIP
+>>> mteb.evaluate(load("outputs/monobert/STAMP"), mteb.get_tasks(tasks=["AskUbuntuDupQuestions"]))  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mteb.models import ModelMeta
+from mteb.types import PromptType
+
+from ranker import Reranker
+from ranker.assembly.text_vectors import encode, require_bi_encoder
+from ranker.models.interface import is_bi_encoder
+from ranker.retrieval.encode import scorer_hash
+
+
+def load(folder: str | Path, name: str | None = None, **options: Any) -> MtebEncoder | MtebCrossEncoder:
+    """Load a run folder, or any folder that `Reranker.load` takes, as a model for mteb.
+
+    Args:
+        folder: The folder.
+        name: Name in mteb's results, `ORGANISATION/MODEL`; None: `ranker/` and the folder's name.
+        options: For `Reranker.load`.
+
+    Returns:
+        A bi-encoder with one vector per text as `MtebEncoder`, which also searches; any other as `MtebCrossEncoder`.
+    """
+    reranker = Reranker.load(folder, **options)
+    name = name or f"ranker/{Path(folder).expanduser().resolve().name}"
+    scorer = reranker.scorer
+    if is_bi_encoder(scorer) and scorer.vectors == "one":
+        return MtebEncoder(reranker, name)
+    return MtebCrossEncoder(reranker, name)
+
+
+class MtebCrossEncoder:
+    """mteb's `CrossEncoderProtocol` over a model of any kind.
+
+    Args:
+        reranker: The model.
+        name: `ORGANISATION/MODEL`.
+    """
+
+    def __init__(self, reranker: Reranker, name: str) -> None:
+        self.reranker = reranker
+        self.mteb_model_meta = _meta(reranker, name, model_type=["cross-encoder"])
+
+    def predict(self, inputs1: Iterable[Any], inputs2: Iterable[Any], **_: Any) -> np.ndarray:
+        """Return the scores of pairs, float32 [pairs].
+
+        Args:
+            inputs1: Batches with the pairs' queries under `text`.
+            inputs2: Batches with their docs.
+        """
+        return self.reranker.score(zip(_texts(inputs1), _texts(inputs2), strict=True), progress=False)
+
+
+class MtebEncoder:
+    """mteb's `EncoderProtocol` over a bi-encoder with one vector per text.
+
+    Args:
+        reranker: The model.
+        name: `ORGANISATION/MODEL`.
+
+    Raises:
+        CheckpointError: The model is no bi-encoder.
+    """
+
+    def __init__(self, reranker: Reranker, name: str) -> None:
+        self.reranker, scorer = reranker, require_bi_encoder(reranker)
+        self.mteb_model_meta = _meta(reranker, name, embed_dim=scorer.dim, similarity_fn_name=scorer.similarity)
+
+    def encode(self, inputs: Iterable[Any], *, prompt_type: PromptType | None = None, **_: Any) -> np.ndarray:
+        """Return a vector for each text, float32 [texts, dim]; those that are not docs are encoded as queries.
+
+        Args:
+            inputs: Batches with texts under `text`.
+            prompt_type: Whether they are queries or docs.
+        """
+        return encode(self.reranker, _texts(inputs), are_queries=prompt_type != PromptType.document)
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
+        """Return all inner products, [texts of the first, texts of the second]; vectors of a cosine have length 1."""
+        return np.asarray(embeddings1) @ np.asarray(embeddings2).T
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> np.ndarray:
+        """Return the inner product of each pair of vectors, [texts]."""
+        return (np.asarray(embeddings1) * np.asarray(embeddings2)).sum(axis=-1)
+
+
+def _texts(batches: Iterable[Any]) -> list[str]:
+    return [text for batch in batches for text in batch["text"]]
+
+
+def _meta(reranker: Reranker, name: str, **facts: Any) -> ModelMeta:
+    """Return the description of a model; its revision changes with the weights, so that results are not mixed up."""
+    parameters = sum(parameter.numel() for parameter in reranker.scorer.parameters())
+    values = {"name": name, "revision": scorer_hash(reranker.scorer), "n_parameters": parameters, **facts}
+    return ModelMeta.create_empty(overwrites={**values, "framework": ["PyTorch"]})

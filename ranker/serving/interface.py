@@ -1,0 +1,78 @@
+"""What the server needs of a model, and the reasons for which a request gets no scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ranker.errors import RankerError
+
+
+class Tokenized(Protocol):
+    """The tokenized pairs of a request.
+
+    Attributes:
+        sizes: Tokens that each pair adds to a batch, int64 [pairs].
+    """
+
+    @property
+    def sizes(self) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """Pairs `start` to `end` (excluded) of a request, which are in one batch."""
+
+    pairs: Tokenized
+    start: int
+    end: int
+
+
+class Model(Protocol):
+    """What the server needs of a model.
+
+    Attributes:
+        max_tokens: Token budget of a batch.
+    """
+
+    max_tokens: int
+
+    def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Tokenized:
+        """Tokenize a request's pairs of a query and a doc, at least one; several threads call it."""
+        ...
+
+    def score(self, parts: Sequence[Part]) -> np.ndarray:
+        """Return the scores of the parts' pairs, one part after another, float32 [pairs]; one thread calls it."""
+        ...
+
+
+class Unavailable(Exception):
+    """The model takes no requests now: it is loading, the server stops, or the queue is full.
+
+    Args:
+        message: The message.
+        is_full: Whether the queue is full.
+        retry_seconds: Seconds after which a request may succeed.
+    """
+
+    def __init__(self, message: str, is_full: bool = False, retry_seconds: int = 1) -> None:
+        super().__init__(message)
+        self.is_full, self.retry_seconds = is_full, retry_seconds
+
+
+class ScoringFailed(Exception):
+    """The model raised an error over a request's pairs, or gave a score that is not finite."""
+
+
+def require_finite(model: Model) -> Model:
+    """Score a pair, so that the first request does not wait for what the model prepares; return the model.
+
+    Raises:
+        RankerError: The score is not finite.
+    """
+    if not np.isfinite(model.score([Part(model.tokenize([("a", "b")]), 0, 1)])).all():
+        raise RankerError("checkpoint: expected finite scores, got NaN or infinity; look at the weights")
+    return model

@@ -1,0 +1,115 @@
+"""Score pairs of several requests in one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ranker.assembly.reranker import Reranker
+from ranker.data.collate import Collator
+from ranker.data.memory_store import MemoryStore
+from ranker.serving.interface import Part
+
+CPU_MAX_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class TokenizedPairs:
+    """The tokenized pairs of a request.
+
+    Args:
+        collator: Holds the request's texts.
+        query_rows: Row of each pair's query in the store of queries, int64 [pairs].
+        doc_rows: Row of each pair's doc in the store of docs, int64 [pairs].
+        sizes: Tokens that each pair adds to a batch, int64 [pairs].
+    """
+
+    collator: Collator
+    query_rows: np.ndarray
+    doc_rows: np.ndarray
+    sizes: np.ndarray
+
+
+class RerankerModel:
+    """The model of a `Reranker`, without padding where its encoder needs none.
+
+    Args:
+        reranker: The loaded model.
+        max_tokens: Token budget of a batch; None: 2,048 on a CPU, where larger batches are hardly faster and every
+            request in a batch waits for its end; else the reranker's.
+    """
+
+    def __init__(self, reranker: Reranker, max_tokens: int | None = None) -> None:
+        self._reranker = reranker
+        on_cpu = reranker.devices.device.type == "cpu"
+        self.max_tokens = max_tokens or (CPU_MAX_TOKENS if on_cpu else reranker.max_tokens)
+        reranker.scorer.to(reranker.devices.device)
+        reranker.scorer.eval()
+
+    def tokenize(self, pairs: Sequence[tuple[str, str]]) -> TokenizedPairs:
+        """Tokenize a request's pairs; each of its texts once."""
+        texts = (dict.fromkeys(column) for column in zip(*pairs, strict=True))
+        rows = [{text: row for row, text in enumerate(column)} for column in texts]
+        queries, docs = ({str(row): text for text, row in part.items()} for part in rows)
+        collator = self._reranker.collator(queries, docs)
+        query_rows = np.array([rows[0][query] for query, _ in pairs], dtype=np.int64)
+        doc_rows = np.array([rows[1][doc] for _, doc in pairs], dtype=np.int64)
+        query_lengths = collator.query_lengths(query_rows)
+        doc_lengths = collator.doc_lengths(doc_rows, query_lengths)
+        if collator.reads == "pairs":
+            sizes = query_lengths + doc_lengths + collator.pair.num_special
+        else:  # a query of several pairs is encoded once
+            is_first = np.diff(query_rows, prepend=-1) != 0
+            sizes = collator.doc.row_lengths(doc_lengths) + collator.query.row_lengths(query_lengths) * is_first
+        return TokenizedPairs(collator, query_rows, doc_rows, sizes)
+
+    def score(self, parts: Sequence[Part]) -> np.ndarray:
+        """Return the scores of the parts' pairs, one part after another, float32 [pairs]."""
+        collator, query_rows, doc_rows, sizes = _joined(parts)
+        order = np.arange(len(doc_rows))
+        if collator.reads == "pairs":
+            order = np.argsort(-sizes, kind="stable")  # little padding for encoders that need it
+            query_rows, grid = query_rows[order], doc_rows[order][:, None]
+        else:
+            query_rows, grid = _by_query(query_rows, doc_rows)
+        labels = np.zeros(grid.shape, dtype=np.float32)
+        batch = collator.collate(query_rows, grid, labels, np.arange(len(grid)), share=1.0)
+        devices = self._reranker.devices
+        with torch.inference_mode(), devices.autocast():
+            values = self._reranker.scorer(batch.to(devices.device)).float().cpu().numpy()
+        scores = np.empty(len(order), dtype=np.float32)
+        scores[order] = values[grid >= 0]
+        return scores
+
+
+def _joined(parts: Sequence[Part]) -> tuple[Collator, np.ndarray, np.ndarray, np.ndarray]:
+    """Return a collator over all parts' texts, and the query rows, doc rows and sizes of their pairs, [pairs] each."""
+    requests: list[TokenizedPairs] = [part.pairs for part in parts]  # type: ignore[misc]
+    collator = requests[0].collator
+    if len(parts) > 1:
+        collator = replace(
+            collator,
+            queries=MemoryStore.joined([request.collator.queries for request in requests]),
+            docs=MemoryStore.joined([request.collator.docs for request in requests]),
+        )
+    starts = np.cumsum([[0, 0]] + [[len(part.collator.queries), len(part.collator.docs)] for part in requests], axis=0)
+    columns = [
+        (request.query_rows[cut] + start[0], request.doc_rows[cut] + start[1], request.sizes[cut])
+        for request, part, start in zip(requests, parts, starts, strict=False)
+        for cut in [slice(part.start, part.end)]
+    ]
+    query_rows, doc_rows, sizes = (np.concatenate(column) for column in zip(*columns, strict=True))
+    return collator, query_rows, doc_rows, sizes
+
+
+def _by_query(query_rows: np.ndarray, doc_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Group consecutive pairs of one query: query rows [groups]; doc rows [groups, docs], -1 where a group has none."""
+    is_first = np.diff(query_rows, prepend=-1) != 0
+    starts, group = np.flatnonzero(is_first), np.cumsum(is_first) - 1
+    column = np.arange(len(query_rows)) - starts[group]
+    grid = np.full((len(starts), int(column.max()) + 1), -1, dtype=np.int64)
+    grid[group, column] = doc_rows
+    return query_rows[starts], grid

@@ -1,0 +1,90 @@
+"""A server in a thread of the test, reached over a socket, and a model that can be held up."""
+
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+
+from ranker.serving.app import AppOptions
+from ranker.serving.limits import Limits
+from ranker.serving.model import RerankerModel
+from ranker.serving.server import listen, serve
+
+
+class HeldModel(RerankerModel):
+    """The real model; its batches wait while `go` is not set, and `failing` raises an error over its texts."""
+
+    def __init__(self, reranker, max_tokens=None, failing=None):
+        super().__init__(reranker, max_tokens)
+        self.go, self.busy, self.failing, self.batches = threading.Event(), threading.Event(), failing, []
+        self.go.set()
+
+    def tokenize(self, pairs):
+        tokenized = super().tokenize(pairs)
+        object.__setattr__(tokenized, "fails", any(doc == self.failing for _, doc in pairs))
+        return tokenized
+
+    def score(self, parts):
+        self.busy.set()
+        assert self.go.wait(30)
+        if any(part.pairs.fails for part in parts):
+            raise RuntimeError(f"no memory for {self.failing}")
+        self.batches.append([(part.start, part.end) for part in parts])
+        return super().score(parts)
+
+
+@contextmanager
+def running(load, token=None, sigmoid=False, log_requests=False, **limits):
+    """Serve what `load` returns; yields a client of the server, whose `server` is it."""
+    listening = listen("127.0.0.1", 0)
+    options = AppOptions(Limits(**limits), sigmoid, token, log_requests)
+    started, servers, errors = threading.Event(), [], []
+
+    def work():
+        try:
+            serve(load, listening, options, lambda server: (servers.append(server), started.set()))
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    thread.start()
+    try:
+        assert started.wait(30)
+        with httpx.Client(base_url=url, timeout=60) as client:
+            client.errors, client.thread, client.server = errors, thread, servers[0]
+            yield client
+    finally:
+        servers[0].stop()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def wait_until(client, check, seconds=60):
+    """Wait until a condition on the health's status or on the metrics holds."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if check(client):
+            return
+        time.sleep(0.02)
+    raise AssertionError("waited in vain")
+
+
+def is_ready(client):
+    """Whether the model is loaded."""
+    return client.get("/health").status_code == 200
+
+
+def metric(client, name, **headers):
+    """The value of a metric."""
+    lines = client.get("/metrics", headers=headers).text.splitlines()
+    return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
+
+
+def free_port():
+    """A port that nothing listens at."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
