@@ -174,7 +174,7 @@ def _monitored(cfg: DictConfig) -> dict[str, Any]:
 
 def _evaluation(cfg: DictConfig) -> list[str]:
     """What evaluate.py needs: a run file with its judgements, or a checkpoint."""
-    if "qrels" not in cfg:
+    if "qrels" not in cfg or "run" not in cfg:
         return []
     faults = []
     if (cfg.run is None) == (cfg.checkpoint is None):

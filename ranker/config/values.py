@@ -82,6 +82,9 @@ RANGES = {
             "shard_queries",
             "keep",
             "late.token_depth",
+            "report.queries",
+            "report.depth",
+            "report.text_length",
             "late.candidates",
             "mining.last",
             "mining.count",
@@ -152,7 +155,15 @@ RANGES = {
         FROM_0,
     ),
     **dict.fromkeys(
-        ("DPR.temperature", "training.lr", "training.clip", "cache.max_bytes", "Mixed.temperature"), POSITIVE
+        (
+            "DPR.temperature",
+            "training.lr",
+            "training.clip",
+            "cache.max_bytes",
+            "Mixed.temperature",
+            "report.megabytes",
+        ),
+        POSITIVE,
     ),
     **dict.fromkeys(
         ("val_fraction", "test_fraction", "Files.val_fraction", "Files.test_fraction", "BM25.b", "BM25Score.b"), SHARE
@@ -170,7 +181,7 @@ RANGES = {
         RATE,
     ),
     **dict.fromkeys(("seed", "seeds", "data.split_seed"), SEED),
-    **dict.fromkeys(("relevance", "Files.relevance", "IrDatasets.relevance"), GRADE),
+    **dict.fromkeys(("relevance", "tune.relevance", "Files.relevance", "IrDatasets.relevance"), GRADE),
     **dict.fromkeys(("trainer.max_epochs", "trainer.max_steps", "trainer.num_sanity_val_steps"), Range(-1)),
     **dict.fromkeys(("BM25Score.bins", "TermFrequency.bins", "SemanticSimilarity.bins", "JsonLines.bins"), Range(2)),
     "max_pair_tokens": Range(5),
@@ -180,6 +191,9 @@ RANGES = {
     "MonoBERT.num_labels": Range(1, 2),
     "Multitask.num_labels": Range(1, 2),
     "portions": Range(0, 1, above=True),
+    "k": FROM_0,
+    "weights": FROM_0,
+    "tune.step": Range(0, 1, above=True),
 }
 SPLITS, SIMILARITIES = ("test", "val", "train"), ("cosine", "dot")
 POOLINGS = ("cls", "mean", "max", "last", "weightedmean")
@@ -187,6 +201,8 @@ WORDS = {
     "weights": ("best", "last"),
     "split": SPLITS,
     "scale": ("auto", "none", "zscore", "minmax"),
+    "scaling": ("minmax", "zscore", "none"),
+    "method": ("rrf", "weighted"),
     "mine": SPLITS,
     "encode.dtype": ("float32", "float16"),
     "mining.order": ("top", "random"),

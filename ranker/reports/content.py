@@ -1,0 +1,223 @@
+"""What a page says about one test set: values of all queries, and the ranked documents of those with the largest gains.
+
+`set_content` collects it while the runs are in memory. `fitted` cuts it to the bytes that the page has room for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ranker.data.ranking import rank_docs
+
+if TYPE_CHECKING:
+    from ranker.data.collection import Docs
+    from ranker.types import Qrels, Run
+
+Values = Mapping[str, Mapping[str, float]]  # query_id -> measure -> value
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a page; conf/report/page.yaml explains them."""
+
+    queries: int = 2000
+    depth: int = 10
+    text_length: int = 500
+    megabytes: float = 5.0
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts of a set: query_id -> text, and the docs."""
+
+    queries: Mapping[str, str]
+    docs: Docs
+
+
+@dataclass(frozen=True)
+class RankedSet:
+    """The runs of one set, with their values.
+
+    Args:
+        name: Name of the set.
+        runs: Label -> query_id -> doc_id -> score. With two runs, the first is what the second is compared with.
+        qrels: query_id -> doc_id -> relevance.
+        values: Label -> query_id -> measure -> value, for every judged query.
+        relevance: Smallest grade that binary measures count as relevant.
+        texts: Texts of queries and docs; None: the page shows ids.
+    """
+
+    name: str
+    runs: Mapping[str, Run]
+    qrels: Qrels
+    values: Mapping[str, Values]
+    relevance: int = 1
+    texts: Texts | None = None
+
+    def difference(self, query_id: str, measure: str) -> float:
+        """Return the second run's value minus the first's; of more than two runs, the largest minus the smallest."""
+        found = [values[query_id][measure] for values in self.values.values()]
+        return max(found) - min(found) if len(found) > 2 else found[-1] - found[0]
+
+
+@dataclass
+class SetContent:
+    """What a page shows of one set.
+
+    Args:
+        name: Name of the set.
+        runs: Labels of the runs.
+        measures: Names of the measures, the first one sorts the queries.
+        relevance: Smallest relevant grade.
+        num_queries: Number of judged queries; `rows` may have fewer.
+        rows: `[query_id, text, [[value of each measure] of each run]]`, the largest absolute difference first.
+        details: For the first rows, `terms` (words to mark) and `docs`: `[doc_id, grade or None, [rank in each run or
+            None], [score in each run or None]]`.
+        docs: doc_id -> (title, text), both shortened; empty without texts.
+        depth: Number of docs that are shown of each run.
+        facts: What the page says above the queries: tables and charts; see `ranker.reports.page`.
+    """
+
+    name: str
+    runs: list[str]
+    measures: list[str]
+    relevance: int
+    num_queries: int
+    rows: list[list[Any]]
+    details: list[dict[str, Any]]
+    docs: dict[str, tuple[str, str]]
+    depth: int
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def set_content(part: RankedSet, limits: Limits) -> SetContent:
+    """Collect what a page shows of a set, for at most `limits.queries` queries."""
+    first = next(iter(part.values.values()), {})
+    measures = list(next(iter(first.values()), {}))
+    chosen = sorted(first, key=lambda query_id: (-abs(part.difference(query_id, measures[0])), query_id))
+    chosen = chosen[: limits.queries] if measures else []
+    names = part.texts.queries if part.texts is not None else {}
+    rows = [
+        [
+            query_id,
+            shortened(names.get(query_id, ""), limits.text_length),
+            [[round(values[query_id][measure], 6) for measure in measures] for values in part.values.values()],
+        ]
+        for query_id in chosen
+    ]
+    docs: dict[str, tuple[str, str]] = {}
+    details = [_detail(part, query_id, limits, docs) for query_id in chosen]
+    return SetContent(
+        part.name, list(part.runs), measures, part.relevance, len(first), rows, details, docs, limits.depth
+    )
+
+
+def _detail(part: RankedSet, query_id: str, limits: Limits, docs: dict[str, tuple[str, str]]) -> dict[str, Any]:
+    """Return the ranked docs of a query; the texts that they need are added to `docs`."""
+    judged = part.qrels.get(query_id, {})
+    ranked = [rank_docs(run.get(query_id, {})) for run in part.runs.values()]
+    ranks = [{doc_id: rank for rank, doc_id in enumerate(found, 1)} for found in ranked]
+    shown = list(dict.fromkeys(doc_id for found in ranked for doc_id in found[: limits.depth]))
+    relevant = sorted(
+        (doc_id for doc_id, grade in judged.items() if grade >= part.relevance and doc_id not in shown),
+        key=lambda doc_id: (min(found.get(doc_id, 1 << 40) for found in ranks), doc_id),
+    )
+    detail: dict[str, Any] = {
+        "docs": [
+            [
+                doc_id,
+                judged.get(doc_id),
+                [found.get(doc_id) for found in ranks],
+                [_digits(run.get(query_id, {}).get(doc_id)) for run in part.runs.values()],
+            ]
+            for doc_id in [*shown, *relevant[: limits.depth]]
+        ]
+    }
+    if part.texts is not None:
+        for doc_id in (row[0] for row in detail["docs"]):
+            if doc_id not in docs and doc_id in part.texts.docs:
+                doc = part.texts.docs[doc_id]
+                docs[doc_id] = shortened(doc.title, limits.text_length), shortened(doc.text, limits.text_length)
+    return detail
+
+
+def shortened(text: str, length: int) -> str:
+    """Return a text of at most `length` characters, the last of them a mark of omission if it was longer.
+
+    >>> shortened("abcdef", 4), shortened("abcd", 4)
+    ('abc…', 'abcd')
+    """
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def _digits(score: float | None) -> float | None:
+    return None if score is None else float(f"{score:.6g}")
+
+
+def with_terms(content: SetContent) -> SetContent:
+    """Add to each query of a set with texts the words to mark in its documents; without texts, nothing is added."""
+    if content.docs:
+        from ranker.reports.terms import Terms  # needs bm25s, which pages without texts do not
+
+        terms = Terms()
+        for row, detail in zip(content.rows, content.details, strict=False):
+            texts = [part for shown in detail["docs"] for part in content.docs.get(shown[0], ())]
+            detail["terms"] = terms.of(row[1], texts)
+    return content
+
+
+def fitted(content: SetContent, size: int) -> dict[str, Any]:
+    """Return a set's data for the page as plain values of at most `size` bytes of JSON.
+
+    The rows come first, then the documents of as many queries as there is room for, in the order of the rows. A doc is
+    stored once and named by its number.
+    """
+    left = size - 1000  # names and brackets
+    rows = []
+    for row in content.rows:
+        left -= _bytes(row)
+        if left < 0:
+            break
+        rows.append(row)
+    numbers: dict[str, int] = {}
+    docs: list[list[str]] = []
+    details: list[dict[str, Any]] = []
+    for detail in content.details[: len(rows)]:
+        new = [row[0] for row in detail["docs"] if row[0] not in numbers]
+        entries = [[doc_id, *content.docs.get(doc_id, ())] for doc_id in new]
+        left -= _bytes(entries) + _bytes(detail)  # an upper bound: ids become numbers
+        if left < 0:
+            break
+        numbers |= {doc_id: len(docs) + i for i, doc_id in enumerate(new)}
+        docs += entries
+        details.append({**detail, "docs": [[numbers[row[0]], *row[1:]] for row in detail["docs"]]})
+    return {
+        "name": content.name,
+        "runs": content.runs,
+        "measures": content.measures,
+        "relevance": content.relevance,
+        "depth": content.depth,
+        "queries": content.num_queries,
+        "rows": rows,
+        "details": details,
+        "docs": docs,
+    }
+
+
+def _bytes(value: Sequence[Any] | Mapping[str, Any]) -> int:
+    return len(in_script(value).encode("utf-8", "replace")) + 1
+
+
+def in_script(value: Any) -> str:
+    r"""Return JSON that can stand inside a `<script>` element: no character of it can end the element.
+
+    >>> in_script(["</script><!--", "a&b"])
+    '["\\u003c/script\\u003e\\u003c!--","a\\u0026b"]'
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
