@@ -55,7 +55,7 @@ def compare(cfg: DictConfig) -> None:
 def _compare(cfg: DictConfig, page: Report, name: str, runs: Mapping[str, Run], judged: Judged) -> dict[str, Any]:
     """Measure the runs of one set and add it to the page; returns what `comparison.json` says of it."""
     if not any(judged.qrels.values()):
-        raise DataError(f"{name}: expected judgements, got none")
+        raise DataError(f"{name}: expected judgements of its queries, got none; set qrels=FILE")
     evaluations = {
         label: evaluate(run, judged.qrels, list(cfg.measures), judged.relevance) for label, run in runs.items()
     }
@@ -64,7 +64,7 @@ def _compare(cfg: DictConfig, page: Report, name: str, runs: Mapping[str, Run], 
     judged_runs = {
         label: {query_id: run[query_id] for query_id in judged.qrels if query_id in run} for label, run in runs.items()
     }
-    shares = {pair: overlap(*(judged_runs[label] for label in pair), depth) for pair in combinations(runs, 2)}
+    shares = {(a, b): overlap(judged_runs[a], judged_runs[b], depth) for a, b in combinations(runs, 2)}
     means = {label: evaluation.means for label, evaluation in evaluations.items()}
     values = {label: evaluation.per_query for label, evaluation in evaluations.items()}
     facts = {

@@ -29,12 +29,12 @@ def compare_pairs(evaluations: Mapping[str, Evaluation]) -> list[dict[str, Any]]
         pairs and measures.
     """
     measures = list(next(iter(evaluations.values())).means)
-    found = []
+    found: list[dict[str, Any]] = []
     for earlier, later in combinations(evaluations, 2):
         compared = compare(evaluations[later], evaluations[earlier])
         for name in measures:
             found.append({**compared[name], "measure": name, "run": later, "baseline": earlier})
-    corrected = holm({str(i): entry["p_value"] for i, entry in enumerate(found)})
+    corrected = holm({str(i): float(entry["p_value"]) for i, entry in enumerate(found)})
     for i, entry in enumerate(found):
         entry["p_value_holm"] = corrected[str(i)]
     return sorted(found, key=lambda entry: measures.index(entry["measure"]))

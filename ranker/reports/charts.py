@@ -1,4 +1,4 @@
-"""Charts as SVG text, coloured by the style sheet of the page; each has a title and a description for screen readers."""
+"""Charts as SVG text, coloured by the page's style sheet, with a description for screen readers."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 TESTS = (
-    "p: paired randomisation test over the judged queries, two-sided; p (t): paired t-test; p (Holm): the randomisation "
-    "test, corrected over {family}."
+    "p: paired randomisation test over the judged queries, two-sided; p (t): paired t-test; p (Holm): the "
+    "randomisation test, corrected over {family}."
 )
 
 

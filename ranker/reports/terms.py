@@ -1,4 +1,4 @@
-"""Words of documents that match a query, as BM25 with its default settings matches them: stemmed, without stop words."""
+"""Words of documents that match a query, as BM25 matches them by default: stemmed, without stop words."""
 
 from __future__ import annotations
 

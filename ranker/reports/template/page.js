@@ -115,7 +115,7 @@
         if (open.delete(i)) line.nextSibling.remove();
         else { open.add(i); line.after(below()); }
         button.setAttribute("aria-expanded", String(open.has(i)));
-      } }, make("span", { class: "turn", "aria-hidden": "true" }, "\u25b8"), ...name.filter(Boolean));
+      } }, make("span", { class: "turn", "aria-hidden": "true" }), ...name.filter(Boolean));
       first.append(button);
       return open.has(i) ? [line, below()] : [line];
     };
