@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from ranker.reports.content import Texts
 
 if TYPE_CHECKING:  # ranker.types imports torch
     from ranker.types import Qrels
+
+_STAMP = re.compile(r"\d{4}-\d\d-\d\d_")  # start of a run folder's name
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,20 @@ def labels_of(cfg: DictConfig, paths: Sequence[Path]) -> list[str]:
         if len(labels) != len(paths) or len(set(labels)) < len(labels):
             raise ConfigError(f"labels: expected {len(paths)} different names, got {labels}")
         return labels
-    short = [path.parent.name if path.is_dir() else path.name.split(".")[0] or path.name for path in paths]
+    short = [_short_name(path) for path in paths]
     if len(set(short)) == len(short):
         return short
     longer = [f"{path.parent.name}/{path.name}" for path in paths]
     return longer if len(set(longer)) == len(longer) else [f"{i}: {name}" for i, name in enumerate(longer, 1)]
+
+
+def _short_name(path: Path) -> str:
+    """Return a file's name without endings; of a run folder `NAME/STAMP` the name, of a sweep's job `NAME/JOB`."""
+    if not path.is_dir():
+        return path.name.split(".")[0] or path.name
+    if _STAMP.match(path.parent.name):
+        return f"{path.parent.parent.name}/{path.name}"
+    return path.parent.name if _STAMP.match(path.name) else path.name
 
 
 def files_of_sets(cfg: DictConfig, paths: Sequence[Path]) -> dict[str, list[Path]]:

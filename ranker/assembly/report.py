@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from ranker.data.collection import Collection
 from ranker.evaluation.pictures import read_curves
 from ranker.reports import charts, tables
-from ranker.reports.content import Limits, RankedSet, SetContent, Texts, set_content, with_terms
+from ranker.reports.content import Facts, Limits, RankedSet, SetContent, Texts, set_content, with_terms
 from ranker.reports.page import Page, write_page
 
 if TYPE_CHECKING:  # ranker.types imports torch
@@ -82,16 +82,16 @@ class Report:
         self.add_set(part, _facts(part, metrics))
         self._metrics[name] = metrics
 
-    def add_set(self, part: RankedSet, facts: Mapping[str, Any]) -> None:
+    def add_set(self, part: RankedSet, facts: Facts) -> None:
         """Add the runs of a set.
 
         Args:
             part: The runs and their values.
-            facts: What the page says above the queries: `tiles`, `tables`, `charts`, `warnings`.
+            facts: What the page says above the queries.
         """
         if self._write:
             content = with_terms(set_content(part, self._limits))
-            content.facts = dict(facts)
+            content.facts = facts
             self._sets.append(content)
 
     def write(
@@ -126,25 +126,23 @@ class Report:
         log.info("report: %s", write_page(folder / REPORT, page, self._limits))
 
 
-def _facts(part: RankedSet, metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(part: RankedSet, metrics: Mapping[str, Any]) -> Facts:
     """Return what the page says of a run and its baseline above the queries."""
+    if not metrics["measures"]:  # no query is judged
+        return Facts(warnings=metrics["warnings"])
     labels = list(part.runs)
-    facts: dict[str, Any] = {
-        "tiles": tables.tiles(metrics),
-        "tables": [tables.measures(metrics, labels[-1], labels[0])] if metrics["measures"] else [],
-        "charts": [],
-        "warnings": metrics["warnings"],
-    }
-    if len(labels) == 2:
-        measure = next(iter(metrics["measures"]))
-        before, after = (part.values[label] for label in labels)
-        pairs = [(before[query_id][measure], after[query_id][measure]) for query_id in after]
-        title = f"{measure} of each query, run minus {labels[0]}"
-        facts["charts"] = [
-            charts.gains(title, measure, [value - other for other, value in pairs]),
-            charts.scatter(f"{measure} of each query in both", (labels[0], "run"), pairs),
-        ]
-    return facts
+    table = tables.measures(metrics, labels[-1], labels[0])
+    if len(labels) == 1:
+        return Facts(tables.tiles(metrics), [table], (), metrics["warnings"])
+    measure = next(iter(metrics["measures"]))
+    before, after = (part.values[label] for label in labels)
+    pairs = [(before[query_id][measure], after[query_id][measure]) for query_id in after]
+    differences = [value - other for other, value in pairs]
+    drawn = [
+        charts.gains(f"{measure} of each query, run minus {labels[0]}", measure, differences),
+        charts.scatter(f"{measure} of each query in both", (labels[0], "run"), pairs),
+    ]
+    return Facts(tables.tiles(metrics), [table], drawn, metrics["warnings"])
 
 
 def _shown(value: Any) -> str:

@@ -19,7 +19,7 @@ from ranker.evaluation.comparison import compare_pairs, overlap
 from ranker.evaluation.metrics import Evaluation, evaluate
 from ranker.evaluation.run_files import listed
 from ranker.reports import charts, tables
-from ranker.reports.content import RankedSet
+from ranker.reports.content import Facts, RankedSet
 from ranker.training.run_writer import write_json
 
 if TYPE_CHECKING:  # ranker.types imports torch
@@ -67,12 +67,11 @@ def _compare(cfg: DictConfig, page: Report, name: str, runs: Mapping[str, Run], 
     shares = {(a, b): overlap(judged_runs[a], judged_runs[b], depth) for a, b in combinations(runs, 2)}
     means = {label: evaluation.means for label, evaluation in evaluations.items()}
     values = {label: evaluation.per_query for label, evaluation in evaluations.items()}
-    facts = {
-        "tiles": [],
-        "warnings": [f"{label}: {text}" for label, evaluation in evaluations.items() for text in evaluation.warnings],
-        "tables": [tables.means(means), tables.pairs(comparisons), tables.overlaps(list(runs), shares, depth)],
-        "charts": _charts(evaluations),
-    }
+    facts = Facts(
+        tables=[tables.means(means), tables.pairs(comparisons), tables.overlaps(list(runs), shares, depth)],
+        charts=_charts(evaluations),
+        warnings=[f"{label}: {text}" for label, evaluation in evaluations.items() for text in evaluation.warnings],
+    )
     page.add_set(RankedSet(name, runs, judged.qrels, values, judged.relevance, judged.texts), facts)
     return {
         "queries": next(iter(evaluations.values())).num_queries,

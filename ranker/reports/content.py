@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ranker.data.ranking import rank_docs
+from ranker.reports.charts import Chart
 
 if TYPE_CHECKING:
     from ranker.data.collection import Docs
@@ -63,6 +64,16 @@ class RankedSet:
         return max(found) - min(found) if len(found) > 2 else found[-1] - found[0]
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What a page says of a set above its queries; see `ranker.reports.tables` and `ranker.reports.charts`."""
+
+    tiles: Sequence[Mapping[str, str]] = ()
+    tables: Sequence[Mapping[str, Any]] = ()
+    charts: Sequence[Chart] = ()
+    warnings: Sequence[str] = ()
+
+
 @dataclass
 class SetContent:
     """What a page shows of one set.
@@ -78,7 +89,7 @@ class SetContent:
             None], [score in each run or None]]`.
         docs: doc_id -> (title, text), both shortened; empty without texts.
         depth: Number of docs that are shown of each run.
-        facts: What the page says above the queries: tables and charts; see `ranker.reports.page`.
+        facts: What the page says above the queries.
     """
 
     name: str
@@ -90,7 +101,7 @@ class SetContent:
     details: list[dict[str, Any]]
     docs: dict[str, tuple[str, str]]
     depth: int
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Facts = Facts()
 
 
 def set_content(part: RankedSet, limits: Limits) -> SetContent:

@@ -29,7 +29,7 @@ class Page:
         environment: Label -> value, below the settings.
         charts: Training curves; see `ranker.reports.charts.training`.
         overview: A table over all sets, or None.
-        sets: The sets; their `facts` may have `tiles`, `tables`, `charts` and `warnings`.
+        sets: The sets.
     """
 
     title: str

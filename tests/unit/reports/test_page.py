@@ -15,7 +15,7 @@ from ranker.data.trec import read_run, write_qrels
 from ranker.errors import DataError
 from ranker.evaluation.report import write_evaluation
 from ranker.reports import tables
-from ranker.reports.content import Limits, RankedSet, Texts, set_content, with_terms
+from ranker.reports.content import Facts, Limits, RankedSet, Texts, set_content, with_terms
 from ranker.reports.page import Page, render, write_page
 
 MEASURES = ["nDCG@10", "RR@10", "AP@100"]
@@ -80,12 +80,8 @@ def evaluated(tmp_path_factory):
     }
     runs = {"first stage": baseline, "run": read_run(folder / "run.trec")}
     content = with_terms(set_content(RankedSet("<b>set", runs, qrels, values, 1, Texts(queries, docs)), Limits()))
-    content.facts = {
-        "tiles": tables.tiles(metrics),
-        "tables": [tables.measures(metrics, "run", "first stage")],
-        "charts": [],
-        "warnings": ["<script>"],
-    }
+    table = tables.measures(metrics, "run", "first stage")
+    content.facts = Facts(tables.tiles(metrics), [table], warnings=["<script>"])
     page = Page(
         "<i>title", {"Run": "<u>"}, "ranker evaluate 'name=<x>'", "name: '<x>'\n", {"python": "3"}, (), None, [content]
     )
