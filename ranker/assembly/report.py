@@ -115,7 +115,7 @@ class Report:
         environment.pop("command", None)
         page = Page(
             title,
-            {**facts, "Finished" if runs else "Written": str(environment.get("time", ""))},
+            {**facts, "Started": str(environment.get("time", ""))},
             command_line(),
             (folder / "config.yaml").read_text(encoding="utf-8"),
             {key: _shown(value) for key, value in environment.items() if value not in (None, [], {})},

@@ -93,9 +93,9 @@ def test_it_sorts_by_the_keyboard(page):
     press(page, "th[data-key='0'] button")
     assert shown(page) == ["q2", "q10", "q1"]  # 1, 1, 0.5
     page.find_element(By.CSS_SELECTOR, "select option:nth-child(2)").click()  # P@1: 0, 1, 0 before
-    assert shown(page) == ["q2", "q10", "q1"]
+    assert shown(page) == ["q2", "q1", "q10"]
     cells = [cell.text.split() for cell in page.find_elements(By.CSS_SELECTOR, "tr.row:nth-child(2) td")]
-    assert cells == [["0.0000"], ["0.5000"], ["+0.5000"]]
+    assert cells == [["0.0000"], ["1.0000"], ["+1.0000"]]
 
 
 def test_it_filters(page):
