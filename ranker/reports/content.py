@@ -129,20 +129,19 @@ def set_content(part: RankedSet, limits: Limits) -> SetContent:
 def _detail(part: RankedSet, query_id: str, limits: Limits, docs: dict[str, tuple[str, str]]) -> dict[str, Any]:
     """Return the ranked docs of a query; the texts that they need are added to `docs`."""
     judged = part.qrels.get(query_id, {})
-    ranked = [rank_docs(run.get(query_id, {})) for run in part.runs.values()]
+    scores = [run.get(query_id, {}) for run in part.runs.values()]
+    ranked = [rank_docs(docs_of_run) for docs_of_run in scores]
     ranks = [{doc_id: rank for rank, doc_id in enumerate(found, 1)} for found in ranked]
-    shown = list(dict.fromkeys(doc_id for found in ranked for doc_id in found[: limits.depth]))
-    relevant = sorted(
-        (doc_id for doc_id, grade in judged.items() if grade >= part.relevance and doc_id not in shown),
-        key=lambda doc_id: (min(found.get(doc_id, 1 << 40) for found in ranks), doc_id),
-    )
+    shown = dict.fromkeys(doc_id for found in ranked for doc_id in found[: limits.depth])
+    relevant = [doc_id for doc_id, grade in judged.items() if grade >= part.relevance and doc_id not in shown]
+    relevant.sort(key=lambda doc_id: (min(found.get(doc_id, 1 << 40) for found in ranks), doc_id))
     detail: dict[str, Any] = {
         "docs": [
             [
                 doc_id,
                 judged.get(doc_id),
                 [found.get(doc_id) for found in ranks],
-                [_digits(run.get(query_id, {}).get(doc_id)) for run in part.runs.values()],
+                [_digits(found.get(doc_id)) for found in scores],
             ]
             for doc_id in [*shown, *relevant[: limits.depth]]
         ]
@@ -180,31 +179,63 @@ def with_terms(content: SetContent) -> SetContent:
     return content
 
 
-def fitted(content: SetContent, size: int) -> dict[str, Any]:
-    """Return a set's data for the page as plain values of at most `size` bytes of JSON.
+@dataclass(frozen=True)
+class SetData:
+    """A set's data in the page.
+
+    Args:
+        text: JSON that can stand inside a `<script>` element.
+        rows: Number of queries in it.
+        details: Number of queries with documents.
+    """
+
+    text: str
+    rows: int
+    details: int
+
+
+def fitted(content: SetContent, size: int) -> SetData:
+    """Return a set's data for the page, at most `size` bytes.
 
     The rows come first, then the documents of as many queries as there is room for, in the order of the rows. A doc is
     stored once and named by its number.
     """
-    left = size - 1000  # names and brackets
-    rows = []
+    whole = _data(content, content.rows, content.details)
+    text = in_script(whole)
+    if len(text) * 4 > size and len(text.encode("utf-8", "replace")) > size:
+        rows, details = _kept(content, size)
+        return SetData(in_script(_data(content, rows, details)), len(rows), len(details))
+    return SetData(text, len(content.rows), len(content.details))
+
+
+def _kept(content: SetContent, size: int) -> tuple[list[list[Any]], list[dict[str, Any]]]:
+    """Return the rows and details that there is room for."""
+    left = size - _bytes(_data(content, [], []))
+    rows: list[list[Any]] = []
     for row in content.rows:
         left -= _bytes(row)
         if left < 0:
-            break
+            return rows, []
         rows.append(row)
-    numbers: dict[str, int] = {}
-    docs: list[list[str]] = []
     details: list[dict[str, Any]] = []
-    for detail in content.details[: len(rows)]:
-        new = [row[0] for row in detail["docs"] if row[0] not in numbers]
-        entries = [[doc_id, *content.docs.get(doc_id, ())] for doc_id in new]
-        left -= _bytes(entries) + _bytes(detail)  # an upper bound: ids become numbers
+    stored: set[str] = set()
+    for detail in content.details:
+        new = {row[0] for row in detail["docs"]} - stored
+        # an upper bound, since ids become numbers
+        left -= _bytes(detail) + sum(_bytes([doc_id, *content.docs.get(doc_id, ())]) for doc_id in new)
         if left < 0:
             break
-        numbers |= {doc_id: len(docs) + i for i, doc_id in enumerate(new)}
-        docs += entries
-        details.append({**detail, "docs": [[numbers[row[0]], *row[1:]] for row in detail["docs"]]})
+        stored |= new
+        details.append(detail)
+    return rows, details
+
+
+def _data(content: SetContent, rows: list[list[Any]], details: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the values that the page's script reads."""
+    numbers: dict[str, int] = {}
+    for detail in details:
+        for row in detail["docs"]:
+            numbers.setdefault(row[0], len(numbers))
     return {
         "name": content.name,
         "runs": content.runs,
@@ -213,8 +244,8 @@ def fitted(content: SetContent, size: int) -> dict[str, Any]:
         "depth": content.depth,
         "queries": content.num_queries,
         "rows": rows,
-        "details": details,
-        "docs": docs,
+        "details": [{**part, "docs": [[numbers[row[0]], *row[1:]] for row in part["docs"]]} for part in details],
+        "docs": [[doc_id, *content.docs.get(doc_id, ())] for doc_id in numbers],
     }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from ranker.files import write_whole
 from ranker.reports.charts import Chart
-from ranker.reports.content import Limits, SetContent, fitted, in_script
+from ranker.reports.content import Limits, SetContent, fitted
 
 FOLDER = Path(__file__).parent / "template"
 MAX_SETTINGS = 100_000  # characters of the configuration
@@ -70,8 +70,7 @@ def render(page: Page, limits: Limits) -> str:
     return environment.get_template("page.html").render(
         page=page,
         settings=page.settings[:MAX_SETTINGS],
-        data=in_script(data),
-        shown=[(len(part["rows"]), len(part["details"])) for part in data],
+        data=data,
         script=script,
         style=(FOLDER / "page.css").read_text(encoding="utf-8"),
         # the page runs this script and no other, whatever a text contains

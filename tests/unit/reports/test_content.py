@@ -52,7 +52,7 @@ def test_the_queries_with_the_largest_differences_are_kept():
 def test_texts_are_cut_and_a_doc_is_stored_once():
     content = set_content(PART, Limits(text_length=10))
     assert content.docs["d0"] == ("title 0", "text 0 xx…")
-    data = fitted(content, 100_000)
+    data = json.loads(fitted(content, 100_000).text)
     assert sorted(doc[0] for doc in data["docs"]) == [f"d{i}" for i in range(8)]
     place = data["details"][0]["docs"][0][0]
     assert data["docs"][place] == ["d0", "title 0", "text 0 xx…"]
@@ -65,8 +65,10 @@ def test_the_data_fit_into_their_bytes(size):
     run = {f"q{i}": {f"d{(i + j) % 40}": float(j) for j in range(5)} for i in range(30)}
     values = {"run": {query_id: {"RR": i / 30} for i, query_id in enumerate(run)}}
     part = RankedSet("x", {"run": run}, {}, values, texts=Texts(dict.fromkeys(run, "<b>"), docs))
-    data = fitted(set_content(part, Limits()), size)
-    assert len(in_script(data).encode()) <= size
+    found = fitted(set_content(part, Limits()), size)
+    assert len(found.text.encode()) <= size
+    data = json.loads(found.text)
+    assert (found.rows, found.details) == (len(data["rows"]), len(data["details"]))
     assert len(data["details"]) <= len(data["rows"]) <= 30
     if size == 20_000:
         assert 0 < len(data["details"]) < 30 == len(data["rows"])
