@@ -34,8 +34,8 @@ class Report:
     """
 
     def __init__(self, cfg: DictConfig) -> None:
-        options = dict(cfg.report)
-        self._write = bool(options.pop("write"))
+        options = dict(cfg.get("report") or {})  # a training that an earlier version began has none
+        self._write = bool(options.pop("write", True))
         self._limits = Limits(**{str(key): value for key, value in options.items()})
         self._relevance = int(cfg.get("relevance", 1))
         self._sets: list[SetContent] = []

@@ -45,7 +45,7 @@ def done(forks, where, small_files):
                         "report=none"],
         "candidates": ["evaluate.py", "checkpoint=own", *data, f"candidates={'fused/run.trec'}", "hydra.run.dir=third",
                        "depth=5", *CPU],
-        "no room": ["evaluate.py", f"run={a}", f"qrels={test}", "hydra.run.dir=full", "report.depth=nine"],
+        "a word": ["evaluate.py", f"run={a}", f"qrels={test}", "hydra.run.dir=word", "report.depth=nine"],
         "no judgements": [RANKER, "compare", f"runs=[{a},{b}]"],
         "one run": [RANKER, "fuse", f"runs=[{a}]"],
         "no run": [RANKER, "fuse", f"runs=[{a},own/model]"],
@@ -148,10 +148,21 @@ def test_a_fused_run_is_a_first_stage(done, where, small_files):
     }
 
 
+def test_a_full_disk_is_one_line(done, forks, where, small_files):
+    """The system lets no file grow beyond 12,000 bytes; the other files of this evaluation are smaller."""
+    a = f"run=own/evaluation/{small_files.name}/run.trec"
+    qrels = f"qrels={small_files / 'qrels.test.txt'}"
+    full = forks.run("evaluate.py", a, qrels, "hydra.run.dir=full", cwd=where, limit=12_000)
+    assert full.code == 1 and "Traceback" not in full.out
+    assert full.out.splitlines()[-1].startswith("error: ") and "full/report.html: expected a place" in full.out
+    assert not (where / "full/report.html").exists() and not list((where / "full").glob(".*partial"))
+    assert (where / "full/evaluation/run/metrics.json").is_file()
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("no room", "error: report.depth: "),
+        ("a word", "error: report.depth: "),
         ("no judgements", "error: qrels: expected judgements for these runs, got none; set qrels=FILE or data=..."),
         ("one run", "error: runs: expected a list of 2 to 10 paths, as [A,B]; got "),
         ("no run", "with no run; name a run file or a run folder"),

@@ -49,6 +49,12 @@ def test_the_queries_with_the_largest_differences_are_kept():
     assert [row[0] for row in content.rows] == ["q3", "q1"]
 
 
+def test_a_set_without_judgements_has_no_rows():
+    content = set_content(RankedSet("x", {"run": AFTER}, {}, {"run": {}}), Limits())
+    assert (content.rows, content.measures, content.num_queries) == ([], [], 0)
+    assert json.loads(fitted(content, 1000).text)["rows"] == []
+
+
 def test_texts_are_cut_and_a_doc_is_stored_once():
     content = set_content(PART, Limits(text_length=10))
     assert content.docs["d0"] == ("title 0", "text 0 xx…")
