@@ -231,5 +231,8 @@ def training(curves: Mapping[str, Points], monitor: str | None) -> list[Chart]:
         series = {name.removeprefix("val/"): curves[name] for name in shown}
         finite = [point for point in curves.get(monitor or "", ()) if math.isfinite(point[1])]
         best = max(finite, key=lambda point: point[1]) if finite else None
-        charts.append(lines("Validation measures", "value", series, best))
+        title = "Validation measures"
+        if best is not None:
+            title += f"; ring: best {str(monitor).removeprefix('val/')}, {best[1]:.4f} at step {best[0]}"
+        charts.append(lines(title, "value", series, best))
     return [chart for chart in charts if chart.svg]

@@ -49,6 +49,9 @@ def test_a_scatter_joins_queries_of_equal_values():
     found = {title: (x, y) for x, y, _, title in circles(chart.svg)}
     assert found["2 queries: 0.00, 1.00"] == (left, top)
     assert found["1 query: 1.00, 0.25"][1] == pytest.approx(bottom - (bottom - top) / 4, abs=0.06)
+    groups = dict(re.findall(r'<g class="points (\w+)">(.*?)</g>', chart.svg))
+    assert [name for name, text in groups.items() if "2 queries: 0.00, 1.00" in text] == ["gain"]
+    assert [name for name, text in groups.items() if "1 query: 1.00, 0.25" in text] == ["loss"]
     assert "2 queries above the diagonal, 1 below, 1 on it" in chart.svg
 
 
@@ -64,6 +67,7 @@ def test_curves_of_a_training():
     assert loss.legend == ("mean of 2 logged values",) and "as logged ends at 40.0000" in loss.svg
     assert "mean of 2 logged values ends at 39.5000" in loss.svg
     assert measured.legend == ("nDCG@10", "RR")
+    assert measured.title == "Validation measures; ring: best nDCG@10, 0.6000 at step 20"
     assert circles(measured.svg)[-1][3] == "best: 0.6000 at step 20"
     assert charts.training({}, None) == []
 
