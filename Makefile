@@ -7,10 +7,10 @@ CPU_WHEELS := https://download.pytorch.org/whl/cpu
 # faiss and torch for the detected hardware
 HARDWARE := $(shell if nvidia-smi -L >/dev/null 2>&1; then echo gpu; else echo cpu; fi)
 
-.PHONY: demo test lint types tests clean help
+.PHONY: demo test lint types tests docs clean help
 
 help:
-	@echo "make demo | make test | make lint | make types | make tests | make clean"
+	@echo "make demo | make test | make lint | make types | make tests | make docs | make clean"
 
 demo: $(VENV)/.demo
 	$(BIN)/python train.py
@@ -29,6 +29,15 @@ types: $(VENV)/.dev
 # The files run in their given order, long ones first. Bytecode is kept; otherwise each process that a test starts would compile the package.
 tests: $(VENV)/.dev
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+
+# The documentation as a site in build/site; without a network after the install
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+$(VENV)/.docs: $(VENV)/.torch pyproject.toml
+	$(BIN)/python -m pip install -q -e '.[docs]'
+	@touch $@
 
 $(VENV)/.torch:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 12) else "error: PYTHON: expected Python 3.11 or 3.12, got " + sys.version.split()[0] + "; make PYTHON=python3.12")'

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.assembly.data import batch_options, chosen_sets, inputs_of, load_source, print_notice, text_limits
 from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import rehearse_trainer
+from ranker.assembly.report import Report
 from ranker.assembly.run import open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description
@@ -46,6 +47,7 @@ def evaluate_sets(
     data: RankData,
     devices: Devices,
     depth: int,
+    report: Report | None = None,
     baselines: Mapping[str, Run] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
     """Score the test sets on all devices; write and measure a run for each; a collective.
@@ -57,6 +59,7 @@ def evaluate_sets(
         data: Its `splits.tests` are evaluated.
         devices: The devices of the run.
         depth: Depth of the first stage that a run is compared with.
+        report: Gets each set for the page.
         baselines: Set name -> a run to compare with in place of the first stage.
 
     Returns:
@@ -75,7 +78,8 @@ def evaluate_sets(
             progress=f"test {name}" if cfg.trainer.enable_progress_bar else None,
             inference_mode=cfg.trainer.inference_mode,
         )
-        write = partial(write_set, folder, name, run or {}, collection, cfg, depth, baselines.get(name))
+        compared = baselines.get(name)
+        write = partial(write_set, folder, name, run or {}, collection, cfg, depth, compared, report)
         written = devices.on_first(write)
         if written is not None:
             results[name] = written
@@ -90,6 +94,7 @@ def write_set(
     cfg: DictConfig,
     first_stage_depth: int,
     baseline: Run | None = None,
+    report: Report | None = None,
 ) -> dict[str, Any]:
     """Write a set's run with its measures and a comparison with the baseline or the first stage.
 
@@ -101,11 +106,13 @@ def write_set(
         cfg: Has `measures` and `name`, the run's tag.
         first_stage_depth: Depth of the first stage that the run is compared with.
         baseline: A run to compare with in place of the first stage.
+        report: Gets the set for the page.
 
     Returns:
         The content of `metrics.json`.
     """
     compared = baseline and allowed_run(collection, baseline)
+    label = "baseline" if compared else "first stage"
     compared = compared or first_stage_run(collection, first_stage_depth)
     written = write_evaluation(
         folder / "evaluation" / name,
@@ -120,6 +127,9 @@ def write_set(
     if compared and means:  # there are none if no query is judged
         measure = next(iter(means))
         pictures.write_comparison(folder, name, measure, run, compared, dict(collection.qrels), collection.relevance)
+    if report is not None:
+        before = (label, compared) if compared else None
+        report.add(folder, name, run, before, dict(collection.qrels), collection)
     return written
 
 
@@ -152,8 +162,10 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
     precision: Any = fabric.strategy.precision
     converted = precision.convert_module(scorer)
     baselines = {} if baseline is None else dict.fromkeys(splits.tests, baseline)
-    results = evaluate_sets(cfg, folder, converted, data, Devices.of_fabric(fabric), depth, baselines)
+    report = Report(cfg)
+    results = evaluate_sets(cfg, folder, converted, data, Devices.of_fabric(fabric), depth, report, baselines)
     if fabric.global_rank == 0:
+        report.write(folder, f"Evaluation of {Path(cfg.checkpoint).name}", {"Checkpoint": str(cfg.checkpoint)})
         print_sets(results)
         log.info("evaluation: %s", folder / "evaluation")
 

@@ -12,13 +12,13 @@ from ranker.errors import ConfigError
 from ranker.models.interface import Scorer
 
 
-def merge_scorers(scorers: Mapping[str, Scorer], shares: Sequence[float] | None, method: str) -> Scorer:
+def merge_scorers(scorers: Mapping[str, Scorer], shares: Sequence[float] | None, interpolation: str) -> Scorer:
     """Return the first scorer with merged weights.
 
     Args:
         scorers: Name -> scorer, as messages name them; at least two.
         shares: A number of at least 0 for each scorer, not all 0; None: equal ones.
-        method: `linear` is the weighted mean (model soups, Wortsman et al. 2022, arXiv 2203.05482). `slerp` moves each
+        interpolation: `linear` is the weighted mean (model soups, Wortsman et al. 2022, arXiv 2203.05482). `slerp` moves each
             of two scorers' tensors along the arc between them (Shoemake 1985), to the second one's share of it.
 
     Raises:
@@ -35,7 +35,7 @@ def merge_scorers(scorers: Mapping[str, Scorer], shares: Sequence[float] | None,
         tensors = [state[name] for state in states]
         if not tensor.is_floating_point():
             merged[name] = tensor
-        elif method == "slerp":
+        elif interpolation == "slerp":
             merged[name] = slerp(tensors[0], tensors[1], parts[1])
         else:
             merged[name] = linear(tensors, parts)

@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.assembly.data import batch_options, load_source, print_notice, text_limits
 from ranker.assembly.evaluation import evaluate_sets
 from ranker.assembly.rehearsal import rehearse_trainer
+from ranker.assembly.report import Report
 from ranker.assembly.run import open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
 from ranker.assembly.training_queries import seen_in_training, shared_queries
@@ -64,8 +65,11 @@ def evaluate_suite(cfg: DictConfig) -> None:
     precision: Any = fabric.strategy.precision
     devices = Devices.of_fabric(fabric)
     runs = {name: read_run(path) for name, path in baselines.items()}
-    evaluate_sets(cfg, folder, precision.convert_module(scorer), data, devices, depth, runs)
+    report = Report(cfg)
+    evaluate_sets(cfg, folder, precision.convert_module(scorer), data, devices, depth, report, runs)
     devices.on_first(partial(_write, cfg, folder, sets, baselines, missing, depth))
+    facts = {"Checkpoint": str(cfg.checkpoint), "Sets": str(len(sets))}
+    devices.on_first(partial(report.write, folder, f"Suite of {len(sets)} sets", facts))
 
 
 def validation_suite(cfg: DictConfig, splits: Splits) -> dict[str, Collection]:

@@ -22,6 +22,7 @@ CHANGEABLE = (
     "encoder.trust_remote_code",
     "callbacks",
     "logger",
+    "report",
     "name",
     "cache_dir",
     "save_every_steps",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from ranker.assembly.report import Report
 from ranker.assembly.run import one_run, open_run
 from ranker.data.trec import read_qrels, read_run
 from ranker.evaluation.report import print_table, write_evaluation
@@ -45,6 +46,10 @@ def _evaluate_file(cfg: DictConfig) -> None:
         from ranker.evaluation import pictures
 
         pictures.write_comparison(folder, name, next(iter(written["measures"])), run, baseline, qrels, cfg.relevance)
+    report = Report(cfg)
+    before = (run_name(Path(cfg.baseline)), baseline) if baseline else None
+    report.add(folder, name, run, before, qrels)
+    report.write(folder, f"Evaluation of {name}", {"Run": str(cfg.run), "Judgements": str(cfg.qrels)})
     print_table(name, written)
     log.info("evaluation: %s", folder / "evaluation" / name)
 

@@ -32,7 +32,7 @@ def merge(cfg: DictConfig) -> None:
     for path in paths:
         scorer = load_scorer(path, cfg.weights, trust_remote_code=cfg.trust_remote_code)
         scorers.append(without_adapters(scorer, described)[0])
-    merged = merge_scorers(dict(zip(map(str, paths), scorers, strict=True)), cfg.shares, cfg.method)
+    merged = merge_scorers(dict(zip(map(str, paths), scorers, strict=True)), cfg.shares, cfg.interpolation)
     folder = open_run(cfg)
     save_model(folder / "model", merged, without_adapters(merged, described)[1])
     log.info("merged model: checkpoint=%s", folder / "model")

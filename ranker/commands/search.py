@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.assembly.data import batch_options, chosen_sets, load_source, mined_set, print_notice, text_limits
 from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import rehearse_fabric
+from ranker.assembly.report import Report
 from ranker.assembly.run import one_run, open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
 from ranker.checkpoint import load_scorer, read_description
@@ -82,8 +83,9 @@ def search(cfg: DictConfig) -> None:
         engines = _vector_engines(cfg, trained, everything, folder)
     if engines is None:  # a process other than the first; its part of the encoding is done
         return
+    page = Report(cfg)
     report = {
-        name: _search(cfg, folder, engines[name], name, _Compared(collection, baseline, candidates))
+        name: _search(cfg, folder, engines[name], name, _Compared(collection, baseline, candidates), page)
         for name, collection in sets.items()
     }
     if pair is not None:
@@ -94,6 +96,8 @@ def search(cfg: DictConfig) -> None:
         report["mined"] = {"queries": len(run), "negatives": sum(map(len, run.values()))}
         log.info("mined negatives: data.negatives=%s", folder / "negatives.trec")
     write_json(folder / "search.json", report)
+    if sets:
+        page.write(folder, "Search", {"Model": "BM25" if cfg.model is not None else str(cfg.checkpoint)})
     log.info("search: %s", folder)
 
 
@@ -126,10 +130,11 @@ class _Compared(NamedTuple):
     candidates: Candidates | None
 
 
-def _search(cfg: DictConfig, folder: Path, engine: Any, name: str, what: _Compared) -> dict[str, Any]:
+def _search(cfg: DictConfig, folder: Path, engine: Any, name: str, what: _Compared, page: Report) -> dict[str, Any]:
     """Search one set, write and measure its run; returns times and counts."""
     collection, baseline, candidates = what
     compared = baseline and allowed_run(collection, baseline)
+    label = "baseline" if compared else "first stage"
     compared = compared or (first_stage_run(collection, cfg.depth) if cfg.baseline else None)
     if candidates is not None:
         engine = Reranking(engine, candidates)
@@ -143,6 +148,7 @@ def _search(cfg: DictConfig, folder: Path, engine: Any, name: str, what: _Compar
         compared,
         cfg.name,
     )
+    page.add(folder, name, run, (label, compared) if compared else None, dict(collection.qrels), collection)
     print_table(name, written)
     log.info("%s: %s", name, in_words(figures))
     return figures

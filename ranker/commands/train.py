@@ -16,6 +16,7 @@ from ranker.assembly.data import build_data, load_splits, start_from_docs
 from ranker.assembly.evaluation import evaluate_sets, print_sets
 from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_training
+from ranker.assembly.report import Report
 from ranker.assembly.run import cfg_values, one_run, open_run
 from ranker.assembly.scorer import build_loss, build_optimizer, build_scorer, total_steps, training_module
 from ranker.assembly.suite import validation_suite
@@ -90,9 +91,10 @@ def train(cfg: DictConfig) -> float | None:
             warn_of_other_cuts(data.train_steps())
     pruned = any(getattr(callback, "pruned", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     tested: dict[str, dict[str, Any]] = {}
+    page = Report(cfg)
     if not pruned:  # a training that a sweep gave up is not tested
         with last.ends_at_sigterm(trainer):
-            tested = evaluate_sets(cfg, folder, scorer, data, Devices.of_trainer(trainer), cfg.depth)
+            tested = evaluate_sets(cfg, folder, scorer, data, Devices.of_trainer(trainer), cfg.depth, page)
     objective = float(best.best_model_score) if best.best_model_score is not None else None
     if trainer.is_global_zero:
         dashboards.log_tests(trainer, {name: metrics["measures"] for name, metrics in tested.items()})
@@ -107,7 +109,7 @@ def train(cfg: DictConfig) -> float | None:
             "seconds": time.perf_counter() - started,
             "pruned": pruned,
         }
-        _report(cfg, folder, result, trainer, splits)
+        _report(cfg, folder, result, page, trainer, splits)
         print_sets(tested)
         log.info(
             "run folder: %s (model/ loads in transformers and sentence-transformers; evaluation/ holds the runs)",
@@ -116,10 +118,17 @@ def train(cfg: DictConfig) -> float | None:
     return objective
 
 
-def _report(cfg: DictConfig, folder: Path, result: dict[str, Any], trainer: pl.Trainer, splits: Splits) -> None:
-    """Write `result.json` and the curves, and show the results on the dashboards."""
+def _report(
+    cfg: DictConfig, folder: Path, result: dict[str, Any], page: Report, trainer: pl.Trainer, splits: Splits
+) -> None:
+    """Write `result.json`, the curves and the page, and show the results on the dashboards."""
     write_json(folder / "result.json", result)
-    pictures.write_curves(resumed_runs(folder), cfg.monitor, f"{cfg.name}, {folder.name}")
+    runs = resumed_runs(folder)
+    pictures.write_curves(runs, cfg.monitor, f"{cfg.name}, {folder.name}")
+    facts = {"Run": folder.name, "Steps": str(result["steps"]), "Time": f"{result['seconds']:.0f} s"}
+    if result["objective"] is not None:
+        facts[f"Best {cfg.monitor}"] = f"{result['objective']:.4f} at step {result['best_step']}"
+    page.write(folder, f"Training of {cfg.name}", facts, runs, cfg.monitor)
     queries = {name: splits.tests[name].queries for name in result["measures"]}
     dashboards.report(trainer.loggers, folder, queries, cfg_values(cfg), result["objective"])
 

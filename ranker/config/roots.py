@@ -75,6 +75,17 @@ class TrainerConfig:
 
 
 @dataclass
+class ReportConfig:
+    """The page of a run; conf/report/page.yaml explains the keys."""
+
+    write: bool = True
+    queries: int = 2000
+    depth: int = 10
+    text_length: int = 500
+    megabytes: float = 5.0
+
+
+@dataclass
 class TrainConfig:
     """Root of train.py."""
 
@@ -88,6 +99,7 @@ class TrainConfig:
     schedule: Any = MISSING
     callbacks: Any = None
     logger: Any = None
+    report: ReportConfig = field(default_factory=ReportConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     max_query_tokens: int = 64
@@ -124,6 +136,7 @@ class EvaluateConfig:
     depth: int | None = None
     candidates: Text | None = None
     add_positives: bool = False
+    report: ReportConfig = field(default_factory=ReportConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     cache_dir: Text = ".cache"
@@ -183,6 +196,7 @@ class SearchConfig:
     encode: EncodeConfig = field(default_factory=EncodeConfig)
     late: LateConfig = field(default_factory=LateConfig)
     mining: MiningConfig = field(default_factory=MiningConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     seed: int = 0
@@ -239,7 +253,7 @@ class MergeConfig:
     name: Text = "merge"
     runs: Any = MISSING
     shares: Any = None
-    method: Text = "linear"
+    interpolation: Text = "linear"
     weights: Text = "best"
     trust_remote_code: bool = False
 
@@ -291,6 +305,25 @@ class ExportConfig:
 
 
 @dataclass
+class CompareConfig:
+    """Root of `ranker compare`."""
+
+    name: Text = "compare"
+    runs: Any = MISSING
+    labels: Any = None
+    sets: Any = None
+    qrels: Text | None = None
+    queries: Text | None = None
+    docs: Text | None = None
+    data: Any = None
+    split: Text = "test"
+    relevance: int = 1
+    measures: list[str] = field(default_factory=list)
+    report: ReportConfig = field(default_factory=ReportConfig)
+    cache_dir: Text = ".cache"
+
+
+@dataclass
 class PublishConfig:
     """Root of `ranker publish`."""
 
@@ -335,6 +368,31 @@ class ServeConfig:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
+
+
+@dataclass
+class TuningConfig:
+    """Search for the weights of a fusion; conf/fuse.yaml explains the keys."""
+
+    qrels: Text | None = None
+    runs: Any = None
+    measure: Text = "nDCG@10"
+    relevance: int = 1
+    step: float = 0.1
+
+
+@dataclass
+class FuseConfig:
+    """Root of `ranker fuse`."""
+
+    name: Text = "fuse"
+    runs: Any = MISSING
+    method: Text = "rrf"
+    k: float = 60.0
+    scaling: Text = "minmax"
+    weights: Any = None
+    depth: int = 1000
+    tune: TuningConfig = field(default_factory=TuningConfig)
 
 
 @dataclass
@@ -416,6 +474,8 @@ ROOTS: dict[str, type] = {
     "export": ExportConfig,
     "publish": PublishConfig,
     "serve": ServeConfig,
+    "compare": CompareConfig,
+    "fuse": FuseConfig,
 }
 
 

@@ -13,7 +13,6 @@ from ranker.config.targets import PASSED, is_trusted
 from ranker.errors import ConfigError, did_you_mean
 
 SUITE = ("folder", "sets")  # keys of a suite
-MERGE_METHODS = ("linear", "slerp")
 
 
 def rule_faults(cfg: DictConfig) -> list[str]:
@@ -191,7 +190,7 @@ def _monitored(cfg: DictConfig) -> dict[str, Any]:
 
 def _evaluation(cfg: DictConfig) -> list[str]:
     """What evaluate.py needs: a run file with its judgements, or a checkpoint."""
-    if "qrels" not in cfg:
+    if "qrels" not in cfg or "run" not in cfg:
         return []
     faults = []
     if (cfg.run is None) == (cfg.checkpoint is None):
@@ -264,8 +263,6 @@ def _merging(cfg: DictConfig) -> list[str]:
         or (isinstance(runs, ListConfig) and len(shares) != len(runs))
     ):
         faults.append(f"shares: expected a number of at least 0 for each run, not all 0, or null; got {shares!r}")
-    if cfg.method not in MERGE_METHODS:
-        faults.append(f"method: expected one of {', '.join(MERGE_METHODS)}; got {cfg.method!r}")
-    elif cfg.method == "slerp" and isinstance(runs, ListConfig) and len(runs) != 2:
-        faults.append(f"method: slerp is between two runs, got {len(runs)}; method=linear takes any number")
+    if cfg.interpolation == "slerp" and isinstance(runs, ListConfig) and len(runs) != 2:
+        faults.append(f"interpolation: slerp is between two runs, got {len(runs)}; linear takes any number")
     return faults

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from ranker.errors import DataError
 MAX_ID_BYTES = 1024  # arrays of ids are as wide as the longest id: one id of megabytes would cost gigabytes
 MAX_GRADE = 10_000  # the time of trec_eval's nDCG is quadratic in the largest grade
 _MAX_FLOAT32 = 3.4028235677973366e38  # numbers of smaller magnitude round to a finite float32
-_ASCII_SPACE = " \t\n\v\f\r"  # trec_eval splits at these; U+00A0, U+0085 and others may be part of an id
+_ASCII_SPACE = re.compile(r"[ \t\n\v\f\r]")  # trec_eval splits at these; U+00A0, U+0085 and others may be part of an id
 
 
 def shown(value: Any) -> str:
@@ -42,7 +43,7 @@ def check_id(word: str, where: str, what: str = "an id") -> None:
 
     >>> check_id("no\u00a0break", "queries.tsv:1")
     """
-    if not word or any(space in word for space in _ASCII_SPACE):
+    if not word or _ASCII_SPACE.search(word):
         raise DataError(
             f"{where}: expected {what} without white space, got {shown(word)}; rename it, since TREC files are split "
             "there"

@@ -93,8 +93,11 @@ def iter_run(path: str | Path, single: bool = False) -> Iterator[tuple[str, str,
     """
     path = Path(path)
     seen = _SeenDocs()
+    last, query_id = b"", ""
     for line, (query, _, doc, _, number, _) in _rows(path, RUN_COLUMNS):
-        query_id, doc_id, score = _text(path, line, query), _text(path, line, doc), _score(path, line, number, single)
+        if query != last:  # most lines have the query of the line before
+            last, query_id = query, _text(path, line, query)
+        doc_id, score = _text(path, line, doc), _score(path, line, number, single)
         if not seen.is_new(query_id, doc_id):
             raise DataError(
                 f"{path}:{line}: expected each doc once per query, got doc {shown(doc_id)} again for query "

@@ -129,6 +129,10 @@ def _report_to_wandb(
         for file in ("run.trec", "per_query.jsonl", "metrics.json"):
             artifact.add_file(str(folder / "evaluation" / name / file), policy="immutable")
         logger.experiment.log_artifact(artifact)
+    if (folder / "report.html").is_file():
+        artifact = wandb.Artifact(f"{logger.experiment.id}-report", type="report")
+        artifact.add_file(str(folder / "report.html"), policy="immutable")
+        logger.experiment.log_artifact(artifact)
 
 
 def _report_to_tensorboard(

@@ -98,6 +98,7 @@ def test_pc88_an_offline_run_holds_all_that_the_run_folder_holds(done, small_fil
     assert rates == pytest.approx([3e-3, 2e-3, 1e-3], rel=1e-6)
     name = small_files.name
     assert board.artifacts[f"{board.id}-{name}"] == ("run", ["metrics.json", "per_query.jsonl", "run.trec"])
+    assert board.artifacts[f"{board.id}-report"] == ("report", ["report.html"])
     pictures = {f"pictures/{path.stem}" for path in (folder / "pictures").glob("*.png")}
     assert pictures == {"pictures/learning_curves", f"pictures/{name}_gains", f"pictures/{name}_ranks"}
     assert {

@@ -41,7 +41,7 @@ def done(forks, where):
         "mean": [*MERGE, "name=mean", "runs=[a,b]", "shares=[3,1]"],
         "one": [*MERGE, "runs=[a]"],
         "shares": [*MERGE, "runs=[a,b]", "shares=[0,0]"],
-        "method": [*MERGE, "runs=[a,b,a]", "method=slerp"],
+        "method": [*MERGE, "runs=[a,b,a]", "interpolation=slerp"],
         "misfit": [*MERGE, "runs=[a,dpr]"],
     }
     return run_all(commands, where, forks=forks)
@@ -65,7 +65,7 @@ def test_the_written_weights_are_the_mean_and_the_limits_stay(done, where):
     [
         ("one", "runs: expected a list of at least two folders, runs=[A,B]; got ["),
         ("shares", "shares: expected a number of at least 0 for each run, not all 0, or null; got [0, 0]"),
-        ("method", "method: slerp is between two runs, got 3; method=linear takes any number"),
+        ("method", "interpolation: slerp is between two runs, got 3; linear takes any number"),
         ("misfit", "runs: expected models of one class, got MonoBERT in "),
     ],
 )

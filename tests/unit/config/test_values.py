@@ -67,6 +67,8 @@ COMPOSED = {
     "search": [["model=bm25", "data=ir_datasets", "index=ivf_pq"], ["checkpoint=.", "index=hnsw"]],
     "probe": [["encoder=tiny"], ["encoder=tiny", "probe=[gap,jsonl,ner_rules,fact_synth]"]],
     "label": [["teacher=[.]"], ["teacher=.", "data=cwe"]],
+    "compare": [["runs=[.,.]"], ["runs=[.,.]", "data=cwe", "report=none", "qrels=."]],
+    "fuse": [["runs=[.,.]"], ["runs=[.,.]", "method=weighted", "weights=[1,2]"]],
     "rerank": [["checkpoint=."], ["checkpoint=.", "run=.", "queries=.", "docs=."]],
 }
 
