@@ -21,6 +21,7 @@ from ranker.encoders.loading import load_encoder
 from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
+from ranker.losses.reinforce import Reinforce
 from ranker.models.mono_t5 import MonoT5
 from ranker.models.monobert import MonoBERT
 from ranker.training.rerank_module import Optimization, RerankModule
@@ -103,6 +104,7 @@ class Job:
 
     cache: str
     model: str = "monobert"
+    loss: str = "ranknet"
     devices: int = 1
     max_tokens: int = 100_000
     min_micro_batches: int = 1
@@ -140,7 +142,7 @@ def train(job: Job) -> dict[str, Any]:
     module = seed_fault(job.fault)(
         scorer,
         ["nDCG@10", "RR"],
-        loss=RankNet(),
+        loss=Reinforce() if job.loss == "reinforce" else RankNet(),
         optimization=Optimization(
             lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.3),
             lambda step, total: linear(step, total, warmup=2),
