@@ -17,7 +17,7 @@ SUITE = ("folder", "sets")  # keys of a suite
 
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
-    sizes = (_group_sizes, _losses, _words, _numbers)
+    sizes = (_group_sizes, _losses, _shared_prefix, _words, _numbers)
     rules = (*sizes, _data, _mix, _measures, _evaluation, _suite, _teachers, _reranking)
     return [fault for rule in rules for fault in rule(cfg)]
 
@@ -44,6 +44,15 @@ def _group_sizes(cfg: DictConfig) -> list[str]:
 def _needs_negatives(loss: str) -> bool:
     """Whether a loss learns nothing from relevant docs alone: yes, unless its class has `needs_negatives = False`."""
     return not is_trusted(loss, "loss") or attribute_of(loss, "needs_negatives", default=True) is not False
+
+
+def _shared_prefix(cfg: DictConfig) -> list[str]:
+    """Refuse a shared prefix for models whose rows have none."""
+    wanted = OmegaConf.select(cfg, "encoder.share_prefix", default=False)
+    target = str(OmegaConf.select(cfg, "model._target_"))
+    if not wanted or (is_trusted(target, "model") and attribute_of(target, "decoder_only", default=False)):
+        return []
+    return ["encoder.share_prefix: expected false, or model=lm_reranker, whose prompts begin with the query; got true"]
 
 
 def _losses(cfg: DictConfig) -> list[str]:

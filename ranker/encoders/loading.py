@@ -15,7 +15,7 @@ from ranker.encoders.adapters import base_of, merge_folder
 from ranker.encoders.causality import attend_both_ways, is_causal
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
-from ranker.encoders.fit import check_config, check_tokens
+from ranker.encoders.fit import check_config, check_shared_prefix, check_tokens
 from ranker.encoders.lora import LoRA, add_adapter, cast_base
 from ranker.encoders.model_folder import check_model_folder
 from ranker.encoders.text_model import build, keep_layers, place_of, read, set_dropout
@@ -57,6 +57,7 @@ def load_encoder(
     fused: bool | str = "auto",
     graphs: bool | str = "auto",
     checkpointing: bool = False,
+    share_prefix: bool = False,
     trust_remote_code: bool = False,
     causal: bool | None = None,
     lora: LoRA | None = None,
@@ -72,12 +73,13 @@ def load_encoder(
         attention_dropout: Dropout on attention weights (off in attention without padding: CUDA in half precision);
             None keeps the checkpoint's.
         pretrained: False: random weights with the checkpoint's configuration.
-        ragged: See `Execution`, as for the next five.
+        ragged: See `Execution`, as for the next six.
         compile: See `Execution`.
         attention: See `Execution`.
         fused: See `Execution`.
         graphs: See `Execution`.
         checkpointing: See `Execution`.
+        share_prefix: See `Execution`.
         trust_remote_code: Whether code in the weights' repository may run.
         causal: False: the tokens of a language model attend in both directions (LLM2Vec, arXiv:2404.05961); None or
             True: as the model was trained.
@@ -123,9 +125,11 @@ def load_encoder(
     model.train()  # from_pretrained returns eval mode, which Lightning keeps: dropout would be off
     if lora is not None:
         add_adapter(model, lora)
-    execution = Execution(ragged, compile, attention, fused, graphs, checkpointing, trust_remote_code)
+    execution = Execution(ragged, compile, attention, fused, graphs, checkpointing, share_prefix, trust_remote_code)
     encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
+    if share_prefix:
+        check_shared_prefix(encoder)
     if lora is not None:  # after the measurement of the path, which is one of float32
         cast_base(model, getattr(torch, lora.base))
     encoder.source = _folder_of(name, cached) if pretrained and name not in RANDOM else None

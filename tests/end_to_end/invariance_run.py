@@ -18,10 +18,12 @@ from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Spli
 from ranker.data.datamodule import BatchOptions, RankData
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.loading import load_encoder
+from ranker.encoders.lora import LoRA
 from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
 from ranker.losses.reinforce import Reinforce
+from ranker.models.lm_reranker import LMReranker
 from ranker.models.mono_t5 import MonoT5
 from ranker.models.monobert import MonoBERT
 from ranker.training.rerank_module import Optimization, RerankModule
@@ -120,7 +122,17 @@ def monobert() -> MonoBERT:
     return MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
 
 
-SCORERS = {"monobert": monobert, "mono_t5": lambda: MonoT5(load_encoder("tiny_t5", dropout=0.1))}
+def shared_lm() -> LMReranker:
+    """A random language model with dropout in adapters, whose docs share their query's tokens."""
+    encoder = load_encoder("tiny_lm", share_prefix=True, lora=LoRA(rank=2, dropout=0.2))
+    return LMReranker(encoder, prompt="{query} [SEP] {doc} ?")
+
+
+SCORERS = {
+    "monobert": monobert,
+    "mono_t5": lambda: MonoT5(load_encoder("tiny_t5", dropout=0.1)),
+    "shared_lm": shared_lm,
+}
 
 
 def train(job: Job) -> dict[str, Any]:

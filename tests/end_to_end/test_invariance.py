@@ -29,7 +29,7 @@ LAYOUTS = {
 }
 
 # further models and losses, each in the layout that differs most
-OTHERS = {"mono_t5": {"model": "mono_t5"}, "reinforce": {"loss": "reinforce"}}
+OTHERS = {"mono_t5": {"model": "mono_t5"}, "shared_lm": {"model": "shared_lm"}, "reinforce": {"loss": "reinforce"}}
 
 
 @pytest.fixture(scope="module")
