@@ -156,10 +156,13 @@ class TrainStep(Movable):
 class Loss(Protocol):
     """The mean over groups of each group's own value, a scalar. All inputs are [batch, docs].
 
-    Class attributes, both True if left out: `pairwise = False` declares that the loss holds no tensor
+    Class attributes, all True if left out: `pairwise = False` declares that the loss holds no tensor
     [batch, docs, docs]; otherwise, with in-batch negatives, it is called with few groups at a time.
     `needs_negatives = False` declares that it learns from a group of relevant docs alone; otherwise `batch.docs` must
-    be larger than `batch.positives`.
+    be larger than `batch.positives`. `sorts_all = False` declares that it learns which docs are best, not their order.
+
+    Two more are False if left out: with `against_reference = True` the training subtracts a frozen reference's scores
+    (`ranker.training.loss_inputs`); with `draws = True` it passes the step's `seed` and the `group_ids` [batch], too.
     """
 
     def __call__(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor: ...

@@ -17,19 +17,8 @@ SUITE = ("folder", "sets")  # keys of a suite
 
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
-    rules = (
-        _group_sizes,
-        _words,
-        _numbers,
-        _data,
-        _mix,
-        _measures,
-        _evaluation,
-        _suite,
-        _teachers,
-        _reranking,
-        _merging,
-    )
+    sizes = (_group_sizes, _losses, _shared_prefix, _words, _numbers)
+    rules = (*sizes, _data, _mix, _measures, _evaluation, _suite, _teachers, _reranking, _merging)
     return [fault for rule in rules for fault in rule(cfg)]
 
 
@@ -55,6 +44,42 @@ def _group_sizes(cfg: DictConfig) -> list[str]:
 def _needs_negatives(loss: str) -> bool:
     """Whether a loss learns nothing from relevant docs alone: yes, unless its class has `needs_negatives = False`."""
     return not is_trusted(loss, "loss") or attribute_of(loss, "needs_negatives", default=True) is not False
+
+
+def _shared_prefix(cfg: DictConfig) -> list[str]:
+    """Refuse a shared prefix for models whose rows have none."""
+    wanted = OmegaConf.select(cfg, "encoder.share_prefix", default=False)
+    target = str(OmegaConf.select(cfg, "model._target_"))
+    if not wanted or (is_trusted(target, "model") and attribute_of(target, "decoder_only", default=False)):
+        return []
+    return ["encoder.share_prefix: expected false, or model=lm_reranker, whose prompts begin with the query; got true"]
+
+
+def _losses(cfg: DictConfig) -> list[str]:
+    """Refuse losses that read more than scores and labels where the training does not give it to them."""
+    if "loss" not in cfg:
+        return []
+    losses = [str((node.get("loss") or cfg.loss).get("_target_")) for node in source_nodes(cfg).values()]
+    faults = []
+    for loss in sorted(set(losses)):
+        name = loss.split(".")[-2] if "." in loss else loss
+        reference, draws = (
+            is_trusted(loss, "loss") and attribute_of(loss, key, default=False)
+            for key in ("against_reference", "draws")
+        )
+        taught = any(node.get("teacher") for node in source_nodes(cfg).values())
+        contrast = cfg.model.get("in_batch_negatives", False)
+        if (reference or draws) and ("heads" in cfg.model or contrast or (contrast is None and not taught)):
+            faults.append(
+                f"loss: expected another one than {name} with in-batch negatives and with model=multitask, "
+                f"got loss={name}; model.in_batch_negatives=false"
+            )
+        if reference and cfg.get("checkpoint") is None and not cfg.encoder.get("lora"):
+            faults.append(
+                f"loss: expected lora=default with loss={name}, whose reference is the model without adapters; "
+                "got lora=null"
+            )
+    return faults
 
 
 def _words(cfg: DictConfig) -> list[str]:

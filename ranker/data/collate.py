@@ -24,6 +24,7 @@ class ScorerInputs:
         max_positions: Longest sequence that the encoder accepts, in tokens.
         layouts: Layouts of a query and of a doc in a sequence of its own; None: as the tokenizer lays out one text.
         pair: Layout of a query and a doc in one sequence; None: as the tokenizer lays out two texts.
+        by_query: Whether the candidates of a query are to be scored one after another, because they share a prefix.
     """
 
     tokenizer: Any
@@ -31,6 +32,7 @@ class ScorerInputs:
     max_positions: int
     layouts: tuple[Template, Template] | None = None
     pair: Template | None = None
+    by_query: bool = False
 
     def affixes(self, text: int) -> Affixes:
         """Return what is stored together with each query (`text` 0) or each doc (1)."""
@@ -47,7 +49,9 @@ class ScorerInputs:
         """
         layouts = scorer.layouts() if scorer.reads == "texts" else None
         pair = pair_layout(scorer) if scorer.reads == "pairs" else None
-        return cls(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, layouts, pair)
+        encoder = scorer.encoder
+        by_query = encoder.execution.share_prefix
+        return cls(encoder.tokenizer, scorer.reads, encoder.max_tokens, layouts, pair, by_query)
 
 
 def pair_layout(scorer: Any) -> Template:
@@ -86,6 +90,7 @@ class Collator:
         max_pair_tokens: Longest pair, special tokens included; the doc is truncated, the query never is.
         max_query_tokens: Longest query; a prefix counts, special tokens do not.
         max_doc_tokens: Longest doc; a prefix counts, special tokens do not.
+        by_query: See `ScorerInputs`.
     """
 
     queries: TokenStore
@@ -97,6 +102,7 @@ class Collator:
     max_pair_tokens: int
     max_query_tokens: int
     max_doc_tokens: int
+    by_query: bool = False
 
     @classmethod
     def of(cls, inputs: ScorerInputs, queries: TokenStore, docs: TokenStore, limits: TextLimits) -> Collator:
@@ -136,7 +142,8 @@ class Collator:
             max_query_tokens = _max_text_tokens(query, limits.query, positions)
             max_doc_tokens = _max_text_tokens(doc, limits.doc, positions)
         return cls(
-            queries, docs, inputs.reads, pair, query, doc, max_pair_tokens, max_query_tokens, max_doc_tokens
+            queries, docs, inputs.reads, pair, query, doc, max_pair_tokens, max_query_tokens, max_doc_tokens,
+            inputs.by_query,
         )  # fmt: skip
 
     def query_lengths(self, rows: np.ndarray) -> np.ndarray:

@@ -219,10 +219,10 @@ class ScoreBatches(Dataset[ScoreBatch]):
         self.batches = mine or batches[:1]
 
     def _pair_batches(self) -> list[np.ndarray]:
-        """Batches of pairs, sorted by length, which keeps padding small for encoders that need it."""
+        """Batches of pairs: by length, which keeps padding small for encoders that need it, or query by query."""
         query_lengths = self.collator.query_lengths(self.query_rows)
         sizes = query_lengths + self.collator.doc_lengths(self.doc_rows, query_lengths) + self.collator.pair.num_special
-        order = np.argsort(-sizes, kind="stable")
+        order = np.arange(len(sizes)) if self.collator.by_query else np.argsort(-sizes, kind="stable")
         return fill(order, sizes[order], self.max_tokens)
 
     def _query_batches(self) -> list[np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from ranker.encoders.graphs import Graphs
 from ranker.encoders.lora import has_adapter
 from ranker.encoders.passes import Output
 from ranker.encoders.ragged_forward import RaggedForward, last
+from ranker.encoders.shared_prefix import SharedPrefixes
 from ranker.encoders.traits import Traits, common_tokens, measure, one_row, reads_segments
 from ranker.encoders.transformers_forward import NEAR, Request, TransformersForward
 from ranker.interactions.pooling import pool
@@ -165,6 +166,18 @@ class Encoder(nn.Module):
             return pool(self(batch), batch, pooling)
         return last(self._run(batch, Output.FIRST_TOKENS))[: batch.num_rows].to(self.model.dtype)
 
+    def last_of_groups(self, batch: TokenBatch, sizes: Sequence[int]) -> Tensor:
+        """Return the last layer's state of each row's last token, [rows, dim]; rows share the prefixes that they have.
+
+        In training, dropout masks of a prefix are those of the first row of its group.
+
+        Args:
+            batch: The batch.
+            sizes: Number of rows of each group, in the order of the rows.
+        """
+        prefixes = SharedPrefixes.of(batch, sizes, across=not self.training)
+        return last(self._run(prefixes.batch, Output.LAST_LAYER, prefixes))[prefixes.last].to(self.model.dtype)
+
     def layers(self, batch: TokenBatch) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer, each [tokens, dim].
 
@@ -177,13 +190,14 @@ class Encoder(nn.Module):
         """Draw dropout seeds at random again, and free the memory of CUDA graphs."""
         self.dropout_seed, self._ragged_forward.graphs = None, Graphs()
 
-    def _run(self, batch: TokenBatch, output: Output) -> Iterator[Tensor]:
+    def _run(self, batch: TokenBatch, output: Output, prefixes: SharedPrefixes | None = None) -> Iterator[Tensor]:
         """Yield the states of a forward pass, see `ForwardPass`, and add a training pass to `token_counts`."""
         self._log_path()
         if self._forward is None:
             forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed)
         else:
-            request = Request(batch, output is Output.ALL_LAYERS, self._mask_seed(), self._first_token_is_global)
+            every = output is Output.ALL_LAYERS
+            request = Request(batch, every, self._mask_seed(), self._first_token_is_global, prefixes)
             if self.path == "packed":
                 forward = self._forward.packed(self.model, request, self.execution.compile)
             else:

@@ -24,6 +24,8 @@ class Execution:
             to gain from it; True: all.
         checkpointing: Compute the activations of each layer again in the backward pass, in place of storing them: a
             third more work for a fraction of the memory.
+        share_prefix: Compute the tokens that the prompts of a query's docs begin with once, for `LMReranker`. Dropout
+            masks of these tokens are then those of the query's first doc.
         trust_remote_code: Whether code that comes with weights may run; never read from a stored configuration.
 
     Raises:
@@ -36,10 +38,11 @@ class Execution:
     fused: bool | str = "auto"
     graphs: bool | str = "auto"
     checkpointing: bool = False
+    share_prefix: bool = False
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        for key in ("ragged", "checkpointing", "trust_remote_code"):
+        for key in ("ragged", "checkpointing", "share_prefix", "trust_remote_code"):
             if getattr(self, key) not in (True, False):
                 raise ConfigError(f"encoder.{key}: expected true or false; got {getattr(self, key)!r}")
         for key in ("compile", "fused", "graphs"):

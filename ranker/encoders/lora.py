@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -103,6 +104,19 @@ def adapted_layers(model: nn.Module) -> list[Any]:
     """Return the linear layers that have an adapter."""
     layer = import_peft().tuners.lora.Linear
     return [module for module in model.modules() if isinstance(module, layer)]
+
+
+@contextmanager
+def adapters_off(root: nn.Module) -> Iterator[None]:
+    """Compute without the adapters of all models in a module; peft's own switch would also freeze them."""
+    layers = [layer for model in root.modules() if has_adapter(model) for layer in adapted_layers(model)]
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
 
 
 def import_peft() -> Any:

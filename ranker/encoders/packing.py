@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from ranker.encoders.family import family_of
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.row_attention import attend_rows, precise, runs_by_row
 from ranker.encoders.row_groups import RowGroup, row_groups
+from ranker.encoders.shared_prefix import SharedPrefixes, attend_segments
 from ranker.encoders.text_model import ATTENTION_DROPOUTS
 from ranker.types import TokenBatch
 
@@ -47,6 +48,7 @@ class Pass:
         hashes: Dropout hashes, int32 [sites, rows, columns], for states [rows, columns, dim]; None: there is no
             dropout, or torch draws it.
         seed: Seed of the hashes.
+        prefixes: How the rows share prefixes; `batch` and `layout` are then those of its segments. None: they do not.
     """
 
     batch: TokenBatch
@@ -54,6 +56,7 @@ class Pass:
     packed: bool
     hashes: Tensor | None = None
     seed: int = 0
+    prefixes: SharedPrefixes | None = None
 
     @cached_property
     def groups(self) -> list[RowGroup]:
@@ -243,6 +246,8 @@ def packed_attention(
         rate,
     )
     states = [part[0].transpose(0, 1) for part in (query, key, value)]
+    if forward.prefixes is not None:
+        return _with_prefixes(states, forward, rule).unsqueeze(0), None
     plain = rule.softcap is None and rule.bias is None
     if plain and query.shape[-1] <= LARGEST_HEAD and not unpadded_unavailable(query.device, query.dtype):
         return _unpadded(states, forward, rule).unsqueeze(0), None
@@ -284,6 +289,29 @@ def _unpadded(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
         scale=rule.scale, window_size=window,
     )  # fmt: skip
     return mixed
+
+
+def _with_prefixes(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:
+    """Attend from segments of rows to their prefixes and to themselves, [tokens, heads, head size]."""
+    assert forward.prefixes is not None
+    if not rule.causal or rule.bias is not None:
+        raise NotImplementedError("attention in both directions and position biases have no prefix to share")
+    query, key, value = states
+    if rule.softcap is None and query.shape[-1] <= LARGEST_HEAD and not unpadded_unavailable(query.device, query.dtype):
+        repeats = query.shape[1] // key.shape[1]
+        key, value = (part.repeat_interleave(repeats, dim=1) for part in (key, value)) if repeats > 1 else (key, value)
+        indices = forward.prefixes.key_indices
+        # a query's last key is that of its own token: the kernel aligns the ends of queries and keys
+        mixed: Any = varlen_attn(
+            query, key.index_select(0, indices), value.index_select(0, indices), forward.batch.cu_seqlens,
+            forward.prefixes.cu_keys, forward.longest, forward.longest, scale=rule.scale,
+            window_size=(-1 if rule.window is None else rule.window - 1, 0),
+        )  # fmt: skip
+        return mixed
+    with torch.autocast(query.device.type, enabled=False):  # as in `attend_rows`
+        parts = precise(*states) if query.device.type == "cpu" else states
+        attend = partial(_attend, rule=rule)
+        return attend_segments(parts, forward.prefixes, attend, rule.window).to(query.dtype)
 
 
 def _grouped(states: list[Tensor], forward: Pass, rule: _Rule) -> Tensor:

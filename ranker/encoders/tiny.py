@@ -1,4 +1,4 @@
-"""A tokenizer and a random BERT and Llama that are small enough for tests and need no file and no hub."""
+"""Tokenizers and a random BERT, Llama and T5 that are small enough for tests and need no file and no hub."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import product
 from string import ascii_lowercase, digits, punctuation
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, LlamaConfig, PreTrainedTokenizerFast
+from transformers import BertConfig, LlamaConfig, PreTrainedTokenizerFast, T5Config
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
@@ -82,5 +82,32 @@ def tiny_lm_config() -> LlamaConfig:
         max_position_embeddings=512,
         pad_token_id=0,
         bos_token_id=2,
+        eos_token_id=3,
+    )
+
+
+def tiny_t5_tokenizer() -> PreTrainedTokenizerFast:
+    """Return `tiny_tokenizer` with the words "true" and "false" and T5's layout: one token after a text."""
+    tokenizer = tiny_tokenizer(("true", "false"))
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A [SEP]", pair="$A [SEP] $B [SEP]", special_tokens=[("[SEP]", 3)]
+    )
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    tokenizer.eos_token = "[SEP]"
+    return tokenizer
+
+
+def tiny_t5_config() -> T5Config:
+    """Return the configuration of a random T5 for `tiny_t5_tokenizer`."""
+    return T5Config(
+        vocab_size=len(tiny_t5_tokenizer()),
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_decoder_layers=2,
+        num_heads=4,
+        feed_forward_proj="gated-gelu",
+        pad_token_id=0,
         eos_token_id=3,
     )

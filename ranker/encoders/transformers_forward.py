@@ -19,6 +19,7 @@ from ranker.encoders.packing import IMPLEMENTATION, Packing, Pass
 from ranker.encoders.passes import ForwardPass
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.row_groups import NEAR, RowGroup, row_groups, select_rows
+from ranker.encoders.shared_prefix import SharedPrefixes
 from ranker.errors import ConfigError
 from ranker.types import TokenBatch
 
@@ -34,12 +35,14 @@ class Request:
         all_layers: Whether to return the states of all layers.
         seed: Seed of the dropout masks; None: no hashed dropout.
         first_token_is_global: See `Encoder.make_first_token_global`.
+        prefixes: How the rows share prefixes, on the packed path; `batch` is then that of its segments.
     """
 
     batch: TokenBatch
     all_layers: bool
     seed: int | None = None
     first_token_is_global: bool = False
+    prefixes: SharedPrefixes | None = None
 
 
 class TransformersForward:
@@ -161,10 +164,12 @@ class TransformersForward:
 
     def _packed_states(self, model: Any, request: Request) -> Iterator[Tensor]:
         self.use(model, packed=True)
-        batch, layout = request.batch, RaggedLayout.of(request.batch)
+        batch, layout, prefixes = request.batch, RaggedLayout.of(request.batch), request.prefixes
+        if prefixes is not None:  # positions continue where a segment's prefix ends
+            layout = replace(layout, position_ids=layout.position_ids + prefixes.starts[layout.row_indices])
         hashes = None if request.seed is None else self.packing.hashes(layout, request.seed).unsqueeze(1)
         positions = {"position_ids": (layout.position_ids + self.first_position).unsqueeze(0)}
-        with self.packing.running(Pass(batch, layout, True, hashes, request.seed or 0)):
+        with self.packing.running(Pass(batch, layout, True, hashes, request.seed or 0, prefixes)):
             output = self.call(
                 model, batch.tokens.unsqueeze(0), None, batch.segments.unsqueeze(0),
                 output_hidden_states=request.all_layers, **(positions if self._takes_positions else {}),

@@ -61,7 +61,7 @@ class WordHead(nn.Module):
         self._loaded = {
             name: value.detach() for name, value in output.named_parameters() if not (self.tied and name == "weight")
         }
-        rows = _TiedRows(base.get_input_embeddings(), words) if self.tied else _Rows(output.weight, words)
+        rows = TiedRows(base.get_input_embeddings(), words) if self.tied else OutputRows(output.weight, words)
         rows.bias = None if output.bias is None else nn.Parameter(output.bias.detach()[list(words)])
         setattr(*parent_of(whole, output), rows)
         setattr(whole, whole.base_model_prefix, GivenStates(base))
@@ -73,7 +73,7 @@ class WordHead(nn.Module):
                 f"model.head: expected linear, since the language model of {config.model_type} is more than an output "
                 "layer on the encoder's states; got yes_no"
             )
-        if isinstance(rows, _TiedRows):
+        if isinstance(rows, TiedRows):
             rows.embeddings = [encoder.model.get_input_embeddings()]
 
     def forward(self, states: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class WordHead(nn.Module):
         return logits[:, -1]
 
     @property
-    def _rows(self) -> _Rows:
+    def _rows(self) -> OutputRows:
         rows: Any = self.whole.get_submodule(self._name)
         return rows  # type: ignore[no-any-return]
 
@@ -115,7 +115,7 @@ class WordHead(nn.Module):
         return state
 
 
-class _Rows(nn.Module):
+class OutputRows(nn.Module):
     """An output layer of a few rows.
 
     Args:
@@ -138,7 +138,7 @@ class _Rows(nn.Module):
         return functional.linear(states, rows, None if self.bias is None else self.bias.to(states.dtype))
 
 
-class _TiedRows(_Rows):
+class TiedRows(OutputRows):
     """An output layer whose rows are those of the embeddings.
 
     Args:

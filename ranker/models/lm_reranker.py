@@ -77,6 +77,10 @@ class LMReranker(nn.Module):
         given = None if prompt is None and instruction is None else _whole(encoder, prompt, instruction, chat)
         self.prompt = trained_prompt(encoder, given) or _whole(encoder, prompt, instruction, chat)
         self._layout = pair_layout(encoder.tokenizer, self.prompt, ends=False)
+        if encoder.execution.share_prefix and self._layout.doc_first:
+            raise ConfigError(
+                "encoder.share_prefix: expected false, since the prompt has the doc before the query; got true"
+            )
         self.head: WordHead | nn.Linear
         if head == "linear":
             stored_head = language_model.stored_head(encoder)
@@ -102,7 +106,10 @@ class LMReranker(nn.Module):
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs]; 0 in cells without a doc."""
         assert batch.pairs is not None
-        states = self.encoder.pooled(batch.pairs, "last")
+        if self.encoder.execution.share_prefix:
+            states = self.encoder.last_of_groups(batch.pairs, batch.doc_mask.sum(1).tolist())
+        else:
+            states = self.encoder.pooled(batch.pairs, "last")
         # without autocast: bf16 scores above 2 are 1/64 apart, so good candidates would tie
         with torch.autocast(states.device.type, enabled=False):
             logits = full_precision(self.head(full_precision(states)))

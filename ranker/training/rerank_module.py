@@ -25,6 +25,7 @@ from ranker.evaluation.metrics import evaluate, parse_measures, with_relevance
 from ranker.evaluation.scoring import Devices, ScoreCollector
 from ranker.hashing import mix
 from ranker.models.interface import Scorer
+from ranker.training.loss_inputs import against_reference, check_reference, loss_of, reference_scores
 from ranker.training.nonfinite import PendingStep, write_dump
 from ranker.training.set_losses import SetLosses
 from ranker.types import Loss, RankBatch, Run, TrainStep
@@ -102,6 +103,9 @@ class RerankModule(pl.LightningModule):
         self.shown: dict[str, float] = {}  # what the progress bar shows
         self.stop_asked = False  # this process received a signal to stop
         self.stop_agreed = False  # all processes know that one of them received it
+        self._has_reference, self._step_seed = against_reference(loss), 0
+        if self._has_reference:
+            check_reference(scorer)  # type: ignore[arg-type]
         self._pending: PendingStep | None = None
         self._collectors: dict[int, ScoreCollector] = {}  # by the number of the validation set
 
@@ -258,10 +262,11 @@ class RerankModule(pl.LightningModule):
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
         """Mean loss over the micro-batch's groups."""
         assert self.loss is not None
+        reference = reference_scores(self.scorer, batch) if self._has_reference else None
         scores = self.scorer(batch)
         if isinstance(self.loss, SetLosses):
-            return self.loss.of_batch(scores, batch)
-        return self.loss(scores, batch.labels, batch.doc_mask)
+            return self.loss.of_batch(scores, batch, reference, self._step_seed)
+        return loss_of(self.loss, scores, batch, reference, self._step_seed)
 
     def zero_loss(self) -> Tensor:
         """A loss of 0 whose gradient is 0 for every trained parameter."""
@@ -278,8 +283,9 @@ class RerankModule(pl.LightningModule):
         torch.default_generator.manual_seed(seed)
         if self.device.type in ("cuda", "mps"):  # torch.manual_seed would also check all other device types
             getattr(torch, self.device.type).manual_seed(seed)
+        self._step_seed = int(mix(self.seed, step.epoch, step.index))
         for encoder in self._encoders:
-            encoder.dropout_seed = int(mix(self.seed, step.epoch, step.index))
+            encoder.dropout_seed = self._step_seed
 
     # The next two are cached: at small steps, a search through all modules takes a noticeable part of the time
     @cached_property

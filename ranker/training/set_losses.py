@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from ranker.training.loss_inputs import loss_of
 from ranker.types import Loss, RankBatch, TrainStep
 
 
@@ -33,12 +34,14 @@ class SetLosses(nn.Module):
         """Start an optimizer step."""
         self._step, self._sums = step, []
 
-    def of_batch(self, scores: Tensor, batch: RankBatch) -> Tensor:
+    def of_batch(self, scores: Tensor, batch: RankBatch, reference: Tensor | None = None, seed: int = 0) -> Tensor:
         """Return the mean over a batch's groups, a scalar.
 
         Args:
             scores: [batch, docs].
             batch: Has the groups of each set in the order of the sets.
+            reference: See `loss_of`.
+            seed: See `loss_of`.
         """
         num_groups, start = sum(batch.set_sizes), 0
         loss: Tensor | float = self._nothing()
@@ -46,7 +49,7 @@ class SetLosses(nn.Module):
             if not size:
                 continue
             rows = slice(start, start + size)
-            part = self.losses[i](scores[rows], batch.labels[rows], batch.doc_mask[rows]) * (size / num_groups)
+            part = loss_of(self.losses[i], scores, batch, reference, seed, rows) * (size / num_groups)
             loss = part + loss
             if not self._sums:
                 self._sums = [torch.zeros((), dtype=torch.float64, device=part.device) for _ in self.losses]

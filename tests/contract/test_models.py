@@ -31,7 +31,8 @@ MODELS = [
 def encoder_for(model):
     """The random encoder that a model takes."""
     target = OmegaConf.load(ROOT / f"conf/model/{model}.yaml")._target_
-    return "tiny_lm" if attribute_of(target, "decoder_only", default=False) else "tiny"
+    needs = {"decoder_only": "tiny_lm", "sequence_to_sequence": "tiny_t5"}
+    return next((name for key, name in needs.items() if attribute_of(target, key, default=False)), "tiny")
 
 
 @pytest.fixture(params=MODELS)

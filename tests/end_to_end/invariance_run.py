@@ -17,9 +17,14 @@ from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData
 from ranker.encoders.encoder import Encoder
+from ranker.encoders.loading import load_encoder
+from ranker.encoders.lora import LoRA
 from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
+from ranker.losses.reinforce import Reinforce
+from ranker.models.lm_reranker import LMReranker
+from ranker.models.mono_t5 import MonoT5
 from ranker.models.monobert import MonoBERT
 from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.schedules import linear
@@ -100,6 +105,8 @@ class Job:
     """One training."""
 
     cache: str
+    model: str = "monobert"
+    loss: str = "ranknet"
     devices: int = 1
     max_tokens: int = 100_000
     min_micro_batches: int = 1
@@ -108,16 +115,34 @@ class Job:
     fault: str = ""
 
 
+def monobert() -> MonoBERT:
+    """A random cross-encoder with dropout."""
+    config = tiny_config(dim=16)
+    config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
+    return MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
+
+
+def shared_lm() -> LMReranker:
+    """A random language model with dropout in adapters, whose docs share their query's tokens."""
+    encoder = load_encoder("tiny_lm", share_prefix=True, lora=LoRA(rank=2, dropout=0.2))
+    return LMReranker(encoder, prompt="{query} [SEP] {doc} ?")
+
+
+SCORERS = {
+    "monobert": monobert,
+    "mono_t5": lambda: MonoT5(load_encoder("tiny_t5", dropout=0.1)),
+    "shared_lm": shared_lm,
+}
+
+
 def train(job: Job) -> dict[str, Any]:
     """Run the training of a job; returns losses, weights and validation measures."""
     pl.seed_everything(1, verbose=False)
     groups = collection(9)  # steps of 4, 4 and 1 groups: one of two processes has no group in the third
-    config = tiny_config(dim=16)
-    config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
-    scorer = MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
+    scorer = SCORERS[job.model]()
     data = RankData(
         Splits(groups, groups, {}),
-        ScorerInputs(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens),
+        ScorerInputs.of(scorer),
         BatchOptions(
             queries=4, docs=5, positives=2, max_tokens=job.max_tokens, min_micro_batches=job.min_micro_batches
         ),
@@ -129,7 +154,7 @@ def train(job: Job) -> dict[str, Any]:
     module = seed_fault(job.fault)(
         scorer,
         ["nDCG@10", "RR"],
-        loss=RankNet(),
+        loss=Reinforce() if job.loss == "reinforce" else RankNet(),
         optimization=Optimization(
             lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.3),
             lambda step, total: linear(step, total, warmup=2),

@@ -28,6 +28,9 @@ LAYOUTS = {
     "two processes, a tenth of the budget": {"devices": 2, "max_tokens": 420},
 }
 
+# further models and losses, each in the layout that differs most
+OTHERS = {"mono_t5": {"model": "mono_t5"}, "shared_lm": {"model": "shared_lm"}, "reinforce": {"loss": "reinforce"}}
+
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
@@ -52,7 +55,9 @@ def launch(forks, cache, **jobs):
 
 @pytest.fixture(scope="module")
 def reference(cache):
-    return {64: alone(cache, **FLOAT64), 32: alone(cache, **FLOAT32)}
+    return {64: alone(cache, **FLOAT64), 32: alone(cache, **FLOAT32)} | {
+        name: alone(cache, **FLOAT64, **options) for name, options in OTHERS.items()
+    }
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +66,7 @@ def together(forks, cache, reference):
     layouts = {name: options for name, options in LAYOUTS.items() if "devices" in options}
     jobs = {f"64 {name}": {**FLOAT64, **options} for name, options in layouts.items()}
     jobs |= {f"32 {name}": {**FLOAT32, **options} for name, options in layouts.items()}
+    jobs |= {name: {**FLOAT64, **options, "max_tokens": 450} for name, options in OTHERS.items()}
     done, results = launch(forks, cache, **jobs, **{"fault world": {**FLOAT64, "fault": "world"}})
     assert done.codes == [0, 0], done.out
     return results
@@ -83,6 +89,12 @@ def test_float64_losses_equal_to_1e_12_and_weights_to_1e_9(request, cache, refer
     assert got["val"] == pytest.approx(
         reference[64]["val"], abs=1e-12
     )  # each query counts once, whichever device scored it
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others_equal_in_two_processes_with_a_tenth_of_the_budget(together, reference, name):
+    assert together[name]["losses"] == pytest.approx(reference[name]["losses"], rel=0, abs=1e-12)
+    assert furthest(together[name], reference[name]) < 1e-9
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -14,6 +14,7 @@ CHOICES = [
     "encoder.lora.dropout=0.1", "encoder.lora.merge=true",
     "data=files", "batch.queries=4", "batch.docs=4", "trainer.max_epochs=2", "optim.lr=3e-3", "depth=5",
     "trainer.enable_progress_bar=false", "save_every_steps=1", "name=lm",
+    "loss=dpo",
 ]  # fmt: skip
 
 

@@ -50,6 +50,8 @@ LOSSES = {path.stem: str(OmegaConf.load(path)._target_) for path in sorted((CONF
 def test_groups_of_relevant_docs_alone_are_for_losses_that_say_so(composed, loss, docs, positives):
     cfg = composed["train"].copy()
     cfg.batch.docs, cfg.batch.positives, cfg.loss = docs, positives, OmegaConf.load(CONF / f"loss/{loss}.yaml")
+    if getattr(get_class(LOSSES[loss]), "against_reference", False):
+        cfg.encoder.lora = OmegaConf.load(CONF / "lora/default.yaml")
     if getattr(get_class(LOSSES[loss]), "needs_negatives", True):
         message = (
             f"batch.docs: expected more than batch.positives={positives}, got {docs}; "
@@ -85,6 +87,28 @@ def test_a_class_attribute_is_read_without_importing_its_file(tmp_path, monkeypa
     assert attribute_of("newlosses.focal.Plain", "training_keys", default=()) == ("a", "b")
     with pytest.raises(LookupError):
         attribute_of("newlosses.nowhere.Focal", "needs_negatives")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["loss=dpo"], "loss: expected lora=default with loss=dpo, whose reference is the model without adapters; got"),
+        (["loss=reinforce", "model=dpr"], "loss: expected another one than reinforce with in-batch negatives and with"),
+        (["loss=reinforce", "model=multitask"], "loss: expected another one than reinforce with in-batch negatives"),
+        (["loss=reinforce", "model=dpr", "model.in_batch_negatives=false"], None),
+        (["loss=dpo", "lora=default"], None),
+    ],
+)
+def test_losses_that_read_more_than_scores_and_labels(overrides, message):
+    entry.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("train", ["name=checked", "encoder=tiny", *overrides])
+    if message is None:
+        check(cfg)
+    else:
+        with pytest.raises(ConfigError) as caught:
+            check(cfg)
+        assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(

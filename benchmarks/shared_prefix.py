@@ -1,0 +1,106 @@
+"""Training and inference rate of `encoder.share_prefix`, beside whole rows, for a language model with LoRA.
+
+    python benchmarks/shared_prefix.py --layers 4 --prefix 60 --doc 120 --docs 8
+
+The model has random weights in the shape of SmolLM2-135M (or of `--config`, a folder), perhaps with fewer layers. Each
+group has `--docs` rows of `--prefix` common and `--doc` other tokens. Prints one JSON line: pairs per second with and
+without sharing, the ratio, and the largest difference of scores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModel, LlamaConfig
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import Execution
+from ranker.encoders.lora import LoRA, add_adapter
+from ranker.encoders.tiny import tiny_lm_tokenizer
+from ranker.types import TokenBatch
+
+SMOLLM2 = {
+    "hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,
+    "intermediate_size": 1536, "vocab_size": 49152, "max_position_embeddings": 8192, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def batch_of(options: argparse.Namespace, vocabulary: int, device: torch.device) -> TokenBatch:
+    """Return the rows of `groups` groups."""
+    rng, rows = torch.Generator().manual_seed(0), []
+    for _ in range(options.groups):
+        prefix = torch.randint(5, vocabulary, (options.prefix,), generator=rng)
+        rows += [
+            torch.cat([prefix, torch.randint(5, vocabulary, (options.doc,), generator=rng)])
+            for _ in range(options.docs)
+        ]
+    length = options.prefix + options.doc
+    tokens = torch.cat(rows).to(device)
+    offsets = torch.arange(0, length * len(rows) + 1, length, dtype=torch.int32, device=device)
+    return TokenBatch(tokens, torch.zeros_like(tokens), offsets, length)
+
+
+def rate(encoder: Encoder, batch: TokenBatch, sizes: list[int] | None, train: bool, rounds: int) -> float:
+    """Return the median pairs per second."""
+    seconds = []
+    encoder.train(train)
+    for _ in range(rounds + 1):
+        begin = time.perf_counter()
+        with torch.set_grad_enabled(train), torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=on_gpu()):
+            states = encoder.pooled(batch, "last") if sizes is None else encoder.last_of_groups(batch, sizes)
+            if train:
+                states.float().square().sum().backward()
+                encoder.zero_grad()
+        if on_gpu():
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    return batch.num_rows / sorted(seconds[1:])[rounds // 2]
+
+
+def on_gpu() -> bool:
+    """Whether the benchmark runs on a GPU."""
+    return torch.cuda.is_available()
+
+
+def main() -> None:
+    """Measure both forms."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", help="folder with a config.json")
+    parser.add_argument("--layers", type=int, help="layers to keep")
+    parser.add_argument("--prefix", type=int, default=60)
+    parser.add_argument("--doc", type=int, default=120)
+    parser.add_argument("--docs", type=int, default=8)
+    parser.add_argument("--groups", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    config: Any = AutoConfig.from_pretrained(options.config) if options.config else LlamaConfig(**SMOLLM2)
+    config.num_hidden_layers, config.use_cache = options.layers or config.num_hidden_layers, False
+    torch.manual_seed(0)
+    device = torch.device("cuda" if on_gpu() else "cpu")
+    model = AutoModel.from_config(config)
+    add_adapter(model, LoRA(rank=16))
+    encoder = Encoder(model, tiny_lm_tokenizer(), Execution(compile=False)).to(device)
+    batch = batch_of(options, config.vocab_size, device)
+    sizes = [options.docs] * options.groups
+    found: dict[str, Any] = {"device": str(device), **vars(options)}
+    with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=on_gpu()):
+        whole, shared = encoder.eval().pooled(batch, "last"), encoder.last_of_groups(batch, sizes)
+        found["largest difference"] = float((whole - shared).abs().max() / whole.abs().max())
+    for name, train in (("training", True), ("inference", False)):
+        apart, together = (rate(encoder, batch, part, train, options.rounds) for part in (None, sizes))
+        found[f"{name}, whole rows, pairs/s"] = round(apart, 2)
+        found[f"{name}, shared prefix, pairs/s"] = round(together, 2)
+        found[f"{name}, ratio"] = round(together / apart, 3)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""One prefix, many rows: tokens that rows begin with alike are computed once, and all of the rows attend to them.
+
+A causal model's state of a token depends on the tokens before it alone. So the rows of a query, whose prompts begin
+with the same instruction and query, have the same states there. The batch is cut into segments: the prefix of several
+rows, and what follows it in each row. A segment's positions continue where its prefix ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ranker.data.ragged import ranges, row_offsets
+from ranker.types import TokenBatch
+
+SHORTEST = 8  # tokens that rows of different groups must have in common to share them
+NEAR = 0.75  # a row joins others if it has this share of their prefix
+
+
+@dataclass(frozen=True)
+class SharedPrefixes:
+    """A batch cut into segments.
+
+    Args:
+        batch: The segments as rows, each token once. `max_length` is the longest whole row.
+        starts: Position of each segment's first token in its row, int64 [segments].
+        key_indices: Indices of the tokens that each segment attends to: its prefix, then its own, int64 [keys].
+        cu_keys: Cumulative counts of these, int32 [segments + 1].
+        lengths: Tokens of each segment, on the host.
+        key_counts: Tokens that each segment attends to, on the host.
+        last: Index of the last token of each row of the whole batch, int64 [rows].
+    """
+
+    batch: TokenBatch
+    starts: Tensor
+    key_indices: Tensor
+    cu_keys: Tensor
+    lengths: list[int]
+    key_counts: list[int]
+    last: Tensor
+
+    @classmethod
+    def of(cls, batch: TokenBatch, sizes: Sequence[int], across: bool = False) -> SharedPrefixes:
+        """Cut a batch; on a GPU the host waits for its tokens.
+
+        Args:
+            batch: The rows.
+            sizes: Number of rows of each group; only the rows of a group share a prefix.
+            across: Whether adjacent rows of several groups may share one, too. Their dropout masks would then depend on
+                the batch.
+        """
+        tokens, offsets = batch.tokens.cpu().numpy(), batch.cu_seqlens.cpu().numpy().astype(np.int64)
+        rows = [tokens[start:end] for start, end in pairwise(offsets)]
+        runs = _joined(rows) if across else _of_groups(rows, sizes)
+        # of each segment: index of its first token, length, row of its dropout masks, position, its prefix or -1
+        found: list[tuple[int, int, int, int, int]] = []
+        last = np.zeros(len(rows), dtype=np.int64)
+        for run, shared in runs:
+            prefix = -1
+            if shared:
+                prefix = len(found)
+                found.append((offsets[run[0]], shared, run[0], 0, -1))
+            for row in run:
+                last[row] = len(found)
+                found.append((offsets[row] + shared, len(rows[row]) - shared, row, shared, prefix))
+        first, sizes_of, owners, starts, prefixes = np.array(found, dtype=np.int64).reshape(-1, 5).T
+        ends = row_offsets(sizes_of)
+        # a segment's keys are two ranges of the new tokens: its prefix, which may be empty, and its own
+        widths = np.stack([np.where(prefixes >= 0, sizes_of[prefixes], 0), sizes_of], axis=1)
+        begins = np.stack([ends[:-1][prefixes], ends[:-1]], axis=1)
+        counts = widths.sum(axis=1)
+
+        def on_device(array: np.ndarray) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(batch.tokens.device)
+
+        source = on_device(ranges(first, sizes_of))
+        row_ids = torch.arange(len(rows), device=source.device) if batch.row_ids is None else batch.row_ids
+        segments = replace(
+            batch,
+            tokens=batch.tokens[source],
+            segments=batch.segments[source],
+            cu_seqlens=on_device(ends.astype(np.int32)),
+            row_ids=row_ids[on_device(owners)],
+        )
+        return cls(
+            segments,
+            on_device(starts),
+            on_device(ranges(begins.ravel(), widths.ravel())),
+            on_device(row_offsets(counts).astype(np.int32)),
+            sizes_of.tolist(),
+            counts.tolist(),
+            on_device(ends[1:][last] - 1),
+        )
+
+
+def attend_segments(
+    states: Sequence[Tensor],
+    prefixes: SharedPrefixes,
+    attend: Callable[[list[Tensor], Tensor | None], Tensor],
+    window: int | None,
+) -> Tensor:
+    """Attend segment by segment: causally, to the prefix and to the segment itself.
+
+    Args:
+        states: Queries, keys and values [tokens, heads, head size].
+        prefixes: The segments.
+        attend: Attends from queries to keys, each [1, heads, length, head size], under a mask [queries, keys] or, if it
+            is None, causally.
+        window: Tokens attend to those nearer than this; None: no limit.
+
+    Returns:
+        [tokens, heads, head size]
+    """
+    query, *others = states
+    keys, values = (part.index_select(0, prefixes.key_indices).split(prefixes.key_counts) for part in others)
+    mixed = []
+    for parts in zip(query.split(prefixes.lengths), keys, values, strict=True):
+        length, count = len(parts[0]), len(parts[1])
+        mask = None
+        if length < count or (window is not None and window < count):
+            columns = torch.arange(count, device=query.device)
+            distance = columns[count - length :].unsqueeze(1) - columns
+            mask = (distance >= 0) & (distance < (window or count + 1))
+        mixed.append(attend([part.transpose(0, 1).unsqueeze(0) for part in parts], mask)[0].transpose(0, 1))
+    return torch.cat(mixed)
+
+
+def _of_groups(rows: list[np.ndarray], sizes: Sequence[int]) -> list[tuple[list[int], int]]:
+    """Return the rows of each group and the length of their common prefix, which leaves each row a token."""
+    found, start = [], 0
+    for size in sizes:
+        run = list(range(start, start + size))
+        shared = min((_common(rows[run[0]], rows[row]) for row in run[1:]), default=0)
+        if run:
+            found.append((run, shared))
+        start += size
+    return found
+
+
+def _joined(rows: list[np.ndarray]) -> list[tuple[list[int], int]]:
+    """Return runs of adjacent rows with a prefix in common, and its length; 0 for a row by itself."""
+    found: list[tuple[list[int], int]] = []
+    for row, tokens in enumerate(rows):
+        if found:
+            run, shared = found[-1]
+            common = _common(rows[run[0]], tokens)
+            if common >= max(SHORTEST, NEAR * shared):
+                found[-1] = ([*run, row], min(common, shared) if shared else common)
+                continue
+        found.append(([row], 0))
+    return found
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """Return the length of the longest common prefix that leaves both rows a token."""
+    length = max(0, min(len(one), len(other)) - 1)
+    differ = one[:length] != other[:length]
+    return int(differ.argmax()) if differ.any() else length

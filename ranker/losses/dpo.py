@@ -1,0 +1,48 @@
+"""Direct preference optimisation against a frozen reference (Rafailov et al., 2023)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from ranker.losses._groups import gaps, mean_in_groups, ordered_pairs, real_cells, require_positive
+
+
+class DPO(nn.Module):
+    r"""Logistic loss on how much more than the reference the model prefers the better doc of each pair.
+
+    .. math:: \ell(s, r, y) = \mathrm{mean}_{groups} \mathrm{mean}_{y_i > y_j}
+        -\log \sigma(\beta ((s_i - r_i) - (s_j - r_j)))
+
+    with r the reference's scores. A doc's probability is :math:`\pi(i) = e^{s_i} / \sum_j e^{s_j}`, so that
+    :math:`\log \pi(i) - \log \pi(j) = s_i - s_j`. The reference is the model with its adapters switched off (LoRA); the
+    training subtracts its scores. A group without an ordered pair counts 0.
+
+    Source: Rafailov et al., "Direct Preference Optimization", arXiv:2305.18290, equation 7.
+
+    Args:
+        beta: Weight of the distance from the reference, in 1/score; must be positive. A small one lets the model move
+            far away.
+
+    Attributes:
+        against_reference: The training calls this loss with the scores minus the reference's.
+
+    >>> import torch
+    >>> relative, labels = torch.tensor([[10.0, 0.0]]), torch.tensor([[1.0, 0.0]])
+    >>> DPO()(relative, labels, torch.ones(1, 2, dtype=torch.bool))  # ln(1 + 1/e)
+    tensor(0.3133)
+    """
+
+    against_reference = True
+
+    def __init__(self, beta: float = 0.1) -> None:
+        super().__init__()
+        self.beta = require_positive("loss.beta", beta)
+
+    def forward(self, scores: Tensor, labels: Tensor, doc_mask: Tensor) -> Tensor:
+        """Return the mean over groups of each group's mean over ordered pairs (0 if it has none).
+
+        All inputs [batch, docs]; `scores` are the model's minus the reference's.
+        """
+        scores, labels = real_cells(scores, labels, doc_mask)
+        return mean_in_groups(-logsigmoid(self.beta * gaps(scores)), ordered_pairs(labels, doc_mask))
