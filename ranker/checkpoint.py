@@ -16,22 +16,36 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from ranker import export
+from ranker.config.signatures import parameters_of
 from ranker.config.stored import load_stored, resumed_runs
-from ranker.config.targets import constructor_keys, is_trusted
+from ranker.config.targets import WINDOW_KEYS, constructor_keys, is_trusted
+from ranker.data.collate import pair_layout
+from ranker.data.windows import Windows
 from ranker.encoders.execution import Execution
 from ranker.encoders.loading import needs_trust
 from ranker.encoders.lora import base_fingerprint, base_names, has_adapter, merge_adapter
 from ranker.encoders.model_folder import ADAPTER
-from ranker.errors import CheckpointError, RankerError
+from ranker.errors import CheckpointError, ConfigError, RankerError
 from ranker.export import _adapter
 from ranker.files import verify_folder, write_folder
 from ranker.models.interface import Scorer, is_bi_encoder
+from ranker.passages.windowed import Windowed, scorer_of_windows
 from ranker.training.checkpoint_files import read_checkpoint
 
 log = logging.getLogger(__name__)
 
 # the keys of the training's configuration that a model folder keeps in ranker.yaml
-DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
+DESCRIBED = (
+    "model",
+    "encoder",
+    "data",
+    "passages",
+    "max_query_tokens",
+    "max_doc_tokens",
+    "max_pair_tokens",
+    "depth",
+    "length_buckets",
+)
 
 
 def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
@@ -56,6 +70,8 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
         scorer, cfg = _merged(scorer, cfg)
     with write_folder(folder) as partial:
         _write_model(partial, scorer, cfg)
+    if isinstance(scorer, Windowed):
+        log.warning("%s: %s", folder.name, scorer.elsewhere())
 
 
 def save_merged(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
@@ -81,20 +97,26 @@ def _merged(scorer: Scorer, cfg: DictConfig) -> tuple[Scorer, DictConfig]:
 
 def _write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
     positions = scorer.encoder.max_tokens
-    longest_pair = min(positions, cfg.max_pair_tokens or positions)
+    longest_pair, longest_doc = min(positions, cfg.max_pair_tokens or positions), cfg.max_doc_tokens
+    if isinstance(scorer, Windowed):  # a row elsewhere is cut at about one window
+        longest_doc = scorer.windows.length + scorer.windows.title
+        if scorer.reads == "pairs":
+            layout = pair_layout(scorer)
+            prompts = sum(layout.affixes_of(text).prefix_tokens for text in range(2))
+            longest_pair = min(longest_pair, cfg.max_query_tokens + longest_doc + layout.num_special + prompts)
     if _adapter.has_adapters(scorer):
         # a name on the hub rather than its folder in the cache
         base = scorer.encoder.source if cfg.encoder.get("package") else cfg.encoder.name
-        _adapter.write(partial, scorer, str(base), longest_pair)
+        _adapter.write(partial, scorer_of_windows(scorer), str(base), longest_pair)
+        if isinstance(scorer, Windowed):
+            scorer.save_aggregation(partial)
     elif is_bi_encoder(scorer):
         query, doc = scorer.layouts()
         longest_query = min(positions, cfg.max_query_tokens + query.num_added)
-        scorer.save(
-            partial, max_tokens=min(positions, cfg.max_doc_tokens + doc.num_added), max_query_tokens=longest_query
-        )
+        scorer.save(partial, max_tokens=min(positions, longest_doc + doc.num_added), max_query_tokens=longest_query)
     else:
         scorer.save(partial, max_tokens=longest_pair)
-    described = OmegaConf.create({key: cfg[key] for key in DESCRIBED})
+    described = OmegaConf.create({key: cfg[key] for key in DESCRIBED if key in cfg})
     (partial / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
 
 
@@ -156,10 +178,13 @@ def load_scorer(
     verify_folder(model, error=CheckpointError)
     if _adapter.is_own(model):
         scorer = built_for(path, read_description(model), execution)
-        _adapter.read(model, scorer)
-        return scorer
-    target = (description.get("model") or {}).get("_target_") or _target_of(model)
-    return _load(model, target, execution)
+        _adapter.read(model, scorer_of_windows(scorer))
+    else:
+        target = (description.get("model") or {}).get("_target_") or _target_of(model)
+        scorer = with_passages(_load(model, target, execution), description.get("passages"))
+    if isinstance(scorer, Windowed):
+        scorer.load_aggregation(model)
+    return scorer
 
 
 def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution: Execution | None = None) -> Scorer:
@@ -179,13 +204,42 @@ def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution:
     if start is not None:
         in_run = (Path(start) / "config.yaml").is_file()
         if (Path(start) / "model").is_dir() if in_run else Path(start).is_dir():
-            return load_scorer(Path(start), "best", execution or Execution.of(description["encoder"]))
-    return instantiate(
+            started = load_scorer(Path(start), "best", execution or Execution.of(description["encoder"]))
+            return with_passages(started, description.get("passages"))
+    scorer = instantiate(
         OmegaConf.create(constructor_keys("model", description["model"])),
         encoder=instantiate(
             constructor_keys("encoder", description["encoder"]), **(vars(execution) if execution else {})
         ),
     )
+    return with_passages(scorer, description.get("passages"))
+
+
+def with_passages(scorer: Any, node: Any) -> Scorer:
+    """Return a scorer that reads docs as a `passages` node says.
+
+    Args:
+        scorer: A scorer; if it reads windows already, the node replaces how it does, and the weights of an aggregation
+            of the same class and size are kept.
+        node: The node; None: a doc is one row.
+
+    Raises:
+        ConfigError: The scorer does not score a doc by windows, or a value of the node is wrong.
+    """
+    inner: Any = scorer_of_windows(scorer)
+    if node is None:
+        return inner  # type: ignore[no-any-return]
+    target = str(node.get("_target_"))
+    if not getattr(inner, "takes_windows", False):
+        raise ConfigError(
+            f"passages: expected none with {type(inner).__name__}, which does not score a doc by windows, got {target}"
+        )
+    sizes = {"dim": inner.vector_dim} if "dim" in (parameters_of(target) or {}) else {}
+    aggregation = instantiate(OmegaConf.create(constructor_keys("passages", node)), **sizes)
+    if isinstance(scorer, Windowed) and repr(scorer.aggregation) == repr(aggregation):
+        aggregation.load_state_dict(scorer.aggregation.state_dict())
+    windows = Windows(**{key: node[key] for key in WINDOW_KEYS if key in node})
+    return Windowed.of(inner, windows, aggregation)  # type: ignore[return-value]
 
 
 def _load(folder: Path, target: str, execution: Execution) -> Scorer:

@@ -145,7 +145,8 @@ class Reranker:
         queries: list[str] = [query] if isinstance(query, str) else list(query)
         lists = [_docs_of(part) for part in _lists_of(docs, len(queries), single)]
         pairs = [(text, doc.full_text) for text, part in zip(queries, lists, strict=True) for doc in part]
-        scores = self.score(pairs, progress)
+        titles = {doc.full_text: doc.title for part in lists for doc in part if doc.title}
+        scores = self._scores(pairs, titles, progress)
         rankings, start = [], 0
         for part in lists:
             values = scores[start : start + len(part)]
@@ -156,6 +157,8 @@ class Reranker:
 
     def score(self, pairs: Iterable[tuple[str, str]], progress: bool | None = None) -> np.ndarray:
         """Return the scores of pairs of a query and a doc, float32 [pairs]. Each text is tokenized once.
+
+        Of a model that reads windows with the title in each, `rank` knows the titles, and this method knows none.
 
         Args:
             pairs: The pairs.
@@ -168,6 +171,12 @@ class Reranker:
         for pair in wanted:
             if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
                 raise DataError(f"pairs: expected a query and a doc, both texts; got {pair!r:.200}")
+        return self._scores(wanted, {}, progress)
+
+    def _scores(
+        self, wanted: Sequence[tuple[str, str]], titles: Mapping[str, str], progress: bool | None
+    ) -> np.ndarray:
+        """Return the scores of pairs, float32 [pairs]; `titles`: text of a doc -> the title that it begins with."""
         if not wanted:
             return np.zeros(0, dtype=np.float32)
         query_ids, doc_ids = (
@@ -185,13 +194,26 @@ class Reranker:
                 Candidates.from_lists((query, list(docs), [0.0] * len(docs)) for query, docs in docs_of.items()),
             ),
             None,
-            Collator.of(self._inputs, self._store(0, query_ids), self._store(1, doc_ids), self._limits),
+            Collator.of(
+                self._inputs,
+                self._store(0, query_ids),
+                self._store(1, doc_ids),
+                self._limits,
+                self._title_lengths([titles.get(text, "") for text in doc_ids]),
+            ),
             self.max_tokens,
         )
         shown = len(wanted) >= LONG_WORK and sys.stderr.isatty() if progress is None else progress
         run = score_collection(self.scorer, batches, self._devices, progress="rank" if shown else None)
         assert run is not None
         return np.array([run[query_ids[query]][doc_ids[doc]] for query, doc in wanted], dtype=np.float32)
+
+    def _title_lengths(self, titles: list[str]) -> np.ndarray | None:
+        """Return the number of tokens of each title, if windows repeat it."""
+        windows = self._inputs.windows
+        if windows is None or not windows.title:
+            return None
+        return TextEncoder(self._inputs.tokenizer, windows.title)(titles)[0]
 
     def _store(self, side: int, ids: Mapping[str, str]) -> MemoryStore:
         """Tokenize the keys of `ids` (text -> id); `side` is 0 for queries and 1 for docs."""

@@ -143,6 +143,12 @@ def _vector_engines(
             f"checkpoint: expected a bi-encoder (dpr, colbert), got {type(scorer).__name__}; "
             "evaluate.py re-ranks with it"
         )
+    if scorer.vectors == "windows":
+        raise ConfigError(
+            f"checkpoint: expected a model with one vector per doc to search with, got one with a vector for each "
+            f"window of a doc ({cfg.checkpoint}); evaluate.py re-ranks with it, and passages=parade_attention, "
+            "parade_transformer and firstp give one vector"
+        )
     limits = text_limits(scorer, trained)
     limits = replace(limits, query=cfg.max_query_tokens or limits.query, doc=cfg.max_doc_tokens or limits.doc)
     data = RankData(

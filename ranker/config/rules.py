@@ -17,7 +17,9 @@ SUITE = ("folder", "sets")  # keys of a suite
 
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
-    rules = (_group_sizes, _words, _numbers, _data, _mix, _measures, _evaluation, _suite, _teachers, _reranking)
+    rules = (
+        _group_sizes, _words, _numbers, _data, _mix, _measures, _evaluation, _suite, _teachers, _reranking, _passages,
+    )  # fmt: skip
     return [fault for rule in rules for fault in rule(cfg)]
 
 
@@ -228,3 +230,27 @@ def _reranking(cfg: DictConfig) -> list[str]:
         for key in ("queries", "docs")
         if cfg.get(key) is None
     ]
+
+
+def _passages(cfg: DictConfig) -> list[str]:
+    """Windows: strides without gaps, and a model that can read them."""
+    node = cfg.get("passages") if is_set(cfg, "passages") else None
+    if not isinstance(node, DictConfig):
+        return []
+    faults = []
+    length, stride = node.get("length"), node.get("stride")
+    if isinstance(length, int) and isinstance(stride, int) and stride > length:
+        faults.append(
+            f"passages.stride: expected at most passages.length={length}, got {stride}: no window would have the "
+            "tokens between two windows"
+        )
+    model = str(cfg.model.get("_target_")) if is_set(cfg, "model") else ""
+    if is_trusted(model, "model"):
+        if attribute_of(model, "takes_windows", default=False) is not True:
+            faults.append(
+                f"passages: expected none with {model.rpartition('.')[2]}, which does not score a doc by windows, got "
+                f"{str(node.get('_target_')).rpartition('.')[2]}; choose another model, as monobert, lm_reranker or dpr"
+            )
+        elif node.get("select", "first") == "bm25" and attribute_of(model, "reads") == "texts":
+            faults.append("passages.select: expected first with a model that reads docs without the query, got bm25")
+    return faults

@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ranker.data.template import Affixes, Template
+from ranker.data.ragged import tensor_ranges
+from ranker.data.template import Affixes, Part, Template
 from ranker.data.token_store import TokenStore
+from ranker.data.windows import Cut, Pairs, Windows
 from ranker.errors import ConfigError
 from ranker.types import RankBatch, TokenBatch
+
+# Row ids of a doc's windows are this far apart. A step has fewer queries and docs, so no two rows share an id, and the
+# first window has the id of the whole doc.
+WINDOW_IDS = 2**24
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,7 @@ class ScorerInputs:
         max_positions: Longest sequence that the encoder accepts, in tokens.
         layouts: Layouts of a query and of a doc in a sequence of its own; None: as the tokenizer lays out one text.
         pair: Layout of a query and a doc in one sequence; None: as the tokenizer lays out two texts.
+        windows: How docs are cut into windows; None: a doc is one row.
     """
 
     tokenizer: Any
@@ -31,6 +38,7 @@ class ScorerInputs:
     max_positions: int
     layouts: tuple[Template, Template] | None = None
     pair: Template | None = None
+    windows: Windows | None = None
 
     def affixes(self, text: int) -> Affixes:
         """Return what is stored together with each query (`text` 0) or each doc (1)."""
@@ -47,7 +55,40 @@ class ScorerInputs:
         """
         layouts = scorer.layouts() if scorer.reads == "texts" else None
         pair = pair_layout(scorer) if scorer.reads == "pairs" else None
-        return cls(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, layouts, pair)
+        windows = getattr(scorer, "windows", None)
+        return cls(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, layouts, pair, windows)
+
+    def check_room(self, limits: TextLimits) -> None:
+        """Check that a window fits into a row beside everything else that a row may hold.
+
+        Raises:
+            ConfigError: It does not.
+        """
+        if self.windows is None:
+            return
+        if self.reads != "pairs" and self.windows.select != "first":
+            raise ConfigError(
+                f"passages.select: expected first with a model that reads docs without the query, got "
+                f"{self.windows.select!r}"
+            )
+        rows, query = self.max_positions, 0
+        if self.reads == "pairs":
+            layout, rows = self.pair or Template.of(self.tokenizer, 2), min(rows, limits.pair or rows)
+            query = limits.query + layout.affixes_of(0).prefix_tokens
+            doc = layout.affixes_of(1).prefix_tokens
+        else:
+            layout = self.layouts[1] if self.layouts is not None else Template.of(self.tokenizer, 1)
+            rows, doc = min(rows, layout.max_tokens or rows), layout.prefix_tokens
+        room = rows - layout.num_special - query - doc - self.windows.title
+        if self.windows.length > room:
+            parts = [f"{layout.num_special + doc} special tokens and prompts"]
+            parts += [f"a query of up to {query}"] if query else []
+            parts += [f"a title of up to {self.windows.title}"] if self.windows.title else []
+            longer = " raise max_pair_tokens or" if self.reads == "pairs" and rows < self.max_positions else ""
+            raise ConfigError(
+                f"passages.length: expected at most {room}, since a row of {rows} tokens also holds "
+                f"{', '.join(parts)}; got {self.windows.length};{longer} lower it"
+            )
 
 
 def pair_layout(scorer: Any) -> Template:
@@ -86,6 +127,8 @@ class Collator:
         max_pair_tokens: Longest pair, special tokens included; the doc is truncated, the query never is.
         max_query_tokens: Longest query; a prefix counts, special tokens do not.
         max_doc_tokens: Longest doc; a prefix counts, special tokens do not.
+        windows: How docs are cut into windows, each of which is a row; None: a doc is one row.
+        title_lengths: Tokens of each doc's title [docs of the store]; None: no window repeats it.
     """
 
     queries: TokenStore
@@ -97,9 +140,18 @@ class Collator:
     max_pair_tokens: int
     max_query_tokens: int
     max_doc_tokens: int
+    windows: Windows | None = None
+    title_lengths: np.ndarray | None = None
 
     @classmethod
-    def of(cls, inputs: ScorerInputs, queries: TokenStore, docs: TokenStore, limits: TextLimits) -> Collator:
+    def of(
+        cls,
+        inputs: ScorerInputs,
+        queries: TokenStore,
+        docs: TokenStore,
+        limits: TextLimits,
+        title_lengths: np.ndarray | None = None,
+    ) -> Collator:
         """Make a collator whose limits are lowered to what the encoder accepts.
 
         Args:
@@ -107,10 +159,12 @@ class Collator:
             queries: Token store of the queries.
             docs: Token store of the docs.
             limits: Longest texts.
+            title_lengths: Tokens of each doc's title, where windows repeat it.
 
         Raises:
-            ConfigError: The encoder's longest sequence has no room for a query and a doc.
+            ConfigError: The encoder's longest sequence has no room for a query and a doc, or for a window.
         """
+        inputs.check_room(limits)
         pair, single = inputs.pair or Template.of(inputs.tokenizer, 2), Template.of(inputs.tokenizer, 1)
         query, doc = inputs.layouts or (single, single)
         positions = inputs.max_positions
@@ -135,8 +189,13 @@ class Collator:
         else:
             max_query_tokens = _max_text_tokens(query, limits.query, positions)
             max_doc_tokens = _max_text_tokens(doc, limits.doc, positions)
+        if inputs.windows is not None:
+            reach = inputs.windows.reach
+            max_doc_tokens = (pair.affixes_of(1) if inputs.reads == "pairs" else doc).prefix_tokens
+            max_doc_tokens += limits.doc if reach is None else min(limits.doc, reach)
         return cls(
-            queries, docs, inputs.reads, pair, query, doc, max_pair_tokens, max_query_tokens, max_doc_tokens
+            queries, docs, inputs.reads, pair, query, doc, max_pair_tokens, max_query_tokens, max_doc_tokens,
+            inputs.windows, title_lengths,
         )  # fmt: skip
 
     def query_lengths(self, rows: np.ndarray) -> np.ndarray:
@@ -154,7 +213,25 @@ class Collator:
         if self.reads != "pairs":
             return self.doc.kept(0, self.docs.lengths[rows], self.max_doc_tokens)
         lengths = self.pair.kept(1, self.docs.lengths[rows], self.max_doc_tokens)
+        if self.windows is not None:
+            return lengths
         return np.minimum(lengths, self.max_pair_tokens - self.pair.num_special - query_lengths)
+
+    def doc_sizes(self, doc_lengths: np.ndarray, query_lengths: np.ndarray) -> np.ndarray:
+        """Return the tokens of each doc's rows, int64 [docs]; of windows an upper bound, see `Windows.sizes`.
+
+        Args:
+            doc_lengths: Tokens kept of each doc, see `doc_lengths` [docs].
+            query_lengths: Tokens of the query in each doc's pairs [docs]; not used if the scorer reads texts.
+        """
+        pairs = self.reads == "pairs"
+        if self.windows is None:
+            return doc_lengths + query_lengths + self.pair.num_special if pairs else self.doc.row_lengths(doc_lengths)
+        prefix = self.prefix_tokens[1]
+        rows, tokens = self.windows.sizes(np.maximum(doc_lengths - prefix, 0))
+        beside = prefix + (self.pair.num_special + query_lengths if pairs else self.doc.num_special)
+        tokens = tokens + rows * beside + (rows - 1) * self.windows.title
+        return tokens if pairs else np.maximum(tokens, rows * self.doc.fill_to)
 
     @property
     def prefix_tokens(self) -> tuple[int, int]:
@@ -169,7 +246,40 @@ class Collator:
 
     def doc_batch(self, rows: np.ndarray) -> TokenBatch:
         """Lay out docs in sequences of their own; `rows` [docs] are rows of the doc store."""
-        return self.doc.lay_out([(self.docs, rows, self.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64)))])
+        lengths = self.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64))
+        if self.windows is None:
+            return self.doc.lay_out([(self.docs, rows, lengths)])
+        part, cut = self._windows_of(rows, lengths, None)
+        return _with_windows(self.doc.lay_out([part]), cut)
+
+    def _pair_batch(
+        self, query_rows: np.ndarray, query_lengths: np.ndarray, doc_rows: np.ndarray, doc_lengths: np.ndarray
+    ) -> TokenBatch:
+        """Lay out pairs, each as one row or as one row per window of the doc; all arguments are [docs]."""
+        if self.windows is None:
+            return self.pair.lay_out([(self.queries, query_rows, query_lengths), (self.docs, doc_rows, doc_lengths)])
+        pairs = Pairs(self.queries, self.docs, query_rows, query_lengths, doc_rows, self.prefix_tokens)
+        part, cut = self._windows_of(doc_rows, doc_lengths, pairs)
+        query = Part(self.queries, query_rows[cut.docs], query_lengths[cut.docs])
+        return _with_windows(self.pair.lay_out([query, part]), cut)
+
+    def _windows_of(self, rows: np.ndarray, lengths: np.ndarray, pairs: Pairs | None) -> tuple[Part, Cut]:
+        """Return the windows of docs, and what a row takes for each: the doc's prompt, its title if it is repeated.
+
+        Args:
+            rows: Rows of the doc store [docs].
+            lengths: Tokens kept of each doc, a prompt included [docs].
+            pairs: The docs with their queries, where a query decides which windows are kept.
+        """
+        assert self.windows is not None
+        prefix = np.minimum(lengths, self.prefix_tokens[1])
+        cut = self.windows.cut(lengths - prefix, pairs)
+        docs = cut.docs
+        heads = prefix[docs]
+        if self.title_lengths is not None:
+            titles = np.minimum(np.minimum(self.title_lengths[rows], self.windows.title), lengths - prefix)
+            heads = heads + np.where(cut.starts > 0, titles[docs], 0)
+        return Part(self.docs, rows[docs], cut.lengths, prefix[docs] + cut.starts, heads), cut
 
     def group_sizes(self, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
         """Return the tokens of each group's batch rows, int64 [groups].
@@ -181,9 +291,8 @@ class Collator:
         mask = doc_rows >= 0
         query_lengths = self.query_lengths(query_rows)
         doc_lengths = self.doc_lengths(np.where(mask, doc_rows, 0), query_lengths[:, None])
-        if self.reads == "pairs":
-            return ((doc_lengths + query_lengths[:, None] + self.pair.num_special) * mask).sum(axis=1)
-        return self.query.row_lengths(query_lengths) + (self.doc.row_lengths(doc_lengths) * mask).sum(axis=1)
+        sizes = (self.doc_sizes(doc_lengths, query_lengths[:, None]) * mask).sum(axis=1)
+        return sizes if self.reads == "pairs" else self.query.row_lengths(query_lengths) + sizes
 
     def collate(
         self, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray, group_ids: np.ndarray, share: float
@@ -207,14 +316,11 @@ class Collator:
         doc_row_ids = query_row_ids[group_of_doc] + 1 + torch.from_numpy(slot_of_doc)
         batches: dict[str, Any] = {}
         if self.reads == "pairs":
-            texts = [
-                (self.queries, query_rows[group_of_doc], query_lengths[group_of_doc]),
-                (self.docs, flat_docs, doc_lengths),
-            ]
-            batches["pairs"] = replace(self.pair.lay_out(texts), row_ids=doc_row_ids)
+            texts = query_rows[group_of_doc], query_lengths[group_of_doc], flat_docs, doc_lengths
+            batches["pairs"] = _with_row_ids(self._pair_batch(*texts), doc_row_ids)
         else:
             batches["queries"] = replace(self.query_batch(query_rows), row_ids=query_row_ids)
-            batches["docs"] = replace(self.doc_batch(flat_docs), row_ids=doc_row_ids)
+            batches["docs"] = _with_row_ids(self.doc_batch(flat_docs), doc_row_ids)
         return RankBatch(
             labels=torch.from_numpy(np.where(mask, labels, 0.0).astype(np.float32)),
             doc_mask=torch.from_numpy(mask),
@@ -222,6 +328,19 @@ class Collator:
             share=share,
             **batches,
         )
+
+
+def _with_windows(batch: TokenBatch, cut: Cut) -> TokenBatch:
+    """Return the rows of windows with the number of windows of each doc."""
+    return replace(batch, windows=torch.from_numpy(cut.counts), max_windows=int(cut.counts.max(initial=0)))
+
+
+def _with_row_ids(batch: TokenBatch, doc_ids: torch.Tensor) -> TokenBatch:
+    """Return a batch with the ids of its rows: those of the docs [docs], from which ids of their windows follow."""
+    if batch.windows is None:
+        return replace(batch, row_ids=doc_ids)
+    numbers = tensor_ranges(0, batch.windows, batch.num_rows)
+    return replace(batch, row_ids=doc_ids.repeat_interleave(batch.windows) + WINDOW_IDS * numbers)
 
 
 def _max_text_tokens(layout: Template, max_tokens: int, positions: int) -> int:

@@ -100,6 +100,7 @@ class RankData(pl.LightningDataModule):
         train_docs: TrainDocs = TrainDocs(),
     ) -> None:
         super().__init__()
+        inputs.check_room(limits)
         self.splits, self.inputs, self.batch_options, self.limits = splits, inputs, batch_options, limits
         self.depth, self.seed, self.cache_dir, self.train_docs = depth, seed, Path(cache_dir), train_docs
         self._stores: dict[str, TokenStore] = {}
@@ -154,9 +155,18 @@ class RankData(pl.LightningDataModule):
             )
         return self._stores[key]
 
+    def _title_lengths(self, collection: Collection) -> np.ndarray | None:
+        """Return the tokens of each doc's title in the order of the doc store, if windows repeat it."""
+        windows, docs = self.inputs.windows, collection.docs
+        if windows is None or not windows.title:
+            return None
+        titles: Callable[[], Iterable[tuple[str, str]]] = lambda: ((doc.doc_id, doc.title) for doc in docs)  # noqa: E731
+        return self._store("titles", titles, docs.fingerprint, windows.title, Affixes()).lengths
+
     def collator(self, collection: Collection) -> Collator:
         """Return the collator over a collection's token stores; builds the stores or opens them."""
-        return Collator.of(self.inputs, self._query_store(collection), self._doc_store(collection), self.limits)
+        queries, docs = self._query_store(collection), self._doc_store(collection)
+        return Collator.of(self.inputs, queries, docs, self.limits, self._title_lengths(collection))
 
     # training
     # ------------------------------------------------------------------------------------------------------------------
@@ -319,8 +329,9 @@ def _read_teacher(path: str | Path, collection: Collection) -> Run:
 
 def _largest_group(collator: Collator, docs: int) -> int:
     """Return an upper bound of a group's tokens, from the longest query and the longest doc of the stores."""
-    query = min(int(collator.queries.lengths.max(initial=0)), collator.max_query_tokens)
-    doc = min(int(collator.docs.lengths.max(initial=0)), collator.max_doc_tokens)
-    if collator.reads == "pairs":
-        return docs * min(query + doc + collator.pair.num_special, collator.max_pair_tokens)
-    return int(collator.query.row_lengths(np.array(query)) + docs * collator.doc.row_lengths(np.array(doc)))
+    query = np.array(min(int(collator.queries.lengths.max(initial=0)), collator.max_query_tokens))
+    doc = np.array(min(int(collator.docs.lengths.max(initial=0)), collator.max_doc_tokens))
+    if collator.reads != "pairs":
+        return int(collator.query.row_lengths(query) + docs * collator.doc_sizes(doc, query))
+    size = int(collator.doc_sizes(doc, query))
+    return docs * (size if collator.windows is not None else min(size, collator.max_pair_tokens))
