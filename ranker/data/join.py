@@ -12,7 +12,7 @@ from ranker.types import RankBatch, TokenBatch
 
 
 def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """Concatenate the rows of ragged batches; row ids, numbers of keys and windows are kept if all batches have them."""
+    """Concatenate the rows of ragged batches; row ids, keys and windows are kept if all batches have them."""
     if len(batches) == 1:
         return batches[0]
     ends = np.cumsum([0, *(batch.num_tokens for batch in batches)])
