@@ -16,11 +16,15 @@ from transformers import BertModel
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.windows import Windows
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.losses.ranknet import RankNet
 from ranker.models.monobert import MonoBERT
+from ranker.passages.maxp import MaxP
+from ranker.passages.parade_transformer import ParadeTransformer
+from ranker.passages.windowed import Windowed
 from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.schedules import linear
 
@@ -75,6 +79,12 @@ def names_of(data: RankData, index: int, world: int = 1) -> dict[int, list[int]]
     return dict(found)
 
 
+def by_windows(scorer: Any, aggregation: str) -> Windowed:
+    """The scorer by windows of 8 tokens: at most 4 of a doc, which BM25 selects if it reads pairs."""
+    windows = Windows(8, 6, most=4, select="bm25" if scorer.reads == "pairs" else "first")
+    return Windowed.of(scorer, windows, MaxP() if aggregation == "maxp" else ParadeTransformer(scorer.vector_dim))
+
+
 class Losses(pl.Callback):
     """Collects the loss of each step in full precision."""
 
@@ -106,6 +116,7 @@ class Job:
     double: bool = False
     optimizer: str = "adamw"
     fault: str = ""
+    passages: str = ""
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -114,10 +125,12 @@ def train(job: Job) -> dict[str, Any]:
     groups = collection(9)  # steps of 4, 4 and 1 groups: one of two processes has no group in the third
     config = tiny_config(dim=16)
     config.hidden_dropout_prob, config.attention_probs_dropout_prob = 0.1, 0.0
-    scorer = MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
+    scorer: Any = MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
+    if job.passages:
+        scorer = by_windows(scorer, job.passages)
     data = RankData(
         Splits(groups, groups, {}),
-        ScorerInputs(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens),
+        ScorerInputs.of(scorer),
         BatchOptions(
             queries=4, docs=5, positives=2, max_tokens=job.max_tokens, min_micro_batches=job.min_micro_batches
         ),
