@@ -135,7 +135,7 @@ def loop(parade, windows):
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("model", ["monobert", "lm_reranker", "dpr"])
 def test_a_score_is_that_of_a_loop_over_windows(model, name):
-    """Each window alone, as the only doc of its query, then the aggregation of the list; docs without tokens as well."""
+    """Each window alone, as the only doc of its query, then the aggregation of the list; docs without tokens too."""
     scorer = scorer_of(model).eval()
     windowed = Windowed.of(scorer, Windows(4, 3), SCORES[name])
     batch = batch_of(windowed)
