@@ -186,6 +186,8 @@ def _evaluation(cfg: DictConfig) -> list[str]:
         )
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements for the file of run=, got none; set qrels=FILE")
+    if cfg.run is not None and cfg.length_buckets is not None:
+        faults.append("length_buckets: expected none with run=, which has no texts of docs; set checkpoint= or null")
     return faults
 
 

@@ -45,6 +45,7 @@ class BatchOptions:
         depth: Negatives are drawn from this many top candidates.
         min_micro_batches: Smallest number of micro-batches per device and step (`trainer.accumulate_grad_batches`).
         workers: Worker processes that prefetch batches.
+        grows: Whether a training raises `max_tokens` to the tokens of the largest group, where that is more.
     """
 
     queries: int = 32
@@ -55,6 +56,7 @@ class BatchOptions:
     depth: int = 100
     min_micro_batches: int = 1
     workers: int = 0
+    grows: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ class RankData(pl.LightningDataModule):
         self.depth, self.seed, self.cache_dir, self.train_docs = depth, seed, Path(cache_dir), train_docs
         self._stores: dict[str, TokenStore] = {}
         self._samplers: dict[int, GroupSampler] = {}
+        self._logged_budget = False
 
     # token stores
     # -----------------------------------------------------------------------------------------------------------------
@@ -237,22 +240,37 @@ class RankData(pl.LightningDataModule):
             self._warn_of_few_groups(len(self._samplers[id(collection)]))
         sampler = self._samplers[id(collection)]
         docs = 2 if isinstance(sampler, TripleGroups) else self.batch_options.docs
-        largest = _largest_group(collator, docs)
-        if largest > self.batch_options.max_tokens:
-            raise ConfigError(
-                f"batch.max_tokens: expected at least {largest}, the tokens of the largest possible group of {docs} "
-                f"docs, got {self.batch_options.max_tokens}; raise it, or lower batch.docs or max_doc_tokens"
-            )
         plan = StepPlan(
             len(sampler),
             self.batch_options.queries,
-            self.batch_options.max_tokens,
+            self._budget(_largest_group(collator, docs), docs),
             self.seed,
             self.batch_options.min_micro_batches,
         )
         in_batch = self.train_docs.in_batch
         positives = KnownPositives.of(collection, collator.queries, collator.docs) if in_batch else None
         return TrainSteps(plan, sampler, collator, rank, world, positives)
+
+    def _budget(self, largest: int, docs: int) -> int:
+        """Return the token budget of a micro-batch, which has room for the largest possible group of `docs` docs."""
+        budget = self.batch_options.max_tokens
+        if largest <= budget:
+            return budget
+        if not self.batch_options.grows:
+            raise ConfigError(
+                f"batch.max_tokens: expected at least {largest}, the tokens of the largest possible group of {docs} "
+                f"docs, got {budget}; raise it, or lower batch.docs or max_doc_tokens"
+            )
+        if not self._logged_budget:
+            self._logged_budget = True
+            rank_zero_only(log.info)(
+                "batch.max_tokens: %d in place of %d, the tokens of the largest possible group of %d docs; for less "
+                "memory lower batch.docs or max_doc_tokens",
+                largest,
+                budget,
+                docs,
+            )
+        return largest
 
     def _warn_of_few_groups(self, num_groups: int) -> None:
         groups = min(num_groups, self.batch_options.queries)

@@ -122,8 +122,8 @@ class Windowed(nn.Module):
     def elsewhere(self) -> str:
         """Say what the scores of the stored model mean in other programs, whose formats hold no windows."""
         said = (
-            "other programs read one row per doc there, so they score the first "
-            f"{self.windows.length} tokens of a doc or the passages that they are given"
+            "other programs read one row per doc there, so they score about the first window of a doc "
+            f"({self.windows.length} tokens), or the passage that they are given"
         )
         if self.aggregation.reads == "vectors":
             said += f", without the trained layers of {WEIGHTS}, and so not as trained"

@@ -119,7 +119,7 @@ def test_a_stored_run_remembers_its_windows(done, where, haystack):
     folder = folder_of(where, "maxp")
     assert Subject.of_checkpoint(folder, "best").name.startswith("MonoBERT")
     (line,) = [line for line in done["maxp"]["out"].splitlines() if "other programs read one row per doc" in line]
-    assert "the first 16 tokens" in line
+    assert "about the first window of a doc (16 tokens)" in line
 
 
 @pytest.mark.parametrize("name", ["maxp", "whole"])

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from ranker.data.collate import WINDOW_IDS, Collator, ScorerInputs, TextLimits
+from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
+from ranker.data.datamodule import BatchOptions, RankData
 from ranker.data.join import concatenate
 from ranker.data.memory_store import MemoryStore
 from ranker.data.token_writer import TextEncoder
@@ -210,3 +212,20 @@ def test_a_window_that_does_not_fit_is_refused():
         collator(["q"], ["a"], Windows(511), reads="texts")
     with pytest.raises(ConfigError, match=r"passages\.select: expected first"):
         collator(["q"], ["a"], Windows(4, select="bm25"), reads="texts")
+
+
+def test_a_budget_that_is_not_set_grows_to_the_largest_group(tmp_path):
+    docs = MemoryDocs([Doc("d", "a b c d e f g"), Doc("e", "a"), Doc("f", "b c d")])
+    run = Candidates.from_run({"q": {"d": 3.0, "e": 2.0, "f": 1.0}})
+    groups = Collection("c", docs, {"q": "q r"}, {"q": {"e": 1}}, run)
+
+    def steps(**options):
+        inputs = ScorerInputs(TOKENIZER, "pairs", 512, windows=Windows(3, 2))
+        batch = BatchOptions(queries=1, docs=2, **options)
+        return RankData(Splits(groups, None, {}), inputs, batch, LIMITS, cache_dir=tmp_path).train_steps()
+
+    largest = 2 * 3 * (3 + 3 + 2)  # two docs as the longest, each of three rows of a window, a query and special tokens
+    assert steps(max_tokens=10, grows=True).plan.max_tokens == largest
+    assert steps(max_tokens=100, grows=True).plan.max_tokens == 100
+    with pytest.raises(ConfigError, match=rf"batch\.max_tokens: expected at least {largest}, .* got 10"):
+        steps(max_tokens=10)
