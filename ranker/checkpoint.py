@@ -16,19 +16,18 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from ranker import export
-from ranker.config.signatures import parameters_of
 from ranker.config.stored import load_stored, resumed_runs
-from ranker.config.targets import WINDOW_KEYS, constructor_keys, is_trusted
+from ranker.config.targets import constructor_keys, is_trusted
 from ranker.data.collate import pair_layout
-from ranker.data.windows import Windows
 from ranker.encoders.execution import Execution
 from ranker.encoders.loading import needs_trust
 from ranker.encoders.lora import base_fingerprint, base_names, has_adapter, merge_adapter
 from ranker.encoders.model_folder import ADAPTER
-from ranker.errors import CheckpointError, ConfigError, RankerError
+from ranker.errors import CheckpointError, RankerError
 from ranker.export import _adapter
 from ranker.files import verify_folder, write_folder
 from ranker.models.interface import Scorer, is_bi_encoder
+from ranker.passages.build import with_passages
 from ranker.passages.windowed import Windowed, scorer_of_windows
 from ranker.training.checkpoint_files import read_checkpoint
 
@@ -213,33 +212,6 @@ def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution:
         ),
     )
     return with_passages(scorer, description.get("passages"))
-
-
-def with_passages(scorer: Any, node: Any) -> Scorer:
-    """Return a scorer that reads docs as a `passages` node says.
-
-    Args:
-        scorer: A scorer; if it reads windows already, the node replaces how it does, and the weights of an aggregation
-            of the same class and size are kept.
-        node: The node; None: a doc is one row.
-
-    Raises:
-        ConfigError: The scorer does not score a doc by windows, or a value of the node is wrong.
-    """
-    inner: Any = scorer_of_windows(scorer)
-    if node is None:
-        return inner  # type: ignore[no-any-return]
-    target = str(node.get("_target_"))
-    if not getattr(inner, "takes_windows", False):
-        raise ConfigError(
-            f"passages: expected none with {type(inner).__name__}, which does not score a doc by windows, got {target}"
-        )
-    sizes = {"dim": inner.vector_dim} if "dim" in (parameters_of(target) or {}) else {}
-    aggregation = instantiate(OmegaConf.create(constructor_keys("passages", node)), **sizes)
-    if isinstance(scorer, Windowed) and repr(scorer.aggregation) == repr(aggregation):
-        aggregation.load_state_dict(scorer.aggregation.state_dict())
-    windows = Windows(**{key: node[key] for key in WINDOW_KEYS if key in node})
-    return Windowed.of(inner, windows, aggregation)  # type: ignore[return-value]
 
 
 def _load(folder: Path, target: str, execution: Execution) -> Scorer:

@@ -12,7 +12,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.checkpoint import built_for, load_scorer, with_passages
+from ranker.checkpoint import built_for, load_scorer
 from ranker.config.sets import sets_of, source_nodes
 from ranker.config.targets import constructor_keys
 from ranker.encoders.execution import Execution
@@ -20,6 +20,7 @@ from ranker.errors import CheckpointError, ConfigError
 from ranker.export import sentence_transformers
 from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.multitask.module import MultitaskModule
+from ranker.passages.build import with_passages
 from ranker.passages.windowed import scorer_of_windows
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.rerank_module import RerankModule

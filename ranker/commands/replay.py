@@ -14,11 +14,11 @@ from hydra.utils import instantiate
 from torch.utils.data import DataLoader
 
 from ranker.assembly.scorer import build_loss, training_module
-from ranker.checkpoint import with_passages
 from ranker.cli.entry import user_errors
 from ranker.config.stored import load_stored
 from ranker.config.targets import constructor_keys
 from ranker.errors import CheckpointError, NonFinite
+from ranker.passages.build import with_passages
 from ranker.training.nonfinite import read_dump
 from ranker.training.rerank_module import Optimization
 

@@ -8,16 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ranker.data.ragged import tensor_ranges
 from ranker.data.template import Affixes, Part, Template
 from ranker.data.token_store import TokenStore
-from ranker.data.windows import Cut, Pairs, Windows
+from ranker.data.window_rows import check_room, window_parts, with_row_ids, with_windows
+from ranker.data.windows import Pairs, Windows
 from ranker.errors import ConfigError
 from ranker.types import RankBatch, TokenBatch
-
-# Row ids of a doc's windows are this far apart. A step has fewer queries and docs, so no two rows share an id, and the
-# first window has the id of the whole doc.
-WINDOW_IDS = 2**24
 
 
 @dataclass(frozen=True)
@@ -57,38 +53,6 @@ class ScorerInputs:
         pair = pair_layout(scorer) if scorer.reads == "pairs" else None
         windows = getattr(scorer, "windows", None)
         return cls(scorer.encoder.tokenizer, scorer.reads, scorer.encoder.max_tokens, layouts, pair, windows)
-
-    def check_room(self, limits: TextLimits) -> None:
-        """Check that a window fits into a row beside everything else that a row may hold.
-
-        Raises:
-            ConfigError: It does not.
-        """
-        if self.windows is None:
-            return
-        if self.reads != "pairs" and self.windows.select != "first":
-            raise ConfigError(
-                f"passages.select: expected first with a model that reads docs without the query, got "
-                f"{self.windows.select!r}"
-            )
-        rows, query = self.max_positions, 0
-        if self.reads == "pairs":
-            layout, rows = self.pair or Template.of(self.tokenizer, 2), min(rows, limits.pair or rows)
-            query = limits.query + layout.affixes_of(0).prefix_tokens
-            doc = layout.affixes_of(1).prefix_tokens
-        else:
-            layout = self.layouts[1] if self.layouts is not None else Template.of(self.tokenizer, 1)
-            rows, doc = min(rows, layout.max_tokens or rows), layout.prefix_tokens
-        room = rows - layout.num_special - query - doc - self.windows.title
-        if self.windows.length > room:
-            parts = [f"{layout.num_special + doc} special tokens and prompts"]
-            parts += [f"a query of up to {query}"] if query else []
-            parts += [f"a title of up to {self.windows.title}"] if self.windows.title else []
-            longer = " raise max_pair_tokens or" if self.reads == "pairs" and rows < self.max_positions else ""
-            raise ConfigError(
-                f"passages.length: expected at most {room}, since a row of {rows} tokens also holds "
-                f"{', '.join(parts)}; got {self.windows.length};{longer} lower it"
-            )
 
 
 def pair_layout(scorer: Any) -> Template:
@@ -164,7 +128,7 @@ class Collator:
         Raises:
             ConfigError: The encoder's longest sequence has no room for a query and a doc, or for a window.
         """
-        inputs.check_room(limits)
+        check_room(inputs, limits)
         pair, single = inputs.pair or Template.of(inputs.tokenizer, 2), Template.of(inputs.tokenizer, 1)
         query, doc = inputs.layouts or (single, single)
         positions = inputs.max_positions
@@ -249,8 +213,9 @@ class Collator:
         lengths = self.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64))
         if self.windows is None:
             return self.doc.lay_out([(self.docs, rows, lengths)])
-        part, cut = self._windows_of(rows, lengths, None)
-        return _with_windows(self.doc.lay_out([part]), cut)
+        whole = Part(self.docs, rows, lengths)
+        part, cut = window_parts(self.windows, whole, self.prefix_tokens[1], self.title_lengths)
+        return with_windows(self.doc.lay_out([part]), cut)
 
     def _pair_batch(
         self, query_rows: np.ndarray, query_lengths: np.ndarray, doc_rows: np.ndarray, doc_lengths: np.ndarray
@@ -259,27 +224,10 @@ class Collator:
         if self.windows is None:
             return self.pair.lay_out([(self.queries, query_rows, query_lengths), (self.docs, doc_rows, doc_lengths)])
         pairs = Pairs(self.queries, self.docs, query_rows, query_lengths, doc_rows, self.prefix_tokens)
-        part, cut = self._windows_of(doc_rows, doc_lengths, pairs)
+        whole = Part(self.docs, doc_rows, doc_lengths)
+        part, cut = window_parts(self.windows, whole, self.prefix_tokens[1], self.title_lengths, pairs)
         query = Part(self.queries, query_rows[cut.docs], query_lengths[cut.docs])
-        return _with_windows(self.pair.lay_out([query, part]), cut)
-
-    def _windows_of(self, rows: np.ndarray, lengths: np.ndarray, pairs: Pairs | None) -> tuple[Part, Cut]:
-        """Return the windows of docs, and what a row takes for each: the doc's prompt, its title if it is repeated.
-
-        Args:
-            rows: Rows of the doc store [docs].
-            lengths: Tokens kept of each doc, a prompt included [docs].
-            pairs: The docs with their queries, where a query decides which windows are kept.
-        """
-        assert self.windows is not None
-        prefix = np.minimum(lengths, self.prefix_tokens[1])
-        cut = self.windows.cut(lengths - prefix, pairs)
-        docs = cut.docs
-        heads = prefix[docs]
-        if self.title_lengths is not None:
-            titles = np.minimum(np.minimum(self.title_lengths[rows], self.windows.title), lengths - prefix)
-            heads = heads + np.where(cut.starts > 0, titles[docs], 0)
-        return Part(self.docs, rows[docs], cut.lengths, prefix[docs] + cut.starts, heads), cut
+        return with_windows(self.pair.lay_out([query, part]), cut)
 
     def group_sizes(self, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
         """Return the tokens of each group's batch rows, int64 [groups].
@@ -317,10 +265,10 @@ class Collator:
         batches: dict[str, Any] = {}
         if self.reads == "pairs":
             texts = query_rows[group_of_doc], query_lengths[group_of_doc], flat_docs, doc_lengths
-            batches["pairs"] = _with_row_ids(self._pair_batch(*texts), doc_row_ids)
+            batches["pairs"] = with_row_ids(self._pair_batch(*texts), doc_row_ids)
         else:
             batches["queries"] = replace(self.query_batch(query_rows), row_ids=query_row_ids)
-            batches["docs"] = _with_row_ids(self.doc_batch(flat_docs), doc_row_ids)
+            batches["docs"] = with_row_ids(self.doc_batch(flat_docs), doc_row_ids)
         return RankBatch(
             labels=torch.from_numpy(np.where(mask, labels, 0.0).astype(np.float32)),
             doc_mask=torch.from_numpy(mask),
@@ -328,19 +276,6 @@ class Collator:
             share=share,
             **batches,
         )
-
-
-def _with_windows(batch: TokenBatch, cut: Cut) -> TokenBatch:
-    """Return the rows of windows with the number of windows of each doc."""
-    return replace(batch, windows=torch.from_numpy(cut.counts), max_windows=int(cut.counts.max(initial=0)))
-
-
-def _with_row_ids(batch: TokenBatch, doc_ids: torch.Tensor) -> TokenBatch:
-    """Return a batch with the ids of its rows: those of the docs [docs], from which ids of their windows follow."""
-    if batch.windows is None:
-        return replace(batch, row_ids=doc_ids)
-    numbers = tensor_ranges(0, batch.windows, batch.num_rows)
-    return replace(batch, row_ids=doc_ids.repeat_interleave(batch.windows) + WINDOW_IDS * numbers)
 
 
 def _max_text_tokens(layout: Template, max_tokens: int, positions: int) -> int:

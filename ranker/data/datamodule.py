@@ -25,6 +25,7 @@ from ranker.data.template import Affixes
 from ranker.data.token_store import TokenStore, token_store
 from ranker.data.trec import read_candidates, read_run
 from ranker.data.triples import triple_rows
+from ranker.data.window_rows import check_room
 from ranker.errors import ConfigError, DataError
 from ranker.hashing import fingerprint_texts
 from ranker.types import Run
@@ -102,7 +103,7 @@ class RankData(pl.LightningDataModule):
         train_docs: TrainDocs = TrainDocs(),
     ) -> None:
         super().__init__()
-        inputs.check_room(limits)
+        check_room(inputs, limits)
         self.splits, self.inputs, self.batch_options, self.limits = splits, inputs, batch_options, limits
         self.depth, self.seed, self.cache_dir, self.train_docs = depth, seed, Path(cache_dir), train_docs
         self._stores: dict[str, TokenStore] = {}

@@ -107,7 +107,7 @@ class Windows:
         kept = np.minimum(np.repeat(lengths, counts) - starts, self.length)
         if self.most is None or (counts <= self.most).all():
             return Cut(counts, starts, kept)
-        assert pairs is not None  # `ScorerInputs.check_room` refuses the selection where queries are read apart
+        assert pairs is not None  # `check_room` refuses the selection where queries are read apart
         chosen = np.ones(len(starts), dtype=bool)
         firsts = row_offsets(counts)
         for doc in np.flatnonzero(counts > self.most).tolist():

@@ -12,11 +12,12 @@ from sentence_transformers import CrossEncoder
 from ranker import Reranker
 from ranker.assembly.data import build_data
 from ranker.assembly.scorer import build_scorer
-from ranker.checkpoint import load_scorer, save_model, with_passages
+from ranker.checkpoint import load_scorer, save_model
 from ranker.cli import entry
 from ranker.data.collection import Splits
 from ranker.data.sources.files import Files
 from ranker.errors import CheckpointError, ConfigError
+from ranker.passages.build import with_passages
 from ranker.passages.parade_attention import ParadeAttention
 from ranker.retrieval.bm25 import with_candidates
 
