@@ -18,6 +18,7 @@ from torch import nn
 from ranker import export
 from ranker.config.stored import load_stored, resumed_runs
 from ranker.config.targets import constructor_keys, is_trusted
+from ranker.data.collate import pair_layout
 from ranker.encoders.execution import Execution
 from ranker.encoders.loading import needs_trust
 from ranker.encoders.lora import base_fingerprint, base_names, has_adapter, merge_adapter
@@ -26,12 +27,24 @@ from ranker.errors import CheckpointError, RankerError
 from ranker.export import _adapter
 from ranker.files import verify_folder, write_folder
 from ranker.models.interface import Scorer, is_bi_encoder
+from ranker.passages.build import with_passages
+from ranker.passages.windowed import Windowed, scorer_of_windows
 from ranker.training.checkpoint_files import read_checkpoint
 
 log = logging.getLogger(__name__)
 
 # the keys of the training's configuration that a model folder keeps in ranker.yaml
-DESCRIBED = ("model", "encoder", "data", "max_query_tokens", "max_doc_tokens", "max_pair_tokens", "depth")
+DESCRIBED = (
+    "model",
+    "encoder",
+    "data",
+    "passages",
+    "max_query_tokens",
+    "max_doc_tokens",
+    "max_pair_tokens",
+    "depth",
+    "length_buckets",
+)
 
 
 def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
@@ -57,6 +70,8 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
         scorer, cfg = without_adapters(scorer, cfg)
     with write_folder(folder) as partial:
         write_model(partial, scorer, cfg)
+    if isinstance(scorer, Windowed):
+        log.warning("%s: %s", folder.name, scorer.elsewhere())
 
 
 def save_merged(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
@@ -83,31 +98,39 @@ def without_adapters(scorer: Scorer, cfg: DictConfig) -> tuple[Scorer, DictConfi
 def write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
     """Write a scorer's files and `ranker.yaml` into a folder, without checksums; see `save_model`."""
     positions = scorer.encoder.max_tokens
-    longest_pair = longest_pair_of(scorer, cfg)
+    longest_pair, longest_doc = longest_pair_of(scorer, cfg), cfg.max_doc_tokens
+    if isinstance(scorer, Windowed):  # a row elsewhere is cut at about one window
+        longest_doc = scorer.windows.length + scorer.windows.title
     if _adapter.has_adapters(scorer):
         # of a model of the hub, `source` is a folder in the cache, so its name in the configuration is stored
         base = scorer.encoder.source if cfg.encoder.get("package") else cfg.encoder.name
-        _adapter.write(partial, scorer, str(base), longest_pair)
+        _adapter.write(partial, scorer_of_windows(scorer), str(base), longest_pair)
+        if isinstance(scorer, Windowed):
+            scorer.save_aggregation(partial)
     elif is_bi_encoder(scorer):
         query, doc = scorer.layouts()
         longest_query = min(positions, cfg.max_query_tokens + query.num_added)
-        scorer.save(
-            partial, max_tokens=min(positions, cfg.max_doc_tokens + doc.num_added), max_query_tokens=longest_query
-        )
+        scorer.save(partial, max_tokens=min(positions, longest_doc + doc.num_added), max_query_tokens=longest_query)
     else:
         scorer.save(partial, max_tokens=longest_pair)
     write_description(partial, cfg)
 
 
 def longest_pair_of(scorer: Scorer, cfg: DictConfig) -> int:
-    """Return the longest pair of a training, special tokens included."""
+    """Return the longest pair of a training, special tokens included; with windows, about that of one window."""
     positions = scorer.encoder.max_tokens
-    return min(positions, cfg.max_pair_tokens or positions)
+    longest = min(positions, cfg.max_pair_tokens or positions)
+    if not isinstance(scorer, Windowed) or scorer.reads != "pairs":
+        return longest
+    layout = pair_layout(scorer)
+    prompts = sum(layout.affixes_of(text).prefix_tokens for text in range(2))
+    window = scorer.windows.length + scorer.windows.title
+    return min(longest, cfg.max_query_tokens + window + layout.num_special + prompts)
 
 
 def write_description(folder: Path, cfg: DictConfig) -> None:
     """Write `ranker.yaml`, the `DESCRIBED` keys of a training's configuration."""
-    described = OmegaConf.create({key: cfg[key] for key in DESCRIBED})
+    described = OmegaConf.create({key: cfg[key] for key in DESCRIBED if key in cfg})
     (folder / "ranker.yaml").write_text(OmegaConf.to_yaml(described, resolve=True), encoding="utf-8")
 
 
@@ -173,10 +196,13 @@ def load_scorer(
         )
     if _adapter.is_own(model):
         scorer = built_for(path, read_description(model), execution)
-        _adapter.read(model, scorer)
-        return scorer
-    target = (description.get("model") or {}).get("_target_") or _target_of(model)
-    return _load(model, target, execution)
+        _adapter.read(model, scorer_of_windows(scorer))
+    else:
+        target = (description.get("model") or {}).get("_target_") or _target_of(model)
+        scorer = with_passages(_load(model, target, execution), description.get("passages"))
+    if isinstance(scorer, Windowed):
+        scorer.load_aggregation(model)
+    return scorer
 
 
 def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution: Execution | None = None) -> Scorer:
@@ -196,13 +222,15 @@ def built_for(run: Path, description: Mapping[str, Any] | DictConfig, execution:
     if start is not None:
         in_run = (Path(start) / "config.yaml").is_file()
         if (Path(start) / "model").is_dir() if in_run else Path(start).is_dir():
-            return load_scorer(Path(start), "best", execution or Execution.of(description["encoder"]))
-    return instantiate(
+            started = load_scorer(Path(start), "best", execution or Execution.of(description["encoder"]))
+            return with_passages(started, description.get("passages"))
+    scorer = instantiate(
         OmegaConf.create(constructor_keys("model", description["model"])),
         encoder=instantiate(
             constructor_keys("encoder", description["encoder"]), **(vars(execution) if execution else {})
         ),
     )
+    return with_passages(scorer, description.get("passages"))
 
 
 def _load(folder: Path, target: str, execution: Execution) -> Scorer:

@@ -57,6 +57,9 @@ class TokenBatch(Movable):
         num_attended: The sum of `attended`, a Python int.
         row_ids: Id of each row within the whole optimizer step, int64 [rows]. Dropout masks depend on these ids, and so
             not on how the step is cut into micro-batches. None: 0, 1, 2, ... in this batch.
+        windows: Number of consecutive rows of each doc, where rows are windows of docs, int64 [docs]. None: a row is a
+            text.
+        max_windows: Largest number in `windows`, a Python int.
     """
 
     tokens: Tensor
@@ -66,6 +69,13 @@ class TokenBatch(Movable):
     attended: Tensor | None = None
     num_attended: int = 0
     row_ids: Tensor | None = None
+    windows: Tensor | None = None
+    max_windows: int = 0
+
+    @property
+    def num_texts(self) -> int:
+        """Number of texts or pairs; each is one row, or several windows."""
+        return self.num_rows if self.windows is None else self.windows.shape[0]
 
     @property
     def num_rows(self) -> int:
@@ -84,15 +94,15 @@ class RankBatch(Movable):
 
     Args:
         labels: Grades or a teacher's scores, float32 [batch, docs]; 0 where `doc_mask` is False.
-        doc_mask: True where a group has a doc, bool [batch, docs]. Rows of `pairs` and of `docs` are its True cells in
+        doc_mask: True where a group has a doc, bool [batch, docs]. Texts of `pairs` and of `docs` are its True cells in
             row-major order.
         group_ids: Index of each group within the optimizer step, int64 [batch]. In evaluation, where a group of a
             cross-encoder is one candidate: the index of the candidate; for a bi-encoder, of the query.
         share: Number of groups here divided by the number of groups of the whole step on all devices. The shares of a
             step sum to 1.
-        pairs: One row per real doc: query and doc in one sequence.
+        pairs: One row per real doc, or per window of it: query and doc in one sequence.
         queries: One row per group.
-        docs: One row per real doc.
+        docs: One row per real doc, or per window of it.
         set_sizes: In a mix of several sets: number of groups of each set; groups are in the order of the sets. Empty:
             a single set.
     """

@@ -169,12 +169,13 @@ def inputs_of(scorer: Scorer, node: Any) -> ScorerInputs:  # noqa: ARG001
 def batch_options(cfg: DictConfig) -> BatchOptions:
     """Sizes of steps and micro-batches."""
     options: Any = OmegaConf.to_container(cfg.batch)
-    gpu = torch.cuda.is_available()
-    if options["max_tokens"] is None:
+    gpu, grows = torch.cuda.is_available(), options["max_tokens"] is None
+    if grows:
         options["max_tokens"] = 32768 if gpu else 8192
     if options["workers"] is None:
         options["workers"] = min(4, available_cores()) if gpu else 0
-    return BatchOptions(**options, min_micro_batches=cfg.trainer.accumulate_grad_batches)  # type: ignore[arg-type]
+    least = cfg.trainer.accumulate_grad_batches
+    return BatchOptions(**options, min_micro_batches=least, grows=grows)  # type: ignore[arg-type]
 
 
 def build_data(cfg: DictConfig, splits: Splits, scorer: Scorer) -> RankData:

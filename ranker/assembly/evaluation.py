@@ -30,6 +30,7 @@ from ranker.data.splits import check_candidates
 from ranker.data.trec import read_candidates, read_run
 from ranker.errors import ConfigError
 from ranker.evaluation import pictures
+from ranker.evaluation.by_length import Lengths
 from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
 from ranker.evaluation.scoring import Devices, score_collection
 from ranker.models.interface import Scorer
@@ -103,7 +104,7 @@ def write_set(
         name: The set's name.
         run: query_id -> doc_id -> score.
         collection: The set.
-        cfg: Has `measures` and `name`, the run's tag.
+        cfg: Has `measures`, `name`, the run's tag, and perhaps `length_buckets`.
         first_stage_depth: Depth of the first stage that the run is compared with.
         baseline: A run to compare with in place of the first stage.
         report: Gets the set for the page.
@@ -114,6 +115,7 @@ def write_set(
     compared = baseline and allowed_run(collection, baseline)
     label = "baseline" if compared else "first stage"
     compared = compared or first_stage_run(collection, first_stage_depth)
+    buckets = cfg.get("length_buckets")
     written = write_evaluation(
         folder / "evaluation" / name,
         run,
@@ -122,6 +124,7 @@ def write_set(
         collection.relevance,
         compared,
         cfg.name,
+        None if buckets is None else Lengths.of(collection, buckets),
     )
     means = written["measures"]
     if compared and means:  # there are none if no query is judged
@@ -152,6 +155,8 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
     rehearse_trainer(cfg)  # the evaluation uses Fabric, but all trainer.* options are checked and set as for a training
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
+    if cfg.length_buckets is None:
+        cfg.length_buckets = trained.get("length_buckets")
     depth = cfg.depth or trained.get("depth", 100)
     source = cfg.data if cfg.data is not None else trained.data
     splits = sets_to_rerank(cfg, source, depth)

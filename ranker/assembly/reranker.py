@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -157,7 +158,8 @@ class Reranker:
         queries: list[str] = [query] if isinstance(query, str) else list(query)
         lists = [_docs_of(part) for part in _lists_of(docs, len(queries), single)]
         pairs = [(text, doc.full_text) for text, part in zip(queries, lists, strict=True) for doc in part]
-        scores = self.score(pairs, progress)
+        titles = {doc.full_text: doc.title for part in lists for doc in part if doc.title}
+        scores = self._scores(pairs, titles, progress)
         rankings, start = [], 0
         for part in lists:
             values = scores[start : start + len(part)]
@@ -168,6 +170,8 @@ class Reranker:
 
     def score(self, pairs: Iterable[tuple[str, str]], progress: bool | None = None) -> np.ndarray:
         """Return the scores of pairs of a query and a doc, float32 [pairs]. Each text is tokenized once.
+
+        Of a model that reads windows with the title in each, `rank` knows the titles, and this method knows none.
 
         Args:
             pairs: The pairs.
@@ -180,6 +184,12 @@ class Reranker:
         for pair in wanted:
             if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
                 raise DataError(f"pairs: expected a query and a doc, both texts; got {pair!r:.200}")
+        return self._scores(wanted, {}, progress)
+
+    def _scores(
+        self, wanted: Sequence[tuple[str, str]], titles: Mapping[str, str], progress: bool | None
+    ) -> np.ndarray:
+        """Return the scores of pairs, float32 [pairs]; `titles`: text of a doc -> the title that it begins with."""
         if not wanted:
             return np.zeros(0, dtype=np.float32)
         query_ids, doc_ids = (
@@ -188,16 +198,17 @@ class Reranker:
         docs_of: dict[str, dict[str, None]] = {}
         for query, doc in wanted:
             docs_of.setdefault(query_ids[query], {})[doc_ids[doc]] = None
+        texts = [{text_id: text for text, text_id in ids.items()} for ids in (query_ids, doc_ids)]
         batches = ScoreBatches(
             Collection(
                 "texts",
                 MemoryDocs([]),
-                {text_id: text for text, text_id in query_ids.items()},
+                texts[0],
                 {},
                 Candidates.from_lists((query, list(docs), [0.0] * len(docs)) for query, docs in docs_of.items()),
             ),
             None,
-            self.collator(*({i: text for text, i in ids.items()} for ids in (query_ids, doc_ids))),
+            self.collator(*texts, titles=titles),
             self.max_tokens,
         )
         shown = len(wanted) >= LONG_WORK and sys.stderr.isatty() if progress is None else progress
@@ -205,14 +216,27 @@ class Reranker:
         assert run is not None
         return np.array([run[query_ids[query]][doc_ids[doc]] for query, doc in wanted], dtype=np.float32)
 
-    def collator(self, queries: Mapping[str, str], docs: Mapping[str, str]) -> Collator:
+    def collator(
+        self, queries: Mapping[str, str], docs: Mapping[str, str], titles: Mapping[str, str] = MappingProxyType({})
+    ) -> Collator:
         """Return a collator over tokenized texts; several threads may call it at the same time.
 
         Args:
             queries: Id -> text of each query.
             docs: Id -> text of each doc.
+            titles: Text of a doc -> the title that it begins with, for models that repeat it in each window.
         """
-        return replace(self._collator, queries=self._store(0, queries), docs=self._store(1, docs))
+        title_lengths = self._title_lengths([titles.get(text, "") for text in docs.values()])
+        return replace(
+            self._collator, queries=self._store(0, queries), docs=self._store(1, docs), title_lengths=title_lengths
+        )
+
+    def _title_lengths(self, titles: list[str]) -> np.ndarray | None:
+        """Return the number of tokens of each title, if windows repeat it."""
+        windows = self._inputs.windows
+        if windows is None or not windows.title:
+            return None
+        return TextEncoder(self._inputs.tokenizer, windows.title)(titles)[0]
 
     def _store(self, side: int, texts: Mapping[str, str]) -> MemoryStore:
         """Tokenize the values of `texts` (id -> text); `side` is 0 for queries and 1 for docs."""

@@ -21,6 +21,8 @@ from ranker.errors import CheckpointError, ConfigError
 from ranker.export import sentence_transformers
 from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.multitask.module import MultitaskModule
+from ranker.passages.build import with_passages
+from ranker.passages.windowed import scorer_of_windows
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.rerank_module import RerankModule
 from ranker.training.set_losses import SetLosses
@@ -38,13 +40,13 @@ def build_scorer(cfg: DictConfig) -> Scorer:
     """
     if cfg.checkpoint is not None and not cfg.resume:
         scorer = load_scorer(Path(cfg.checkpoint), "best", Execution.of(cfg.get("encoder") or {}))
-        name, configured = type(scorer).__name__, cfg.model._target_.rpartition(".")[2]
+        name, configured = type(scorer_of_windows(scorer)).__name__, cfg.model._target_.rpartition(".")[2]
         if configured != name:
             raise ConfigError(
                 f"model: expected model={name.lower()}, which {cfg.checkpoint} holds, got {configured.lower()}"
             )
         # from_pretrained returns it in evaluation mode, and Lightning does not change modes: dropout would be off
-        return scorer.train()
+        return with_passages(scorer, cfg.get("passages")).train()
     if cfg.model.get("_partial_"):
         raise ConfigError(
             f"model: expected one that can be trained, got {cfg.model._target_}; "
@@ -57,7 +59,7 @@ def build_scorer(cfg: DictConfig) -> Scorer:
     )
     if is_bi_encoder(scorer):
         _warn_of_parts_left_behind(scorer)
-    return scorer
+    return with_passages(scorer, cfg.get("passages"))
 
 
 def _warn_of_parts_left_behind(scorer: Any) -> None:

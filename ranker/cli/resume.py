@@ -69,6 +69,8 @@ def started_from(cfg: DictConfig) -> DictConfig:
             f"lora: expected none, since checkpoint={cfg.checkpoint} goes on with its own weights; name its model/ in "
             "encoder.name to put adapters on it"
         )
+    if trained.get("passages") is not None and not overrides_of("passages"):
+        cfg.passages = trained.passages
     may_change = {f"model.{key}" for key in training_keys("model", str(trained.model.get("_target_")))}
     for group in ("model", "encoder"):
         changed = {override.split("=", 1)[0].lstrip("+"): override for override in overrides_of(group)}

@@ -18,6 +18,7 @@ from ranker.cli.entry import user_errors
 from ranker.config.stored import load_stored
 from ranker.config.targets import constructor_keys
 from ranker.errors import CheckpointError, NonFinite
+from ranker.passages.build import with_passages
 from ranker.training.nonfinite import read_dump
 from ranker.training.rerank_module import Optimization
 
@@ -41,8 +42,11 @@ def replay(dump: Path) -> tuple[float, float]:
         raise CheckpointError(
             f"{dump / 'config.yaml'}: expected the configuration of a training, got one without {', '.join(lacking)}"
         )
-    scorer = instantiate(
-        constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder))
+    scorer = with_passages(
+        instantiate(
+            constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder))
+        ),
+        cfg.get("passages"),
     )
     module = training_module(cfg)(
         scorer,

@@ -172,6 +172,12 @@ def _vector_engines(
     for key in ("candidates", "explain"):
         if cfg[key] is not None and scorer.vectors != "terms":
             raise ConfigError(f"{key}: expected null for {type(scorer).__name__}, which has no terms, got {cfg[key]!r}")
+    if scorer.vectors == "windows":
+        raise ConfigError(
+            f"checkpoint: expected a model with one vector per doc to search with, got one with a vector for each "
+            f"window of a doc ({cfg.checkpoint}); evaluate.py re-ranks with it, and passages=parade_attention, "
+            "parade_transformer and firstp give one vector"
+        )
     limits = text_limits(scorer, trained)
     limits = replace(limits, query=cfg.max_query_tokens or limits.query, doc=cfg.max_doc_tokens or limits.doc)
     data = RankData(

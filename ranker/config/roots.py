@@ -95,6 +95,7 @@ class TrainConfig:
     loss: Any = MISSING
     data: Any = MISSING
     suite: Any = None
+    passages: Any = None
     optim: Any = MISSING
     schedule: Any = MISSING
     callbacks: Any = None
@@ -106,6 +107,7 @@ class TrainConfig:
     max_doc_tokens: int = 256
     max_pair_tokens: int | None = None
     measures: list[str] = field(default_factory=list)
+    length_buckets: list[int] | None = None
     monitor: Text | None = None
     depth: int = 100
     val_depth: int | None = None
@@ -133,6 +135,7 @@ class EvaluateConfig:
     relevance: int = 1
     split: Text = "test"
     measures: list[str] = field(default_factory=list)
+    length_buckets: list[int] | None = None
     depth: int | None = None
     candidates: Text | None = None
     add_positives: bool = False

@@ -17,7 +17,7 @@ SUITE = ("folder", "sets")  # keys of a suite
 
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
-    sizes = (_group_sizes, _losses, _shared_prefix, _words, _numbers)
+    sizes = (_group_sizes, _losses, _shared_prefix, _passages, _words, _numbers)
     rules = (*sizes, _data, _mix, _measures, _evaluation, _suite, _teachers, _reranking, _merging)
     return [fault for rule in rules for fault in rule(cfg)]
 
@@ -225,6 +225,8 @@ def _evaluation(cfg: DictConfig) -> list[str]:
         )
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements for the file of run=, got none; set qrels=FILE")
+    if cfg.run is not None and cfg.length_buckets is not None:
+        faults.append("length_buckets: expected none with run=, which has no texts of docs; set checkpoint= or null")
     return faults
 
 
@@ -290,4 +292,28 @@ def _merging(cfg: DictConfig) -> list[str]:
         faults.append(f"shares: expected a number of at least 0 for each run, not all 0, or null; got {shares!r}")
     if cfg.interpolation == "slerp" and isinstance(runs, ListConfig) and len(runs) != 2:
         faults.append(f"interpolation: slerp is between two runs, got {len(runs)}; linear takes any number")
+    return faults
+
+
+def _passages(cfg: DictConfig) -> list[str]:
+    """Windows: strides without gaps, and a model that can read them."""
+    node = cfg.get("passages") if is_set(cfg, "passages") else None
+    if not isinstance(node, DictConfig):
+        return []
+    faults = []
+    length, stride = node.get("length"), node.get("stride")
+    if isinstance(length, int) and isinstance(stride, int) and stride > length:
+        faults.append(
+            f"passages.stride: expected at most passages.length={length}, got {stride}: no window would have the "
+            "tokens between two windows"
+        )
+    model = str(cfg.model.get("_target_")) if is_set(cfg, "model") else ""
+    if is_trusted(model, "model"):
+        if attribute_of(model, "takes_windows", default=False) is not True:
+            faults.append(
+                f"passages: expected none with {model.rpartition('.')[2]}, which does not score a doc by windows, got "
+                f"{str(node.get('_target_')).rpartition('.')[2]}; choose another model, as monobert, lm_reranker or dpr"
+            )
+        elif node.get("select", "first") == "bm25" and attribute_of(model, "reads") == "texts":
+            faults.append("passages.select: expected first with a model that reads docs without the query, got bm25")
     return faults

@@ -27,6 +27,7 @@ TRUSTED = {
     ),
     "encoder": ("ranker.encoders.loading.load_encoder", "ranker.encoders.lora.LoRA"),
     "loss": ("ranker.losses.",),
+    "passages": ("ranker.passages.",),
     "optim": ("torch.optim.",),
     "schedule": ("ranker.training.schedules.",),
     "index": ("ranker.retrieval.indexes.",),
@@ -48,13 +49,25 @@ SHARED_KEYS: dict[str, dict[str, tuple[str, ...]]] = {
         "expansion": ("str", "None"),
     },
     "encoder": {"suggested_lr": ("int", "float", "None")},
+    "passages": {
+        "length": ("int",),
+        "stride": ("int", "None"),
+        "most": ("int", "None"),
+        "title": ("int",),
+        "select": ("str",),
+        "suggested_doc_tokens": ("int",),
+        "suggested_pair_tokens": ("int", "None"),
+        "suggested_buckets": ("list", "None"),
+    },
 }
+WINDOW_KEYS = ("length", "stride", "most", "title", "select")  # of a `passages` node, the arguments of `Windows`
 # Types of Hydra's keys that control how a `_target_` is built.
 BUILD_KEYS = {"_partial_": ("bool",), "_recursive_": ("bool",), "_convert_": ("str",)}
 # Arguments that the program passes itself when it builds a group's object; a yaml does not set them.
 PASSED = {
     "data": ("cache_dir",),
     "model": ("encoder", "docs"),
+    "passages": ("dim",),
     "optim": ("params",),
     "schedule": ("step", "total"),
     "logger": ("folder", "earlier"),

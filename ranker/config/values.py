@@ -135,6 +135,14 @@ RANGES = {
             "RuleEntities.max_targets",
             "Gap.max_pairs",
             "SyntheticFacts.max_words",
+            "passages.length",
+            "passages.stride",
+            "passages.most",
+            "passages.suggested_doc_tokens",
+            "length_buckets",
+            "MeanP.k",
+            "ParadeTransformer.layers",
+            "ParadeTransformer.heads",
         ),
         COUNT,
     ),
@@ -162,6 +170,7 @@ RANGES = {
             "EarlyStopping.min_delta",
             "data.weight",
             "limits.stop_seconds",
+            "passages.title",
         ),
         FROM_0,
     ),
@@ -242,13 +251,14 @@ WORDS = {
     "DPR.activation": ("identity", "tanh", "relu", "gelu", "silu", "sigmoid"),
     "ColBERT.similarity": SIMILARITIES,
     "Mixed.batches": ("mixed", "one_set"),
+    "passages.select": ("first", "bm25"),
     "load_encoder.attention": ("auto", "short", "library"),
     **dict.fromkeys(
         ("BM25Score.binning", "TermFrequency.binning", "SemanticSimilarity.binning", "JsonLines.binning"),
         ("mean2std", "minmax", "quantile"),
     ),
 }
-NON_EMPTY = ("seeds", "layers", "portions")  # lists of at least one entry
+NON_EMPTY = ("seeds", "layers", "portions", "length_buckets")  # lists of at least one entry
 
 
 def faults_of(cfg: DictConfig, skipped: tuple[str, ...] = ()) -> list[str]:
@@ -297,6 +307,8 @@ def _list_faults(key: str, value: list[Any]) -> Iterator[str]:
     if key in (*NON_EMPTY, "controls") and len(set(plain)) < len(plain):
         yield f"expected each entry once, got {shown(value)}"
     numbers = [entry for entry in value if isinstance(entry, (int, float))]
+    if key == "length_buckets" and numbers != sorted(numbers):
+        yield f"expected rising bounds, got {shown(value)}"
     if key == "portions" and numbers and (numbers != sorted(numbers) or numbers[-1] != 1):
         yield f"expected rising shares above 0 that end in 1.0, got {shown(value)}; set portions=[0.1,0.5,1.0]"
 

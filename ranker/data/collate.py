@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from ranker.data.template import Affixes, Template
+from ranker.data.template import Affixes, Part, Template
 from ranker.data.token_store import TokenStore
+from ranker.data.window_rows import check_room, window_parts, with_row_ids, with_windows
+from ranker.data.windows import Pairs, Windows
 from ranker.errors import ConfigError
 from ranker.types import RankBatch, TokenBatch
 
@@ -25,6 +27,7 @@ class ScorerInputs:
         layouts: Layouts of a query and of a doc in a sequence of its own; None: as the tokenizer lays out one text.
         pair: Layout of a query and a doc in one sequence; None: as the tokenizer lays out two texts.
         by_query: Whether the candidates of a query are to be scored one after another, because they share a prefix.
+        windows: How docs are cut into windows; None: a doc is one row.
     """
 
     tokenizer: Any
@@ -33,6 +36,7 @@ class ScorerInputs:
     layouts: tuple[Template, Template] | None = None
     pair: Template | None = None
     by_query: bool = False
+    windows: Windows | None = None
 
     def affixes(self, text: int) -> Affixes:
         """Return what is stored together with each query (`text` 0) or each doc (1)."""
@@ -50,8 +54,8 @@ class ScorerInputs:
         layouts = scorer.layouts() if scorer.reads == "texts" else None
         pair = pair_layout(scorer) if scorer.reads == "pairs" else None
         encoder = scorer.encoder
-        by_query = encoder.execution.share_prefix
-        return cls(encoder.tokenizer, scorer.reads, encoder.max_tokens, layouts, pair, by_query)
+        by_query, windows = encoder.execution.share_prefix, getattr(scorer, "windows", None)
+        return cls(encoder.tokenizer, scorer.reads, encoder.max_tokens, layouts, pair, by_query, windows)
 
 
 def pair_layout(scorer: Any) -> Template:
@@ -91,6 +95,8 @@ class Collator:
         max_query_tokens: Longest query; a prefix counts, special tokens do not.
         max_doc_tokens: Longest doc; a prefix counts, special tokens do not.
         by_query: See `ScorerInputs`.
+        windows: How docs are cut into windows, each of which is a row; None: a doc is one row.
+        title_lengths: Tokens of each doc's title [docs of the store]; None: no window repeats it.
     """
 
     queries: TokenStore
@@ -103,9 +109,18 @@ class Collator:
     max_query_tokens: int
     max_doc_tokens: int
     by_query: bool = False
+    windows: Windows | None = None
+    title_lengths: np.ndarray | None = None
 
     @classmethod
-    def of(cls, inputs: ScorerInputs, queries: TokenStore, docs: TokenStore, limits: TextLimits) -> Collator:
+    def of(
+        cls,
+        inputs: ScorerInputs,
+        queries: TokenStore,
+        docs: TokenStore,
+        limits: TextLimits,
+        title_lengths: np.ndarray | None = None,
+    ) -> Collator:
         """Make a collator whose limits are lowered to what the encoder accepts.
 
         Args:
@@ -113,10 +128,12 @@ class Collator:
             queries: Token store of the queries.
             docs: Token store of the docs.
             limits: Longest texts.
+            title_lengths: Tokens of each doc's title, where windows repeat it.
 
         Raises:
-            ConfigError: The encoder's longest sequence has no room for a query and a doc.
+            ConfigError: The encoder's longest sequence has no room for a query and a doc, or for a window.
         """
+        check_room(inputs, limits)
         pair, single = inputs.pair or Template.of(inputs.tokenizer, 2), Template.of(inputs.tokenizer, 1)
         query, doc = inputs.layouts or (single, single)
         positions = inputs.max_positions
@@ -141,9 +158,13 @@ class Collator:
         else:
             max_query_tokens = _max_text_tokens(query, limits.query, positions)
             max_doc_tokens = _max_text_tokens(doc, limits.doc, positions)
+        if inputs.windows is not None:
+            reach = inputs.windows.reach
+            max_doc_tokens = (pair.affixes_of(1) if inputs.reads == "pairs" else doc).prefix_tokens
+            max_doc_tokens += limits.doc if reach is None else min(limits.doc, reach)
         return cls(
             queries, docs, inputs.reads, pair, query, doc, max_pair_tokens, max_query_tokens, max_doc_tokens,
-            inputs.by_query,
+            inputs.by_query, inputs.windows, title_lengths,
         )  # fmt: skip
 
     def query_lengths(self, rows: np.ndarray) -> np.ndarray:
@@ -161,7 +182,25 @@ class Collator:
         if self.reads != "pairs":
             return self.doc.kept(0, self.docs.lengths[rows], self.max_doc_tokens)
         lengths = self.pair.kept(1, self.docs.lengths[rows], self.max_doc_tokens)
+        if self.windows is not None:
+            return lengths
         return np.minimum(lengths, self.max_pair_tokens - self.pair.num_special - query_lengths)
+
+    def doc_sizes(self, doc_lengths: np.ndarray, query_lengths: np.ndarray) -> np.ndarray:
+        """Return the tokens of each doc's rows, int64 [docs]; of windows an upper bound, see `Windows.sizes`.
+
+        Args:
+            doc_lengths: Tokens kept of each doc, see `doc_lengths` [docs].
+            query_lengths: Tokens of the query in each doc's pairs [docs]; not used if the scorer reads texts.
+        """
+        pairs = self.reads == "pairs"
+        if self.windows is None:
+            return doc_lengths + query_lengths + self.pair.num_special if pairs else self.doc.row_lengths(doc_lengths)
+        prefix = self.prefix_tokens[1]
+        rows, tokens = self.windows.sizes(np.maximum(doc_lengths - prefix, 0))
+        beside = prefix + (self.pair.num_special + query_lengths if pairs else self.doc.num_special)
+        tokens = tokens + rows * beside + (rows - 1) * self.windows.title
+        return tokens if pairs else np.maximum(tokens, rows * self.doc.fill_to)
 
     @property
     def prefix_tokens(self) -> tuple[int, int]:
@@ -176,7 +215,24 @@ class Collator:
 
     def doc_batch(self, rows: np.ndarray) -> TokenBatch:
         """Lay out docs in sequences of their own; `rows` [docs] are rows of the doc store."""
-        return self.doc.lay_out([(self.docs, rows, self.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64)))])
+        lengths = self.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64))
+        if self.windows is None:
+            return self.doc.lay_out([(self.docs, rows, lengths)])
+        whole = Part(self.docs, rows, lengths)
+        part, cut = window_parts(self.windows, whole, self.prefix_tokens[1], self.title_lengths)
+        return with_windows(self.doc.lay_out([part]), cut)
+
+    def _pair_batch(
+        self, query_rows: np.ndarray, query_lengths: np.ndarray, doc_rows: np.ndarray, doc_lengths: np.ndarray
+    ) -> TokenBatch:
+        """Lay out pairs, each as one row or as one row per window of the doc; all arguments are [docs]."""
+        if self.windows is None:
+            return self.pair.lay_out([(self.queries, query_rows, query_lengths), (self.docs, doc_rows, doc_lengths)])
+        pairs = Pairs(self.queries, self.docs, query_rows, query_lengths, doc_rows, self.prefix_tokens)
+        whole = Part(self.docs, doc_rows, doc_lengths)
+        part, cut = window_parts(self.windows, whole, self.prefix_tokens[1], self.title_lengths, pairs)
+        query = Part(self.queries, query_rows[cut.docs], query_lengths[cut.docs])
+        return with_windows(self.pair.lay_out([query, part]), cut)
 
     def group_sizes(self, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
         """Return the tokens of each group's batch rows, int64 [groups].
@@ -188,9 +244,8 @@ class Collator:
         mask = doc_rows >= 0
         query_lengths = self.query_lengths(query_rows)
         doc_lengths = self.doc_lengths(np.where(mask, doc_rows, 0), query_lengths[:, None])
-        if self.reads == "pairs":
-            return ((doc_lengths + query_lengths[:, None] + self.pair.num_special) * mask).sum(axis=1)
-        return self.query.row_lengths(query_lengths) + (self.doc.row_lengths(doc_lengths) * mask).sum(axis=1)
+        sizes = (self.doc_sizes(doc_lengths, query_lengths[:, None]) * mask).sum(axis=1)
+        return sizes if self.reads == "pairs" else self.query.row_lengths(query_lengths) + sizes
 
     def collate(
         self, query_rows: np.ndarray, doc_rows: np.ndarray, labels: np.ndarray, group_ids: np.ndarray, share: float
@@ -214,14 +269,11 @@ class Collator:
         doc_row_ids = query_row_ids[group_of_doc] + 1 + torch.from_numpy(slot_of_doc)
         batches: dict[str, Any] = {}
         if self.reads == "pairs":
-            texts = [
-                (self.queries, query_rows[group_of_doc], query_lengths[group_of_doc]),
-                (self.docs, flat_docs, doc_lengths),
-            ]
-            batches["pairs"] = replace(self.pair.lay_out(texts), row_ids=doc_row_ids)
+            texts = query_rows[group_of_doc], query_lengths[group_of_doc], flat_docs, doc_lengths
+            batches["pairs"] = with_row_ids(self._pair_batch(*texts), doc_row_ids)
         else:
             batches["queries"] = replace(self.query_batch(query_rows), row_ids=query_row_ids)
-            batches["docs"] = replace(self.doc_batch(flat_docs), row_ids=doc_row_ids)
+            batches["docs"] = with_row_ids(self.doc_batch(flat_docs), doc_row_ids)
         return RankBatch(
             labels=torch.from_numpy(np.where(mask, labels, 0.0).astype(np.float32)),
             doc_mask=torch.from_numpy(mask),

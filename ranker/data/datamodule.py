@@ -25,6 +25,7 @@ from ranker.data.template import Affixes
 from ranker.data.token_store import TokenStore, token_store
 from ranker.data.trec import read_candidates, read_run
 from ranker.data.triples import triple_rows
+from ranker.data.window_rows import check_room
 from ranker.errors import ConfigError, DataError
 from ranker.hashing import fingerprint_texts
 from ranker.types import Run
@@ -45,6 +46,7 @@ class BatchOptions:
         depth: Negatives are drawn from this many top candidates.
         min_micro_batches: Smallest number of micro-batches per device and step (`trainer.accumulate_grad_batches`).
         workers: Worker processes that prefetch batches.
+        grows: Whether a training raises `max_tokens` to the tokens of the largest group, where that is more.
     """
 
     queries: int = 32
@@ -55,6 +57,7 @@ class BatchOptions:
     depth: int = 100
     min_micro_batches: int = 1
     workers: int = 0
+    grows: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,10 +105,12 @@ class RankData(pl.LightningDataModule):
         train_docs: TrainDocs = TrainDocs(),
     ) -> None:
         super().__init__()
+        check_room(inputs, limits)
         self.splits, self.inputs, self.batch_options, self.limits = splits, inputs, batch_options, limits
         self.depth, self.seed, self.cache_dir, self.train_docs = depth, seed, Path(cache_dir), train_docs
         self._stores: dict[str, TokenStore] = {}
         self._samplers: dict[int, GroupSampler] = {}
+        self._logged_budget = False
 
     # token stores
     # -----------------------------------------------------------------------------------------------------------------
@@ -156,9 +161,18 @@ class RankData(pl.LightningDataModule):
             )
         return self._stores[key]
 
+    def _title_lengths(self, collection: Collection) -> np.ndarray | None:
+        """Return the tokens of each doc's title in the order of the doc store, if windows repeat it."""
+        windows, docs = self.inputs.windows, collection.docs
+        if windows is None or not windows.title:
+            return None
+        titles: Callable[[], Iterable[tuple[str, str]]] = lambda: ((doc.doc_id, doc.title) for doc in docs)  # noqa: E731
+        return self._store("titles", titles, docs.fingerprint, windows.title, Affixes()).lengths
+
     def collator(self, collection: Collection) -> Collator:
         """Return the collator over a collection's token stores; builds the stores or opens them."""
-        return Collator.of(self.inputs, self._query_store(collection), self._doc_store(collection), self.limits)
+        queries, docs = self._query_store(collection), self._doc_store(collection)
+        return Collator.of(self.inputs, queries, docs, self.limits, self._title_lengths(collection))
 
     # training
     # ------------------------------------------------------------------------------------------------------------------
@@ -229,22 +243,37 @@ class RankData(pl.LightningDataModule):
             self._warn_of_few_groups(len(self._samplers[id(collection)]))
         sampler = self._samplers[id(collection)]
         docs = 2 if isinstance(sampler, TripleGroups) else self.batch_options.docs
-        largest = _largest_group(collator, docs)
-        if largest > self.batch_options.max_tokens:
-            raise ConfigError(
-                f"batch.max_tokens: expected at least {largest}, the tokens of the largest possible group of {docs} "
-                f"docs, got {self.batch_options.max_tokens}; raise it, or lower batch.docs or max_doc_tokens"
-            )
         plan = StepPlan(
             len(sampler),
             self.batch_options.queries,
-            self.batch_options.max_tokens,
+            self._budget(_largest_group(collator, docs), docs),
             self.seed,
             self.batch_options.min_micro_batches,
         )
         in_batch = self.train_docs.in_batch
         positives = KnownPositives.of(collection, collator.queries, collator.docs) if in_batch else None
         return TrainSteps(plan, sampler, collator, rank, world, positives, self.train_docs.whole_step)
+
+    def _budget(self, largest: int, docs: int) -> int:
+        """Return the token budget of a micro-batch, which has room for the largest possible group of `docs` docs."""
+        budget = self.batch_options.max_tokens
+        if largest <= budget:
+            return budget
+        if not self.batch_options.grows:
+            raise ConfigError(
+                f"batch.max_tokens: expected at least {largest}, the tokens of the largest possible group of {docs} "
+                f"docs, got {budget}; raise it, or lower batch.docs or max_doc_tokens"
+            )
+        if not self._logged_budget:
+            self._logged_budget = True
+            rank_zero_only(log.info)(
+                "batch.max_tokens: %d in place of %d, the tokens of the largest possible group of %d docs; for less "
+                "memory lower batch.docs or max_doc_tokens",
+                largest,
+                budget,
+                docs,
+            )
+        return largest
 
     def _warn_of_few_groups(self, num_groups: int) -> None:
         groups = min(num_groups, self.batch_options.queries)
@@ -322,8 +351,9 @@ def _read_teacher(path: str | Path, collection: Collection) -> Run:
 
 def _largest_group(collator: Collator, docs: int) -> int:
     """Return an upper bound of a group's tokens, from the longest query and the longest doc of the stores."""
-    query = min(int(collator.queries.lengths.max(initial=0)), collator.max_query_tokens)
-    doc = min(int(collator.docs.lengths.max(initial=0)), collator.max_doc_tokens)
-    if collator.reads == "pairs":
-        return docs * min(query + doc + collator.pair.num_special, collator.max_pair_tokens)
-    return int(collator.query.row_lengths(np.array(query)) + docs * collator.doc.row_lengths(np.array(doc)))
+    query = np.array(min(int(collator.queries.lengths.max(initial=0)), collator.max_query_tokens))
+    doc = np.array(min(int(collator.docs.lengths.max(initial=0)), collator.max_doc_tokens))
+    if collator.reads != "pairs":
+        return int(collator.query.row_lengths(query) + docs * collator.doc_sizes(doc, query))
+    size = int(collator.doc_sizes(doc, query))
+    return docs * (size if collator.windows is not None else min(size, collator.max_pair_tokens))

@@ -221,14 +221,14 @@ class ScoreBatches(Dataset[ScoreBatch]):
     def _pair_batches(self) -> list[np.ndarray]:
         """Batches of pairs: by length, which keeps padding small for encoders that need it, or query by query."""
         query_lengths = self.collator.query_lengths(self.query_rows)
-        sizes = query_lengths + self.collator.doc_lengths(self.doc_rows, query_lengths) + self.collator.pair.num_special
+        sizes = self.collator.doc_sizes(self.collator.doc_lengths(self.doc_rows, query_lengths), query_lengths)
         order = np.arange(len(sizes)) if self.collator.by_query else np.argsort(-sizes, kind="stable")
         return fill(order, sizes[order], self.max_tokens)
 
     def _query_batches(self) -> list[np.ndarray]:
         """Batches of whole queries in order while they fit; the docs of a large query fill several batches."""
         query_lengths = self.collator.query_lengths(self.query_rows)
-        sizes = self.collator.doc.row_lengths(self.collator.doc_lengths(self.doc_rows, query_lengths))
+        sizes = self.collator.doc_sizes(self.collator.doc_lengths(self.doc_rows, query_lengths), query_lengths)
         first = np.zeros(self.num_slots, dtype=np.int64)
         starts = self.candidates.offsets[:-1][np.diff(self.candidates.offsets) > 0]
         first[starts] = self.collator.query.row_lengths(query_lengths[starts])

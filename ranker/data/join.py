@@ -12,7 +12,7 @@ from ranker.types import RankBatch, TokenBatch
 
 
 def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
-    """Concatenate the rows of ragged batches; row ids and numbers of keys are kept if all batches have them."""
+    """Concatenate the rows of ragged batches; row ids, keys and windows are kept if all batches have them."""
     if len(batches) == 1:
         return batches[0]
     ends = np.cumsum([0, *(batch.num_tokens for batch in batches)])
@@ -22,6 +22,7 @@ def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
     ]
     row_ids = [batch.row_ids for batch in batches if batch.row_ids is not None]
     attended = [batch.attended for batch in batches if batch.attended is not None]
+    windows = [batch.windows for batch in batches if batch.windows is not None]
     has_attended = len(attended) == len(batches)
     return TokenBatch(
         torch.cat([batch.tokens for batch in batches]),
@@ -31,6 +32,8 @@ def concatenate(batches: Sequence[TokenBatch]) -> TokenBatch:
         attended=torch.cat(attended) if has_attended else None,
         num_attended=sum(batch.num_attended for batch in batches) if has_attended else 0,
         row_ids=torch.cat(row_ids) if len(row_ids) == len(batches) else None,
+        windows=torch.cat(windows) if len(windows) == len(batches) else None,
+        max_windows=max(batch.max_windows for batch in batches),
     )
 
 

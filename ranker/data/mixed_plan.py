@@ -43,7 +43,8 @@ class MixedPlan:
 
     def __init__(self, plans: Sequence[StepPlan], counts: Sequence[int], one_set: bool = False) -> None:
         self.plans, self.counts, self.one_set = tuple(plans), tuple(counts), one_set
-        self.seed, self.micro_batches = plans[0].seed, plans[0].micro_batches
+        # a micro-batch may hold groups of any set, so the largest budget counts
+        self.seed, self.micro_batches = plans[0].seed, max(plans, key=lambda plan: plan.max_tokens).micro_batches
         self.groups_per_step = plans[0].groups_per_step
         # In batches of one set: the steps of each set in an epoch
         self._set_steps = [-(-count // self.groups_per_step) for count in counts]

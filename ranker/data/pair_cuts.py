@@ -67,7 +67,7 @@ def warn_of_other_cuts(steps: TrainSteps | MixedSteps, where: str = "model/") ->
         for name, part in steps.sets.items():
             warn_of_other_cuts(part, f"{where}, set {name}")
         return
-    if steps.collator.pair.affixes:  # other programs do not know the prompt
+    if steps.collator.pair.affixes or steps.collator.windows is not None:  # other programs know neither
         return
     groups = np.arange(min(len(steps.sampler), CHECKED_GROUPS))
     doc_rows, _ = steps.sampler.draw(0, groups)

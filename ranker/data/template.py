@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,24 @@ import torch
 from ranker.data.ragged import ranges, row_offsets
 from ranker.data.token_store import TokenStore
 from ranker.types import TokenBatch
+
+
+class Part(NamedTuple):
+    """The tokens that rows take of one of their texts.
+
+    Attributes:
+        store: The text's token store.
+        rows: Row of each text in the store [rows].
+        lengths: Tokens to take of each text [rows], those of `heads` not counted; see `Template.kept`.
+        starts: Where these tokens begin in the text [rows]; None: at its first token.
+        heads: Number of the text's first tokens to put before them [rows]; None: none.
+    """
+
+    store: TokenStore
+    rows: np.ndarray
+    lengths: np.ndarray
+    starts: np.ndarray | None = None
+    heads: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -154,20 +172,21 @@ class Template:
         """
         return np.maximum(text_lengths + self.num_special, self.fill_to)
 
-    def lay_out(self, texts: Sequence[tuple[TokenStore, np.ndarray, np.ndarray]]) -> TokenBatch:
+    def lay_out(self, texts: Sequence[Part | tuple[TokenStore, np.ndarray, np.ndarray]]) -> TokenBatch:
         """Copy stored tokens into one ragged batch.
 
         Args:
-            texts: For each text of a row, the query's first: its store, the store rows [rows] and the number of tokens
-                to take [rows], see `kept`.
+            texts: What rows take of each of their texts, the query's first.
         """
-        rows, order = len(texts[0][1]), range(len(texts))
+        parts = [Part(*text) for text in texts]
+        rows, order = len(parts[0].rows), range(len(parts))
         if self.doc_first:
-            order, texts = order[::-1], texts[::-1]
+            order, parts = order[::-1], parts[::-1]
         # Widths of the blocks of a row: special tokens, text, special tokens, ..., filling
         widths = [np.full(rows, len(self.specials[0]))]
-        for (_, _, lengths), after in zip(texts, self.specials[1:], strict=True):
-            widths += [lengths, np.full(rows, len(after))]
+        for part, after in zip(parts, self.specials[1:], strict=True):
+            taken = part.lengths if part.heads is None else part.lengths + part.heads
+            widths += [taken, np.full(rows, len(after))]
         unfilled_lengths = np.sum(widths, axis=0)
         block_widths = np.stack([*widths, np.maximum(self.fill_to - unfilled_lengths, 0)], axis=1)
         starts = np.cumsum(block_widths.ravel()).reshape(block_widths.shape) - block_widths
@@ -180,14 +199,20 @@ class Template:
                 segments[starts[:, 2 * i] + j] = (
                     self.special_segments[i][j] if self.special_segments else self.segments[max(i - 1, 0)]
                 )
-        for i, (store, store_rows, lengths) in enumerate(texts):
+        for i, (store, store_rows, lengths, begins, heads) in enumerate(parts):
+            target_starts, first = starts[:, 2 * i + 1], store.offsets[store_rows]
+            if heads is not None:
+                target = ranges(target_starts, heads)
+                tokens[target], segments[target] = store.tokens[ranges(first, heads)], self.segments[i]
+                target_starts = target_starts + heads
+            if begins is not None:
+                first = first + begins
             suffix = self.affixes_of(order[i]).suffix_tokens
             if suffix:  # a whole text brings its suffix, whose tokens may differ from those of the suffix alone
-                whole = store.offsets[store_rows + 1] - store.offsets[store_rows] == lengths + suffix
+                whole = store.offsets[store_rows + 1] - first == lengths + suffix
                 lengths = lengths + suffix * whole
-            target = ranges(starts[:, 2 * i + 1], lengths)
-            tokens[target] = store.tokens[ranges(store.offsets[store_rows], lengths)]
-            segments[target] = self.segments[i]
+            target = ranges(target_starts, lengths)
+            tokens[target], segments[target] = store.tokens[ranges(first, lengths)], self.segments[i]
         row_lengths = block_widths.sum(axis=1)
         masked_fill = self.fill_to > 0 and not self.attend_fill
         return TokenBatch(

@@ -131,9 +131,16 @@ class NativeHead(nn.Module):
             return self._run(layout.pad(states), self._with_one_end(tokens), layout.mask.long())
         return self.of_pooled(states.index_select(0, self._edges(batch)), batch)
 
-    def of_pooled(self, states: Tensor, batch: TokenBatch) -> Tensor:
-        """Return logits [rows, labels] from the states [rows, dim] of the first or the last tokens (`reads`)."""
-        tokens = batch.tokens.index_select(0, self._edges(batch)).unsqueeze(1)
+    def of_pooled(self, states: Tensor, batch: TokenBatch, rows: Tensor | None = None) -> Tensor:
+        """Return logits [rows, labels] from the states [rows, dim] of the first or the last tokens (`reads`).
+
+        Args:
+            states: One state per row.
+            batch: The batch of these states.
+            rows: The rows of the batch that they belong to, int64; None: all.
+        """
+        edges = self._edges(batch) if rows is None else self._edges(batch).index_select(0, rows)
+        tokens = batch.tokens.index_select(0, edges).unsqueeze(1)
         return self._run(states.unsqueeze(1), tokens, torch.ones_like(tokens))
 
     @property

@@ -12,6 +12,7 @@ import numpy as np
 
 from ranker.data.ranking import require_finite, separate_ties
 from ranker.data.trec import write_run
+from ranker.evaluation.by_length import Lengths, measures_by_length, print_by_length
 from ranker.evaluation.metrics import Evaluation, evaluate
 from ranker.evaluation.significance import holm, randomisation_test, t_test, wins_losses_ties
 from ranker.files import write_whole
@@ -43,7 +44,7 @@ def first_stage_run(collection: Collection, depth: int) -> Run | None:
 
 def write_evaluation(
     folder: str | Path, run: Run, collection_qrels: Qrels, measures: Sequence[str],
-    relevance: int = 1, baseline: Run | None = None, tag: str = "ranker",
+    relevance: int = 1, baseline: Run | None = None, tag: str = "ranker", lengths: Lengths | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Measure a run and write `run.trec`, `per_query.jsonl` and `metrics.json`.
 
@@ -61,9 +62,11 @@ def write_evaluation(
         relevance: Smallest grade that binary measures count as relevant, unless the measure's name sets one.
         baseline: A run to compare with, on the same judged queries.
         tag: Last column of the run.
+        lengths: Lengths of the relevant docs, for measures by length; None: no such measures.
 
     Returns:
-        The content of `metrics.json`: measures, num_queries, warnings, and with a baseline the comparison.
+        The content of `metrics.json`: measures, num_queries, warnings, with a baseline the comparison, and with
+        lengths `by_length` (see `measures_by_length`).
 
     Raises:
         DataError: A score of the run or of the baseline is not finite.
@@ -83,6 +86,9 @@ def write_evaluation(
         reference = evaluate(baseline, collection_qrels, measures, relevance)
         metrics["warnings"] += [f"baseline: {warning}" for warning in reference.warnings]
         metrics["comparison"] = compare(evaluation, reference)
+    if lengths is not None and evaluation.num_queries:
+        runs = [run] if reference is None or baseline is None else [run, baseline]
+        metrics["by_length"] = measures_by_length(runs, collection_qrels, lengths, measures, relevance)
     write_run(folder / "run.trec", run, tag)
     with suppress(OSError):  # an old metrics.json does not describe the new run.trec
         (folder / "metrics.json").unlink()
@@ -169,6 +175,8 @@ def print_table(name: str, metrics: Mapping[str, Any], console: Console | None =
                 "dim",
             )
         )
+    if metrics.get("by_length"):
+        print_by_length(metrics["by_length"], console)
     for warning in metrics["warnings"]:
         console.print(Text(f"warning: {warning}", "yellow"))
 

@@ -62,6 +62,7 @@ class DPR(nn.Module):
     reads = "texts"
     training_keys = ("in_batch_negatives", "symmetric")
     vectors = "one"
+    takes_windows = True
 
     def __init__(
         self,
@@ -177,14 +178,28 @@ class DPR(nn.Module):
         # the gradient ignores the limit: otherwise a temperature below it would never change again
         return (self.log_temperature + (limited - self.log_temperature).detach()).exp()
 
+    @property
+    def vector_dim(self) -> int:
+        """Size of a doc's vector."""
+        return self.dim
+
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
         assert batch.queries is not None and batch.docs is not None
-        queries, docs = self.encode_queries(batch.queries), self.encode_docs(batch.docs)
-        owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
+        return self.score_grid(self.encode_queries(batch.queries), self.encode_docs(batch.docs), batch.doc_mask)
+
+    def score_grid(self, queries: TextVectors, docs: TextVectors, doc_mask: Tensor) -> Tensor:
+        """Return scores [batch, docs] of each query with the docs of its group, from one vector each.
+
+        Args:
+            queries: Vectors of the queries.
+            docs: Vectors of the docs, in the order of the True cells of `doc_mask`.
+            doc_mask: True for real docs, bool [batch, docs].
+        """
+        owners = doc_mask.nonzero_static(size=docs.num_texts)[:, 0]
         with torch.autocast(docs.values.device.type, enabled=False):
             scores = (queries.values.index_select(0, owners) * docs.values).sum(1) / self.divisor()
-        return to_grid(scores, batch.doc_mask)
+        return to_grid(scores, doc_mask)
 
     def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:
         """Write a folder that sentence-transformers loads, see `ranker.export.sentence_transformers.write`.

@@ -22,7 +22,10 @@ class Scorer(Protocol):
     A cross-encoder with a layout of its own has a method `pair_layout`, which returns a `Template`.
     Two more class attributes may be left out. `training_keys` names the keys of its yaml that say how it is trained; a
     training from a stored model may change them. `program_keys` names the keys of its yaml that the program reads
-    itself and does not pass to the constructor. Both are tuples of names.
+    itself and does not pass to the constructor. Both are tuples of names. `takes_windows = True` says that the rows of
+    a doc may be windows of it, each scored by itself (`ranker.passages.windowed`). Such a scorer has `vector_dim`, and
+    a cross-encoder `row_vectors` and `vector_scores`, for aggregations of window vectors (see `MonoBERT`); a
+    bi-encoder has `score_grid` (see `DPR`).
 
     Attributes:
         reads: `pairs` (query and doc in one sequence: a cross-encoder) or `texts` (each by itself: a `BiEncoder`).
@@ -75,8 +78,8 @@ class BiEncoder(Scorer, Protocol):
     """A scorer that encodes queries and docs separately, so that it can search a collection of encoded docs.
 
     Attributes:
-        vectors: `one` (a vector per text), `tokens` (a vector per token) or `terms` (a sparse vector per text, with a
-            weight of at least 0 for each word of the vocabulary).
+        vectors: `one` (a vector per text), `tokens` (a vector per token), `windows` (a vector per window of a doc) or
+            `terms` (a sparse vector per text, with a weight of at least 0 for each word of the vocabulary).
         similarity: `cosine` (vectors have length 1) or `dot`. Both are inner products.
         dim: Size of a vector.
         doc_encoder: Encoder of docs; None: `encoder`.

@@ -7,7 +7,7 @@ has a linear head on the last token's state.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from ranker.export._prompt import trained_prompt
 from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import full_precision
 from ranker.models._pair_prompt import filled, in_chat, pair_layout, token_of
-from ranker.types import RankBatch
+from ranker.types import RankBatch, TokenBatch
 
 DEFAULT_PROMPT = (
     "{instruction}\n\nQuery: {query}\n\nDocument: {doc}\n\nIs the document relevant to the query? Answer Yes or No.\n"
@@ -56,6 +56,7 @@ class LMReranker(nn.Module):
 
     reads = "pairs"
     decoder_only = True
+    takes_windows = True
     text_limits: tuple[int, int] | None = None
 
     def __init__(
@@ -107,14 +108,26 @@ class LMReranker(nn.Module):
         """Return scores [batch, docs]; 0 in cells without a doc."""
         assert batch.pairs is not None
         if self.encoder.execution.share_prefix:
-            states = self.encoder.last_of_groups(batch.pairs, batch.doc_mask.sum(1).tolist())
+            vectors = full_precision(self.encoder.last_of_groups(batch.pairs, batch.doc_mask.sum(1).tolist()))
         else:
-            states = self.encoder.pooled(batch.pairs, "last")
+            vectors = self.row_vectors(batch.pairs)
+        return to_grid(self.vector_scores(vectors), batch.doc_mask)
+
+    @property
+    def vector_dim(self) -> int:
+        """Size of the vector that the head reads of a row."""
+        return self.encoder.dim
+
+    def row_vectors(self, rows: TokenBatch) -> Tensor:
+        """Return the state of each row's last token, which the head reads, [rows, dim]."""
+        return full_precision(self.encoder.pooled(rows, "last"))
+
+    def vector_scores(self, vectors: Tensor, *_rows: Any) -> Tensor:
+        """Return scores [vectors] of vectors as `row_vectors` returns them, [vectors, dim]."""
         # without autocast: bf16 scores above 2 are 1/64 apart, so good candidates would tie
-        with torch.autocast(states.device.type, enabled=False):
-            logits = full_precision(self.head(full_precision(states)))
-        scores = logits[:, 0] if logits.shape[1] == 1 else logits[:, 0] - logits[:, 1]
-        return to_grid(scores, batch.doc_mask)
+        with torch.autocast(vectors.device.type, enabled=False):
+            logits = full_precision(self.head(vectors))
+        return logits[:, 0] if logits.shape[1] == 1 else logits[:, 0] - logits[:, 1]
 
     def save(self, folder: Path, max_tokens: int) -> None:
         """Write a folder that transformers loads, see `ranker.export.language_model.write`.

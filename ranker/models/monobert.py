@@ -53,6 +53,7 @@ class MonoBERT(nn.Module):
 
     reads = "pairs"
     takes_prompt = True
+    takes_windows = True
     text_limits: tuple[int, int] | None = None
 
     def __init__(
@@ -114,23 +115,57 @@ class MonoBERT(nn.Module):
         assert batch.pairs is not None
         if isinstance(self.head, NativeHead) and self.head.reads == "all":
             return self.read(self.encoder(batch.pairs), batch.pairs)
-        pooling = READS[self.head.reads] if isinstance(self.head, NativeHead) else self.pooling
-        return self._head_logits(self.encoder.pooled(batch.pairs, pooling), batch.pairs)
+        return self._vector_logits(self.row_vectors(batch.pairs), batch.pairs)
 
     def read(self, states: Tensor, batch: TokenBatch) -> Tensor:
         """Return the logits of rows from the states of all their tokens [tokens, dim], float32, [rows, num_labels]."""
         if not isinstance(self.head, NativeHead):
-            return self._head_logits(pool(states, batch, self.pooling), batch)
+            return self._vector_logits(self._pooled(pool(states, batch, self.pooling)), batch)
         with torch.autocast(states.device.type, enabled=False):
             return _full(self.head(_full(states), batch))
 
-    def _head_logits(self, pooled: Tensor, batch: TokenBatch) -> Tensor:
-        """Return the logits of rows from their pooled states [rows, dim]."""
+    @property
+    def vector_dim(self) -> int:
+        """Size of the vector that the head reads of a row.
+
+        Raises:
+            ConfigError: The head reads the states of all tokens.
+        """
+        if isinstance(self.head, NativeHead) and self.head.reads == "all":
+            raise ConfigError(
+                "passages: expected a head that reads one vector of a row, got one that reads all its states; set "
+                "model.head=own, or passages=maxp"
+            )
+        return self.encoder.dim
+
+    def row_vectors(self, rows: TokenBatch) -> Tensor:
+        """Return the vectors that the head reads, [rows, dim]."""
+        pooling = READS[self.head.reads] if isinstance(self.head, NativeHead) else self.pooling
+        return self._pooled(self.encoder.pooled(rows, pooling))
+
+    def vector_scores(self, vectors: Tensor, rows: TokenBatch, chosen: Tensor) -> Tensor:
+        """Return scores [vectors] of vectors in place of those of some rows.
+
+        Args:
+            vectors: As `row_vectors` returns them, [vectors, dim].
+            rows: Rows, of which native heads read the first or the last token.
+            chosen: A row for each vector, int64 [vectors].
+        """
+        logits = self._vector_logits(vectors, rows, chosen)
+        return logits[:, 0] if logits.shape[1] == 1 else logits[:, 1] - logits[:, 0]
+
+    def _pooled(self, pooled: Tensor) -> Tensor:
+        """Return the vectors that the head reads from pooled states [rows, dim]."""
         # without autocast: bf16 scores above 2 are 1/64 apart, so good candidates would tie
         with torch.autocast(pooled.device.type, enabled=False):
+            vectors: Tensor = _full(pooled) if isinstance(self.head, NativeHead) else self.pooler(pooled)
+            return vectors
+
+    def _vector_logits(self, vectors: Tensor, batch: TokenBatch, chosen: Tensor | None = None) -> Tensor:
+        with torch.autocast(vectors.device.type, enabled=False):
             if isinstance(self.head, NativeHead):
-                return _full(self.head.of_pooled(_full(pooled), batch))
-            return _full(self.head(self.dropout(self.pooler(pooled))))
+                return _full(self.head.of_pooled(vectors, batch, chosen))
+            return _full(self.head(self.dropout(vectors)))
 
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs]; 0 in cells without a doc."""

@@ -117,6 +117,7 @@ class Multitask(MonoBERT):
 
     program_keys = ("auto", "labels", "sampling", "weighting")
     takes_prompt = False  # the rows of other tasks have none
+    takes_windows = False  # nor windows
     training_keys = ("labels", "sampling", "weighting")
 
     def __init__(

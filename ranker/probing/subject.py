@@ -95,8 +95,9 @@ class Subject:
             CheckpointError: The folder holds no trained ranker, or the ranker has no encoder.
         """
         from ranker.checkpoint import load_scorer  # imported here: it also imports the configuration code
+        from ranker.passages.windowed import scorer_of_windows
 
-        scorer = load_scorer(path, weights)
+        scorer = scorer_of_windows(load_scorer(path, weights))  # its encoder reads whole pairs up to the limits
         encoder = getattr(scorer, "encoder", None)
         if not isinstance(encoder, Encoder):
             raise CheckpointError(

@@ -48,7 +48,8 @@ def scorer_hash(scorer: Scorer) -> str:
     for encoder in (scorer.encoder, doc_encoder or scorer.encoder):
         digest.update(repr([getattr(encoder.config, key, None) for key in ARCHITECTURE]).encode())
     digest.update(tokenizer_fingerprint(scorer.encoder.tokenizer).encode())
-    settings = scorer.settings() if is_bi_encoder(scorer) else {"pooling": getattr(scorer, "pooling", None)}
+    own = getattr(scorer, "settings", None)
+    settings = {"pooling": getattr(scorer, "pooling", None)} if own is None else own()
     digest.update(json.dumps(settings, sort_keys=True).encode())
     return digest.hexdigest()
 
@@ -145,7 +146,8 @@ def _encode_shard(
     scorer: BiEncoder, collator: Collator, rows: np.ndarray, folder: Path, description: Description, device: Device
 ) -> None:
     """Encode the docs of one shard, longest first, and write its files."""
-    lengths = collator.doc.row_lengths(collator.doc_lengths(rows, np.zeros(len(rows), dtype=np.int64)))
+    no_query = np.zeros(len(rows), dtype=np.int64)
+    lengths = collator.doc_sizes(collator.doc_lengths(rows, no_query), no_query)
     order = np.argsort(-lengths, kind="stable")
     batches = fill(order, lengths[order], device.max_tokens)
     counts = np.ones(len(rows), dtype=np.int32)

@@ -132,15 +132,18 @@ class ContrastiveModule(RerankModule):
         Each device fills in the vectors of its texts and leaves zeros elsewhere; a sum over devices completes them.
         """
         query_counts = doc_counts = None
-        if self.scorer.vectors == "tokens":  # several vectors per text; their number is known before encoding
-            query_counts, doc_counts = (
-                torch.zeros(n, dtype=torch.int64, device=self.device) for n in (step.num_groups, step.num_docs)
-            )
-            for batch, (query_rows, doc_rows) in zip(step.micro_batches, text_rows, strict=True):
-                assert batch.queries is not None and batch.docs is not None
+        # several vectors per text; their number is known before encoding
+        if self.scorer.vectors == "tokens":
+            query_counts = torch.zeros(step.num_groups, dtype=torch.int64, device=self.device)
+            for batch, (query_rows, _) in zip(step.micro_batches, text_rows, strict=True):
+                assert batch.queries is not None
                 query_counts[query_rows] = batch.queries.cu_seqlens.diff().long()
-                doc_counts[doc_rows] = self.scorer.doc_vector_counts(batch.docs)
             _sum_over_devices(query_counts)
+        if self.scorer.vectors != "one":
+            doc_counts = torch.zeros(step.num_docs, dtype=torch.int64, device=self.device)
+            for batch, (_, doc_rows) in zip(step.micro_batches, text_rows, strict=True):
+                assert batch.docs is not None
+                doc_counts[doc_rows] = self.scorer.doc_vector_counts(batch.docs)
             _sum_over_devices(doc_counts)
         queries, docs = self._zero_vectors(step.num_groups, query_counts), self._zero_vectors(step.num_docs, doc_counts)
         with torch.no_grad():
@@ -299,7 +302,7 @@ def _rows_in_step(batch: RankBatch, contrast: Contrast) -> tuple[Tensor, Tensor]
     counts = batch.doc_mask.sum(1)
     starts = pad(torch.bincount(contrast.owners, minlength=contrast.mask.shape[0]).cumsum(0), (1, 0))[batch.group_ids]
     assert batch.docs is not None
-    return batch.group_ids, tensor_ranges(starts, counts, batch.docs.num_rows)
+    return batch.group_ids, tensor_ranges(starts, counts, batch.docs.num_texts)
 
 
 def _sum_over_devices(values: Tensor) -> None:

@@ -106,6 +106,7 @@ class Job:
     small_blocks: bool = False
     fault: str = ""
     precision: str | None = None
+    passages: str = ""
 
 
 def train(job: Job) -> dict[str, Any]:
@@ -124,6 +125,9 @@ def train(job: Job) -> dict[str, Any]:
             else {"temperature": 0.5}
         )
         scorer, loss = DPR(encoder, learn_temperature=True, symmetric=True, **options), LCE()
+    symmetric = scorer.symmetric
+    if job.passages:
+        scorer = invariance_run.by_windows(scorer, job.passages)
     data = RankData(
         Splits(groups, groups, {}),
         ScorerInputs.of(scorer),
@@ -137,7 +141,7 @@ def train(job: Job) -> dict[str, Any]:
     )
     optimizer = torch.optim.AdamW if job.optimizer == "adamw" else torch.optim.SGD
     module = (OnePass if job.one_pass else faulty(job.fault))(
-        scorer, ["nDCG@10", "RR"], symmetric=scorer.symmetric, loss=loss,
+        scorer, ["nDCG@10", "RR"], symmetric=symmetric, loss=loss,
         optimization=Optimization(
             lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.1),
             lambda step, total: linear(step, total, warmup=2),

@@ -16,6 +16,7 @@ from transformers import BertModel
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.windows import Windows
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.lora import LoRA
@@ -26,6 +27,9 @@ from ranker.losses.reinforce import Reinforce
 from ranker.models.lm_reranker import LMReranker
 from ranker.models.mono_t5 import MonoT5
 from ranker.models.monobert import MonoBERT
+from ranker.passages.maxp import MaxP
+from ranker.passages.parade_transformer import ParadeTransformer
+from ranker.passages.windowed import Windowed
 from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.schedules import linear
 
@@ -80,6 +84,12 @@ def names_of(data: RankData, index: int, world: int = 1) -> dict[int, list[int]]
     return dict(found)
 
 
+def by_windows(scorer: Any, aggregation: str) -> Windowed:
+    """The scorer by windows of 8 tokens: at most 4 of a doc, which BM25 selects if it reads pairs."""
+    windows = Windows(8, 6, most=4, select="bm25" if scorer.reads == "pairs" else "first")
+    return Windowed.of(scorer, windows, MaxP() if aggregation == "maxp" else ParadeTransformer(scorer.vector_dim))
+
+
 class Losses(pl.Callback):
     """Collects the loss of each step in full precision."""
 
@@ -113,6 +123,7 @@ class Job:
     double: bool = False
     optimizer: str = "adamw"
     fault: str = ""
+    passages: str = ""
 
 
 def monobert() -> MonoBERT:
@@ -139,7 +150,9 @@ def train(job: Job) -> dict[str, Any]:
     """Run the training of a job; returns losses, weights and validation measures."""
     pl.seed_everything(1, verbose=False)
     groups = collection(9)  # steps of 4, 4 and 1 groups: one of two processes has no group in the third
-    scorer = SCORERS[job.model]()
+    scorer: Any = SCORERS[job.model]()
+    if job.passages:
+        scorer = by_windows(scorer, job.passages)
     data = RankData(
         Splits(groups, groups, {}),
         ScorerInputs.of(scorer),

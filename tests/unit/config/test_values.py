@@ -49,10 +49,10 @@ VALUES = [
 COMPOSED = {
     "train": [
         ["encoder=tiny"],
-        ["model=dpr", "loss=bce", "optim=sgd", "schedule=cosine", "callbacks=early_stopping"],
+        ["model=dpr", "loss=bce", "optim=sgd", "schedule=cosine", "callbacks=early_stopping", "passages=meanp"],
         ["model=colbert", "loss=lambda_loss", "schedule=constant", "data=msmarco_passage", "logger=wandb"],
         ["model=multitask", "loss=hinge", "data=files", "data.path=."],
-        ["loss=margin_mse"],
+        ["loss=margin_mse", "passages=parade_transformer"],
         ["loss=listnet"],
         [
             "data=mixed",
@@ -284,7 +284,7 @@ def test_pc2_05_a_training_of_no_step_is_refused_and_0_is_not_unset(composed, va
 
 
 def test_a_group_that_is_no_mapping_is_refused(composed):
-    for group in ("callbacks", "logger", "optim", "schedule", "data", "encoder", "model"):
+    for group in ("callbacks", "logger", "optim", "schedule", "data", "encoder", "model", "passages"):
         for value in (1, "a b", True, [1], {"a": 1}) if group != "logger" else (1, "a b", True, [1]):
             cfg = composed["train", 0].copy()
             cfg[group] = value

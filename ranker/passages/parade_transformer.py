@@ -1,0 +1,62 @@
+"""PARADE's transformer over window vectors (Li et al., 2020, arXiv:2008.09093)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ranker.errors import ConfigError
+
+HEAD_DIM = 64  # of BERT
+
+
+class ParadeTransformer(nn.Module):
+    r"""Represent a doc by a transformer over its window vectors.
+
+    .. math:: d = \mathrm{Transformer}(c, p_1, \dots, p_n)_c
+
+    with a trained vector c, and BERT's layers: post-norm, GELU, an inner size of 4 times `dim`, random at the start.
+    Windows have no positions, as in the paper. The paper takes the encoder's embedding of `[CLS]` as c, and dropout;
+    here c is random at the start, and there is no dropout, so that devices and micro-batches change nothing.
+
+    Args:
+        dim: Size of a vector.
+        layers: Number of layers.
+        heads: Attention heads; None: one for 64 values of a vector.
+
+    Raises:
+        ConfigError: `layers` is below 1, or `heads` does not divide the size of a vector.
+    """
+
+    reads = "vectors"
+
+    def __init__(self, dim: int, layers: int = 2, heads: int | None = None) -> None:
+        super().__init__()
+        if layers < 1:
+            raise ConfigError(f"passages.layers: expected at least 1, got {layers}")
+        heads = max(1, dim // HEAD_DIM) if heads is None else heads
+        if heads < 1 or dim % heads:
+            raise ConfigError(f"passages.heads: expected a number that divides a vector's {dim} values, got {heads}")
+        self.heads = heads
+        self.start = nn.Parameter(torch.empty(dim).normal_(std=0.02))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(dim, heads, 4 * dim, dropout=0.0, activation="gelu", batch_first=True)
+            for _ in range(layers)
+        )
+
+    def extra_repr(self) -> str:
+        """Return the number of heads, which the layers do not show."""
+        return f"heads={self.heads}"
+
+    def forward(self, vectors: Tensor, mask: Tensor) -> Tensor:
+        """Return the vectors of docs [docs, dim].
+
+        Args:
+            vectors: Vectors of their windows [docs, windows, dim]; 0 in padding.
+            mask: True for windows, False for padding, bool [docs, windows].
+        """
+        states = torch.cat([self.start.expand(len(vectors), 1, -1), vectors], dim=1)
+        padding = ~torch.cat([mask.new_ones(len(mask), 1), mask], dim=1)
+        for layer in self.layers:
+            states = layer(states, src_key_padding_mask=padding)
+        return states[:, 0]

@@ -1,0 +1,20 @@
+"""SumP: the score of a doc is the sum over its windows (Dai and Callan, 2019, arXiv:1905.09217)."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class SumP(nn.Module):
+    r"""Score a doc by the sum over its windows: :math:`s(q, d) = \sum_j s(q, w_j)`."""
+
+    reads = "scores"
+
+    def forward(self, scores: Tensor, mask: Tensor) -> Tensor:
+        """Return the scores of docs [...].
+
+        Args:
+            scores: Scores of their windows [..., windows].
+            mask: True for windows, False for padding, bool, broadcast against `scores`.
+        """
+        return scores.masked_fill(~mask, 0.0).sum(-1)
