@@ -19,7 +19,7 @@ def merge_scorers(scorers: Mapping[str, Scorer], shares: Sequence[float] | None,
         scorers: Name -> scorer, as messages name them; at least two.
         shares: A number of at least 0 for each scorer, not all 0; None: equal ones.
         interpolation: `linear` is the weighted mean (model soups, Wortsman et al. 2022, arXiv 2203.05482). `slerp`
-            moves each of two scorers' tensors along the arc between them (Shoemake 1985), to the second one's share of it.
+            moves each of two scorers' tensors along the arc between them (Shoemake 1985), to the second one's share.
 
     Raises:
         ConfigError: The scorers differ in architecture or vocabulary.

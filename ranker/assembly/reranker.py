@@ -208,7 +208,7 @@ class Reranker:
                 Candidates.from_lists((query, list(docs), [0.0] * len(docs)) for query, docs in docs_of.items()),
             ),
             None,
-            self.collator(*texts, titles=titles),
+            self.collator(texts[0], texts[1], titles),
             self.max_tokens,
         )
         shown = len(wanted) >= LONG_WORK and sys.stderr.isatty() if progress is None else progress
