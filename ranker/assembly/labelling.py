@@ -14,24 +14,29 @@ from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import batch_options, chosen_sets, load_source, print_notice, text_limits
 from ranker.checkpoint import load_scorer, read_description
-from ranker.data.collate import ScorerInputs
+from ranker.config.paths import READER
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.dataset import top_candidates
 from ranker.data.query_docs import with_allowed
 from ranker.data.ragged import row_offsets
 from ranker.data.splits import check_candidates
+from ranker.data.token_writer import tokenizer_fingerprint
 from ranker.data.trec import read_candidates, read_run
 from ranker.errors import ConfigError
 from ranker.evaluation.scoring import Devices
 from ranker.hashing import fingerprint_texts
+from ranker.labelling.reader import Reader, read_answers, read_missing
 from ranker.labelling.shards import ScoreShards, score_missing
 from ranker.retrieval.bm25 import FirstStage, with_candidates
-from ranker.retrieval.encode import scorer_hash
+from ranker.retrieval.encode import scorer_hash, weights_hash
 from ranker.retrieval.pipeline import add_positives
 from ranker.types import Run
 
 log = logging.getLogger(__name__)
+
+READER_DOC_TOKENS = 448  # longest doc of a reader, as of other programs' teachers
 
 
 @dataclass(frozen=True)
@@ -42,16 +47,18 @@ class Teacher:
         name: A name that no other teacher has.
         path: The folder or file.
         trained: The description of the model's training; empty for a folder of another program and for a run.
+        reads: Whether it is a reader, which scores docs by the likelihood of answers.
     """
 
     name: str
     path: Path
     trained: DictConfig
+    reads: bool = False
 
     @property
     def is_run(self) -> bool:
         """Whether the scores are in a file already."""
-        return self.path.is_file()
+        return self.path.is_file() and not self.reads
 
 
 def teachers_of(cfg: DictConfig) -> list[Teacher]:
@@ -61,6 +68,8 @@ def teachers_of(cfg: DictConfig) -> list[Teacher]:
         ConfigError: A teacher is named twice.
         CheckpointError: A folder is no model.
     """
+    if cfg.teacher == READER:
+        return [Teacher(READER, Path(cfg.reader.name).expanduser(), OmegaConf.create({}), reads=True)]
     named = [cfg.teacher] if isinstance(cfg.teacher, str) else list(cfg.teacher)
     paths = [Path(path).expanduser() for path in named]
     if len(set(paths)) < len(paths):
@@ -169,6 +178,38 @@ def shards_of(cfg: DictConfig, teacher: Teacher, collection: Collection, fabric:
         data.batch_options.workers,
         progress=teacher.name if cfg.trainer.enable_progress_bar else None,
     )
+    return shards
+
+
+def shards_of_reader(cfg: DictConfig, collection: Collection, fabric: Any) -> ScoreShards:
+    """Score the docs that this process has to score for a reader, see `ranker.labelling.reader`.
+
+    Returns:
+        The shards of all processes' scores; others may still be at work.
+    """
+    assert collection.candidates is not None
+    answers = read_answers(Path(cfg.reader.answers).expanduser(), collection.candidates.query_ids)
+    tokens = (cfg.max_query_tokens or TextLimits().query, cfg.max_doc_tokens or READER_DOC_TOKENS)
+    reader = Reader.load(str(cfg.reader.name), cfg.reader.prompt, tokens, cfg.trust_remote_code)
+    precision: Any = fabric.strategy.precision
+    description = {
+        "weights": weights_hash(reader.model).hexdigest(),
+        "tokenizer": tokenizer_fingerprint(reader.tokenizer),
+        "docs": collection.docs.fingerprint,
+        "queries": fingerprint_texts(collection.queries.items()),
+        "answers": fingerprint_texts((query_id, answers[query_id]) for query_id in collection.candidates.query_ids),
+        "prompt": reader.prompt,
+        "tokens": list(tokens),
+        "precision": str(precision.precision),
+    }
+    root = Path(cfg.cache_dir) / "labels"
+    shards = ScoreShards.open(root, collection.candidates, cfg.shard_queries, description, READER)
+    found = len(shards) - len(shards.missing())
+    log.info("%s: %d of %d shards are scored already, in %s", READER, found, len(shards), shards.folder)
+    reader.model = precision.convert_module(reader.model).to(fabric.device)
+    options = batch_options(cfg)
+    max_tokens = options.eval_max_tokens or options.max_tokens
+    read_missing(reader, shards, collection, answers, Devices.of_fabric(fabric), max_tokens)
     return shards
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from ranker.assembly.labelling import docs_to_score, scores_of_run, shards_of, teachers_of
+from ranker.assembly.labelling import docs_to_score, scores_of_run, shards_of, shards_of_reader, teachers_of
 from ranker.assembly.rehearsal import rehearse_fabric
 from ranker.assembly.run import one_run, open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
@@ -43,7 +43,9 @@ def label(cfg: DictConfig) -> None:
     fabric = build_fabric(cfg, folder, "label")
     scored: dict[str, Any] = {}
     for teacher in teachers:
-        if teacher.is_run:
+        if teacher.reads:
+            scored[teacher.name] = shards_of_reader(cfg, collection, fabric)
+        elif teacher.is_run:
             scored[teacher.name] = scores_of_run(teacher.path, collection.candidates)
         else:
             scored[teacher.name] = shards_of(cfg, teacher, collection, fabric)

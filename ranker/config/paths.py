@@ -32,11 +32,13 @@ PATHS = (
     "token_file",
     "mining.teacher",
     "teacher",
+    "reader.answers",
     "encode.folder",
 )
+READER = "reader"  # the value of `teacher` that is no path
 DATA_PATHS = ("negatives", "teacher", "expansion")  # keys of every source
 # Keys that are paths if there is a file or folder of that name; otherwise a word (`bm25`) or the id of a model.
-PATHS_IF_EXISTING = ("baseline", "encoder.name")
+PATHS_IF_EXISTING = ("baseline", "encoder.name", "reader.name")
 DATA_PATHS_IF_EXISTING = ("train_candidates", "candidates")
 # The source whose `candidates` are relative to its `path`.
 RELATIVE_TO_DATA = "ranker.data.sources.files.Files"
@@ -48,6 +50,8 @@ ROWS_FILES = ("train", "val", "test", "docs", "queries")
 def make_absolute(cfg: DictConfig) -> None:
     """Replace relative paths by absolute ones, in place; `~/...` stays, since it means the same everywhere."""
     for key in PATHS:
+        if key == "teacher" and OmegaConf.select(cfg, key) == READER:
+            continue
         _replace(cfg, key, if_existing=False)
     for key in PATHS_IF_EXISTING:
         if key == "encoder.name" and (OmegaConf.select(cfg, "encoder.package") or OmegaConf.select(cfg, key) == "tiny"):

@@ -207,11 +207,21 @@ class SearchConfig:
 
 
 @dataclass
+class ReaderConfig:
+    """The reader of `ranker label teacher=reader`; conf/label.yaml explains the keys."""
+
+    name: Text | None = None
+    answers: Text | None = None
+    prompt: Text = "{doc}\n\nQuestion: {query}\nAnswer:"
+
+
+@dataclass
 class LabelConfig:
     """Root of `ranker label`."""
 
     name: Text = "label"
     teacher: Any = MISSING
+    reader: ReaderConfig = field(default_factory=ReaderConfig)
     scale: Text = "auto"
     weights: Text = "best"
     trust_remote_code: bool = False

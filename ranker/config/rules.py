@@ -7,6 +7,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ranker.config.groups import is_set
+from ranker.config.paths import READER
 from ranker.config.sets import sets_of, source_nodes, suite_of
 from ranker.config.signatures import attribute_of, parameters_of
 from ranker.config.targets import PASSED, is_trusted
@@ -258,6 +259,12 @@ def _teachers(cfg: DictConfig) -> list[str]:
     if not is_set(cfg, "teacher"):
         return []
     value: Any = cfg.get("teacher")
+    if value == READER:
+        return [
+            f"reader.{key}: expected {what} with teacher=reader, got null"
+            for key, what in (("name", "a folder or a name on the hub"), ("answers", "a file of query ids and answers"))
+            if not cfg.reader.get(key)
+        ]
     paths = list(value) if isinstance(value, ListConfig) else [value]
     if paths and all(isinstance(path, str) and path for path in paths):
         return []

@@ -19,6 +19,8 @@ from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
 
+HALF_TOLERANCE = 0.05  # as `TOLERANCE`, for weights in half precision
+
 
 def check_config(config: PretrainedConfig, where: str) -> None:
     """Refuse a padding id outside the embedding table, before a model is built.
@@ -120,7 +122,7 @@ def check_shared_prefix(encoder: Any) -> None:
     """Refuse an encoder whose rows can't share a prefix, by what it computes for two rows.
 
     Args:
-        encoder: An `Encoder`, just loaded.
+        encoder: An `Encoder`.
 
     Raises:
         ConfigError: The family is not causal, its rows are not packed, or its states differ.
@@ -138,7 +140,8 @@ def check_shared_prefix(encoder: Any) -> None:
         try:
             with torch.no_grad():
                 apart, shared = encoder.pooled(batch, "last"), encoder.last_of_groups(batch, [2])
-            if (shared - apart).abs().max() > TOLERANCE * apart.abs().max():
+            tolerance = TOLERANCE if weight.dtype in (torch.float32, torch.float64) else HALF_TOLERANCE
+            if (shared - apart).abs().max() > tolerance * apart.abs().max():
                 why = "whose states with a shared prefix differ from those of whole rows"
         except NotImplementedError as error:
             why = f"since {error}"

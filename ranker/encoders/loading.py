@@ -15,7 +15,7 @@ from ranker.encoders.adapters import base_of, merge_folder
 from ranker.encoders.causality import attend_both_ways, is_causal
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
-from ranker.encoders.fit import check_config, check_shared_prefix, check_tokens
+from ranker.encoders.fit import check_config, check_tokens
 from ranker.encoders.lora import LoRA, add_adapter, cast_base
 from ranker.encoders.model_folder import check_model_folder
 from ranker.encoders.text_model import build, keep_layers, place_of, read, set_dropout
@@ -128,8 +128,6 @@ def load_encoder(
     execution = Execution(ragged, compile, attention, fused, graphs, checkpointing, share_prefix, trust_remote_code)
     encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
-    if share_prefix:
-        check_shared_prefix(encoder)
     if lora is not None:  # after the measurement of the path, which is one of float32
         cast_base(model, getattr(torch, lora.base))
     encoder.source = _folder_of(name, cached) if pretrained and name not in RANDOM else None

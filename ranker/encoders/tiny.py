@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from string import ascii_lowercase, digits, punctuation
+from typing import Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, LlamaConfig, PreTrainedTokenizerFast, T5Config
@@ -99,6 +100,7 @@ def tiny_t5_tokenizer() -> PreTrainedTokenizerFast:
 
 def tiny_t5_config() -> T5Config:
     """Return the configuration of a random T5 for `tiny_t5_tokenizer`."""
+    start: dict[str, Any] = {"decoder_start_token_id": 0}
     return T5Config(
         vocab_size=len(tiny_t5_tokenizer()),
         d_model=32,
@@ -110,4 +112,5 @@ def tiny_t5_config() -> T5Config:
         feed_forward_proj="gated-gelu",
         pad_token_id=0,
         eos_token_id=3,
+        **start,
     )

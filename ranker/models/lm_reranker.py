@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ranker.data.template import Template
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import DEFAULT, Execution
+from ranker.encoders.fit import check_shared_prefix
 from ranker.encoders.lora import has_adapter
 from ranker.encoders.word_head import WordHead
 from ranker.errors import ConfigError
@@ -78,10 +79,12 @@ class LMReranker(nn.Module):
         given = None if prompt is None and instruction is None else _whole(encoder, prompt, instruction, chat)
         self.prompt = trained_prompt(encoder, given) or _whole(encoder, prompt, instruction, chat)
         self._layout = pair_layout(encoder.tokenizer, self.prompt, ends=False)
-        if encoder.execution.share_prefix and self._layout.doc_first:
-            raise ConfigError(
-                "encoder.share_prefix: expected false, since the prompt has the doc before the query; got true"
-            )
+        if encoder.execution.share_prefix:
+            check_shared_prefix(encoder)
+            if self._layout.doc_first:
+                raise ConfigError(
+                    "encoder.share_prefix: expected false, since the prompt has the doc before the query; got true"
+                )
         self.head: WordHead | nn.Linear
         if head == "linear":
             stored_head = language_model.stored_head(encoder)

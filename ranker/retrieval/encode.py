@@ -38,18 +38,26 @@ DTYPES = ("float32", "float16")
 ARCHITECTURE = ("model_type", "num_attention_heads", "hidden_act", "layer_norm_eps", "pad_token_id")
 
 
-def scorer_hash(scorer: Scorer) -> str:
-    """Return a hash of what decides vectors and scores of texts: weights, architecture, tokenizer, settings."""
+def weights_hash(module: Any) -> Any:
+    """Return a running hash (hashlib) of a module's weights."""
     digest = hashlib.blake2b(digest_size=16)
-    for name, value in sorted(scorer.state_dict().items()):
+    for name, value in sorted(module.state_dict().items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest
+
+
+def scorer_hash(scorer: Scorer) -> str:
+    """Return a hash of what decides vectors and scores of texts: weights, architecture, tokenizer, settings."""
+    digest = weights_hash(scorer)
     doc_encoder = scorer.doc_encoder if is_bi_encoder(scorer) else None
     for encoder in (scorer.encoder, doc_encoder or scorer.encoder):
         digest.update(repr([getattr(encoder.config, key, None) for key in ARCHITECTURE]).encode())
     digest.update(tokenizer_fingerprint(scorer.encoder.tokenizer).encode())
     own = getattr(scorer, "settings", None)
     settings = {"pooling": getattr(scorer, "pooling", None)} if own is None else own()
+    prompt = {key: getattr(scorer, key, None) for key in ("prompt", "words")}
+    settings |= {key: value for key, value in prompt.items() if value is not None}
     digest.update(json.dumps(settings, sort_keys=True).encode())
     return digest.hexdigest()
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 from commands import run_all
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, LlamaForCausalLM
 
 from ranker.data.trec import read_qrels, read_run, write_run
-from ranker.encoders.tiny import tiny_config, tiny_tokenizer
+from ranker.encoders.tiny import tiny_config, tiny_lm_config, tiny_lm_tokenizer, tiny_tokenizer
 
 SMALL = ["trainer.enable_progress_bar=false", "trainer.accelerator=cpu"]
 
@@ -66,6 +66,11 @@ def done(forks, where):
             "name=rows",
             *SMALL,
         ],
+        "reader": label("teacher=reader", "reader.name=reader", "reader.answers=answers.tsv", "name=reader"),
+        "taught": [*train, "name=taught", "loss=marginal_likelihood", "data.teacher=@outputs/reader/*/labels.trec"],
+        "no answers": label("teacher=reader", "reader.name=reader"),
+        "too few answers": label("teacher=reader", "reader.name=reader", "reader.answers=few.tsv"),
+        "no reader": label("teacher=reader", "reader.name=one", "reader.answers=answers.tsv"),
         "student": [*train, "name=student", "loss=margin_mse", "data.teacher=@outputs/one/*/labels.trec"],
         "mse": [*train, "name=mse", "loss=mse", "batch.positives=1", "data.teacher=@outputs/both/*/labels.trec"],
         "none": ["ranker/__main__.py", "label", "data=files", "data.path=data"],
@@ -77,6 +82,12 @@ def done(forks, where):
         "empty": label("teacher=[]"),
     }
     (where / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    torch.manual_seed(0)
+    LlamaForCausalLM(tiny_lm_config()).save_pretrained(where / "reader")
+    tiny_lm_tokenizer().save_pretrained(where / "reader")
+    queries = [line.split("\t")[0] for line in (where / "data/queries.tsv").read_text().splitlines()]
+    (where / "answers.tsv").write_text("".join(f"{query_id}\tfel {query_id}\n" for query_id in queries))
+    (where / "few.tsv").write_text("q1\tfel\n")
     write_run(where / "cand.trec", {"q1": {"d1": 2.0, "d5": 1.0}, "q2": {"d9": 1.0}})
     write_run(where / "other.trec", {"x1": {"d1": 2.0}})
     write_run(where / "given.trec", {f"q{i}": {f"d{j}": float(j) for j in range(0, 60, 2)} for i in range(24)})
@@ -95,6 +106,9 @@ def test_all_commands_end_as_they_should(done):
         "twice": "error: teacher: expected each teacher once",
         "scale": "error: scale: expected one of auto, none, zscore, minmax; got 'rank'",
         "other ids": "error: teacher: expected scores for the docs of train, got none; check the ids of the run",
+        "no answers": "error: reader.answers: expected a file of query ids and answers with teacher=reader, got null",
+        "too few answers": "few.tsv: expected an answer for each of",
+        "no reader": "error: reader.name: expected a language model or a sequence-to-sequence model, got",
         "empty": "error: teacher: expected a run folder, a model folder, a TREC run, or a list of these; got []",
     }
     for name, result in done.items():
@@ -151,6 +165,21 @@ def test_the_mean_of_two_teachers_by_hand(done, where):
     report = json.loads((folder / "label.json").read_text())
     assert report["scale"] == "minmax" and report["teachers"] == [f"{where.name}/one", f"{where.name}/two"]
     assert f"{where.name}/one ~ {where.name}/two" in report["kendall"]
+
+
+def test_a_reader_s_labels_are_those_of_transformers(done, where):
+    """The labels of one query, each by the whole text alone; `tests/unit/labelling/test_reader.py` has the rest."""
+    texts = {row["id"]: row["text"] for row in map(json.loads, (where / "data/docs.jsonl").read_text().splitlines())}
+    queries = dict(line.split("\t") for line in (where / "data/queries.tsv").read_text().splitlines())
+    labels = read_run(folder_of(where, "reader") / "labels.trec")
+    model, tokenizer = LlamaForCausalLM.from_pretrained(where / "reader").eval(), tiny_lm_tokenizer()
+    query_id = next(iter(labels))
+    for doc_id, label in labels[query_id].items():
+        prompt = f"{texts[doc_id]}\n\nQuestion: {queries[query_id]}\nAnswer:"
+        start, whole = len(tokenizer(prompt)["input_ids"]), tokenizer(f"{prompt} fel {query_id}")["input_ids"]
+        with torch.no_grad():
+            log_p = model(input_ids=torch.tensor([whole])).logits[0].log_softmax(1)
+        assert label == pytest.approx(sum(log_p[i - 1, whole[i]].item() for i in range(start, len(whole))), abs=1e-4)
 
 
 def test_a_given_run_teaches_where_it_has_scores(done, where):

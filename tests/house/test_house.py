@@ -65,6 +65,8 @@ def test_every_yaml_composes_and_passes_the_check(path, small_files, tmp_path):
         "train",
     )
     overrides = [f"{group}={path.stem}"]
+    if path.stem == "dpo":  # its reference is the model without adapters
+        overrides.append("lora=default")
     if path.stem == "files":
         overrides.append(f"data.path={small_files}")
     filled = (

@@ -86,7 +86,7 @@ def test_a_family_that_cannot_is_refused_in_one_line(family, options, reason, ch
     with pytest.raises(
         ConfigError, match=rf"^encoder\.share_prefix: expected false for {family} models, {reason}; got"
     ):
-        load_encoder(str(checkpoint(family)), share_prefix=True, **options)
+        LMReranker(load_encoder(str(checkpoint(family)), share_prefix=True, **options), prompt=PROMPT)
 
 
 def test_a_prompt_with_the_doc_first_is_refused(checkpoint):

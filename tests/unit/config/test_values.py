@@ -70,6 +70,11 @@ COMPOSED = {
     "compare": [["runs=[.,.]"], ["runs=[.,.]", "data=cwe", "report=none", "qrels=."]],
     "fuse": [["runs=[.,.]"], ["runs=[.,.]", "method=weighted", "weights=[1,2]"]],
     "rerank": [["checkpoint=."], ["checkpoint=.", "run=.", "queries=.", "docs=."]],
+    "merge": [["runs=[.,.]"]],
+    "compress": [["checkpoint=."]],
+    "export": [["checkpoint=.", "format=onnx"]],
+    "publish": [["checkpoint=.", "to=x"]],
+    "serve": [["checkpoint=."]],
 }
 
 
