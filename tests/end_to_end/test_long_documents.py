@@ -172,9 +172,10 @@ def test_a_training_from_a_stored_model_keeps_its_windows(done, where):
         "buckets": ["length_buckets: expected rising bounds, got [512, 128]"],
     }.items(),
 )
-def test_mistakes_are_one_line(done, where, name, parts):
+def test_mistakes_are_one_line(done, name, parts):
     assert done["dpr"]["code"] == 0, done["dpr"]["out"]
     assert done[name]["code"] == 1
     error = done[name]["err"].strip().splitlines()[-1]
     assert all(part in error for part in parts), done[name]["err"]
-    assert "Traceback" not in done[name]["out"] and not (where / "outputs/no").exists()
+    assert "Traceback" not in done[name]["out"]
+    assert name == "search" or not done[name]["left"]
