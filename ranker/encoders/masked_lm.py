@@ -59,6 +59,7 @@ class MaskedLMHead(nn.Module):
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         self.whole = whole.train()
+        self._freeze_unused(states)
         with torch.no_grad():
             got = functional.linear(self(states), self.weight, self.bias)
         if (got - expected).abs().max() > TOLERANCE * expected.abs().max() + 1e-6:
@@ -68,6 +69,20 @@ class MaskedLMHead(nn.Module):
             )
         if tied:
             self._output.embeddings = [encoder.model.get_input_embeddings()]
+
+    def _freeze_unused(self, states: Tensor) -> None:
+        """Freeze weights that no logit depends on, such as BERT's second bias without ties: DDP expects gradients.
+
+        Args:
+            states: Some states, [tokens, dim].
+        """
+        weights = list(self.parameters())
+        with torch.enable_grad():
+            logits = functional.linear(self(states), self.weight.detach(), self.bias)
+            logits = logits + 0 * self.weight.sum()  # the matrix is used, whether it is the encoder's or not
+            gradients = torch.autograd.grad(logits.sum(), weights, allow_unused=True)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.requires_grad_(gradient is not None)
 
     def forward(self, states: Tensor) -> Tensor:
         """Return the inputs of the output layer, [tokens, dim], from states [tokens, dim]."""

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from transformers import AutoModelForMaskedLM, BertForMaskedLM
+from transformers import AutoModelForMaskedLM, BertConfig, BertForMaskedLM, DistilBertConfig, ModernBertConfig
 
 from ranker.checkpoint import load_scorer
 from ranker.data.token_counts import document_frequencies
@@ -147,3 +147,33 @@ def test_a_saved_model_comes_back_bit_for_bit(scorer_of, texts, tmp_path, querie
     assert loaded.layouts() == scorer.layouts()
     loaded.save(tmp_path / "again", 64, 20)  # and once more
     assert torch.equal(load_scorer(tmp_path / "again").eval()(batch), scorer(batch))
+
+
+SIZES = {"vocab_size": len(tiny_tokenizer()), "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+         "intermediate_size": 64, "max_position_embeddings": 130, "pad_token_id": 0, "bos_token_id": 2,
+         "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}  # fmt: skip
+FAMILIES = {
+    "modernbert": ModernBertConfig(**SIZES),
+    "distilbert": DistilBertConfig(vocab_size=SIZES["vocab_size"], dim=32, n_layers=2, n_heads=2, hidden_dim=64),
+    "untied bert": BertConfig(**SIZES, tie_word_embeddings=False),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_of_other_families(family, tmp_path, texts):
+    torch.manual_seed(0)
+    whole = AutoModelForMaskedLM.from_config(FAMILIES[family]).eval()
+    whole.save_pretrained(tmp_path / "mlm")
+    tiny_tokenizer().save_pretrained(tmp_path / "mlm")
+    scorer = SPLADE(load_encoder(str(tmp_path / "mlm"), dropout=0.0, attention_dropout=0.0)).eval()
+    batch = texts(scorer, [[0]])
+    tokens = row(batch.docs, 0).unsqueeze(0)
+    with torch.no_grad():
+        expected = torch.log1p(torch.relu(whole(input_ids=tokens).logits[0])).max(0).values
+        torch.testing.assert_close(scorer.encode_docs(batch.docs).values[0], expected, rtol=1e-4, atol=1e-5)
+        scores = scorer(batch)
+    scorer.save(tmp_path / "saved", 64)
+    assert torch.equal(load_scorer(tmp_path / "saved").eval()(batch), scores)
+    scorer(batch).sum().backward()
+    missing = [n for n, weight in scorer.named_parameters() if weight.requires_grad and weight.grad is None]
+    assert not missing  # DDP expects a gradient of each trained weight
