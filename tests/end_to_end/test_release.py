@@ -5,6 +5,7 @@ import getpass
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -24,12 +25,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from ranker import Reranker
-from ranker.assembly import exporting
+from ranker.assembly import exporting, publishing
 from ranker.cli import entry
 from ranker.config.roots import CONF
 from ranker.data.corpus_files import JsonlDocs, read_queries
 from ranker.data.trec import read_run
-from ranker.errors import CheckpointError
+from ranker.errors import CheckpointError, DataError
 
 CPU = ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false"]
 EXPORT = ["ranker/__main__.py", "export", "checkpoint=@outputs/own/*", "trainer.accelerator=cpu"]
@@ -184,6 +185,19 @@ def test_a_published_folder_has_the_numbers_of_its_run_files(done, where, small_
     np.testing.assert_allclose(Reranker.load(folder, accelerator="cpu").score(texts), expected, rtol=0, atol=1e-5)
     settings = yaml.safe_load((folder / "ranker.yaml").read_text())
     assert "data" not in settings and settings["trainer"]["max_steps"] == 12 and "local files" in text
+
+
+def test_numbers_that_are_not_those_of_the_run_file_are_not_published(done, where, small_files, monkeypatch):
+    monkeypatch.chdir(where)
+    shutil.copytree(the_run(where), where / "changed")
+    path = where / "changed/evaluation" / small_files.name / "metrics.json"
+    metrics = json.loads(path.read_text())
+    metrics["measures"]["nDCG@10"] += 0.01
+    path.write_text(json.dumps(metrics))
+    cfg = {"checkpoint": str(where / "changed"), "to": "better", "private": True, "license": None, "data": None}
+    with pytest.raises(DataError, match=r"metrics.json: expected nDCG@10 of its run file, 0\.\d+, got"):
+        publishing.publish_checkpoint(OmegaConf.create({**cfg, "cache_dir": ".cache"}))
+    assert not (where / "better").exists()
 
 
 def test_a_published_folder_names_no_path_and_no_user(done, where, small_files):
