@@ -4,9 +4,7 @@ import base64
 import getpass
 import hashlib
 import json
-import os
-import subprocess
-import sys
+import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from commands import ROOT, run_all
+from commands import run_all
+from huggingface_hub import constants
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
@@ -24,12 +23,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from ranker import Reranker
-from ranker.assembly import exporting
+from ranker.assembly import exporting, publishing
 from ranker.cli import entry
 from ranker.config.roots import CONF
 from ranker.data.corpus_files import JsonlDocs, read_queries
 from ranker.data.trec import read_run
-from ranker.errors import CheckpointError
+from ranker.errors import CheckpointError, DataError
 
 CPU = ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false"]
 EXPORT = ["ranker/__main__.py", "export", "checkpoint=@outputs/own/*", "trainer.accelerator=cpu"]
@@ -186,6 +185,19 @@ def test_a_published_folder_has_the_numbers_of_its_run_files(done, where, small_
     assert "data" not in settings and settings["trainer"]["max_steps"] == 12 and "local files" in text
 
 
+def test_numbers_that_are_not_those_of_the_run_file_are_not_published(done, where, small_files, monkeypatch):
+    monkeypatch.chdir(where)
+    shutil.copytree(the_run(where), where / "changed")
+    path = where / "changed/evaluation" / small_files.name / "metrics.json"
+    metrics = json.loads(path.read_text())
+    metrics["measures"]["nDCG@10"] += 0.01
+    path.write_text(json.dumps(metrics))
+    cfg = {"checkpoint": str(where / "changed"), "to": "better", "private": True, "license": None, "data": None}
+    with pytest.raises(DataError, match=r"metrics.json: expected nDCG@10 of its run file, 0\.\d+, got"):
+        publishing.publish_checkpoint(OmegaConf.create({**cfg, "cache_dir": ".cache"}))
+    assert not (where / "better").exists()
+
+
 def test_a_published_folder_names_no_path_and_no_user(done, where, small_files):
     for path in (where / "published").rglob("*"):
         if path.is_file():
@@ -257,19 +269,22 @@ class Hub(BaseHTTPRequestHandler):
         pass
 
 
-def test_an_upload_reaches_the_hub_with_all_files(done, where, small_files):
+def test_an_upload_reaches_the_hub_with_all_files(done, where, small_files, monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    variables = {**os.environ, "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_TOKEN": "hf_test"}
-    variables |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "ranker", "publish", f"checkpoint={the_run(where)}", "to=hub:me/model"]
+    # what HF_ENDPOINT, HF_HUB_OFFLINE=0 and HF_HUB_DISABLE_XET=1 set when huggingface_hub is imported
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setenv("HF_TOKEN", "hf_test")
+    monkeypatch.chdir(where)
     before = {str(path) for path in where.rglob("*")}
+    cfg = {"checkpoint": str(the_run(where)), "to": "hub:me/model", "private": True, "license": None, "data": None}
     try:
-        sent = subprocess.run(command, cwd=where, text=True, capture_output=True, env=variables, check=False)
+        publishing.publish_checkpoint(OmegaConf.create({**cfg, "cache_dir": ".cache"}))
     finally:
         server.shutdown()
         server.server_close()
-    assert sent.returncode == 0, sent.stdout + sent.stderr
     assert "/api/repos/create" in Hub.requests and Hub.requests[-1].startswith("/api/models/me/model/commit/main")
     folder = where / "published/small"
     expected = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -279,4 +294,4 @@ def test_an_upload_reaches_the_hub_with_all_files(done, where, small_files):
     digest = hashlib.sha256(Hub.files["model.safetensors"]).hexdigest()
     assert digest == hashlib.sha256(expected["model.safetensors"]).hexdigest()
     assert b"# me/model" in Hub.files["README.md"]
-    assert {str(path) for path in where.rglob("*")} - before <= {str(where / "outputs/publish")}
+    assert {str(path) for path in where.rglob("*")} == before
