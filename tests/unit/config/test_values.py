@@ -68,6 +68,7 @@ COMPOSED = {
     "probe": [["encoder=tiny"], ["encoder=tiny", "probe=[gap,jsonl,ner_rules,fact_synth]"]],
     "label": [["teacher=[.]"], ["teacher=.", "data=cwe"]],
     "rerank": [["checkpoint=."], ["checkpoint=.", "run=.", "queries=.", "docs=."]],
+    "serve": [["checkpoint=."]],
 }
 
 
