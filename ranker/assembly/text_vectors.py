@@ -33,7 +33,7 @@ def encode(reranker: Reranker, texts: Sequence[str], are_queries: bool) -> np.nd
         are_queries: Whether they are queries; else docs. Each side has its prompt, its length and perhaps its weights.
 
     Raises:
-        CheckpointError: The model is of another kind.
+        CheckpointError: The model is no bi-encoder, or has several vectors per text.
         DataError: A query's vector is not finite.
     """
     scorer = require_bi_encoder(reranker)

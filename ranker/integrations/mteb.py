@@ -41,7 +41,7 @@ def load(folder: str | Path, name: str | None = None, **options: Any) -> MtebEnc
 
 
 class MtebCrossEncoder:
-    """mteb's `CrossEncoderProtocol` over a model of any kind.
+    """mteb's `CrossEncoderProtocol` over any model.
 
     Args:
         reranker: The model.

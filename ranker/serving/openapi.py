@@ -60,7 +60,7 @@ def description(schemas: Schemas, needs_token: bool) -> dict[str, Any]:
         schemas: The bodies of requests.
         needs_token: Whether the server needs a bearer token.
     """
-    _, found = models_json_schema(
+    _, bodies = models_json_schema(
         [(schemas.rerank, "validation"), (schemas.score, "validation")], ref_template="#/components/schemas/{model}"
     )
     ranking = {"anyOf": [_ref("Ranking"), _ref("RankingOfTexts")]}
@@ -82,7 +82,7 @@ def description(schemas: Schemas, needs_token: bool) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "ranker serve", "version": "1"},
         "paths": paths,
-        "components": {"schemas": {**found["$defs"], **ANSWERS}, **schemes},
+        "components": {"schemas": {**bodies["$defs"], **ANSWERS}, **schemes},
     }
 
 

@@ -1,4 +1,4 @@
-"""A trained model in the real mteb, on a task that is made here."""
+"""A trained model in the real mteb, on a task of this file."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ QRELS = {"q1": {"d1": 1, "d3": 1}, "q2": {"d2": 1, "d4": 1}}
 TOP_RANKED = {"q1": ["d3", "d2", "d1"], "q2": ["d1", "d2", "d3", "d4"]}
 
 
-def task(kind):
+def task(task_type):
     """A task of mteb over these texts: `Retrieval` or `Reranking`."""
     from datasets import Dataset
     from mteb.abstasks.retrieval import AbsTaskRetrieval
@@ -32,7 +32,7 @@ def task(kind):
 
     class Offline(AbsTaskRetrieval):
         metadata = TaskMetadata(
-            type=kind, name=f"Offline{kind}", main_score="ndcg_at_10", description="", reference=None,
+            type=task_type, name=f"Offline{task_type}", main_score="ndcg_at_10", description="", reference=None,
             dataset={"path": "none", "revision": "1"}, category="t2t", eval_splits=["test"], eval_langs=["eng-Latn"],
             date=None, dialect=None, domains=None, task_subtypes=None, license=None, annotations_creators=None,
             modalities=["text"], sample_creation=None, bibtex_citation="",
@@ -43,7 +43,7 @@ def task(kind):
                 "queries": Dataset.from_list([{"id": key, "text": text} for key, text in QUERIES.items()]),
                 "corpus": Dataset.from_list([{"id": key, "text": text, "title": ""} for key, text in DOCS.items()]),
                 "relevant_docs": QRELS,
-                "top_ranked": TOP_RANKED if kind == "Reranking" else None,
+                "top_ranked": TOP_RANKED if task_type == "Reranking" else None,
             }
             self.dataset, self.data_loaded = {"default": {"test": split}}, True
 
@@ -71,21 +71,21 @@ def ndcg(run):
 
 
 @pytest.mark.parametrize(
-    ("model", "kind"),
+    ("model", "task_type"),
     [("MonoBERT", "Reranking"), ("ColBERT", "Reranking"), ("DPR", "Reranking"), ("DPR", "Retrieval")],
 )
-def test_mteb_measures_the_rankings_of_python(folders, model, kind):
+def test_mteb_measures_the_rankings_of_python(folders, model, task_type):
     from ranker.integrations.mteb import MtebCrossEncoder, MtebEncoder, load
 
     loaded = load(folders[model], accelerator="cpu", precision="32-true")
     assert isinstance(loaded, MtebEncoder if model == "DPR" else MtebCrossEncoder)
-    result = mteb.evaluate(loaded, task(kind), cache=None, show_progress_bar=False, co2_tracker=False)
+    result = mteb.evaluate(loaded, task(task_type), cache=None, show_progress_bar=False, co2_tracker=False)
     (scores,) = result.task_results[0].scores["test"]
     reranker = Reranker.load(folders[model], accelerator="cpu", precision="32-true")
     run = {
         query_id: {doc.doc_id: doc.score for doc in reranker.rank(query, {i: DOCS[i] for i in ids})}
         for query_id, query in QUERIES.items()
-        for ids in [TOP_RANKED[query_id] if kind == "Reranking" else DOCS]
+        for ids in [TOP_RANKED[query_id] if task_type == "Reranking" else DOCS]
     }
     assert scores["ndcg_at_10"] == pytest.approx(ndcg(run), abs=1e-4)
     assert ndcg(run) < 1  # another order would have another value
