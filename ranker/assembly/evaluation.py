@@ -48,8 +48,8 @@ def evaluate_sets(
     data: RankData,
     devices: Devices,
     depth: int,
-    report: Report | None = None,
     baselines: Mapping[str, Run] = MappingProxyType({}),
+    report: Report | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Score the test sets on all devices; write and measure a run for each; a collective.
 
@@ -60,8 +60,8 @@ def evaluate_sets(
         data: Its `splits.tests` are evaluated.
         devices: The devices of the run.
         depth: Depth of the first stage that a run is compared with.
-        report: Gets each set for the page.
         baselines: Set name -> a run to compare with in place of the first stage.
+        report: Gets each set for the page.
 
     Returns:
         Set name -> content of its `metrics.json`, on the first process; empty on the others.
@@ -168,7 +168,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
     converted = precision.convert_module(scorer)
     baselines = {} if baseline is None else dict.fromkeys(splits.tests, baseline)
     report = Report(cfg)
-    results = evaluate_sets(cfg, folder, converted, data, Devices.of_fabric(fabric), depth, report, baselines)
+    results = evaluate_sets(cfg, folder, converted, data, Devices.of_fabric(fabric), depth, baselines, report)
     if fabric.global_rank == 0:
         report.write(folder, f"Evaluation of {Path(cfg.checkpoint).name}", {"Checkpoint": str(cfg.checkpoint)})
         print_sets(results)

@@ -66,7 +66,7 @@ def evaluate_suite(cfg: DictConfig) -> None:
     devices = Devices.of_fabric(fabric)
     runs = {name: read_run(path) for name, path in baselines.items()}
     report = Report(cfg)
-    evaluate_sets(cfg, folder, precision.convert_module(scorer), data, devices, depth, report, runs)
+    evaluate_sets(cfg, folder, precision.convert_module(scorer), data, devices, depth, runs, report)
     devices.on_first(partial(_write, cfg, folder, sets, baselines, missing, depth))
     facts = {"Checkpoint": str(cfg.checkpoint), "Sets": str(len(sets))}
     devices.on_first(partial(report.write, folder, f"Suite of {len(sets)} sets", facts))

@@ -94,7 +94,7 @@ def train(cfg: DictConfig) -> float | None:
     page = Report(cfg)
     if not pruned:  # a training that a sweep gave up is not tested
         with last.ends_at_sigterm(trainer):
-            tested = evaluate_sets(cfg, folder, scorer, data, Devices.of_trainer(trainer), cfg.depth, page)
+            tested = evaluate_sets(cfg, folder, scorer, data, Devices.of_trainer(trainer), cfg.depth, report=page)
     objective = float(best.best_model_score) if best.best_model_score is not None else None
     if trainer.is_global_zero:
         dashboards.log_tests(trainer, {name: metrics["measures"] for name, metrics in tested.items()})

@@ -44,6 +44,7 @@ LATE = (
     "scipy.stats",
     "lightning.pytorch.loggers",
     "matplotlib.pyplot",
+    "jinja2",
     "pandas",
     "torch._dynamo",
     "ranker.probing.examples",

@@ -41,6 +41,7 @@ def done(forks, where, small_files):
                   "tune.step=0.5", "hydra.run.dir=tuned"],
         "compare": [RANKER, "compare", "runs=[own,bm25,fused]", "hydra.run.dir=compared", "report.depth=3"],
         "all": [RANKER, "fuse", "runs=[one.trec,two.trec.gz]", "hydra.run.dir=all"],
+        "evaluations": [RANKER, "compare", "runs=[again,own]", "hydra.run.dir=evaluations", "labels=[A,B]"],
         "first stage": ["train.py", *data, *small, f"data.candidates={where / 'all/run.trec'}", "hydra.run.dir=second",
                         "report=none"],
         "candidates": ["evaluate.py", "checkpoint=own", *data, f"candidates={'fused/run.trec'}", "hydra.run.dir=third",
@@ -68,8 +69,11 @@ def values_of(run, qrels):
     return {(entry.query_id, str(entry.measure)): entry.value for entry in ir_measures.iter_calc(measures, qrels, run)}
 
 
-@pytest.mark.parametrize("name", ["train", "search", "dev", "checkpoint", "files", "fuse", "tuned", "compare",
-                                  "first stage", "candidates"])  # fmt: skip
+SUCCEED = ("train", "search", "dev", "checkpoint", "files", "fuse", "tuned", "compare", "evaluations", "all",
+           "first stage", "candidates")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SUCCEED)
 def test_a_command_succeeds(done, name):
     assert done[name]["code"] == 0, done[name]["out"][-3000:]
 
@@ -115,6 +119,15 @@ def test_a_comparison_is_stored(done, where, small_files):
     assert len(content["comparisons"]) == 3 * len(MEASURES) and len(content["overlap"]) == 3
     text, _ = page(where, "compared")
     assert "corrected over all 12 comparisons" in text and "Overlap of the first 3" in text
+
+
+def test_run_folders_of_an_evaluation_bring_their_data(done, where, small_files):
+    _, (part,) = page(where, "evaluations")
+    queries = read_queries(small_files / "queries.tsv")
+    assert part["runs"] == ["A", "B"] and all(row[1] == queries[row[0]] for row in part["rows"])
+    content = json.loads((where / "evaluations/comparison.json").read_text())[small_files.name]
+    assert [entry["delta"] for entry in content["comparisons"]] == [0.0] * 4  # the same model on the same candidates
+    assert content["overlap"][0]["share"] == 1.0
 
 
 def test_a_fused_run_is_a_sum_of_reciprocal_ranks(done, where, small_files):
