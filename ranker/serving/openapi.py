@@ -114,6 +114,9 @@ def page(described: dict[str, Any]) -> str:
     for path, operations in described["paths"].items():
         for method, operation in operations.items():
             parts.append(f"<h2>{method.upper()} {html.escape(path)}</h2><p>{html.escape(operation['summary'])}.</p>")
+            if "description" in operation:  # the same as another route
+                parts.append(f"<p>{html.escape(operation['description'])}</p>")
+                continue
             if path in EXAMPLES:
                 command = f"curl http://HOST:PORT{path} -H 'Content-Type: application/json' -d '"
                 parts.append(f"<pre>{html.escape(command + json.dumps(EXAMPLES[path]))}'</pre>")
@@ -127,7 +130,8 @@ def page(described: dict[str, Any]) -> str:
         "<!doctype html><html lang=en><meta charset=utf-8><title>ranker serve</title>"
         "<meta name=viewport content='width=device-width'><style>:root{color-scheme:light dark}"
         "body{font:16px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-        "pre{overflow:auto;padding:.5rem;border:1px solid #8888}td{padding:0 1rem 0 0;vertical-align:top}</style>"
+        "pre{white-space:pre-wrap;padding:.5rem;border:1px solid #8888}"
+        "td{padding:0 1rem 0 0;vertical-align:top}</style>"
         f"<h1>ranker serve</h1><p>OpenAPI: <a href=openapi.json>openapi.json</a></p>{''.join(parts)}"
         f"<h2>Schemas</h2><pre>{shown}</pre>"
     )
