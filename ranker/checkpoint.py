@@ -71,7 +71,7 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
     with write_folder(folder) as partial:
         write_model(partial, scorer, cfg)
     if isinstance(scorer, Windowed):
-        log.warning("%s: %s", folder.name, scorer.elsewhere())
+        log.warning("%s/: %s", folder.name, scorer.elsewhere())
 
 
 def save_merged(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
