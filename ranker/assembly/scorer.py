@@ -68,6 +68,7 @@ def _warn_of_parts_left_behind(scorer: Any) -> None:
         return
     folder = Path(scorer.encoder.source)
     same = {"pooling": getattr(scorer, "pooling", None), "Normalize": scorer.similarity == "cosine"}
+    same["SpladePooling"] = scorer.vectors == "terms"
     try:
         parts = sentence_transformers.parts_beside_encoder(folder)
     except CheckpointError as error:

@@ -73,13 +73,13 @@ def test_two_processes_and_a_tenth_of_the_memory_change_nothing_but_rounding(tog
     assert_equal_to_rounding(together[model], alone(model=model))
 
 
-@pytest.mark.parametrize("model", ["flops", "df_flops", "l1"])
+@pytest.mark.parametrize("model", ["df_flops", "l1"])
 def test_penalties_and_their_gradients_are_those_of_autograd_over_one_pass(alone, model):
     assert_equal_to_rounding(alone(model=model), alone(model=model, module="OnePass"))
 
 
 def test_a_wrong_gradient_of_a_penalty_is_seen(alone):
-    assert furthest(alone(model="flops", module="Halved"), alone(model="flops", module="OnePass")) > 1e-6
+    assert furthest(alone(model="df_flops", module="Halved"), alone(model="df_flops", module="OnePass")) > 1e-6
 
 
 def test_document_frequencies_are_averaged_over_the_steps(alone):
