@@ -32,7 +32,7 @@ tests: $(VENV)/.dev
 
 # The documentation as a site in build/site; without a network after the install
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=. $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html"
 
 $(VENV)/.docs: $(VENV)/.torch pyproject.toml

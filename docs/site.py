@@ -6,12 +6,27 @@ import re
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 # Packages whose modules users import; the reference has one page for each.
 PACKAGES = ("assembly/reranker.py", "types.py", "losses", "models", "data", "evaluation", "reports")
+
+
+class Examples(griffe.Extension):
+    """Shows the examples of docstrings (`>>> ...`) as code."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Put the examples of an object's docstring into fences."""
+        if obj.docstring is not None:
+            fenced = re.sub(r"(?m)^>>> (?:.+(?:\n|\Z))+", _fenced, obj.docstring.value)
+            obj.docstring.value = fenced
+
+
+def _fenced(match: re.Match[str]) -> str:
+    return f"```pycon\n{match.group().rstrip()}\n```\n"
 
 
 def _reference() -> dict[str, str]:

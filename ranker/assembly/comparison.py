@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from omegaconf import DictConfig
 
 from ranker.data.corpus_files import JsonlDocs, read_queries
 from ranker.data.trec import read_qrels
-from ranker.errors import ConfigError
+from ranker.errors import ConfigError, DataError
 from ranker.evaluation.run_files import EVALUATION, listed, runs_of
 from ranker.evaluation.suite import QRELS
 from ranker.reports.content import Texts
@@ -101,9 +102,24 @@ def judgements(cfg: DictConfig, paths: Sequence[Path], names: Sequence[str]) -> 
     folders = [path for path in paths if path.is_dir()]
     stored = [folder for folder in folders if all((folder / EVALUATION / name / QRELS).is_file() for name in names)]
     if cfg.data is None and stored:
-        files = {name: stored[0] / EVALUATION / name / QRELS for name in names}
-        return {name: Judged(read_qrels(file), cfg.relevance, None) for name, file in files.items()}
+        return {
+            name: Judged(read_qrels(stored[0] / EVALUATION / name / QRELS), _relevance(stored[0], name), None)
+            for name in names
+        }
     return _of_data(cfg, folders, names)
+
+
+def _relevance(folder: Path, name: str) -> int:
+    """Return the smallest relevant grade of a set of a suite, from `suite.json`.
+
+    Raises:
+        DataError: The file is missing or broken.
+    """
+    path = folder / "suite.json"
+    try:
+        return int(json.loads(path.read_text(encoding="utf-8"))["sets"][name]["relevance"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: expected the relevance of the set {name}, got {error!r}; set qrels=FILE") from error
 
 
 def _of_data(cfg: DictConfig, folders: Sequence[Path], names: Sequence[str]) -> dict[str, Judged]:

@@ -56,7 +56,7 @@ class Report:
             folder: The run folder; `evaluation/SET/` has the files of the evaluation.
             name: Name of the set.
             run: query_id -> doc_id -> score.
-            baseline: Label and run of what the run was compared with; None without a comparison.
+            baseline: Label (another than `run`) and run of what the run was compared with; None without a comparison.
             qrels: query_id -> doc_id -> relevance.
             collection: The set with its texts; None: the page shows ids.
         """
@@ -118,7 +118,10 @@ class Report:
             {**facts, "Started": str(environment.get("time", ""))},
             command_line(),
             (folder / "config.yaml").read_text(encoding="utf-8"),
-            {key: _shown(value) for key, value in environment.items() if value not in (None, [], {})},
+            {
+                "working directory": str(HydraConfig.get().runtime.cwd),
+                **{key: _shown(value) for key, value in environment.items() if value not in (None, [], {})},
+            },
             charts.training(read_curves(*runs), monitor) if runs else (),
             tables.overview(self._metrics) if len(self._metrics) > 1 else None,
             self._sets,

@@ -47,9 +47,9 @@ def _evaluate_file(cfg: DictConfig) -> None:
 
         pictures.write_comparison(folder, name, next(iter(written["measures"])), run, baseline, qrels, cfg.relevance)
     report = Report(cfg)
-    before = (run_name(Path(cfg.baseline)), baseline) if baseline else None
-    report.add(folder, name, run, before, qrels)
-    report.write(folder, f"Evaluation of {name}", {"Run": str(cfg.run), "Judgements": str(cfg.qrels)})
+    report.add(folder, name, run, ("baseline", baseline) if baseline else None, qrels)
+    facts = {"Run": cfg.run, "Baseline": cfg.baseline, "Judgements": cfg.qrels}
+    report.write(folder, f"Evaluation of {name}", {key: str(path) for key, path in facts.items() if path is not None})
     print_table(name, written)
     log.info("evaluation: %s", folder / "evaluation" / name)
 

@@ -183,3 +183,17 @@ def test_two_processes_give_the_same_numbers(done, forks, where):
     for key in one["sets"]:
         assert two["sets"][key]["run"]["nDCG@10"] == pytest.approx(one["sets"][key]["run"]["nDCG@10"], abs=1e-6)
     assert pair.out.count("macro mean:") == 1
+
+
+def test_two_evaluations_of_a_suite_are_compared(done, forks, where):
+    """Judgements come from the run folders; the means are those of `suite.json`."""
+    folders = [folder_of(where, name) for name in ("one", "against")]
+    runs = f"runs=[{folders[0]},{folders[1]}]"
+    compared = forks.run("ranker/__main__.py", "compare", runs, "hydra.run.dir=compared", cwd=where)
+    assert compared.code == 0, compared.out
+    content = json.loads((where / "compared/comparison.json").read_text())
+    for label, folder in zip(("one", "against"), folders, strict=True):
+        sets = json.loads((folder / "suite.json").read_text())["sets"]
+        assert list(content) == list(sets)
+        assert all(content[name]["means"][label] == pytest.approx(entry["run"]) for name, entry in sets.items())
+        assert "<caption>Sets</caption>" in (folder / "report.html").read_text()
