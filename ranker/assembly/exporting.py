@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class TestPairs:
+class ComparedPairs:
     """The pairs of a test set.
 
     Args:
@@ -97,7 +97,7 @@ def export_checkpoint(cfg: DictConfig) -> None:
     log.info("export: %s", target)
 
 
-def _test_pairs(cfg: DictConfig, scorer: Scorer, trained: DictConfig) -> dict[str, TestPairs]:
+def _test_pairs(cfg: DictConfig, scorer: Scorer, trained: DictConfig) -> dict[str, ComparedPairs]:
     """Return the pairs that an evaluation of the checkpoint scores, by test set."""
     depth = cfg.depth or trained.get("depth", 100)
     source = cfg.data if cfg.data is not None else trained.data
@@ -114,7 +114,7 @@ def _test_pairs(cfg: DictConfig, scorer: Scorer, trained: DictConfig) -> dict[st
         docs = {doc_id: collection.docs[doc_id].full_text for doc_id in dict.fromkeys(doc_id for _, doc_id in ids)}
         texts = [(collection.queries[query_id], docs[doc_id]) for query_id, doc_id in ids]
         limits = text_limits(scorer, trained, nodes.get(name) if nodes else None)
-        sets[name] = TestPairs(collection, [query for query, _ in ids], [doc for _, doc in ids], texts, limits)
+        sets[name] = ComparedPairs(collection, [query for query, _ in ids], [doc for _, doc in ids], texts, limits)
     return sets
 
 
@@ -151,7 +151,7 @@ def folder_type(folder: Path) -> str:
     return "words" if head.is_file() and "yes_no" in head.read_text(encoding="utf-8") else "classifier"
 
 
-def _compared(folder: Path, scorer: Scorer, sets: Mapping[str, TestPairs], cfg: DictConfig) -> dict[str, Any]:
+def _compared(folder: Path, scorer: Scorer, sets: Mapping[str, ComparedPairs], cfg: DictConfig) -> dict[str, Any]:
     """Score all pairs with the original and with the files of an export; return the content of `parity.json`."""
     options: dict[str, Any] = {
         "accelerator": cfg.trainer.accelerator, "precision": "32-true", "max_tokens": cfg.batch.max_tokens
@@ -189,7 +189,7 @@ def _compared(folder: Path, scorer: Scorer, sets: Mapping[str, TestPairs], cfg: 
     }
 
 
-def _cut_alike(scorer: Scorer, pairs: TestPairs, cfg: DictConfig) -> np.ndarray:
+def _cut_alike(scorer: Scorer, pairs: ComparedPairs, cfg: DictConfig) -> np.ndarray:
     """Return which pairs other programs cut as the training did, bool [pairs]."""
     if scorer.reads != "pairs":
         return np.ones(len(pairs.texts), bool)  # each text has its own limit there, too
