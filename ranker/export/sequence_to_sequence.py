@@ -28,8 +28,8 @@ WHOLE = ("T5", "MT5", "UMT5", "LongT5")  # before `ForConditionalGeneration`
 
 def recognises(folder: Path) -> bool:
     """Whether a folder is a whole sequence-to-sequence model of T5's families, such as monoT5's."""
-    names = read_object(folder / "config.json").get("architectures") or [""]
-    return names[0] in [f"{name}ForConditionalGeneration" for name in WHOLE]
+    names = read_object(folder / "config.json").get("architectures")
+    return isinstance(names, list) and names in [[f"{name}ForConditionalGeneration"] for name in WHOLE]
 
 
 def write(
