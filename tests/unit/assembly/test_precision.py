@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from ranker.assembly import precision
 from ranker.assembly.precision import checked_precision, chosen, cpu_has_bf16, times
 from ranker.assembly.trainer import fabric_options, trainer_options
-from ranker.config.roots import TrainerConfig
+from ranker.config.shared_keys import TrainerConfig
 from ranker.errors import ConfigError
 
 WIDE = SimpleNamespace(dim=384, ragged=True, path="bert")

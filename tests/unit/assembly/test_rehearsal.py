@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_training
 from ranker.assembly.scorer import total_steps
-from ranker.config.roots import TrainerConfig
+from ranker.config.shared_keys import TrainerConfig
 from ranker.data.collection import Collection, MemoryDocs, Splits
 from ranker.errors import ConfigError
 

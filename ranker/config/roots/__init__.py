@@ -1,0 +1,51 @@
+"""Typed roots of the configuration: one module per command with its keys and their types; conf/ explains them.
+
+The module `search` has the class `SearchConfig`, and so on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+
+from ranker.config.shared_keys import CONF
+
+__all__ = ["CONF", "ROOTS", "known_keys", "register", "root_of"]
+
+
+def _root(command: str) -> type:
+    found: type = getattr(importlib.import_module(f"{__name__}.{command}"), f"{command.capitalize()}Config")
+    return found
+
+
+_COMMANDS = sorted(module.name for module in pkgutil.iter_modules(__path__))
+# train comes first, see `root_of`
+ROOTS: dict[str, type] = {name: _root(name) for name in sorted(_COMMANDS, key=lambda name: name != "train")}
+
+
+def register(command: str | None = None) -> None:
+    """Register the typed root of a command, or of all commands, with Hydra, as `train_schema` and so on."""
+    for name, root in ROOTS.items() if command is None else [(command, ROOTS[command])]:
+        ConfigStore.instance().store(name=f"{name}_schema", node=root)
+
+
+def root_of(keys: Iterable[Any]) -> type:
+    """The typed root that lacks the fewest of a configuration's top-level keys; in a tie, that of train.py."""
+    given = set(map(str, keys))
+    return min(ROOTS.values(), key=lambda root: len(given - {entry.name for entry in fields(root)}))
+
+
+def known_keys(root: type, prefix: str = "") -> list[str]:
+    """All dotted keys of a typed root."""
+    keys = []
+    for entry in fields(root):
+        keys.append(prefix + entry.name)
+        factory = entry.default_factory
+        if is_dataclass(factory):
+            keys += known_keys(factory, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
+    return keys
