@@ -1,7 +1,4 @@
-"""Typed roots of the configuration: one module per command with its keys and their types; conf/ explains them.
-
-The module `search` has the class `SearchConfig`, and so on.
-"""
+"""Typed roots of the configuration: `ranker.config.keys.search` has the class `SearchConfig`, and so on."""
 
 from __future__ import annotations
 
@@ -13,17 +10,18 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 
+from ranker.config import keys
 from ranker.config.shared_keys import CONF
 
 __all__ = ["CONF", "ROOTS", "known_keys", "register", "root_of"]
 
 
 def _root(command: str) -> type:
-    found: type = getattr(importlib.import_module(f"{__name__}.{command}"), f"{command.capitalize()}Config")
+    found: type = getattr(importlib.import_module(f"{keys.__name__}.{command}"), f"{command.capitalize()}Config")
     return found
 
 
-_COMMANDS = sorted(module.name for module in pkgutil.iter_modules(__path__))
+_COMMANDS = sorted(module.name for module in pkgutil.iter_modules(keys.__path__))
 # train comes first, see `root_of`
 ROOTS: dict[str, type] = {name: _root(name) for name in sorted(_COMMANDS, key=lambda name: name != "train")}
 
@@ -42,10 +40,10 @@ def root_of(keys: Iterable[Any]) -> type:
 
 def known_keys(root: type, prefix: str = "") -> list[str]:
     """All dotted keys of a typed root."""
-    keys = []
+    found = []
     for entry in fields(root):
-        keys.append(prefix + entry.name)
+        found.append(prefix + entry.name)
         factory = entry.default_factory
         if is_dataclass(factory):
-            keys += known_keys(factory, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
-    return keys
+            found += known_keys(factory, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
+    return found
