@@ -108,13 +108,13 @@ def test_a_ranker_learns_from_the_reader_alone_which_doc_helps(tmp_path):
     batch, mask, loss = batch_of(rows), torch.ones(4, 4, dtype=torch.bool), MarginalLikelihood()
     optimizer = torch.optim.AdamW(scorer.parameters(), lr=3e-3)
     values = []
-    for _ in range(60):
+    for _ in range(130):
         value = loss(scorer(batch).view(4, 4), labels, mask)
         optimizer.zero_grad()
         value.backward()
         optimizer.step()
         values.append(value.item())
-    assert values[0] > 0.5 and values[-1] < 0.4
+    assert values[0] > 0.5 and values[-1] < 0.1
     with torch.no_grad():
         assert scorer(batch).view(4, 4).argmax(1).tolist() == [0, 1, 2, 3]
 
