@@ -112,7 +112,7 @@ def in_batch_negatives(cfg: DictConfig) -> bool:
 
 def has_penalties(cfg: DictConfig) -> bool:
     """Whether the loss has parts that are functions of all texts of a step: the model's yaml has their keys."""
-    return "doc_penalty" in cfg.model
+    return "doc_penalty" in (cfg.get("model") or {})
 
 
 def training_module(cfg: DictConfig) -> Callable[..., RerankModule]:

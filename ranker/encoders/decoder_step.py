@@ -172,15 +172,15 @@ def _with_one_encoder_layer(encoder: Encoder) -> Any:
             f"({config.model_type}); model=monobert and model=lm_reranker take others"
         )
     keep_layers(config, 1, where)
-    options: dict[str, Any] = {"trust_remote_code": encoder.execution.trust_remote_code}
     if encoder.source is None:
-        whole = AutoModelForSeq2SeqLM.from_config(config, **options)
+        whole = AutoModelForSeq2SeqLM.from_config(config, trust_remote_code=encoder.execution.trust_remote_code)
         whole.get_input_embeddings().load_state_dict(encoder.model.get_input_embeddings().state_dict())
         return whole.eval()
     folder, file = place_of(encoder.source)
     whole, info = AutoModelForSeq2SeqLM.from_pretrained(
-        folder, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True, **file, **options
-    )
+        folder, config=config, dtype=torch.float32, local_files_only=True, output_loading_info=True,
+        trust_remote_code=encoder.execution.trust_remote_code, **file,
+    )  # fmt: skip
     missing = sorted(key for key in info["missing_keys"] if key.startswith("decoder.block"))
     if missing:
         raise CheckpointError(

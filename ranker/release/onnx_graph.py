@@ -42,7 +42,11 @@ def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str
         ConfigError: torch can't export the model.
     """
     if not has_modules(layout):
-        model = _float(AutoModelForSequenceClassification.from_pretrained(layout, attn_implementation="eager"))
+        model = _float(
+            AutoModelForSequenceClassification.from_pretrained(
+                layout, attn_implementation="eager", trust_remote_code=False
+            )
+        )
         graphs: dict[str, tuple[nn.Module, Path, str]] = {PAIRS: (_Scores(model), layout, LOGITS)}
     else:
         sides = read_modules(layout)
@@ -53,7 +57,7 @@ def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str
             part = _Modules(chain)
             graphs[name] = (part, chain[0].folder, LOGITS if part.scores else VECTORS)
     for name, (module, texts, output) in graphs.items():
-        _export(module.eval(), AutoTokenizer.from_pretrained(texts), output, folder / name)
+        _export(module.eval(), AutoTokenizer.from_pretrained(texts, trust_remote_code=False), output, folder / name)
         if dtype == "fp16":
             _halve(folder / name)
     return list(graphs)
@@ -184,7 +188,7 @@ class _Modules(nn.Module):
 
     def __init__(self, chain: list[StoredModule]) -> None:
         super().__init__()
-        config = AutoConfig.from_pretrained(chain[0].folder)
+        config = AutoConfig.from_pretrained(chain[0].folder, trust_remote_code=False)
         config._attn_implementation = "eager"
         model, _ = text_model.read(chain[0].folder, config)
         self.model = _float(model)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer
 
 from ranker.data.template import Template
+from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.model_folder import read_object
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.row_groups import row_groups, select_rows
@@ -63,6 +64,7 @@ class OnnxTexts:
         dim: Size of a state.
         ragged: Whether rows run without padding.
         path: See `ranker.encoders.encoder.Encoder`.
+        execution: Not used to run the graphs; it says that rows share no prefix.
     """
 
     tokenizer: Any
@@ -70,6 +72,7 @@ class OnnxTexts:
     dim: int
     ragged: bool = False
     path: str = "onnx"
+    execution: Execution = DEFAULT
 
 
 class OnnxProgram(nn.Module):
@@ -108,7 +111,7 @@ class OnnxProgram(nn.Module):
                 for name in settings["graphs"]
             ]
             self.reads = str(settings["reads"])
-            tokenizer = AutoTokenizer.from_pretrained(folder)
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
             self.encoder = OnnxTexts(tokenizer, int(settings["max_tokens"]), int(settings["dim"]))
         except Exception as error:  # onnxruntime has classes of its own
             reason = " ".join(str(error).split())[:200]

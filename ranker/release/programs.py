@@ -77,7 +77,7 @@ def _bi_encoder(folder: Path, device: str) -> Program:
 def _classifier(folder: Path, device: str) -> Program:
     from transformers import AutoModelForSequenceClassification
 
-    model: Any = AutoModelForSequenceClassification.from_pretrained(folder)
+    model: Any = AutoModelForSequenceClassification.from_pretrained(folder, trust_remote_code=False)
     model.to(device).eval()
 
     def logits(inputs: Any) -> torch.Tensor:
@@ -90,9 +90,9 @@ def _classifier(folder: Path, device: str) -> Program:
 def _words(folder: Path, device: str) -> Program:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
     model.to(device).eval()
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     prompt, stored = read_prompt(folder), read_object(folder / WORDS)
     assert prompt is not None
     filled = prompt.replace("{query}", "a").replace("{doc}", "a")
@@ -111,7 +111,7 @@ def _by_transformers(folder: Path, device: str, logits: Callable[[Any], torch.Te
     """Return a program that tokenizes pairs, or filled prompts, and pads batches of near lengths."""
     from transformers import AutoTokenizer
 
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     tokenizer.padding_side = "right"
     prompt = read_prompt(folder)
 

@@ -95,8 +95,8 @@ class RecordedContrast(Recorded, ContrastiveModule):
 class EqualSets(SetLosses):
     """A fault: each set counts the same in a micro-batch, whatever its number of groups there."""
 
-    def of_batch(self, scores, batch):
-        several = super().of_batch(scores, batch)
+    def of_batch(self, scores, batch, reference=None, seed=0):
+        several = super().of_batch(scores, batch, reference, seed)
         return several * sum(batch.set_sizes) / max(batch.set_sizes)
 
 
