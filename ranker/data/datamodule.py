@@ -166,7 +166,10 @@ class RankData(pl.LightningDataModule):
         windows, docs = self.inputs.windows, collection.docs
         if windows is None or not windows.title:
             return None
-        titles: Callable[[], Iterable[tuple[str, str]]] = lambda: ((doc.doc_id, doc.title) for doc in docs)  # noqa: E731
+
+        def titles() -> Iterable[tuple[str, str]]:
+            return ((doc.doc_id, doc.title) for doc in docs)
+
         return self._store("titles", titles, docs.fingerprint, windows.title, Affixes()).lengths
 
     def collator(self, collection: Collection) -> Collator:

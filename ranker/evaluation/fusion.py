@@ -120,12 +120,12 @@ def simplex(count: int, step: float) -> list[tuple[float, ...]]:
             f"of {step:g}; set a larger one"
         )
 
-    def split(left: int, places: int) -> Iterator[tuple[int, ...]]:
-        if places == 1:
+    def split(left: int, runs: int) -> Iterator[tuple[int, ...]]:
+        if runs == 1:
             yield (left,)
             return
         for first in range(left + 1):
-            for rest in split(left - first, places - 1):
+            for rest in split(left - first, runs - 1):
                 yield (first, *rest)
 
     return [tuple(part / parts for part in whole) for whole in split(parts, count)]

@@ -82,10 +82,10 @@ class Reinforce(nn.Module):
         by_label = labels.gather(1, by_score).argsort(dim=1, descending=True, stable=True)
         order = by_score.gather(1, by_label)
         order = order.gather(1, (~doc_mask).gather(1, order).byte().argsort(dim=1, stable=True))
-        places = order.argsort(dim=1)  # masked docs are last
+        ranks = order.argsort(dim=1)  # masked docs are last
         samples = torch.arange(self.samples, device=scores.device).view(-1, 1, 1) * SAMPLE
         groups = _finalise(_finalise(group_ids ^ (seed & MASK)) ^ ((seed >> 32) & MASK)).view(1, -1, 1)
-        bits = _finalise(_finalise(groups ^ (samples & MASK)) ^ (places * RANK & MASK))
+        bits = _finalise(_finalise(groups ^ (samples & MASK)) ^ (ranks * RANK & MASK))
         uniform = (bits.double() + 0.5) / 2**32
         return -(-uniform.log()).log().to(scores.dtype)
 

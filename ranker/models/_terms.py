@@ -1,13 +1,17 @@
-"""What models of term weights share: which tokens of a text count, and vectors of them."""
+"""What models of term weights share: which tokens of a text count, vectors of them, and scores of vectors."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ranker.data.template import Template
 from ranker.encoders.encoder import Encoder
-from ranker.types import TokenBatch
+from ranker.interactions.grid import to_grid
+from ranker.interactions.maxsim import TextVectors
+from ranker.types import RankBatch, TokenBatch
 
 
 def counted_tokens(encoder: Encoder, words: int) -> Tensor:
@@ -54,3 +58,36 @@ def inverse_document_frequencies(frequencies: Tensor, num_docs: int) -> Tensor:
     """
     counts = frequencies.double()
     return torch.log1p((num_docs - counts + 0.5) / (counts + 0.5)).float()
+
+
+class TermScorer(nn.Module):
+    """A bi-encoder whose vectors are term weights, so that a score is their inner product, computed in float32."""
+
+    encode_queries: Callable[[TokenBatch], TextVectors]
+    encode_docs: Callable[[TokenBatch], TextVectors]
+
+    def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
+        """Return 1 for each doc, int64 [docs]."""
+        return torch.ones(batch.num_rows, dtype=torch.int64, device=batch.tokens.device)
+
+    def score_block(self, queries: TextVectors, docs: TextVectors) -> Tensor:
+        """Score every query with every doc, [queries, docs]."""
+        with torch.autocast(queries.values.device.type, enabled=False):
+            return queries.values @ docs.values.T
+
+    def scoring_parameters(self) -> list[nn.Parameter]:
+        """Return the trained parameters that `score_block` reads: none."""
+        return []
+
+    def divisor(self) -> float:
+        """Return 1: inner products are not divided by a temperature."""
+        return 1.0
+
+    def forward(self, batch: RankBatch) -> Tensor:
+        """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
+        assert batch.queries is not None and batch.docs is not None
+        queries, docs = self.encode_queries(batch.queries), self.encode_docs(batch.docs)
+        owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
+        with torch.autocast(docs.values.device.type, enabled=False):
+            scores = (queries.values.index_select(0, owners) * docs.values).sum(1)
+        return to_grid(scores, batch.doc_mask)

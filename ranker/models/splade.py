@@ -16,18 +16,17 @@ from ranker.encoders.fit import check_layout
 from ranker.encoders.masked_lm import MaskedLMHead
 from ranker.errors import ConfigError
 from ranker.export import sparse_encoder
-from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors
 from ranker.interactions.term_pooling import ACTIVATIONS, POOLINGS, term_weights
 from ranker.models._bi_encoder import check_choice, text_limit
 from ranker.models._prompts import prefix_of, with_prompt
-from ranker.models._terms import counted_tokens, inverse_document_frequencies, token_counts
-from ranker.types import RankBatch, TokenBatch
+from ranker.models._terms import TermScorer, counted_tokens, inverse_document_frequencies, token_counts
+from ranker.types import TokenBatch
 
 QUERIES = ("tied", "separate", "idf", "learned")
 
 
-class SPLADE(nn.Module):
+class SPLADE(TermScorer):
     r"""Score a query and a doc by the inner product of their term weights, one for each word of the vocabulary.
 
     .. math:: s(q, d) = \sum_j w_j(q) w_j(d), \quad w_j(d) = \max_{i \in d} \log(1 + \mathrm{relu}(l_{ij}))
@@ -147,35 +146,9 @@ class SPLADE(nn.Module):
             return self._encode(batch, self.encoder, self.head)
         return self._encode(batch, self.doc_encoder, self.doc_head)
 
-    def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
-        """Return 1 for each doc, int64 [docs]."""
-        return torch.ones(batch.num_rows, dtype=torch.int64, device=batch.tokens.device)
-
     def _encode(self, batch: TokenBatch, encoder: Encoder, head: MaskedLMHead) -> TextVectors:
         inputs = head(encoder(batch))
         return TextVectors(term_weights(inputs, head.weight, head.bias, batch, self.pooling, self.activation))
-
-    def score_block(self, queries: TextVectors, docs: TextVectors) -> Tensor:
-        """Score every query with every doc, [queries, docs]."""
-        with torch.autocast(queries.values.device.type, enabled=False):
-            return queries.values @ docs.values.T
-
-    def scoring_parameters(self) -> list[nn.Parameter]:
-        """Return the trained parameters that `score_block` reads: none."""
-        return []
-
-    def divisor(self) -> float:
-        """Return 1: inner products are not divided by a temperature."""
-        return 1.0
-
-    def forward(self, batch: RankBatch) -> Tensor:
-        """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
-        assert batch.queries is not None and batch.docs is not None
-        queries, docs = self.encode_queries(batch.queries), self.encode_docs(batch.docs)
-        owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
-        with torch.autocast(docs.values.device.type, enabled=False):
-            scores = (queries.values.index_select(0, owners) * docs.values).sum(1)
-        return to_grid(scores, batch.doc_mask)
 
     def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:
         """Write a folder that sentence-transformers (5.4 on) loads as a SparseEncoder.

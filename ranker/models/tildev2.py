@@ -15,13 +15,12 @@ from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.fit import check_layout
 from ranker.encoders.loading import load_encoder
 from ranker.export._modules import write_tokenizer
-from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors, full_precision
-from ranker.models._terms import counted_tokens, row_of_each_token, token_counts
-from ranker.types import RankBatch, TokenBatch
+from ranker.models._terms import TermScorer, counted_tokens, row_of_each_token, token_counts
+from ranker.types import TokenBatch
 
 
-class TILDEv2(nn.Module):
+class TILDEv2(TermScorer):
     r"""Score a doc by the weights of its tokens that occur in the query (contextual exact match).
 
     .. math:: s(q, d) = \sum_{t \in q} \max_{j: d_j = t} \mathrm{relu}(w \cdot h_j + b)
@@ -75,30 +74,6 @@ class TILDEv2(nn.Module):
         cells = row_of_each_token(batch) * self.dim + batch.tokens
         grid = weights.new_zeros(batch.num_rows * self.dim)
         return TextVectors(grid.scatter_reduce(0, cells, weights, "amax").view(batch.num_rows, -1))
-
-    def doc_vector_counts(self, batch: TokenBatch) -> Tensor:
-        """Return 1 for each doc, int64 [docs]."""
-        return torch.ones(batch.num_rows, dtype=torch.int64, device=batch.tokens.device)
-
-    def score_block(self, queries: TextVectors, docs: TextVectors) -> Tensor:
-        """Score every query with every doc, [queries, docs]."""
-        with torch.autocast(queries.values.device.type, enabled=False):
-            return queries.values @ docs.values.T
-
-    def scoring_parameters(self) -> list[nn.Parameter]:
-        """Return the trained parameters that `score_block` reads: none."""
-        return []
-
-    def divisor(self) -> float:
-        """Return 1: inner products are not divided by a temperature."""
-        return 1.0
-
-    def forward(self, batch: RankBatch) -> Tensor:
-        """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
-        assert batch.queries is not None and batch.docs is not None
-        queries, docs = self.encode_queries(batch.queries), self.encode_docs(batch.docs)
-        owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
-        return to_grid((queries.values.index_select(0, owners) * docs.values).sum(1), batch.doc_mask)
 
     def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:  # noqa: ARG002
         """Write the encoder as transformers does, and the weights of the head to head.safetensors.

@@ -137,9 +137,9 @@ def filled(prompt: str, query: str, doc: str) -> str:
     >>> filled("{query}: {doc}", "a {doc}", "b")
     'a {doc}: b'
     """
-    places = sorted((prompt.index(f"{{{name}}}"), name, text) for name, text in (("query", query), ("doc", doc)))
+    fields = sorted((prompt.index(f"{{{name}}}"), name, text) for name, text in (("query", query), ("doc", doc)))
     parts, end = [], 0
-    for start, name, text in places:
+    for start, name, text in fields:
         parts += [prompt[end:start], text]
         end = start + len(name) + 2
     return "".join([*parts, prompt[end:]])

@@ -113,8 +113,8 @@ def thinned(points: Points, most: int = MAX_POINTS) -> list[tuple[float, float]]
     if len(points) <= most:
         return [(float(x), float(y)) for x, y in points]
     *body, last = points
-    parts = np.array_split(np.array(body, float), most - 1)
-    return [tuple(part.mean(axis=0).tolist()) for part in parts] + [(float(last[0]), float(last[1]))]  # type: ignore[misc]
+    means = (part.mean(axis=0) for part in np.array_split(np.array(body, float), most - 1))
+    return [(float(x), float(y)) for x, y in means] + [(float(last[0]), float(last[1]))]
 
 
 def lines(title: str, y_label: str, series: Mapping[str, Points], best: tuple[float, float] | None = None) -> Chart:
@@ -173,7 +173,7 @@ def gains(title: str, measure: str, differences: Sequence[float]) -> Chart:
 
 
 def _steps(values: np.ndarray) -> list[tuple[int, float]]:
-    """Return the heights of the steps with their places; of many queries, a sample of the places."""
+    """Return the heights of the steps with their positions; of many queries, a sample of the positions."""
     chosen = range(len(values)) if len(values) <= 1000 else np.linspace(0, len(values) - 1, 1000).astype(int).tolist()
     return [(i, float(values[i])) for i in chosen]
 

@@ -65,7 +65,7 @@ def the_run(where) -> Path:
     return next((where / "outputs/own").iterdir())
 
 
-def test_pairs(where, small_files):
+def pairs_and_scores(where, small_files):
     """The pairs of the run's test, with their texts, and the scores of its run file."""
     queries, docs = read_queries(small_files / "queries.tsv"), JsonlDocs(small_files / "docs.jsonl")
     run = read_run(the_run(where) / "evaluation" / small_files.name / "run.trec")
@@ -73,12 +73,9 @@ def test_pairs(where, small_files):
     return ids, [(queries[query], docs[doc].text) for query, doc in ids], np.array([run[q][d] for q, d in ids])
 
 
-test_pairs.__test__ = False
-
-
 def test_an_export_scores_as_the_run_and_says_so(done, where, small_files):
     assert done["hf"]["code"] == 0, done["hf"]["out"]
-    _, texts, expected = test_pairs(where, small_files)
+    _, texts, expected = pairs_and_scores(where, small_files)
     model, tokenizer = (
         AutoModelForSequenceClassification.from_pretrained(where / "hf"),
         AutoTokenizer.from_pretrained(where / "hf"),
@@ -99,7 +96,7 @@ def test_an_export_scores_as_the_run_and_says_so(done, where, small_files):
 
 def test_the_numbers_of_int8_are_those_of_its_graph(done, where, small_files):
     assert done["int8"]["code"] == 0, done["int8"]["out"]
-    ids, texts, expected = test_pairs(where, small_files)
+    ids, texts, expected = pairs_and_scores(where, small_files)
     got = Reranker.load(where / "int8", accelerator="cpu").score(texts)
     part = json.loads((where / "int8/parity.json").read_text())["sets"][small_files.name]
     assert part["largest_gap"] == pytest.approx(np.abs(got - expected).max(), rel=1e-3) and part["largest_gap"] > 1e-4
@@ -179,7 +176,7 @@ def test_a_published_folder_has_the_numbers_of_its_run_files(done, where, small_
             named = {part["name"]: part["value"] for part in model["results"][0]["metrics"]}
             assert named == pytest.approx({str(measure): values[measure] for measure in measures}, abs=1e-6)
     assert metadata["license"] == "mit" and metadata["pipeline_tag"] == "text-ranking"
-    _, texts, expected = test_pairs(where, small_files)
+    _, texts, expected = pairs_and_scores(where, small_files)
     np.testing.assert_allclose(Reranker.load(folder, accelerator="cpu").score(texts), expected, rtol=0, atol=1e-5)
     settings = yaml.safe_load((folder / "ranker.yaml").read_text())
     assert "data" not in settings and settings["trainer"]["max_steps"] == 12 and "local files" in text

@@ -1,4 +1,4 @@
-"""Charts: points at places computed by hand, long lines thinned, texts escaped."""
+"""Charts: points at positions computed by hand, long lines thinned, texts escaped."""
 
 import re
 import xml.etree.ElementTree as ET
