@@ -56,7 +56,8 @@ def compress(cfg: DictConfig) -> None:
     folder = open_run(cfg)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     scorer.to(device).eval()
-    layers = _layers(cfg, scorer, total, lambda: _batches(cfg, scorer, trained, collection, device))
+    batches = list(_batches(cfg, scorer, trained, collection, device))  # the smaller model reads the same tokens
+    layers = _layers(cfg, scorer, total, batches)
     units: list[Tensor] | None = None
     if cfg.units < 1:
         padded: Any = load_scorer(path, cfg.weights, replace(execution, ragged=False))
@@ -75,12 +76,12 @@ def compress(cfg: DictConfig) -> None:
         "checkpoint": str(path),
         "layers": layers,
         "units": None if units is None else len(units[0]),
-        "pairs": sum(int(batch.doc_mask.sum()) for batch in _batches(cfg, scorer, trained, collection, device)),
+        "pairs": sum(int(batch.doc_mask.sum()) for batch in batches),
         **{
             name: {
                 "parameters": sum(weight.numel() for weight in model.parameters()),
                 "megabytes": sum(file.stat().st_size for file in where.rglob("*.safetensors")) / 1e6,
-                "seconds": _seconds(model, list(_batches(cfg, model, trained, collection, device))),
+                "seconds": _seconds(model, batches),
             }
             for name, (model, where) in both.items()
         },
@@ -100,7 +101,7 @@ def compress(cfg: DictConfig) -> None:
     log.info("smaller model: evaluate it, or train it further, with checkpoint=%s", folder / "model")
 
 
-def _layers(cfg: DictConfig, scorer: Scorer, total: int, batches: Any) -> list[int]:
+def _layers(cfg: DictConfig, scorer: Scorer, total: int, batches: list[RankBatch]) -> list[int]:
     """Return the indices of the layers to keep."""
     if cfg.layers is None:
         return list(range(total))
@@ -112,7 +113,7 @@ def _layers(cfg: DictConfig, scorer: Scorer, total: int, batches: Any) -> list[i
     if not 1 <= cfg.layers <= total:
         raise ConfigError(f"layers: expected 1 to {total}, the layers of the model, got {cfg.layers}")
     return kept_layers(
-        total, cfg.layers, cfg.drop, layer_contributions(scorer, batches()) if cfg.drop == "contribution" else None
+        total, cfg.layers, cfg.drop, layer_contributions(scorer, batches) if cfg.drop == "contribution" else None
     )
 
 
