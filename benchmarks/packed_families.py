@@ -39,6 +39,7 @@ BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, 
 FAMILIES: dict[str, dict[str, Any]] = {
     "distilbert": {"dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072},
     "mpnet": {**BASE, "intermediate_size": 3072},
+    "albert": {**BASE, "intermediate_size": 3072, "embedding_size": 128},
     "eurobert": {**BASE, "num_key_value_heads": 12, "intermediate_size": 3072},
     "qwen3": {**BASE, "num_key_value_heads": 6, "head_dim": 64, "intermediate_size": 2048},
     "gte": {**BASE, "intermediate_size": 3072},

@@ -48,8 +48,8 @@ class Encoder(nn.Module):
 
     Every family runs on the fastest path on which a row has the same states as alone (`path`):
 
-    - `bert`, `modernbert`: families with these layers (`Family.layers`) without padding, by layers of this package
-      (`ragged_forward`);
+    - `bert`, `distilbert`, `modernbert`: families with these layers (`Family.layers`) without padding, by layers of
+      this package (`ragged_forward`);
     - `packed`: transformers' own forward on one row that holds all texts, without padding;
     - `padded`: transformers' own forward on groups of rows of near lengths, each padded to its longest row;
     - `by_length`: the same on groups of equal length, for families whose states depend on padding.
@@ -108,7 +108,7 @@ class Encoder(nn.Module):
 
     @property
     def path(self) -> str:
-        """How batches run: `bert`, `modernbert`, `packed`, `padded` or `by_length`."""
+        """How batches run: `bert`, `distilbert`, `modernbert`, `packed`, `padded` or `by_length`."""
         return self._traits.path
 
     @property

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ranker.encoders.attention import PackedRows
-from ranker.encoders.layer import LayerSettings, LayerWeights, first_token_attention, kernel_average
+from ranker.encoders.layer import LayerSettings, LayerWeights, first_token_attention, hashes_of_sums, kernel_average
 
 try:
     from ranker.encoders.kernels import bias_gelu, residual_norm, short_attention
@@ -105,7 +105,8 @@ def kernel_layer(
         settings: Constants of the layer.
         kernels: The kernels to call.
         rows: Row boundaries for attention.
-        hashes: Dropout hashes of both residual sums, int32 [2, output tokens]; None: no dropout.
+        hashes: Dropout hashes of the residual sums, int32 [2 or 1, output tokens], see `hashes_of_sums`; None: no
+            dropout.
         first_tokens: Index of each row's first token, int32 [rows], to compute the output of these alone; None:
             compute all.
 
@@ -114,8 +115,7 @@ def kernel_layer(
     """
     w = weights
     attention_norm, feed_forward_norm = (
-        ResidualNorm(kernels, None if hashes is None else hashes[site], settings.dropout, settings.epsilon)
-        for site in range(2)
+        ResidualNorm(kernels, site_hashes, settings.dropout, settings.epsilon) for site_hashes in hashes_of_sums(hashes)
     )
     attended: Any
     if first_tokens is None:

@@ -246,10 +246,13 @@ def packed_attention(
         rate,
     )
     states = [part[0].transpose(0, 1) for part in (query, key, value)]
+    if query.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        # rotary positions and norms return float32 under autocast; torch's attention converts it, its kernels do not
+        states = [part.to(torch.get_autocast_dtype("cuda")) for part in states]
     if forward.prefixes is not None:
         return _with_prefixes(states, forward, rule).unsqueeze(0), None
     plain = rule.softcap is None and rule.bias is None
-    if plain and query.shape[-1] <= LARGEST_HEAD and not unpadded_unavailable(query.device, query.dtype):
+    if plain and query.shape[-1] <= LARGEST_HEAD and not unpadded_unavailable(query.device, states[0].dtype):
         return _unpadded(states, forward, rule).unsqueeze(0), None
     if plain and runs_by_row(query.device, rate) and _all_read(forward, rule):
         window = None if rule.window is None else rule.window - 1

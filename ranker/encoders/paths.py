@@ -85,11 +85,6 @@ class LayerPath(NamedTuple):
         return PackedRows(layout.batch.cu_seqlens, layout.cu_keys, layout.key_indices, max_length, layout.blocks)
 
 
-def activation_of(model: Any) -> Callable[[Tensor], Tensor]:
-    """Return the activation of the feed-forward blocks, which all layers share."""
-    return model.encoder.layer[0].intermediate.intermediate_act_fn
-
-
 def attention_is_unpadded(model: Any, device: torch.device, log: Log) -> bool:
     """Return whether attention runs without padding on this device, in the precision in use."""
     weight = model.get_input_embeddings().weight
@@ -121,11 +116,19 @@ def can_skip_other_tokens(model: Any, execution: Execution, unpadded: bool, atte
     return attention_dropout == 0
 
 
-def choose_path(model: Any, execution: Execution, max_length: int, device: torch.device | None, log: Log) -> LayerPath:
+def choose_path(
+    model: Any,
+    activation: Callable[[Tensor], Tensor],
+    execution: Execution,
+    max_length: int,
+    device: torch.device | None,
+    log: Log,
+) -> LayerPath:
     """Choose how the layers of a batch run.
 
     Args:
-        model: A transformers model with BERT's modules.
+        model: A transformers model with post-norm layers.
+        activation: The activation of its feed-forward blocks.
         execution: Options.
         max_length: The batch's longest row.
         device: Device of attention without padding; None: attention is padded.
@@ -134,14 +137,13 @@ def choose_path(model: Any, execution: Execution, max_length: int, device: torch
     Raises:
         ConfigError: An option insists on a path that is not available.
     """
-    activation = activation_of(model)
     if device is None:
         functions = LayerFunctions(
             linear_attention(row_attention), row_average, linear_activation(activation), linear_residual_norm
         )
         return LayerPath(post_norm_layer, functions, hashed_dropout, unpadded=False, min_length=0)
     no_short = _no_short_attention(model, execution, max_length)
-    no_kernels = _no_kernels(model, execution, no_short)
+    no_kernels = _no_kernels(activation, execution, no_short)
     if not no_kernels:
         log("layers run through this package's kernels; attention dropout is off in them")
         return LayerPath(kernel_layer, triton_kernels(), hashed_dropout, unpadded=True, min_length=512)
@@ -229,15 +231,12 @@ def _no_short_attention(model: Any, execution: Execution, max_length: int) -> st
     return reason
 
 
-def _no_kernels(model: Any, execution: Execution, no_short: str) -> str:
+def _no_kernels(activation: Callable[[Tensor], Tensor], execution: Execution, no_short: str) -> str:
     """Return why layers do not run through this package's kernels; empty if they do."""
     if execution.fused is False:
         return "encoder.fused=false"
-    not_gelu = (
-        ""
-        if isinstance(activation_of(model), GELUActivation)
-        else f"the activation is {model.config.hidden_act}, not gelu"
-    )
+    exact = isinstance(activation, GELUActivation)
+    not_gelu = "" if exact else f"the activation is {type(activation).__name__}, not gelu"
     if execution.fused is True and (triton_unavailable() or not_gelu):
         raise ConfigError(f"encoder.fused: expected auto or false, got true, but {triton_unavailable() or not_gelu}")
     return triton_unavailable() or no_short or not_gelu

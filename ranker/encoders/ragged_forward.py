@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ranker.encoders.attention import short_unavailable
+from ranker.encoders.distilbert_stack import DistilBertStack
 from ranker.encoders.execution import Execution
 from ranker.encoders.family import family_of
 from ranker.encoders.graphs import MAX_SMALL_PASS, ROW_MULTIPLE, Graphs, rounding
@@ -23,7 +24,11 @@ from ranker.encoders.stack import RaggedPass, Stack, draw_seed
 from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
-STACKS: Mapping[str, Stack] = {"bert": PostNormStack(), "modernbert": PreNormStack()}  # by `Family.layers`
+STACKS: Mapping[str, Stack] = {  # by `Family.layers`
+    "bert": PostNormStack(),
+    "distilbert": DistilBertStack(),
+    "modernbert": PreNormStack(),
+}
 
 
 class RaggedForward:

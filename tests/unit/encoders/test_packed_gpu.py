@@ -1,4 +1,4 @@
-"""Packed rows on CUDA, in bfloat16, eager and compiled, against each row alone in float32 by transformers itself.
+"""Packed rows and DistilBERT on CUDA, in bfloat16, against each row alone in float32 by transformers itself.
 
 CUDA_VISIBLE_DEVICES=0 pytest -m gpu tests/unit/encoders
 """
@@ -28,13 +28,14 @@ FAMILIES = {
     "modernbert-decoder": {"local_attention": 16, "pad_token_id": 0},
     "ernie": {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.0, "pad_token_id": 0},
     "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16},  # soft-capped logits
+    "distilbert": {"dim": 64, "n_layers": 3, "n_heads": 2, "hidden_dim": 128, "dropout": 0.2, "attention_dropout": 0.0},
     "t5": {"d_model": 64, "num_layers": 3, "num_heads": 4, "d_kv": 16, "d_ff": 128},  # a bias on positions
 }
 
 
 def model_of(family: str) -> torch.nn.Module:
     torch.manual_seed(0)
-    sizes = {} if family == "t5" else SIZES
+    sizes = {} if family in ("t5", "distilbert") else SIZES
     config = AutoConfig.for_model(family, **{**sizes, **FAMILIES[family], "vocab_size": len(tiny_tokenizer())})
     if family == "t5":
         return T5EncoderModel(config).cuda()
@@ -58,7 +59,7 @@ def test_states_and_gradients_are_near_those_of_each_row_alone(family, compile):
     model = model_of(family).eval()
     reference = copy.deepcopy(model)
     encoder = Encoder(model, tiny_tokenizer(), Execution(compile=compile)).eval()
-    assert encoder.path == "packed"
+    assert encoder.path == ("distilbert" if family == "distilbert" else "packed")
     for lengths in ((40, 7, 1, 64, 23), (5, 90), (33,)):
         batch = rows_of(*lengths)
         alone = torch.cat([reference(input_ids=row[None]).last_hidden_state[0] for row in batch.tokens.split(lengths)])
@@ -73,10 +74,11 @@ def test_states_and_gradients_are_near_those_of_each_row_alone(family, compile):
             assert error(ours.grad, theirs.grad) < 0.1, name
 
 
-def test_masks_are_the_same_compiled_and_on_the_cpu():
+@pytest.mark.parametrize("family", ["ernie", "distilbert"])
+def test_masks_are_the_same_compiled_and_on_the_cpu(family):
     states = []
     for device, compile in (("cpu", False), ("cuda", False), ("cuda", True)):
-        encoder = Encoder(model_of("ernie").to(device), tiny_tokenizer(), Execution(compile=compile)).train()
+        encoder = Encoder(model_of(family).to(device), tiny_tokenizer(), Execution(compile=compile)).train()
         encoder.dropout_seed = 3
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             states.append(encoder(rows_of(40, 7, 64, device=device)).float().cpu())
