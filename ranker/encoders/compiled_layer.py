@@ -27,6 +27,8 @@ def compile_layers(model: nn.Module) -> int:
     """
     _configure()
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:  # ALBERT: the parts of its first list of modules
+        layers = next((list(module) for module in model.modules() if isinstance(module, nn.ModuleList)), [])
     for layer in layers:
         layer.compile(dynamic=True)
     return len(layers)
