@@ -76,10 +76,8 @@ def faulty(fault: str) -> type[ContrastiveModule]:
             if fault != "no replay":
                 super()._seed_dropout(step, micro_batch)
 
-        def _backward_through_scores(self, queries, docs, mine, grad_scores):
-            grad_queries, grad_docs, grad_scoring_parameters = super()._backward_through_scores(
-                queries, docs, mine, grad_scores
-            )
+        def _backward_through_scores(self, *args):
+            grad_queries, grad_docs, grad_scoring_parameters = super()._backward_through_scores(*args)
             if fault == "detached docs":
                 grad_docs = torch.zeros_like(grad_docs)
             if fault == "temperature twice":
