@@ -79,6 +79,9 @@ class ContrastiveModule(RerankModule):
         mine = torch.cat([rows[0] for rows in text_rows]).sort().values if text_rows else step.contrast.owners[:0]
         penalties = self.penalties(queries, docs, step)
         total, grad_queries, grad_docs, parameters = self.gradients(queries, docs, mine, step)
+        _sum_over_devices(grad_docs)
+        if self.symmetric:  # positive docs of other devices' queries rank this device's queries, too
+            _sum_over_devices(grad_queries)
         if penalties is not None:
             if self.trainer.is_global_zero:
                 total = total + penalties.value
@@ -165,7 +168,7 @@ class ContrastiveModule(RerankModule):
         return self.scorer.dim
 
     def gradients(self, queries: TextVectors, docs: TextVectors, mine: Tensor, step: TrainStep) -> Gradients:
-        """Return this device's part of the step's loss, and the loss's gradients.
+        """Return this device's part of the step's loss, and its gradients.
 
         Args:
             queries: Vectors of the step's queries, the same on every device.
@@ -246,10 +249,9 @@ class ContrastiveModule(RerankModule):
     def _backward_through_scores(
         self, queries: TextVectors, docs: TextVectors, mine: Tensor, grad_scores: Tensor, contrast: Contrast
     ) -> tuple[Tensor, Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        """Gradients by this device's query vectors, by all doc vectors, and by the scoring parameters.
+        """This device's share of the gradients by query vectors, by doc vectors, and by the scoring parameters.
 
-        The first two are those of the step's loss, the last is this device's share. To save memory, each block of
-        `docs.values` is overwritten by its gradient once it has been scored.
+        To save memory, each block of `docs.values` is overwritten by its gradient once it has been scored.
         """
         parameters = [p for p in self.scorer.scoring_parameters() if p.requires_grad]
         grad_queries, grad_scoring_parameters = (
@@ -272,9 +274,6 @@ class ContrastiveModule(RerankModule):
                 for total, gradient in zip(grad_scoring_parameters, by_parameters, strict=True):
                     total += gradient
             docs.values[docs.vector_indices(block)] = grad_docs
-        _sum_over_devices(docs.values)
-        if self.symmetric:  # positive docs of other devices' queries rank this device's queries, too
-            _sum_over_devices(grad_queries)
         return grad_queries, docs.values, list(zip(parameters, grad_scoring_parameters, strict=True))
 
     def _blocks(
@@ -302,13 +301,13 @@ class ContrastiveModule(RerankModule):
 
 
 class Gradients(NamedTuple):
-    """A step's loss and its gradients.
+    """This device's part of a step's loss, and its gradients.
 
     Attributes:
-        total: This device's part of the loss, [].
-        by_queries: Gradient of the step's loss by the vectors of this device's queries, [query vectors, dim].
-        by_docs: Gradient of the step's loss by each doc vector, [doc vectors, dim].
-        parameters: Parameters of the loss and of the scoring, each with this device's share of its gradient.
+        total: The part, [].
+        by_queries: Gradient by each query vector of the step, [query vectors, dim].
+        by_docs: Gradient by each doc vector, [doc vectors, dim].
+        parameters: Parameters of the loss and of the scoring, each with its gradient.
     """
 
     total: Tensor
