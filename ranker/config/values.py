@@ -81,6 +81,7 @@ RANGES = {
             "pairs",
             "multiple",
             "max_queries",
+            "dims",
             "limits.docs",
             "limits.text_chars",
             "limits.body_bytes",
