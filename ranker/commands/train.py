@@ -55,11 +55,12 @@ def train(cfg: DictConfig) -> float | None:
     scorer = build_scorer(cfg)
     settle_precision(cfg, folder, scorer.encoder)
     check_scores(scorer)
+    make_module = training_module(cfg, scorer)
     start_from_docs(cfg, splits, scorer)
     data = build_data(cfg, splits, scorer)
     steps_per_epoch = len(data.train_steps().plan)
     check_length(cfg, splits, steps_per_epoch)
-    module = training_module(cfg)(
+    module = make_module(
         scorer,
         list(cfg.measures),
         loss=build_loss(cfg),

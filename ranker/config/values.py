@@ -81,6 +81,7 @@ RANGES = {
             "pairs",
             "multiple",
             "max_queries",
+            "dims",
             "limits.docs",
             "limits.text_chars",
             "limits.body_bytes",
@@ -113,6 +114,9 @@ RANGES = {
             "trainer.check_val_every_n_epoch",
             "load_encoder.layers",
             "DPR.projection",
+            "DPR.matryoshka_dims",
+            "DPR.matryoshka_layers",
+            "DPR.matryoshka_layers_per_step",
             "ColBERT.projection",
             "Multitask.head_hidden",
             "BM25.threads",
@@ -171,6 +175,7 @@ RANGES = {
             "data.weight",
             "limits.stop_seconds",
             "passages.title",
+            "DPR.matryoshka_alignment",
         ),
         FROM_0,
     ),
@@ -258,7 +263,7 @@ WORDS = {
         ("mean2std", "minmax", "quantile"),
     ),
 }
-NON_EMPTY = ("seeds", "layers", "portions", "length_buckets")  # lists of at least one entry
+NON_EMPTY = ("seeds", "layers", "dims", "portions", "length_buckets")  # lists of at least one entry
 
 
 def faults_of(cfg: DictConfig, skipped: tuple[str, ...] = ()) -> list[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.family import family_of, first_position, max_positions
 from ranker.encoders.graphs import Graphs
 from ranker.encoders.lora import has_adapter
+from ranker.encoders.lower_layers import final_norm, with_lower_layers
 from ranker.encoders.passes import Output
 from ranker.encoders.ragged_forward import RaggedForward, last
 from ranker.encoders.shared_prefix import SharedPrefixes
@@ -185,6 +186,32 @@ class Encoder(nn.Module):
         """
         for states in self._run(batch, Output.ALL_LAYERS):
             yield states[: batch.num_tokens].to(self.model.dtype)
+
+    def states_after(self, batch: TokenBatch, layers: Collection[int]) -> list[Tensor]:
+        """Return the states that the lower l layers alone would return (`lower`), [tokens, dim] for each l, ascending.
+
+        Args:
+            batch: The batch.
+            layers: The numbers l, from 0 (the embeddings) to `num_layers`.
+        """
+        found, norm = [], final_norm(self.model, self.num_layers)
+        for number, states in enumerate(self.layers(batch)):
+            if number in layers:
+                found.append(states if norm is None or number == self.num_layers else norm(states).to(states.dtype))
+        return found
+
+    def lower(self, layers: int) -> Encoder:
+        """Return an encoder of the lower layers, which shares the weights.
+
+        Args:
+            layers: Number of layers to keep.
+
+        Raises:
+            ConfigError: The encoder has fewer, or its layers are not in one list.
+        """
+        lower: Encoder = with_lower_layers(self, layers)
+        lower._traits = replace(self._traits, num_layers=layers)
+        return lower
 
     def end_training(self) -> None:
         """Draw dropout seeds at random again, and free the memory of CUDA graphs."""

@@ -72,6 +72,7 @@ COMPOSED = {
     "rerank": [["checkpoint=."], ["checkpoint=.", "run=.", "queries=.", "docs=."]],
     "merge": [["runs=[.,.]"]],
     "compress": [["checkpoint=."]],
+    "sizes": [["checkpoint=."], ["checkpoint=.", "index=binary", "dims=[8]", "keep=[1,8]"]],
     "export": [["checkpoint=.", "format=onnx"]],
     "publish": [["checkpoint=.", "to=x"]],
     "serve": [["checkpoint=."]],
