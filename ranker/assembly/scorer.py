@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.checkpoint import built_for, load_scorer
 from ranker.config.sets import sets_of, source_nodes
 from ranker.config.targets import constructor_keys
+from ranker.distillation.layers import Layers
+from ranker.distillation.module import DistillationModule
 from ranker.encoders.execution import Execution
 from ranker.errors import CheckpointError, ConfigError
 from ranker.export import sentence_transformers
@@ -122,11 +124,20 @@ def training_module(cfg: DictConfig) -> Callable[..., RerankModule]:
     """
     if "heads" in cfg.model:
         return partial(MultitaskModule, weighting=instantiate(cfg.model.weighting))
+    if cfg.get("distill") is not None:
+        options: Layers = instantiate(cfg.distill)
+        teacher = load_scorer(Path(options.teacher), execution=_as_student(cfg))
+        return partial(DistillationModule, teacher=teacher, options=options, fresh=cfg.get("checkpoint") is None)
     if has_penalties(cfg):
         sparsity = Sparsity(**{field.name: cfg.model[field.name] for field in fields(Sparsity)})
         sparsity.check()
         return partial(SparseModule, sparsity=sparsity, symmetric=cfg.model.symmetric)
     return partial(ContrastiveModule, symmetric=cfg.model.symmetric) if in_batch_negatives(cfg) else RerankModule
+
+
+def _as_student(cfg: DictConfig) -> Execution:
+    """Return how a teacher computes: as its student, but without memory for a backward pass and without trust."""
+    return replace(Execution.of(cfg.encoder), checkpointing=False, graphs=False, trust_remote_code=False)
 
 
 def build_loss(cfg: DictConfig) -> Loss:

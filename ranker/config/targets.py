@@ -28,6 +28,7 @@ TRUSTED = {
     "encoder": ("ranker.encoders.loading.load_encoder", "ranker.encoders.lora.LoRA"),
     "loss": ("ranker.losses.",),
     "passages": ("ranker.passages.",),
+    "distill": ("ranker.distillation.layers.Layers",),
     "optim": ("torch.optim.",),
     "schedule": ("ranker.training.schedules.",),
     "index": ("ranker.retrieval.indexes.",),

@@ -21,6 +21,7 @@ from ranker.encoders.ragged_forward import RaggedForward, last
 from ranker.encoders.shared_prefix import SharedPrefixes
 from ranker.encoders.traits import Traits, common_tokens, measure, one_row, reads_segments
 from ranker.encoders.transformers_forward import NEAR, Request, TransformersForward
+from ranker.errors import ConfigError
 from ranker.interactions.pooling import pool
 from ranker.types import TokenBatch
 
@@ -186,6 +187,30 @@ class Encoder(nn.Module):
         for states in self._run(batch, Output.ALL_LAYERS):
             yield states[: batch.num_tokens].to(self.model.dtype)
 
+    def layers_and_attention(self, batch: TokenBatch) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the states after the embeddings and after each layer, and each layer's attention weights.
+
+        Args:
+            batch: The batch.
+
+        Returns:
+            States [tokens, dim] and attention weights [tokens, heads, longest row], which are 0 for keys outside of the
+            token's row.
+
+        Raises:
+            ConfigError: The encoder runs without padding, where attention weights are not computed, or its family does
+                not return them.
+        """
+        if self.ragged:
+            raise ConfigError("encoder.ragged: expected false where attention weights are read, got true")
+        found = list(self._run(batch, Output.ATTENTION))
+        count = self.num_layers
+        if len(found) != 2 * count + 1:
+            raise ConfigError(
+                f"distill.attention: expected a family whose layers all return attention, got {self.config.model_type}"
+            )
+        return [states.to(self.model.dtype) for states in found[: count + 1]], found[count + 1 :]
+
     def end_training(self) -> None:
         """Draw dropout seeds at random again, and free the memory of CUDA graphs."""
         self.dropout_seed, self._ragged_forward.graphs = None, Graphs()
@@ -196,8 +221,8 @@ class Encoder(nn.Module):
         if self._forward is None:
             forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed)
         else:
-            every = output is Output.ALL_LAYERS
-            request = Request(batch, every, self._mask_seed(), self._first_token_is_global, prefixes)
+            every, weights = output in (Output.ALL_LAYERS, Output.ATTENTION), output is Output.ATTENTION
+            request = Request(batch, every, self._mask_seed(), self._first_token_is_global, prefixes, weights)
             if self.path == "packed":
                 forward = self._forward.packed(self.model, request, self.execution.compile)
             else:

@@ -15,6 +15,7 @@ class Output(Enum):
     ALL_LAYERS = "the embeddings' and each layer's states of all tokens"
     LAST_LAYER = "the last layer's states of all tokens"
     FIRST_TOKENS = "the last layer's state of each row's first token"
+    ATTENTION = "the embeddings' and each layer's states, then each layer's attention weights [tokens, heads, columns]"
 
 
 class ForwardPass(NamedTuple):

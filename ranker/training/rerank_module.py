@@ -261,9 +261,12 @@ class RerankModule(pl.LightningModule):
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
         """Mean loss over the micro-batch's groups."""
-        assert self.loss is not None
         reference = reference_scores(self.scorer, batch) if self._has_reference else None
-        scores = self.scorer(batch)
+        return self.loss_of_scores(self.scorer(batch), batch, reference)
+
+    def loss_of_scores(self, scores: Tensor, batch: RankBatch, reference: Tensor | None = None) -> Tensor:
+        """Mean of `loss` over the micro-batch's groups, from their scores [batch, docs]; see `loss_of`."""
+        assert self.loss is not None
         if isinstance(self.loss, SetLosses):
             return self.loss.of_batch(scores, batch, reference, self._step_seed)
         return loss_of(self.loss, scores, batch, reference, self._step_seed)
