@@ -20,6 +20,7 @@ from ranker.distillation.layers import Layers
 from ranker.distillation.module import DistillationModule
 from ranker.encoders.execution import Execution
 from ranker.errors import CheckpointError, ConfigError
+from ranker.exits.module import EarlyExitModule, ExitTraining
 from ranker.export import sentence_transformers
 from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.multitask.module import MultitaskModule
@@ -128,6 +129,9 @@ def training_module(cfg: DictConfig) -> Callable[..., RerankModule]:
         options: Layers = instantiate(cfg.distill)
         teacher = load_scorer(Path(options.teacher), execution=_as_student(cfg))
         return partial(DistillationModule, teacher=teacher, options=options, fresh=cfg.get("checkpoint") is None)
+    if "exits" in cfg.model:
+        exits = ExitTraining(**{field.name: cfg.model[field.name] for field in fields(ExitTraining)})
+        return partial(EarlyExitModule, options=exits)
     if has_penalties(cfg):
         sparsity = Sparsity(**{field.name: cfg.model[field.name] for field in fields(Sparsity)})
         sparsity.check()

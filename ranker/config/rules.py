@@ -19,7 +19,19 @@ SUITE = ("folder", "sets")  # keys of a suite
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
     sizes = (_group_sizes, _losses, _shared_prefix, _passages, _words, _numbers)
-    rules = (*sizes, _distillation, _data, _mix, _measures, _evaluation, _suite, _teachers, _reranking, _merging)
+    rules = (
+        *sizes,
+        _distillation,
+        _exits,
+        _data,
+        _mix,
+        _measures,
+        _evaluation,
+        _suite,
+        _teachers,
+        _reranking,
+        _merging,
+    )
     return [fault for rule in rules for fault in rule(cfg)]
 
 
@@ -346,4 +358,19 @@ def _distillation(cfg: DictConfig) -> list[str]:
             "distill.attention: expected 0, or encoder.ragged=false, whose forward pass returns attention; got "
             f"{node.attention}"
         )
+    return faults
+
+
+def _exits(cfg: DictConfig) -> list[str]:
+    """Early exit: one rule at a time, and losses that every head can have."""
+    model = cfg.get("model") if is_set(cfg, "model") else None
+    if not isinstance(model, DictConfig) or "exits" not in model:
+        return []
+    faults = []
+    if model.get("exit") is not None and model.get("margin") is not None:
+        faults.append(f"model.exit: expected one rule, a layer or a margin, got {model.exit} and {model.margin}")
+    if "loss" in cfg and sets_of(cfg.get("data")):
+        faults.append("data: expected a single set with model=early_exit, got a mix; choose another source")
+    if "loss" in cfg and str(cfg.loss.get("_target_")).endswith(".DPO"):
+        faults.append("loss: expected another one than dpo with model=early_exit, got loss=dpo")
     return faults

@@ -173,6 +173,9 @@ RANGES = {
             "limits.stop_seconds",
             "passages.title",
             "distill.labels",
+            "EarlyExit.weight",
+            "EarlyExit.margin",
+            "inference.margin",
             "distill.scores",
             "distill.states",
             "distill.attention",
@@ -192,7 +195,16 @@ RANGES = {
         POSITIVE,
     ),
     **dict.fromkeys(
-        ("val_fraction", "test_fraction", "Files.val_fraction", "Files.test_fraction", "BM25.b", "BM25Score.b"), SHARE
+        (
+            "val_fraction",
+            "test_fraction",
+            "Files.val_fraction",
+            "Files.test_fraction",
+            "BM25.b",
+            "BM25Score.b",
+            "EarlyExit.distilled",
+        ),
+        SHARE,
     ),
     **dict.fromkeys(
         (
@@ -201,6 +213,7 @@ RANGES = {
             "load_encoder.attention_dropout",
             "MonoBERT.dropout",
             "Multitask.dropout",
+            "EarlyExit.dropout",
             "Multitask.head_dropout",
             "optim.betas",
         ),
@@ -217,6 +230,9 @@ RANGES = {
     "training.lr_factor": Range(0, 1, above=True),
     "MonoBERT.num_labels": Range(1, 2),
     "Multitask.num_labels": Range(1, 2),
+    "EarlyExit.num_labels": Range(1, 2),
+    "EarlyExit.exit": COUNT,
+    "inference.exit": COUNT,
     "portions": Range(0, 1, above=True),
     "units": Range(0, 1, above=True),
     "k": FROM_0,
@@ -251,6 +267,7 @@ WORDS = {
     "controls": ("label_prior", "random_embeddings", "random_encoder", "control_task", "shuffled", "surface"),
     "MonoBERT.pooling": (*POOLINGS, "auto"),
     "Multitask.pooling": (*POOLINGS, "auto"),
+    "EarlyExit.pooling": (*POOLINGS, "auto"),
     "DPR.pooling": (*POOLINGS, "auto"),
     "DPR.similarity": SIMILARITIES,
     "DPR.activation": ("identity", "tanh", "relu", "gelu", "silu", "sigmoid"),

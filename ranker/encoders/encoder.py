@@ -16,7 +16,7 @@ from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.family import family_of, first_position, max_positions
 from ranker.encoders.graphs import Graphs
 from ranker.encoders.lora import has_adapter
-from ranker.encoders.passes import Output
+from ranker.encoders.passes import Begin, Output
 from ranker.encoders.ragged_forward import RaggedForward, last
 from ranker.encoders.shared_prefix import SharedPrefixes
 from ranker.encoders.traits import Traits, common_tokens, measure, one_row, reads_segments
@@ -179,12 +179,22 @@ class Encoder(nn.Module):
         prefixes = SharedPrefixes.of(batch, sizes, across=not self.training)
         return last(self._run(prefixes.batch, Output.LAST_LAYER, prefixes))[prefixes.last].to(self.model.dtype)
 
-    def layers(self, batch: TokenBatch) -> Iterator[Tensor]:
+    @property
+    def resumes(self) -> bool:
+        """Whether `layers` can go on from given states."""
+        return self.path == "bert"
+
+    def layers(self, batch: TokenBatch, begin: Begin | None = None) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer, each [tokens, dim].
 
         Layers run when they are read: stop early to skip the rest (not in transformers' own forward).
+
+        Args:
+            batch: The batch.
+            begin: A layer and the states after it, which are yielded first, in place of the embeddings; only where
+                `resumes` is true.
         """
-        for states in self._run(batch, Output.ALL_LAYERS):
+        for states in self._run(batch, Output.ALL_LAYERS, begin=begin):
             yield states[: batch.num_tokens].to(self.model.dtype)
 
     def layers_and_attention(self, batch: TokenBatch) -> tuple[list[Tensor], list[Tensor]]:
@@ -215,11 +225,13 @@ class Encoder(nn.Module):
         """Draw dropout seeds at random again, and free the memory of CUDA graphs."""
         self.dropout_seed, self._ragged_forward.graphs = None, Graphs()
 
-    def _run(self, batch: TokenBatch, output: Output, prefixes: SharedPrefixes | None = None) -> Iterator[Tensor]:
+    def _run(
+        self, batch: TokenBatch, output: Output, prefixes: SharedPrefixes | None = None, begin: Begin | None = None
+    ) -> Iterator[Tensor]:
         """Yield the states of a forward pass, see `ForwardPass`, and add a training pass to `token_counts`."""
         self._log_path()
         if self._forward is None:
-            forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed)
+            forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed, begin)
         else:
             every, weights = output in (Output.ALL_LAYERS, Output.ATTENTION), output is Output.ATTENTION
             request = Request(batch, every, self._mask_seed(), self._first_token_is_global, prefixes, weights)

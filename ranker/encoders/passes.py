@@ -18,6 +18,18 @@ class Output(Enum):
     ATTENTION = "the embeddings' and each layer's states, then each layer's attention weights [tokens, heads, columns]"
 
 
+class Begin(NamedTuple):
+    """Where a forward pass goes on.
+
+    Args:
+        layer: Number of layers that have run.
+        states: The states after them, [tokens, dim].
+    """
+
+    layer: int
+    states: Tensor
+
+
 class ForwardPass(NamedTuple):
     """One forward pass of an encoder; nothing runs before the iterator is read.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ranker.encoders.attention import PackedRows, PaddedRows
 from ranker.encoders.embeddings import (
@@ -47,10 +48,16 @@ class PostNormStack:
         path = choose_path(model, run.execution, layout.batch.max_length, run.device, run.log)
         packed = path.packed_rows(layout) if run.unpadded else None
         hashes = run.hashes(1 + 2 * model.config.num_hidden_layers) if _rate(model) else None
-        states = _embedded(model, replace(run, layout=layout), path, None if hashes is None else hashes[0])
+        if run.begin is None:
+            states = _embedded(model, replace(run, layout=layout), path, None if hashes is None else hashes[0])
+        else:  # states of padding tokens are 0
+            states = pad(run.begin.states, (0, 0, 0, layout.batch.num_tokens - len(run.begin.states)))
+            states = states.to(run.state_dtype(states))
         yield states
         layers = model.encoder.layer
         for number, layer in enumerate(layers):
+            if run.begin is not None and number < run.begin.layer:
+                continue
             layer_hashes = None if hashes is None else hashes[2 * number + 1 : 2 * number + 3]
             selected = run.selected(number == len(layers) - 1)
             if layer_hashes is not None and selected is not None:

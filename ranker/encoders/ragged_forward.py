@@ -14,7 +14,7 @@ from ranker.encoders.attention import short_unavailable
 from ranker.encoders.execution import Execution
 from ranker.encoders.family import family_of
 from ranker.encoders.graphs import MAX_SMALL_PASS, ROW_MULTIPLE, Graphs, rounding
-from ranker.encoders.passes import ForwardPass, Output
+from ranker.encoders.passes import Begin, ForwardPass, Output
 from ranker.encoders.paths import attention_is_unpadded, can_skip_other_tokens
 from ranker.encoders.post_norm_stack import PostNormStack
 from ranker.encoders.pre_norm_stack import PreNormStack
@@ -42,7 +42,13 @@ class RaggedForward:
         self._logged: set[str] = set()
 
     def __call__(
-        self, model: Any, batch: TokenBatch, output: Output, training: bool, dropout_seed: int | None
+        self,
+        model: Any,
+        batch: TokenBatch,
+        output: Output,
+        training: bool,
+        dropout_seed: int | None,
+        begin: Begin | None = None,
     ) -> ForwardPass:
         """Run the model over a batch.
 
@@ -52,6 +58,7 @@ class RaggedForward:
             output: States to return.
             training: Whether the encoder is in training mode; only then passes are replayed.
             dropout_seed: Seed of the dropout masks; None: drawn from torch's generator, if dropout is on.
+            begin: Where the pass goes on; None: it begins at the embeddings.
         """
         unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
         one_layer = output is not Output.ALL_LAYERS
@@ -63,7 +70,7 @@ class RaggedForward:
         if replay:
             states = self._replayed(model, batch, dropout_seed, output)
         else:
-            states = self._states(model, batch, unpadded, dropout_seed, output)
+            states = self._states(model, batch, unpadded, dropout_seed, output, begin)
         return ForwardPass(states, batch.num_tokens)
 
     def can_skip_other_tokens(self, model: Any, device: torch.device) -> bool:
@@ -107,13 +114,26 @@ class RaggedForward:
         yield last(self._states(model, batch, True, seed, output)) if replayed is None else replayed
 
     def _states(
-        self, model: Any, batch: TokenBatch, unpadded: bool, seed: int | Tensor | None, output: Output
+        self,
+        model: Any,
+        batch: TokenBatch,
+        unpadded: bool,
+        seed: int | Tensor | None,
+        output: Output,
+        begin: Begin | None = None,
     ) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer."""
         yield from _stack_of(model).states(
             model,
             RaggedPass(
-                RaggedLayout.of(batch), self.execution, output, unpadded, seed, self._ids_in_table, self._log_once
+                RaggedLayout.of(batch),
+                self.execution,
+                output,
+                unpadded,
+                seed,
+                self._ids_in_table,
+                self._log_once,
+                begin,
             ),
         )
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ranker.encoders.dropout import dropout_hashes
 from ranker.encoders.execution import Execution
-from ranker.encoders.passes import Output
+from ranker.encoders.passes import Begin, Output
 from ranker.encoders.ragged import RaggedLayout
 
 Log = Callable[[str], None]  # reports a line about the chosen path
@@ -33,6 +33,7 @@ class RaggedPass:
         seed: Seed of the dropout masks, a tensor int64 [] in a CUDA graph; None: drawn from torch's generator.
         ids_in_table: Whether every token id of the tokenizer has a row in the word table.
         log: Reports the chosen path.
+        begin: Where the pass goes on; None: it begins at the embeddings.
     """
 
     layout: RaggedLayout
@@ -42,6 +43,7 @@ class RaggedPass:
     seed: int | Tensor | None
     ids_in_table: bool
     log: Log
+    begin: Begin | None = None
 
     @property
     def device(self) -> torch.device | None:

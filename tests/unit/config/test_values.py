@@ -53,6 +53,7 @@ COMPOSED = {
         ["model=colbert", "loss=lambda_loss", "schedule=constant", "data=msmarco_passage", "logger=wandb"],
         ["model=multitask", "loss=hinge", "data=files", "data.path=."],
         ["loss=margin_mse", "passages=parade_transformer"],
+        ["model=early_exit"],
         ["loss=listnet", "distill=layers", "distill.teacher=."],
         [
             "data=mixed",
