@@ -19,6 +19,7 @@ from ranker.encoders.lora import has_adapter
 from ranker.encoders.passes import Begin, Output
 from ranker.encoders.ragged_forward import RaggedForward, last
 from ranker.encoders.shared_prefix import SharedPrefixes
+from ranker.encoders.stack import draw_seed, layers_to_skip
 from ranker.encoders.traits import Traits, common_tokens, measure, one_row, reads_segments
 from ranker.encoders.transformers_forward import NEAR, Request, TransformersForward
 from ranker.errors import ConfigError
@@ -68,6 +69,7 @@ class Encoder(nn.Module):
         token_counts: Tokens of the training passes since it was last reset, see `TokenCounts`.
         source: Folder or hub id that the weights are from; None: they are random, or not from `load_encoder`.
         adapter: Folder of an adapter that was added to these weights; None: none was.
+        layer_drop: Probability with which a training step leaves out a layer, see `layers_to_skip`.
         dropout_seed: Seed of the dropout masks, set for each optimizer step; None: each forward pass draws one.
 
     Raises:
@@ -90,6 +92,7 @@ class Encoder(nn.Module):
         self.source: str | None = None
         self.adapter: str | None = None
         self._first_token_is_global = False
+        self.layer_drop = 0.0
         self.dropout_seed: int | None = None
         words: Any = model.get_input_embeddings()
         self._ragged_forward = RaggedForward(execution, ids_in_table=len(tokenizer) <= len(words.weight))
@@ -141,6 +144,21 @@ class Encoder(nn.Module):
     def max_tokens(self) -> int:
         """Longest sequence that the position table has room for, special tokens included."""
         return max_positions(self.config, self.model)
+
+    def drop_layers(self, rate: float) -> None:
+        """Leave out each layer but the last with this probability in a training step.
+
+        Raises:
+            ConfigError: The rate is out of range, or the family's layers are run by transformers.
+        """
+        if not 0 <= rate < 1:
+            raise ConfigError(f"encoder.layer_drop: expected at least 0 and below 1, got {rate}")
+        if rate and self._forward is not None:
+            raise ConfigError(
+                f"encoder.layer_drop: expected 0 where transformers runs the layers ({self.config.model_type}, path "
+                f"{self.path}), got {rate}"
+            )
+        self.layer_drop = rate
 
     def make_first_token_global(self) -> None:
         """Let first tokens read all tokens, and all tokens read them, where others see a window (Longformer)."""
@@ -231,7 +249,10 @@ class Encoder(nn.Module):
         """Yield the states of a forward pass, see `ForwardPass`, and add a training pass to `token_counts`."""
         self._log_path()
         if self._forward is None:
-            forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed, begin)
+            skipped: frozenset[int] = frozenset()
+            if self.layer_drop and self.training:
+                skipped = layers_to_skip(self.layer_drop, self.num_layers, draw_seed(self.dropout_seed))
+            forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed, begin, skipped)
         else:
             every, weights = output in (Output.ALL_LAYERS, Output.ATTENTION), output is Output.ATTENTION
             request = Request(batch, every, self._mask_seed(), self._first_token_is_global, prefixes, weights)

@@ -49,6 +49,7 @@ from ranker.encoders.pre_norm_layer import (
     rotary_library_attention,
     rotary_row_attention,
 )
+from ranker.encoders.pruned_heads import removed_heads
 from ranker.encoders.ragged import TILE, RaggedLayout
 from ranker.encoders.row_attention import row_attention, row_average
 from ranker.encoders.stack import Log, RaggedPass
@@ -233,6 +234,8 @@ def _no_kernels(model: Any, execution: Execution, no_short: str) -> str:
     """Return why layers do not run through this package's kernels; empty if they do."""
     if execution.fused is False:
         return "encoder.fused=false"
+    if removed_heads(model.config):
+        return "attention heads were removed"
     not_gelu = (
         ""
         if isinstance(activation_of(model), GELUActivation)

@@ -21,7 +21,7 @@ from ranker.encoders.embeddings import (
 from ranker.encoders.family import first_position
 from ranker.encoders.layer import LayerSettings, LayerWeights
 from ranker.encoders.paths import LayerPath, choose_path
-from ranker.encoders.stack import RaggedPass
+from ranker.encoders.stack import RaggedPass, left_out
 
 
 class PostNormStack:
@@ -57,6 +57,10 @@ class PostNormStack:
         layers = model.encoder.layer
         for number, layer in enumerate(layers):
             if run.begin is not None and number < run.begin.layer:
+                continue
+            if number in run.skipped:
+                states = left_out(layer, states)
+                yield states
                 continue
             layer_hashes = None if hashes is None else hashes[2 * number + 1 : 2 * number + 3]
             selected = run.selected(number == len(layers) - 1)

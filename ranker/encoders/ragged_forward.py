@@ -49,6 +49,7 @@ class RaggedForward:
         training: bool,
         dropout_seed: int | None,
         begin: Begin | None = None,
+        skipped: frozenset[int] = frozenset(),
     ) -> ForwardPass:
         """Run the model over a batch.
 
@@ -59,10 +60,11 @@ class RaggedForward:
             training: Whether the encoder is in training mode; only then passes are replayed.
             dropout_seed: Seed of the dropout masks; None: drawn from torch's generator, if dropout is on.
             begin: Where the pass goes on; None: it begins at the embeddings.
+            skipped: Numbers of the layers that the pass leaves out; a pass that may leave some out is not replayed.
         """
         unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
         one_layer = output is not Output.ALL_LAYERS
-        replay = unpadded and training and one_layer and self._may_replay(model, batch)
+        replay = unpadded and training and one_layer and not skipped and self._may_replay(model, batch)
         if replay:
             batch = pad_to_tiles(batch, rounding(batch.num_tokens), ROW_MULTIPLE)
         elif unpadded:
@@ -70,7 +72,7 @@ class RaggedForward:
         if replay:
             states = self._replayed(model, batch, dropout_seed, output)
         else:
-            states = self._states(model, batch, unpadded, dropout_seed, output, begin)
+            states = self._states(model, batch, unpadded, dropout_seed, output, begin, skipped)
         return ForwardPass(states, batch.num_tokens)
 
     def can_skip_other_tokens(self, model: Any, device: torch.device) -> bool:
@@ -121,6 +123,7 @@ class RaggedForward:
         seed: int | Tensor | None,
         output: Output,
         begin: Begin | None = None,
+        skipped: frozenset[int] = frozenset(),
     ) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer."""
         yield from _stack_of(model).states(
@@ -134,6 +137,7 @@ class RaggedForward:
                 self._ids_in_table,
                 self._log_once,
                 begin,
+                skipped,
             ),
         )
 
