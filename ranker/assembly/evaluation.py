@@ -14,6 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import batch_options, chosen_sets, inputs_of, load_source, print_notice, text_limits
+from ranker.assembly.inference import prepare
 from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import rehearse_trainer
 from ranker.assembly.report import Report
@@ -154,7 +155,9 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
         raise ConfigError(f"data: expected data=..., since {cfg.checkpoint} does not say what it was trained on")
     rehearse_trainer(cfg)  # the evaluation uses Fabric, but all trainer.* options are checked and set as for a training
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
-    scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
+    scorer = prepare(
+        load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code), cfg.inference
+    )
     if cfg.length_buckets is None:
         cfg.length_buckets = trained.get("length_buckets")
     depth = cfg.depth or trained.get("depth", 100)

@@ -14,6 +14,7 @@ from lightning.fabric import Fabric
 from omegaconf import OmegaConf
 
 from ranker.assembly.data import text_limits
+from ranker.assembly.inference import prepare
 from ranker.assembly.precision import checked_precision, chosen
 from ranker.assembly.run import quiet_libraries
 from ranker.checkpoint import load_scorer, read_description
@@ -100,6 +101,7 @@ class Reranker:
         trust_remote_code: bool = False,
         max_query_tokens: int | None = None,
         max_doc_tokens: int | None = None,
+        inference: Mapping[str, Any] = MappingProxyType({}),
         **options: Any,
     ) -> Self:
         """Load a run folder, its `model/` folder, an export, or a folder of sentence-transformers or transformers.
@@ -112,6 +114,7 @@ class Reranker:
             trust_remote_code: Whether code in the folder may run.
             max_query_tokens: Longest query; None: as in training, else 64.
             max_doc_tokens: Longest doc; None: as in training, else 448.
+            inference: How the model computes, with the keys of `inference` in conf/evaluate.yaml.
             options: `accelerator`, `precision` and `max_tokens`, see `Reranker`.
 
         Raises:
@@ -125,7 +128,7 @@ class Reranker:
             verify_folder(path, error=CheckpointError)
             scorer = OnnxProgram(path)
         else:
-            scorer = load_scorer(path, weights, trust_remote_code=trust_remote_code)
+            scorer = prepare(load_scorer(path, weights, trust_remote_code=trust_remote_code), inference)
         limits = text_limits(scorer, trained)
         limits = replace(limits, query=max_query_tokens or limits.query, doc=max_doc_tokens or limits.doc)
         return cls(scorer, limits, **options)

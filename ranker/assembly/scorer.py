@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.checkpoint import built_for, load_scorer
 from ranker.config.sets import sets_of, source_nodes
 from ranker.config.targets import constructor_keys
+from ranker.distillation.layers import Layers
+from ranker.distillation.module import DistillationModule
 from ranker.encoders.execution import Execution
 from ranker.errors import CheckpointError, ConfigError
+from ranker.exits.module import EarlyExitModule, ExitTraining
 from ranker.export import sentence_transformers
 from ranker.models.dpr import DPR
 from ranker.models.interface import Scorer, is_bi_encoder
@@ -131,6 +134,13 @@ def training_module(cfg: DictConfig, scorer: Scorer | None = None) -> Callable[.
     """
     if "heads" in cfg.model:
         return partial(MultitaskModule, weighting=instantiate(cfg.model.weighting))
+    if cfg.get("distill") is not None:
+        options: Layers = instantiate(cfg.distill)
+        teacher = load_scorer(Path(options.teacher), execution=_as_student(cfg))
+        return partial(DistillationModule, teacher=teacher, options=options, fresh=cfg.get("checkpoint") is None)
+    if "exits" in cfg.model:
+        exits = ExitTraining(**{field.name: cfg.model[field.name] for field in fields(ExitTraining)})
+        return partial(EarlyExitModule, options=exits)
     if has_penalties(cfg):
         sparsity = Sparsity(**{field.name: cfg.model[field.name] for field in fields(Sparsity)})
         sparsity.check()
@@ -157,6 +167,11 @@ def _matryoshka_sizes(cfg: DictConfig, scorer: Any) -> Sizes | None:
         )
     per_step, weight = cfg.model.matryoshka_layers_per_step, cfg.model.matryoshka_alignment
     return Sizes.of(scorer, dims and list(dims), layers and list(layers), per_step, weight)
+
+
+def _as_student(cfg: DictConfig) -> Execution:
+    """Return how a teacher computes: as its student, but without memory for a backward pass and without trust."""
+    return replace(Execution.of(cfg.encoder), checkpointing=False, graphs=False, trust_remote_code=False)
 
 
 def build_loss(cfg: DictConfig) -> Loss:

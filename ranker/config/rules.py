@@ -19,7 +19,19 @@ SUITE = ("folder", "sets")  # keys of a suite
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
     sizes = (_group_sizes, _losses, _shared_prefix, _passages, _words, _numbers)
-    rules = (*sizes, _data, _mix, _measures, _evaluation, _suite, _teachers, _reranking, _merging)
+    rules = (
+        *sizes,
+        _distillation,
+        _exits,
+        _data,
+        _mix,
+        _measures,
+        _evaluation,
+        _suite,
+        _teachers,
+        _reranking,
+        _merging,
+    )
     return [fault for rule in rules for fault in rule(cfg)]
 
 
@@ -323,4 +335,42 @@ def _passages(cfg: DictConfig) -> list[str]:
             )
         elif node.get("select", "first") == "bm25" and attribute_of(model, "reads") == "texts":
             faults.append("passages.select: expected first with a model that reads docs without the query, got bm25")
+    return faults
+
+
+def _distillation(cfg: DictConfig) -> list[str]:
+    """Distillation of layers: between cross-encoders that read whole docs, without options that it would not see."""
+    node = cfg.get("distill") if is_set(cfg, "distill") else None
+    if not isinstance(node, DictConfig):
+        return []
+    faults = []
+    target = str(OmegaConf.select(cfg, "model._target_"))
+    if is_trusted(target, "model") and ("heads" in cfg.model or target.rpartition(".")[2] != "MonoBERT"):
+        faults.append(f"distill: expected none, or model=monobert, got {target.rpartition('.')[2]}")
+    if cfg.get("passages") is not None:
+        faults.append("distill: expected none with passages, whose windows have no teacher; got one")
+    if OmegaConf.select(cfg, "encoder.lora") is not None:
+        faults.append("distill: expected none with adapters (lora=none), got one")
+    if node.get("layers") == "auto" and node.get("report") is None:
+        faults.append("distill.report: expected the folder of a probing run with distill.layers=auto, got none")
+    if node.get("attention") and OmegaConf.select(cfg, "encoder.ragged", default=True):
+        faults.append(
+            "distill.attention: expected 0, or encoder.ragged=false, whose forward pass returns attention; got "
+            f"{node.attention}"
+        )
+    return faults
+
+
+def _exits(cfg: DictConfig) -> list[str]:
+    """Early exit: one rule at a time, and losses that every head can have."""
+    model = cfg.get("model") if is_set(cfg, "model") else None
+    if not isinstance(model, DictConfig) or "exits" not in model:
+        return []
+    faults = []
+    if model.get("exit") is not None and model.get("margin") is not None:
+        faults.append(f"model.exit: expected one rule, a layer or a margin, got {model.exit} and {model.margin}")
+    if "loss" in cfg and sets_of(cfg.get("data")):
+        faults.append("data: expected a single set with model=early_exit, got a mix; choose another source")
+    if "loss" in cfg and str(cfg.loss.get("_target_")).endswith(".DPO"):
+        faults.append("loss: expected another one than dpo with model=early_exit, got loss=dpo")
     return faults

@@ -71,6 +71,14 @@ class TrainerConfig:
 
 
 @dataclass
+class InferenceConfig:
+    """How a trained model computes; conf/evaluate.yaml explains the keys."""
+
+    exit: int | None = None
+    margin: float | None = None
+
+
+@dataclass
 class ReportConfig:
     """The page of a run; conf/report/page.yaml explains the keys."""
 

@@ -17,11 +17,13 @@ from ranker.encoders.family import family_of, first_position, max_positions
 from ranker.encoders.graphs import Graphs
 from ranker.encoders.lora import has_adapter
 from ranker.encoders.lower_layers import final_norm, with_lower_layers
-from ranker.encoders.passes import Output
+from ranker.encoders.passes import Begin, Output
 from ranker.encoders.ragged_forward import RaggedForward, last
 from ranker.encoders.shared_prefix import SharedPrefixes
+from ranker.encoders.stack import draw_seed, layers_to_skip
 from ranker.encoders.traits import Traits, common_tokens, measure, one_row, reads_segments
 from ranker.encoders.transformers_forward import NEAR, Request, TransformersForward
+from ranker.errors import ConfigError
 from ranker.interactions.pooling import pool
 from ranker.types import TokenBatch
 
@@ -68,6 +70,7 @@ class Encoder(nn.Module):
         token_counts: Tokens of the training passes since it was last reset, see `TokenCounts`.
         source: Folder or hub id that the weights are from; None: they are random, or not from `load_encoder`.
         adapter: Folder of an adapter that was added to these weights; None: none was.
+        layer_drop: Probability with which a training step leaves out a layer, see `layers_to_skip`.
         dropout_seed: Seed of the dropout masks, set for each optimizer step; None: each forward pass draws one.
 
     Raises:
@@ -90,6 +93,7 @@ class Encoder(nn.Module):
         self.source: str | None = None
         self.adapter: str | None = None
         self._first_token_is_global = False
+        self.layer_drop = 0.0
         self.dropout_seed: int | None = None
         words: Any = model.get_input_embeddings()
         self._ragged_forward = RaggedForward(execution, ids_in_table=len(tokenizer) <= len(words.weight))
@@ -142,6 +146,21 @@ class Encoder(nn.Module):
         """Longest sequence that the position table has room for, special tokens included."""
         return max_positions(self.config, self.model)
 
+    def drop_layers(self, rate: float) -> None:
+        """Leave out each layer but the last with this probability in a training step.
+
+        Raises:
+            ConfigError: The rate is out of range, or the family's layers are run by transformers.
+        """
+        if not 0 <= rate < 1:
+            raise ConfigError(f"encoder.layer_drop: expected at least 0 and below 1, got {rate}")
+        if rate and self._forward is not None:
+            raise ConfigError(
+                f"encoder.layer_drop: expected 0 where transformers runs the layers ({self.config.model_type}, path "
+                f"{self.path}), got {rate}"
+            )
+        self.layer_drop = rate
+
     def make_first_token_global(self) -> None:
         """Let first tokens read all tokens, and all tokens read them, where others see a window (Longformer)."""
         self._first_token_is_global = True
@@ -179,12 +198,22 @@ class Encoder(nn.Module):
         prefixes = SharedPrefixes.of(batch, sizes, across=not self.training)
         return last(self._run(prefixes.batch, Output.LAST_LAYER, prefixes))[prefixes.last].to(self.model.dtype)
 
-    def layers(self, batch: TokenBatch) -> Iterator[Tensor]:
+    @property
+    def resumes(self) -> bool:
+        """Whether `layers` can go on from given states."""
+        return self.path == "bert"
+
+    def layers(self, batch: TokenBatch, begin: Begin | None = None) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer, each [tokens, dim].
 
         Layers run when they are read: stop early to skip the rest (not in transformers' own forward).
+
+        Args:
+            batch: The batch.
+            begin: A layer and the states after it, which are yielded first, in place of the embeddings; only where
+                `resumes` is true.
         """
-        for states in self._run(batch, Output.ALL_LAYERS):
+        for states in self._run(batch, Output.ALL_LAYERS, begin=begin):
             yield states[: batch.num_tokens].to(self.model.dtype)
 
     def states_after(self, batch: TokenBatch, layers: Collection[int]) -> list[Tensor]:
@@ -213,18 +242,47 @@ class Encoder(nn.Module):
         lower._traits = replace(self._traits, num_layers=layers)
         return lower
 
+    def layers_and_attention(self, batch: TokenBatch) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the states after the embeddings and after each layer, and each layer's attention weights.
+
+        Args:
+            batch: The batch.
+
+        Returns:
+            States [tokens, dim] and attention weights [tokens, heads, longest row], which are 0 for keys outside of the
+            token's row.
+
+        Raises:
+            ConfigError: The encoder runs without padding, where attention weights are not computed, or its family does
+                not return them.
+        """
+        if self.ragged:
+            raise ConfigError("encoder.ragged: expected false where attention weights are read, got true")
+        found = list(self._run(batch, Output.ATTENTION))
+        count = self.num_layers
+        if len(found) != 2 * count + 1:
+            raise ConfigError(
+                f"distill.attention: expected a family whose layers all return attention, got {self.config.model_type}"
+            )
+        return [states.to(self.model.dtype) for states in found[: count + 1]], found[count + 1 :]
+
     def end_training(self) -> None:
         """Draw dropout seeds at random again, and free the memory of CUDA graphs."""
         self.dropout_seed, self._ragged_forward.graphs = None, Graphs()
 
-    def _run(self, batch: TokenBatch, output: Output, prefixes: SharedPrefixes | None = None) -> Iterator[Tensor]:
+    def _run(
+        self, batch: TokenBatch, output: Output, prefixes: SharedPrefixes | None = None, begin: Begin | None = None
+    ) -> Iterator[Tensor]:
         """Yield the states of a forward pass, see `ForwardPass`, and add a training pass to `token_counts`."""
         self._log_path()
         if self._forward is None:
-            forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed)
+            skipped: frozenset[int] = frozenset()
+            if self.layer_drop and self.training:
+                skipped = layers_to_skip(self.layer_drop, self.num_layers, draw_seed(self.dropout_seed))
+            forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed, begin, skipped)
         else:
-            every = output is Output.ALL_LAYERS
-            request = Request(batch, every, self._mask_seed(), self._first_token_is_global, prefixes)
+            every, weights = output in (Output.ALL_LAYERS, Output.ATTENTION), output is Output.ATTENTION
+            request = Request(batch, every, self._mask_seed(), self._first_token_is_global, prefixes, weights)
             if self.path == "packed":
                 forward = self._forward.packed(self.model, request, self.execution.compile)
             else:

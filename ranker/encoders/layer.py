@@ -187,6 +187,9 @@ def first_token_attention(
     w = weights
     first_states = states.index_select(0, first_tokens)
     queries = linear(first_states, w.query, w.query_bias).unflatten(1, (num_heads, -1))
+    whole, size = states.shape[1] // num_heads, queries.shape[2]
+    if whole != size:  # heads were removed, and `average` takes dim / heads as their size
+        queries = queries * (whole / size) ** 0.5
     queries = torch.einsum("rhe,hed->rhd", queries, w.key.unflatten(0, (num_heads, -1)))
     means = average(states, queries, rows)
     mixed = torch.einsum("rhd,hed->rhe", means, w.value.unflatten(0, (num_heads, -1))).flatten(1)

@@ -61,6 +61,7 @@ def load_encoder(
     trust_remote_code: bool = False,
     causal: bool | None = None,
     lora: LoRA | None = None,
+    layer_drop: float = 0.0,
 ) -> Encoder:
     """Load an encoder and its tokenizer.
 
@@ -84,6 +85,7 @@ def load_encoder(
         causal: False: the tokens of a language model attend in both directions (LLM2Vec, arXiv:2404.05961); None or
             True: as the model was trained.
         lora: Adapters to train on the frozen weights; None: all weights are trained.
+        layer_drop: Probability with which a training step leaves out a layer, the last one excepted.
 
     Raises:
         ConfigError: The encoder, package or folder does not exist; an option is out of range.
@@ -132,6 +134,7 @@ def load_encoder(
         cast_base(model, getattr(torch, lora.base))
     encoder.source = _folder_of(name, cached) if pretrained and name not in RANDOM else None
     encoder.adapter = adapter
+    encoder.drop_layers(layer_drop)
     if causal is False and is_causal(encoder.model):
         raise ConfigError(f"encoder.causal: expected null for {config.model_type} models, which are causal; got false")
     return encoder

@@ -49,6 +49,7 @@ from ranker.encoders.pre_norm_layer import (
     rotary_library_attention,
     rotary_row_attention,
 )
+from ranker.encoders.pruned_heads import removed_heads
 from ranker.encoders.ragged import TILE, RaggedLayout
 from ranker.encoders.row_attention import row_attention, row_average
 from ranker.encoders.stack import Log, RaggedPass
@@ -143,7 +144,7 @@ def choose_path(
         )
         return LayerPath(post_norm_layer, functions, hashed_dropout, unpadded=False, min_length=0)
     no_short = _no_short_attention(model, execution, max_length)
-    no_kernels = _no_kernels(activation, execution, no_short)
+    no_kernels = _no_kernels(model, activation, execution, no_short)
     if not no_kernels:
         log("layers run through this package's kernels; attention dropout is off in them")
         return LayerPath(kernel_layer, triton_kernels(), hashed_dropout, unpadded=True, min_length=512)
@@ -231,10 +232,12 @@ def _no_short_attention(model: Any, execution: Execution, max_length: int) -> st
     return reason
 
 
-def _no_kernels(activation: Callable[[Tensor], Tensor], execution: Execution, no_short: str) -> str:
+def _no_kernels(model: Any, activation: Callable[[Tensor], Tensor], execution: Execution, no_short: str) -> str:
     """Return why layers do not run through this package's kernels; empty if they do."""
     if execution.fused is False:
         return "encoder.fused=false"
+    if removed_heads(model.config):
+        return "attention heads were removed"
     exact = isinstance(activation, GELUActivation)
     not_gelu = "" if exact else f"the activation is {type(activation).__name__}, not gelu"
     if execution.fused is True and (triton_unavailable() or not_gelu):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ranker.encoders.attention import PackedRows, PaddedRows
 from ranker.encoders.embeddings import (
@@ -20,7 +21,7 @@ from ranker.encoders.embeddings import (
 from ranker.encoders.family import first_position
 from ranker.encoders.layer import LayerSettings, LayerWeights
 from ranker.encoders.paths import LayerPath, choose_path
-from ranker.encoders.stack import RaggedPass
+from ranker.encoders.stack import RaggedPass, left_out
 
 
 class PostNormStack:
@@ -75,9 +76,19 @@ class PostNormStack:
         path = choose_path(model, activation, run.execution, layout.batch.max_length, run.device, run.log)
         packed = path.packed_rows(layout) if run.unpadded else None
         hashes = run.hashes(1 + self.dropouts_per_layer * len(layers)) if _rate(model) else None
-        states = self._embedded(model, replace(run, layout=layout), path, None if hashes is None else hashes[0])
+        if run.begin is None:
+            states = self._embedded(model, replace(run, layout=layout), path, None if hashes is None else hashes[0])
+        else:  # states of padding tokens are 0
+            states = pad(run.begin.states, (0, 0, 0, layout.batch.num_tokens - len(run.begin.states)))
+            states = states.to(run.state_dtype(states))
         yield states
         for number, layer in enumerate(layers):
+            if run.begin is not None and number < run.begin.layer:
+                continue
+            if number in run.skipped:
+                states = left_out(layer, states)
+                yield states
+                continue
             sites = slice(1 + self.dropouts_per_layer * number, 1 + self.dropouts_per_layer * (number + 1))
             layer_hashes = None if hashes is None else hashes[sites]
             selected = run.selected(number == len(layers) - 1)

@@ -129,7 +129,7 @@ class RerankModule(pl.LightningModule):
         if isinstance(self.loss, SetLosses):
             self.loss.begin(step)
         total = self.accumulate(step)
-        norm = self._clip()
+        norm = self.clip()
         # One all-reduce sums some values over the devices: the parts of the loss; the gradient norm, divided by the
         # number of devices first because it is the same everywhere; the number of devices with a request to stop; and
         # the loss of each set of a mix. All devices thus decide alike whether the step is finite and whether to stop.
@@ -261,9 +261,12 @@ class RerankModule(pl.LightningModule):
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
         """Mean loss over the micro-batch's groups."""
-        assert self.loss is not None
         reference = reference_scores(self.scorer, batch) if self._has_reference else None
-        scores = self.scorer(batch)
+        return self.loss_of_scores(self.scorer(batch), batch, reference)
+
+    def loss_of_scores(self, scores: Tensor, batch: RankBatch, reference: Tensor | None = None) -> Tensor:
+        """Mean of `loss` over the micro-batch's groups, from their scores [batch, docs]; see `loss_of`."""
+        assert self.loss is not None
         if isinstance(self.loss, SetLosses):
             return self.loss.of_batch(scores, batch, reference, self._step_seed)
         return loss_of(self.loss, scores, batch, reference, self._step_seed)
@@ -304,8 +307,13 @@ class RerankModule(pl.LightningModule):
         block = getattr(self.trainer.strategy, "block_backward_sync", None)  # missing on a single device
         return contextlib.nullcontext() if only_if or block is None else block()
 
-    def _clip(self) -> Tensor:
-        parameters = [p for p in self._all_parameters if p.grad is not None]
+    def clip(self) -> Tensor:
+        """Clip the gradients; returns their norm before that."""
+        return self.clip_part(self._all_parameters)
+
+    def clip_part(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+        """Clip the gradients of some parameters by their own norm; returns it."""
+        parameters = [p for p in parameters if p.grad is not None]
         max_norm = self.optimization.max_norm
         return nn.utils.clip_grad_norm_(parameters, max_norm if max_norm is not None and max_norm > 0 else torch.inf)
 

@@ -28,7 +28,7 @@ def done(forks, where, small_files):
     train += ["batch.queries=4", "batch.docs=3"]
     commands = {
         "train": [*train, "encoder=tiny", "name=own"],
-        "small": [*COMPRESS, "name=small", "layers=1", "drop=contribution", "units=0.5", "pairs=20"],
+        "small": [*COMPRESS, "name=small", "layers=1", "drop=contribution", "units=0.5", "heads=0.5", "pairs=20"],
         "evaluate": ["evaluate.py", "checkpoint=@outputs/small/*/model", "name=evaluated", *CPU],
         "further": [*train, "checkpoint=@outputs/small/*/model", "name=further"],
         "layers": [*COMPRESS, "layers=5"],
@@ -49,6 +49,8 @@ def test_the_smaller_model_is_one_to_use(done, where, small_files):
     assert content["pairs"] == 20
     assert config["num_hidden_layers"] == 1 < whole["num_hidden_layers"]
     assert config["intermediate_size"] == content["units"] == whole["intermediate_size"] // 2
+    assert [len(heads) for heads in content["heads"]] == [config["num_attention_heads"] // 2]
+    assert len(config["pruned_heads"]["0"]) == config["num_attention_heads"] // 2
     assert content["after"]["parameters"] < content["before"]["parameters"]
     assert content["after"]["megabytes"] < content["before"]["megabytes"]
     evaluated = next((where / "outputs/evaluated").iterdir())

@@ -67,6 +67,8 @@ def test_every_yaml_composes_and_passes_the_check(path, small_files, tmp_path):
     overrides = [f"{group}={path.stem}"]
     if path.stem == "dpo":  # its reference is the model without adapters
         overrides.append("lora=default")
+    if group == "distill" and path.stem == "layers":
+        overrides.append(f"distill.teacher={small_files}")
     if path.stem == "files":
         overrides.append(f"data.path={small_files}")
     filled = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ranker.config.shared_keys import BatchConfig, ReportConfig, Text, TrainerConfig
+from ranker.config.shared_keys import BatchConfig, InferenceConfig, ReportConfig, Text, TrainerConfig
 
 
 @dataclass
@@ -32,3 +32,4 @@ class EvaluateConfig:
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     cache_dir: Text = ".cache"
+    inference: InferenceConfig = field(default_factory=InferenceConfig)

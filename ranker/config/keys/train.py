@@ -21,6 +21,7 @@ class TrainConfig:
     data: Any = MISSING
     suite: Any = None
     passages: Any = None
+    distill: Any = None
     optim: Any = MISSING
     schedule: Any = MISSING
     callbacks: Any = None

@@ -53,7 +53,8 @@ COMPOSED = {
         ["model=colbert", "loss=lambda_loss", "schedule=constant", "data=msmarco_passage", "logger=wandb"],
         ["model=multitask", "loss=hinge", "data=files", "data.path=."],
         ["loss=margin_mse", "passages=parade_transformer"],
-        ["loss=listnet"],
+        ["model=early_exit"],
+        ["loss=listnet", "distill=layers", "distill.teacher=."],
         [
             "data=mixed",
             "+data@data.sets.a=cwe",
@@ -290,7 +291,7 @@ def test_pc2_05_a_training_of_no_step_is_refused_and_0_is_not_unset(composed, va
 
 
 def test_a_group_that_is_no_mapping_is_refused(composed):
-    for group in ("callbacks", "logger", "optim", "schedule", "data", "encoder", "model", "passages"):
+    for group in ("callbacks", "logger", "optim", "schedule", "data", "encoder", "model", "passages", "distill"):
         for value in (1, "a b", True, [1], {"a": 1}) if group != "logger" else (1, "a b", True, [1]):
             cfg = composed["train", 0].copy()
             cfg[group] = value
