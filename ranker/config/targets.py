@@ -27,6 +27,7 @@ TRUSTED = {
     ),
     "encoder": ("ranker.encoders.loading.load_encoder", "ranker.encoders.lora.LoRA"),
     "loss": ("ranker.losses.",),
+    "objective": ("ranker.pretraining.objectives.",),
     "passages": ("ranker.passages.",),
     "optim": ("torch.optim.",),
     "schedule": ("ranker.training.schedules.",),

@@ -70,6 +70,10 @@ COMPOSED = {
     "compare": [["runs=[.,.]"], ["runs=[.,.]", "data=cwe", "report=none", "qrels=."]],
     "fuse": [["runs=[.,.]"], ["runs=[.,.]", "method=weighted", "weights=[1,2]"]],
     "rerank": [["checkpoint=."], ["checkpoint=.", "run=.", "queries=.", "docs=."]],
+    "pretrain": [
+        ["encoder=tiny"],
+        *([f"objective={name}"] for name in ("prop", "electra", "inverse_cloze", "body_first")),
+    ],
     "merge": [["runs=[.,.]"]],
     "compress": [["checkpoint=."]],
     "export": [["checkpoint=.", "format=onnx"]],
