@@ -29,7 +29,7 @@ from ranker.passages.build import with_passages
 from ranker.passages.windowed import scorer_of_windows
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.matryoshka import MatryoshkaModule, OwnDocsMatryoshkaModule, Sizes
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.set_losses import SetLosses
 from ranker.training.sparse_module import SparseModule, Sparsity
 from ranker.types import Loss
@@ -187,6 +187,18 @@ def build_optimizer(cfg: DictConfig) -> Any:
     """A function from parameter groups to the optimizer; on a GPU it is fused unless `optim.fused` is set."""
     on_gpu = torch.cuda.is_available() and OmegaConf.select(cfg, "optim.fused", default=False) is None
     return instantiate(cfg.optim, **({"fused": True} if on_gpu else {}))
+
+
+def optimization_of(cfg: DictConfig, steps_per_epoch: int) -> Optimization:
+    """How a training optimises."""
+    return Optimization(
+        build_optimizer(cfg),
+        instantiate(cfg.schedule),
+        total_steps(cfg, steps_per_epoch),
+        cfg.optim.weight_decay,
+        cfg.trainer.gradient_clip_val,
+        cfg.seed,
+    )
 
 
 def epoch_steps(cfg: DictConfig, steps_per_epoch: int) -> int:

@@ -33,7 +33,11 @@ PROCESSES_PER_CORE = 4
 
 
 def build_trainer(
-    cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None = None
+    cfg: DictConfig,
+    folder: Path,
+    callbacks: list[pl.Callback],
+    logger: DictConfig | None = None,
+    command: str = "train",
 ) -> pl.Trainer:
     """Lightning's Trainer.
 
@@ -42,6 +46,7 @@ def build_trainer(
         folder: The run folder, to which loggers and callbacks write.
         callbacks: Callbacks beside those of the configuration.
         logger: The `logger` node; None logs nothing.
+        command: The command that this process runs; the other processes run it, too.
     """
     options = trainer_options(cfg)
     if options["enable_progress_bar"]:
@@ -54,7 +59,7 @@ def build_trainer(
             opened.append(instantiate(logger)(folder, Path(cfg.checkpoint) if cfg.get("resume") else None))
     if opened and is_first_process():
         dashboards.start(opened, cfg_values(cfg), OmegaConf.to_yaml(cfg, resolve=True))
-    _prepare_children(folder, "train")
+    _prepare_children(folder, command)
     # SLURM's requeue would start the training from the beginning in a new folder; docs/resume.md has a job that resumes
     plugins: list[Any] = [WholeFiles(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])]
     with refused_by_lightning("trainer"):

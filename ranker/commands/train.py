@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import build_data, load_splits, start_from_docs
@@ -18,7 +17,7 @@ from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_training
 from ranker.assembly.report import Report
 from ranker.assembly.run import cfg_values, one_run, open_run
-from ranker.assembly.scorer import build_loss, build_optimizer, build_scorer, total_steps, training_module
+from ranker.assembly.scorer import build_loss, build_scorer, optimization_of, training_module
 from ranker.assembly.suite import validation_suite
 from ranker.assembly.trainer import build_trainer
 from ranker.checkpoint import load_checkpoint, save_merged, save_model
@@ -30,7 +29,7 @@ from ranker.evaluation.scoring import Devices
 from ranker.training import dashboards
 from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_from
 from ranker.training.checkpointing import SaveBest, SaveLast
-from ranker.training.rerank_module import NonFiniteOptions, Optimization
+from ranker.training.rerank_module import NonFiniteOptions
 from ranker.training.run_writer import write_json
 from ranker.training.soundness import check_scores
 from ranker.training.throughput import Throughput
@@ -64,14 +63,7 @@ def train(cfg: DictConfig) -> float | None:
         scorer,
         list(cfg.measures),
         loss=build_loss(cfg),
-        optimization=Optimization(
-            build_optimizer(cfg),
-            instantiate(cfg.schedule),
-            total_steps(cfg, steps_per_epoch),
-            cfg.optim.weight_decay,
-            cfg.trainer.gradient_clip_val,
-            cfg.seed,
-        ),
+        optimization=optimization_of(cfg, steps_per_epoch),
         nonfinite=NonFiniteOptions(cfg.nonfinite, folder / "nonfinite"),
     )
     start = to_resume_from(Path(cfg.checkpoint)) if cfg.resume else None

@@ -19,25 +19,15 @@ SUITE = ("folder", "sets")  # keys of a suite
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
     sizes = (_group_sizes, _losses, _shared_prefix, _passages, _words, _numbers)
-    rules = (
-        *sizes,
-        _distillation,
-        _exits,
-        _data,
-        _mix,
-        _measures,
-        _evaluation,
-        _suite,
-        _teachers,
-        _reranking,
-        _merging,
-    )
+    shape = (_distillation, _exits, _data, _mix, _measures, _evaluation)
+    commands = (_suite, _teachers, _reranking, _merging, _pretraining)
+    rules = (*sizes, *shape, *commands)
     return [fault for rule in rules for fault in rule(cfg)]
 
 
 def _group_sizes(cfg: DictConfig) -> list[str]:
     batch = cfg.get("batch")
-    if batch is None or batch.docs < 1:
+    if batch is None or "docs" not in batch or batch.docs < 1:
         return []
     faults = []
     if batch.positives > batch.docs:
@@ -311,6 +301,20 @@ def _merging(cfg: DictConfig) -> list[str]:
         faults.append(f"shares: expected a number of at least 0 for each run, not all 0, or null; got {shares!r}")
     if cfg.interpolation == "slerp" and isinstance(runs, ListConfig) and len(runs) != 2:
         faults.append(f"interpolation: slerp is between two runs, got {len(runs)}; linear takes any number")
+    return faults
+
+
+def _pretraining(cfg: DictConfig) -> list[str]:
+    """What `ranker pretrain` starts from: an encoder, whose weights are all trained, or a run that it continues."""
+    if "objective" not in cfg:
+        return []
+    faults = []
+    if OmegaConf.select(cfg, "encoder.lora") is not None:
+        faults.append("encoder.lora: expected null, since a pretraining trains all weights of the encoder")
+    if cfg.get("checkpoint") is not None and not cfg.get("resume"):
+        faults.append(
+            f"checkpoint: expected resume=true beside it, got false; encoder.name={cfg.checkpoint} starts from a model"
+        )
     return faults
 
 

@@ -28,6 +28,7 @@ TRUSTED = {
     ),
     "encoder": ("ranker.encoders.loading.load_encoder", "ranker.encoders.lora.LoRA"),
     "loss": ("ranker.losses.",),
+    "objective": ("ranker.pretraining.objectives.",),
     "passages": ("ranker.passages.",),
     "distill": ("ranker.distillation.layers.Layers",),
     "optim": ("torch.optim.",),

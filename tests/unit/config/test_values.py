@@ -71,6 +71,10 @@ COMPOSED = {
     "compare": [["runs=[.,.]"], ["runs=[.,.]", "data=cwe", "report=none", "qrels=."]],
     "fuse": [["runs=[.,.]"], ["runs=[.,.]", "method=weighted", "weights=[1,2]"]],
     "rerank": [["checkpoint=."], ["checkpoint=.", "run=.", "queries=.", "docs=."]],
+    "pretrain": [
+        ["encoder=tiny"],
+        *([f"objective={name}"] for name in ("prop", "electra", "inverse_cloze", "body_first")),
+    ],
     "merge": [["runs=[.,.]"]],
     "compress": [["checkpoint=."]],
     "sizes": [["checkpoint=."], ["checkpoint=.", "index=binary", "dims=[8]", "keep=[1,8]"]],
