@@ -32,9 +32,9 @@ class Binary:
         """Return a faiss index."""
         import faiss
 
-        codes = faiss.IndexRaBitQ(dim, faiss.METRIC_INNER_PRODUCT)
+        codes: Any = faiss.IndexRaBitQ(dim, faiss.METRIC_INNER_PRODUCT)
         codes.qb = self.query_bits
-        rotation = faiss.RandomRotationMatrix(dim, dim)
+        rotation: Any = faiss.RandomRotationMatrix(dim, dim)
         rotation.init(SEED)
         index = faiss.IndexPreTransform(rotation, codes)
         # faiss frees both with the index, and Python must not
