@@ -151,6 +151,7 @@ class TrainStep(Movable):
         seeds: torch's seed of each micro-batch, for a step that is repeated on another device; empty: the module
             computes them.
         set_groups: In a mix of several sets: number of groups of each set in the whole step; empty: a single set.
+        round: Which refreshed negatives its groups have, see `ranker.data.refreshed`; 0: those of the data.
     """
 
     epoch: int
@@ -161,6 +162,7 @@ class TrainStep(Movable):
     contrast: Contrast | None = None
     seeds: tuple[int, ...] = ()
     set_groups: tuple[int, ...] = ()
+    round: int = 0
 
 
 class Loss(Protocol):

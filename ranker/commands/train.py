@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.assembly.data import build_data, load_splits, start_from_docs
 from ranker.assembly.evaluation import evaluate_sets, print_sets
 from ranker.assembly.precision import settle_precision
+from ranker.assembly.refresh import build_refresh, check_refresh
 from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_training
 from ranker.assembly.report import Report
 from ranker.assembly.run import cfg_values, one_run, open_run
@@ -55,8 +56,10 @@ def train(cfg: DictConfig) -> float | None:
     settle_precision(cfg, folder, scorer.encoder)
     check_scores(scorer)
     make_module = training_module(cfg, scorer)
+    check_refresh(cfg, scorer)
     start_from_docs(cfg, splits, scorer)
     data = build_data(cfg, splits, scorer)
+    refresh = build_refresh(cfg, data, folder)
     steps_per_epoch = len(data.train_steps().plan)
     check_length(cfg, splits, steps_per_epoch)
     module = make_module(
@@ -66,6 +69,7 @@ def train(cfg: DictConfig) -> float | None:
         optimization=optimization_of(cfg, steps_per_epoch),
         nonfinite=NonFiniteOptions(cfg.nonfinite, folder / "nonfinite"),
     )
+    module.refresh = refresh
     start = to_resume_from(Path(cfg.checkpoint)) if cfg.resume else None
     throughput = Throughput()
     best = SaveBest(folder / "checkpoints", cfg.monitor, start.parent if start is not None else None)
@@ -99,6 +103,7 @@ def train(cfg: DictConfig) -> float | None:
             "skipped_steps": module.skipped_steps,
             "measures": {name: metrics["measures"] for name, metrics in tested.items()},
             **throughput.report(),
+            **({"mining": refresh.report()} if refresh is not None else {}),
             "seconds": time.perf_counter() - started,
             "pruned": pruned,
         }

@@ -127,6 +127,8 @@ def _mix(cfg: DictConfig) -> list[str]:
     if all(node.get("weight", 1) == 0 for node in sets.values()):
         faults.append("data.sets: expected a weight above 0 for at least one set, got 0 for all")
     model = cfg.get("model") or {}
+    if OmegaConf.select(cfg, "mining.every") is not None:
+        faults.append("mining.every: expected null with a mix of sets, got a number; set data.sets.NAME.negatives")
     if "heads" in model:
         faults.append("data: expected a single set with model=multitask, got a mix; choose another source or model")
     if "doc_penalty" in model and cfg.data.get("batches") == "mixed":

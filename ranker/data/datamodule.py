@@ -17,6 +17,7 @@ from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.contrast import KnownPositives
 from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
+from ranker.data.refreshed import RefreshedSteps, Rounds
 from ranker.data.row_groups import RowGroups
 from ranker.data.sampling import GroupOptions, GroupSampler, JudgedGroups, TripleGroups
 from ranker.data.splits import check_candidates
@@ -91,6 +92,9 @@ class RankData(pl.LightningDataModule):
         seed: Seed of shuffles and draws.
         cache_dir: Folder of the token stores.
         train_docs: Where the docs and labels of training groups come from.
+
+    Attributes:
+        rounds: Negatives that replace those of the data during the training; None: none do.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class RankData(pl.LightningDataModule):
         check_room(inputs, limits)
         self.splits, self.inputs, self.batch_options, self.limits = splits, inputs, batch_options, limits
         self.depth, self.seed, self.cache_dir, self.train_docs = depth, seed, Path(cache_dir), train_docs
+        self.rounds: Rounds | None = None
         self._stores: dict[str, TokenStore] = {}
         self._samplers: dict[int, GroupSampler] = {}
         self._logged_budget = False
@@ -255,7 +260,8 @@ class RankData(pl.LightningDataModule):
         )
         in_batch = self.train_docs.in_batch
         positives = KnownPositives.of(collection, collator.queries, collator.docs) if in_batch else None
-        return TrainSteps(plan, sampler, collator, rank, world, positives, self.train_docs.whole_step)
+        arguments = (plan, sampler, collator, rank, world, positives, self.train_docs.whole_step)
+        return TrainSteps(*arguments) if self.rounds is None else RefreshedSteps(*arguments, rounds=self.rounds)
 
     def _budget(self, largest: int, docs: int) -> int:
         """Return the token budget of a micro-batch, which has room for the largest possible group of `docs` docs."""

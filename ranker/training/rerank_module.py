@@ -103,6 +103,7 @@ class RerankModule(pl.LightningModule):
         self.shown: dict[str, float] = {}  # what the progress bar shows
         self.stop_asked = False  # this process received a signal to stop
         self.stop_agreed = False  # all processes know that one of them received it
+        self.refresh: Any = None  # mines new negatives at some steps: ranker.retrieval.refresh.RefreshedNegatives
         self._has_reference, self._step_seed = against_reference(loss), 0
         if self._has_reference:
             check_reference(scorer)  # type: ignore[arg-type]
@@ -126,6 +127,8 @@ class RerankModule(pl.LightningModule):
 
     def training_step(self, step: TrainStep, step_idx: int) -> None:
         """One optimizer step: all micro-batches of this device, one gradient sync, clipping, update."""
+        if self.refresh is not None:
+            step = self.refresh.current(step, self)
         if isinstance(self.loss, SetLosses):
             self.loss.begin(step)
         total = self.accumulate(step)
@@ -175,6 +178,8 @@ class RerankModule(pl.LightningModule):
 
         A checkpoint's learning rate comes from the run that wrote it, whose number of steps may differ.
         """
+        if self.refresh is not None:
+            self.refresh.start(self)
         scheduler: Any = self.lr_schedulers()
         if self.trainer.is_global_zero and not any(scheduler.base_lrs):
             log.warning("optim.lr: 0, so the training changes no weight")
@@ -204,12 +209,14 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store how many steps were skipped and how many groups each set gave; leave out adapters' frozen base.
+        """Store skipped steps, groups of each set and the round of negatives; leave out adapters' frozen base.
 
         The last step is checked first, so that no checkpoint is written if that step must end the training.
         """
         self._check_pending()
         checkpoint["skipped_steps"] = self.skipped_steps
+        if self.refresh is not None:
+            checkpoint["refresh"] = self.refresh.state_dict()
         if isinstance(self.loss, SetLosses):
             checkpoint["set_groups"] = self.loss.groups
         base = base_names(self)
@@ -220,12 +227,16 @@ class RerankModule(pl.LightningModule):
             }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore how many steps were skipped and how many groups each set gave.
+        """Restore skipped steps, groups of each set and the round of negatives.
 
         Raises:
             CheckpointError: The checkpoint's adapters are for another base.
         """
+        if any(value.dtype == torch.float64 for value in checkpoint["state_dict"].values()):
+            self.double()  # Lightning would do so only after loading, which would round the weights
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
+        if self.refresh is not None:
+            self.refresh.load_state_dict(checkpoint["refresh"], self)
         if isinstance(self.loss, SetLosses) and "set_groups" in checkpoint:
             self.loss.groups = list(checkpoint["set_groups"])
         if checkpoint.get("base", "") != base_fingerprint(self):

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from ranker.config.shared_keys import BatchConfig, ReportConfig, Text, TrainerConfig
+from ranker.config.shared_keys import BatchConfig, MiningConfig, ReportConfig, Text, TrainerConfig
 
 
 @dataclass
@@ -25,19 +25,6 @@ class LateConfig:
 
     token_depth: int = 256
     candidates: int = 1000
-
-
-@dataclass
-class MiningConfig:
-    """Choice of hard negatives; see Mining in ranker/retrieval/mining.py."""
-
-    first: int = 1
-    last: int = 100
-    count: int = 30
-    order: Text = "top"
-    margin: float | None = None
-    teacher: Text | None = None
-    teacher_margin: float = 0.0
 
 
 @dataclass
