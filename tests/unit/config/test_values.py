@@ -71,7 +71,7 @@ COMPOSED = {
     "compare": [["runs=[.,.]"], ["runs=[.,.]", "data=cwe", "report=none", "qrels=."]],
     "fuse": [["runs=[.,.]"], ["runs=[.,.]", "method=weighted", "weights=[1,2]"]],
     "rerank": [["checkpoint=."], ["checkpoint=.", "run=.", "queries=.", "docs=."]],
-    "merge": [["runs=[.,.]"]],
+    "merge": [["runs=[.,.]"], ["runs=[.,.]", "tune.measure=nDCG@10", "data=cwe"]],
     "compress": [["checkpoint=."]],
     "export": [["checkpoint=.", "format=onnx"]],
     "publish": [["checkpoint=.", "to=x"]],
