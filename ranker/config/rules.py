@@ -301,6 +301,8 @@ def _merging(cfg: DictConfig) -> list[str]:
         or (isinstance(runs, ListConfig) and len(shares) != len(runs))
     ):
         faults.append(f"shares: expected a number of at least 0 for each run, not all 0, or null; got {shares!r}")
+    if shares is not None and OmegaConf.select(cfg, "tune.measure") is not None:
+        faults.append(f"shares: expected null with tune.measure, which searches them, got {shares!r}")
     if cfg.interpolation == "slerp" and isinstance(runs, ListConfig) and len(runs) != 2:
         faults.append(f"interpolation: slerp is between two runs, got {len(runs)}; linear takes any number")
     return faults

@@ -35,7 +35,12 @@ TRUSTED = {
     "schedule": ("ranker.training.schedules.",),
     "index": ("ranker.retrieval.indexes.",),
     "probe": ("ranker.probing.tasks.",),
-    "callbacks": ("ranker.training.pruning.Prune", "ranker.training.ema.EMA", "lightning.pytorch.callbacks."),
+    "callbacks": (
+        "ranker.training.pruning.Prune",
+        "ranker.training.ema.EMA",
+        "ranker.training.last_k.LastK",
+        "lightning.pytorch.callbacks.",
+    ),
     "logger": ("ranker.training.loggers.", "lightning.pytorch.loggers."),
 }
 ANY_GROUP = "torch.nn."  # the prefix that every group may use

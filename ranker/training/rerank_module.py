@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ranker.data.collection import Collection
 from ranker.data.dataset import ScoreBatch, ScoreBatches
+from ranker.data.ranking import are_equal
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.lora import base_fingerprint, base_names
 from ranker.errors import CheckpointError, NonFinite
@@ -412,6 +413,12 @@ class RerankModule(pl.LightningModule):
 
         Reported names include the collection's relevance threshold, e.g. AP(rel=2); `monitor` has the configured name.
         """
+        if are_equal(run):
+            log.warning(
+                "validation at step %d: all candidates of each query have the same score, so the measures are those of "
+                "an order by ids; the model has collapsed: lower optim.lr, or take an earlier checkpoint",
+                self.trainer.global_step,
+            )
         qrels: Any = collection.qrels
         means = evaluate(run, qrels, self.measures, collection.relevance).means
         for configured in parse_measures(self.measures):

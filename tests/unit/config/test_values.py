@@ -75,7 +75,7 @@ COMPOSED = {
         ["encoder=tiny"],
         *([f"objective={name}"] for name in ("prop", "electra", "inverse_cloze", "body_first")),
     ],
-    "merge": [["runs=[.,.]"]],
+    "merge": [["runs=[.,.]"], ["runs=[.,.]", "tune.measure=nDCG@10", "data=cwe"]],
     "compress": [["checkpoint=."]],
     "sizes": [["checkpoint=."], ["checkpoint=.", "index=binary", "dims=[8]", "keep=[1,8]"]],
     "export": [["checkpoint=.", "format=onnx"]],
