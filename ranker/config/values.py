@@ -67,6 +67,11 @@ RANGES = {
     **dict.fromkeys(
         (
             "batch.queries",
+            "batch.texts",
+            "ELECTRA.generator_layers",
+            "InverseCloze.shortest",
+            "BodyFirst.shortest",
+            "BodyFirst.first",
             "batch.docs",
             "batch.positives",
             "batch.depth",
@@ -275,6 +280,8 @@ WORDS = {
     "cache.tokens": ("all", "spans"),
     "controls": ("label_prior", "random_embeddings", "random_encoder", "control_task", "shuffled", "surface"),
     "MonoBERT.pooling": (*POOLINGS, "auto"),
+    "InverseCloze.pooling": (*POOLINGS, "auto"),
+    "BodyFirst.pooling": (*POOLINGS, "auto"),
     "Multitask.pooling": (*POOLINGS, "auto"),
     "EarlyExit.pooling": (*POOLINGS, "auto"),
     "DPR.pooling": (*POOLINGS, "auto"),

@@ -37,7 +37,7 @@ class BodyFirst:
 
     pairs = False
 
-    def __init__(self, first: int = 3, shortest: int = 5, pooling: str = "auto", temperature: float = 0.05) -> None:
+    def __init__(self, first: int = 3, shortest: int = 5, pooling: str = "mean", temperature: float = 0.05) -> None:
         if first < 1:
             raise ConfigError(f"objective.first: expected at least 1 sentence, got {first!r}")
         self.first, self.shortest, self.pooling, self.temperature = first, shortest, pooling, temperature

@@ -35,7 +35,7 @@ class InverseCloze:
 
     pairs = False
 
-    def __init__(self, keep: float = 0.1, shortest: int = 5, pooling: str = "auto", temperature: float = 0.05) -> None:
+    def __init__(self, keep: float = 0.1, shortest: int = 5, pooling: str = "mean", temperature: float = 0.05) -> None:
         if not 0 <= keep <= 1:
             raise ConfigError(f"objective.keep: expected a share from 0 to 1, got {keep!r}")
         self.keep, self.shortest, self.pooling, self.temperature = keep, shortest, pooling, temperature
