@@ -56,7 +56,7 @@ def config_of(family: str) -> PretrainedConfig:
 def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
     """The loop's attention, transformers' signature: [1, heads, tokens, head size] -> [1, tokens, heads, head size]."""
     # rotary positions return float32 under autocast, and the kernel does not convert it
-    states = [part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value)]
+    states = [part[0].transpose(0, 1).to(torch.bfloat16) for part in (query, key, value)]
     groups = states[0].shape[1] // states[1].shape[1]
     states[1:] = [part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in states[1:]]
     window = (-1, 0) if getattr(module, "is_causal", False) else (-1, -1)

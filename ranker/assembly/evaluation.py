@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -70,22 +70,22 @@ def evaluate_sets(
     Raises:
         RankerError: Scores are not finite, or a file can't be written.
     """
-    results: dict[str, dict[str, Any]] = {}
-    for name, collection in data.splits.tests.items():
-        run = score_collection(
-            scorer,
-            data.score_batches(collection, devices.rank, devices.world_size),
-            devices,
-            data.batch_options.workers,
-            progress=f"test {name}" if cfg.trainer.enable_progress_bar else None,
-            inference_mode=cfg.trainer.inference_mode,
-        )
-        compared = baselines.get(name)
-        write = partial(write_set, folder, name, run or {}, collection, cfg, depth, compared, report)
-        written = devices.on_first(write)
-        if written is not None:
-            results[name] = written
-    return results
+    written: dict[str, Future[dict[str, Any]]] = {}
+    with ThreadPoolExecutor(1) as writer:  # a set is measured while the next one is scored
+        for name, collection in data.splits.tests.items():
+            run = score_collection(
+                scorer,
+                data.score_batches(collection, devices.rank, devices.world_size),
+                devices,
+                data.batch_options.workers,
+                progress=f"test {name}" if cfg.trainer.enable_progress_bar else None,
+                inference_mode=cfg.trainer.inference_mode,
+            )
+            if run is not None:
+                compared = baselines.get(name)
+                written[name] = writer.submit(write_set, folder, name, run, collection, cfg, depth, compared, report)
+            devices.on_first(lambda: [part.result() for part in written.values() if part.done()])  # errors end the loop
+        return devices.on_first(lambda: {name: part.result() for name, part in written.items()}) or {}
 
 
 def write_set(
