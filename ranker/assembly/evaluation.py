@@ -13,9 +13,10 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.assembly.data import batch_options, chosen_sets, inputs_of, load_source, print_notice, text_limits
+from ranker.assembly.data import batch_options, chosen_sets, load_source, print_notice, text_limits
 from ranker.assembly.inference import prepare
 from ranker.assembly.precision import settle_precision
+from ranker.assembly.prompts import has_instructions, inputs_of
 from ranker.assembly.rehearsal import rehearse_trainer
 from ranker.assembly.report import Report
 from ranker.assembly.run import open_run, quiet_libraries
@@ -193,7 +194,8 @@ def _rank_data(
     """
 
     def build(part: Splits, node: Any = None) -> RankData:
-        inputs, limits = inputs_of(scorer, node), text_limits(scorer, trained, node)
+        limits = text_limits(scorer, trained, node)
+        inputs = inputs_of(scorer, node, trained.get("model"), has_instructions(part))
         return RankData(part, inputs, batch_options(cfg), limits, depth=depth, cache_dir=cfg.cache_dir)
 
     if not splits.sets:

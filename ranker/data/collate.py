@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ranker.data.instructions import Instructed
 from ranker.data.template import Affixes, Part, Template
 from ranker.data.token_store import TokenStore
 from ranker.data.window_rows import check_room, window_parts, with_row_ids, with_windows
@@ -28,6 +29,7 @@ class ScorerInputs:
         pair: Layout of a query and a doc in one sequence; None: as the tokenizer lays out two texts.
         by_query: Whether the candidates of a query are to be scored one after another, because they share a prefix.
         windows: How docs are cut into windows; None: a doc is one row.
+        instructed: How a query's own instruction is put before it; None: queries have none.
     """
 
     tokenizer: Any
@@ -37,6 +39,7 @@ class ScorerInputs:
     pair: Template | None = None
     by_query: bool = False
     windows: Windows | None = None
+    instructed: Instructed | None = None
 
     def affixes(self, text: int) -> Affixes:
         """Return what is stored together with each query (`text` 0) or each doc (1)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,9 @@ class RankData(pl.LightningDataModule):
         train_docs: TrainDocs = TrainDocs(),
     ) -> None:
         super().__init__()
+        self._longest_query = limits.query
+        if inputs.instructed is not None:
+            limits = replace(limits, query=limits.query + inputs.instructed.extra_tokens(inputs.tokenizer))
         check_room(inputs, limits)
         self.splits, self.inputs, self.batch_options, self.limits = splits, inputs, batch_options, limits
         self.depth, self.seed, self.cache_dir, self.train_docs = depth, seed, Path(cache_dir), train_docs
@@ -133,9 +136,23 @@ class RankData(pl.LightningDataModule):
     def _query_store(self, collection: Collection) -> TokenStore:
         queries, rows = collection.queries, collection.rows
         fingerprint = fingerprint_texts(queries.items()) if rows is None else rows.queries.fingerprint
-        return self._store(
-            "queries", lambda: iter(queries.items()), fingerprint, self.limits.query, self.inputs.affixes(0)
-        )
+        texts: Callable[[], Iterable[tuple[str, str]]] = queries.items
+        instructed, instructions = self.inputs.instructed, collection.instructions
+        if instructions is not None and instructed is None:
+            raise ConfigError(
+                f"{collection.name}: expected queries without instructions of their own, which only train.py and "
+                "evaluate.py put into prompts; leave instruction out of data.columns"
+            )
+        if instructed is not None:
+            tokenizer, longest = self.inputs.tokenizer, self._longest_query
+            given: Mapping[str, str] = {} if instructions is None else instructions
+            fingerprint += f" with {instructed!r} {longest} {fingerprint_texts(given.items()) if rows is None else ''}"
+
+            def texts() -> Iterable[tuple[str, str]]:
+                for query_id, query in queries.items():
+                    yield query_id, instructed.text(tokenizer, given.get(query_id, ""), query, longest)
+
+        return self._store("queries", texts, fingerprint, self.limits.query, self.inputs.affixes(0))
 
     def _store(
         self,

@@ -114,9 +114,19 @@ class ColBERT(nn.Module):
 
     def layouts(self) -> tuple[Template, Template]:
         """Return the layouts of a query and of a doc: special tokens, marker, expansion."""
+        return self._layouts(self.query_prompt, self.doc_prompt)
+
+    def prompted_layouts(self, query_prompt: str, doc_prompt: str, instruction: str) -> tuple[Template, Template]:
+        """Return the layouts of a query and of a doc with other prompts; for the arguments see the class."""
+        check_instruction(instruction, query_prompt, doc_prompt)
+        prompts = {"query": query_prompt, "doc": doc_prompt}
+        markers = [prefix_of(prompt, field, instruction).strip() for field, prompt in prompts.items()]
+        return self._layouts(*(f"{marker} " if marker else "" for marker in markers))
+
+    def _layouts(self, query_prompt: str, doc_prompt: str) -> tuple[Template, Template]:
         tokenizer = self.encoder.tokenizer
         single = Template.of(tokenizer, 1)
-        query, doc = (with_prompt(tokenizer, single, prompt) for prompt in (self.query_prompt, self.doc_prompt))
+        query, doc = (with_prompt(tokenizer, single, prompt) for prompt in (query_prompt, doc_prompt))
         if not self.query_length:
             return query, doc
         expanded = replace(

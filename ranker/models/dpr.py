@@ -146,6 +146,15 @@ class DPR(nn.Module):
         single = Template.of(tokenizer, 1)
         return with_prompt(tokenizer, single, self.query_prompt), with_prompt(tokenizer, single, self.doc_prompt)
 
+    def prompted_layouts(self, query_prompt: str, doc_prompt: str, instruction: str) -> tuple[Template, Template]:
+        """Return the layouts of a query and of a doc with other prompts; for the arguments see the class."""
+        check_instruction(instruction, query_prompt, doc_prompt)
+        tokenizer = self.encoder.tokenizer
+        single = Template.of(tokenizer, 1)
+        prompts = (prefix_of(query_prompt, "query", instruction), prefix_of(doc_prompt, "doc", instruction))
+        query, doc = (with_prompt(tokenizer, single, prompt) for prompt in prompts)
+        return query, doc
+
     def settings(self) -> dict[str, Any]:
         """Return the options that change the vectors, apart from weights and tokenizer.
 

@@ -233,7 +233,7 @@ class RerankModule(pl.LightningModule):
         Raises:
             CheckpointError: The checkpoint's adapters are for another base.
         """
-        if any(value.dtype == torch.float64 for value in checkpoint["state_dict"].values()):
+        if any(value.dtype == torch.float64 for value in checkpoint.get("state_dict", {}).values()):
             self.double()  # Lightning would do so only after loading, which would round the weights
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
         if self.refresh is not None:

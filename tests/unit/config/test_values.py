@@ -62,6 +62,7 @@ COMPOSED = {
             *(f"+data.sets.a.{key}=9" for key in ("weight", "cap", "max_query_tokens", "max_doc_tokens")),
             "+data.sets.a.max_pair_tokens=9",
             "+data.sets.a.evaluate=true",
+            *(f"+data.sets.a.{key}=x" for key in ("instruction", "prompt", "query_prompt", "doc_prompt")),
         ],
     ],
     "evaluate": [["checkpoint=."], ["run=.", "qrels=."]],
