@@ -73,6 +73,7 @@ COMPOSED = {
     "rerank": [["checkpoint=."], ["checkpoint=.", "run=.", "queries=.", "docs=."]],
     "merge": [["runs=[.,.]"], ["runs=[.,.]", "tune.measure=nDCG@10", "data=cwe"]],
     "compress": [["checkpoint=."]],
+    "calibrate": [["checkpoint=."]],
     "export": [["checkpoint=.", "format=onnx"]],
     "publish": [["checkpoint=.", "to=x"]],
     "serve": [["checkpoint=."]],
