@@ -76,6 +76,7 @@ class InferenceConfig:
 
     exit: int | None = None
     margin: float | None = None
+    quantize: Text | None = None
 
 
 @dataclass

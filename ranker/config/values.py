@@ -257,6 +257,9 @@ POOLINGS = ("cls", "mean", "max", "last", "weightedmean")
 WORDS = {
     "weights": ("best", "last"),
     "split": SPLITS,
+    "test": SPLITS,
+    "inference.quantize": ("int8", "fp8"),
+    "map": ("temperature", "platt", "isotonic"),
     "drop": ("top", "alternate", "contribution"),
     "format": ("onnx", "onnx_int8", "hf", "sentence_transformers", "merged"),
     "dtype": ("float32", "bf16", "fp16"),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from ranker.encoders import quantized
 from ranker.encoders.dropout import HashedDropout
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.family import family_of, first_position, max_positions
@@ -99,17 +100,48 @@ class Encoder(nn.Module):
         self._ragged_forward = RaggedForward(execution, ids_in_table=len(tokenizer) <= len(words.weight))
         self._logged_path = False
         family = family_of(model.config)
-        if execution.ragged and family.layers is not None and not has_adapter(model):
+        self._forward: TransformersForward | None = None
+        plain = has_adapter(model) or execution.quantize_aware
+        if execution.ragged and family.layers is not None and not plain:
             config = model.config
             self._traits = Traits(family.layers, first_position(config), config.hidden_size, config.num_hidden_layers)
-            self._forward = None
         else:
-            ids = common_tokens(tokenizer, len(words.weight))
-            self._forward = TransformersForward(model, reads_segments(model.config, tokenizer))
-            self._traits = measure(model, self._forward, ids, execution.ragged, family)
-            self._forward.find_dropout(model, one_row(ids, words.weight.device), self.path == "packed")
-            if execution.checkpointing:
-                self._forward.checkpoint_activations(model, self._traits.num_layers)
+            self._run_by_transformers()
+        if execution.quantize_aware:
+            if has_adapter(model):
+                raise ConfigError("encoder.quantize_aware: expected false with adapters (lora=none), got true")
+            quantized.aware(model)
+
+    def _run_by_transformers(self) -> None:
+        """Take transformers' own forward, on the path that a measurement finds."""
+        model, tokenizer, execution = self.model, self.tokenizer, self.execution
+        words: Any = model.get_input_embeddings().weight
+        ids = common_tokens(tokenizer, len(words))
+        self._forward = TransformersForward(model, reads_segments(model.config, tokenizer))
+        self._traits = measure(model, self._forward, ids, execution.ragged, family_of(model.config))
+        self._forward.find_dropout(model, one_row(ids, words.device), self.path == "packed")
+        if execution.checkpointing:
+            self._forward.checkpoint_activations(model, self._traits.num_layers)
+
+    def quantize(self, kind: str) -> None:
+        """Run the linear layers in 8 bits from now on, for inference alone.
+
+        Args:
+            kind: `int8` (on a CPU) or `fp8` (on CUDA; layers of this package then run through transformers' forward).
+
+        Raises:
+            ConfigError: The model has adapters, or layers of sizes that fp8 products do not take.
+        """
+        if has_adapter(self.model):
+            raise ConfigError(
+                "inference.quantize: expected null with adapters, got a value; train with lora.merge=true"
+            )
+        if kind == "int8":
+            quantized.to_int8(self.model)
+            return
+        if self._forward is None:
+            self._run_by_transformers()
+        quantized.to_fp8(self.model)
 
     @property
     def path(self) -> str:

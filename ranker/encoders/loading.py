@@ -58,6 +58,7 @@ def load_encoder(
     graphs: bool | str = "auto",
     checkpointing: bool = False,
     share_prefix: bool = False,
+    quantize_aware: bool = False,
     trust_remote_code: bool = False,
     causal: bool | None = None,
     lora: LoRA | None = None,
@@ -81,6 +82,7 @@ def load_encoder(
         graphs: See `Execution`.
         checkpointing: See `Execution`.
         share_prefix: See `Execution`.
+        quantize_aware: See `Execution`.
         trust_remote_code: Whether code in the weights' repository may run.
         causal: False: the tokens of a language model attend in both directions (LLM2Vec, arXiv:2404.05961); None or
             True: as the model was trained.
@@ -127,7 +129,9 @@ def load_encoder(
     model.train()  # from_pretrained returns eval mode, which Lightning keeps: dropout would be off
     if lora is not None:
         add_adapter(model, lora)
-    execution = Execution(ragged, compile, attention, fused, graphs, checkpointing, share_prefix, trust_remote_code)
+    execution = Execution(
+        ragged, compile, attention, fused, graphs, checkpointing, share_prefix, quantize_aware, trust_remote_code
+    )
     encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
     if lora is not None:  # after the measurement of the path, which is one of float32

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from ranker.config.shared_keys import BatchConfig, MiningConfig, ReportConfig, Text, TrainerConfig
+from ranker.config.shared_keys import BatchConfig, InferenceConfig, MiningConfig, ReportConfig, Text, TrainerConfig
 
 
 @dataclass
@@ -56,3 +56,4 @@ class SearchConfig:
     batch: BatchConfig = field(default_factory=BatchConfig)
     seed: int = 0
     cache_dir: Text = ".cache"
+    inference: InferenceConfig = field(default_factory=InferenceConfig)

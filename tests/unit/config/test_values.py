@@ -79,6 +79,7 @@ COMPOSED = {
     "merge": [["runs=[.,.]"], ["runs=[.,.]", "tune.measure=nDCG@10", "data=cwe"]],
     "compress": [["checkpoint=."]],
     "sizes": [["checkpoint=."], ["checkpoint=.", "index=binary", "dims=[8]", "keep=[1,8]"]],
+    "calibrate": [["checkpoint=."]],
     "export": [["checkpoint=.", "format=onnx"]],
     "publish": [["checkpoint=.", "to=x"]],
     "serve": [["checkpoint=."]],
