@@ -94,17 +94,23 @@ class Encoder(nn.Module):
         self._ragged_forward = RaggedForward(execution, ids_in_table=len(tokenizer) <= len(words.weight))
         self._logged_path = False
         family = family_of(model.config)
+        self._forward: TransformersForward | None = None
         if execution.ragged and family.layers is not None and not has_adapter(model):
             config = model.config
             self._traits = Traits(family.layers, first_position(config), config.hidden_size, config.num_hidden_layers)
-            self._forward = None
         else:
-            ids = common_tokens(tokenizer, len(words.weight))
-            self._forward = TransformersForward(model, reads_segments(model.config, tokenizer))
-            self._traits = measure(model, self._forward, ids, execution.ragged, family)
-            self._forward.find_dropout(model, one_row(ids, words.weight.device), self.path == "packed")
-            if execution.checkpointing:
-                self._forward.checkpoint_activations(model, self._traits.num_layers)
+            self.run_by_transformers()
+
+    def run_by_transformers(self) -> None:
+        """Run transformers' own forward, as sharded layers need: only a call of a layer gathers its weights."""
+        model: Any = self.model
+        words = model.get_input_embeddings()
+        ids = common_tokens(self.tokenizer, len(words.weight))
+        self._forward = TransformersForward(model, reads_segments(model.config, self.tokenizer))
+        self._traits = measure(model, self._forward, ids, self.execution.ragged, family_of(model.config))
+        self._forward.find_dropout(model, one_row(ids, words.weight.device), self.path == "packed")
+        if self.execution.checkpointing:
+            self._forward.checkpoint_activations(model, self._traits.num_layers)
 
     @property
     def path(self) -> str:
