@@ -22,12 +22,14 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 from ranker.assembly.precision import checked_precision
 from ranker.assembly.run import cfg_values
 from ranker.config.roots import CONF
+from ranker.config.trainer import FSDP
 from ranker.config.writing import inside
 from ranker.errors import ConfigError
 from ranker.processes import announce_parent, available_cores, is_first_process
 from ranker.training import dashboards, loggers
 from ranker.training.checkpoint_files import WholeFiles
 from ranker.training.progress import ProgressBar
+from ranker.training.sharding import ShardedStrategy
 
 PROCESSES_PER_CORE = 4
 
@@ -80,6 +82,8 @@ def trainer_options(cfg: DictConfig) -> dict[str, Any]:
     for key in ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"):
         options.pop(key)
     options["precision"] = checked_precision(options)
+    if options["strategy"] == FSDP:  # weights gathered in inference mode could not be trained on
+        options["inference_mode"] = False
     options["strategy"] = _strategy(options)
     return options
 
@@ -156,9 +160,11 @@ def _check_cores(options: Mapping[str, Any]) -> None:
 
 
 def _strategy(options: Mapping[str, Any]) -> Strategy | str:
-    """DDP with the options that the training step needs; Lightning's choice for one device."""
+    """DDP or shards, with the options that the training step needs; Lightning's choice for one device."""
     if not several_devices(options):
         return "auto"
+    if options["strategy"] == FSDP:
+        return ShardedStrategy(timeout=timedelta(minutes=30))
     return DDPStrategy(
         find_unused_parameters=options["strategy"] == "ddp_find_unused_parameters_true",
         broadcast_buffers=False,  # no buffer changes in training; this saves a collective a step

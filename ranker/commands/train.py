@@ -19,10 +19,12 @@ from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_tra
 from ranker.assembly.report import Report
 from ranker.assembly.run import cfg_values, one_run, open_run
 from ranker.assembly.scorer import build_loss, build_scorer, optimization_of, training_module
+from ranker.assembly.sharding import run_as_configured, whole_scorer
 from ranker.assembly.suite import validation_suite
 from ranker.assembly.trainer import build_trainer
 from ranker.checkpoint import load_checkpoint, save_merged, save_model
 from ranker.config.stored import resumed_runs
+from ranker.config.trainer import FSDP
 from ranker.data.collection import Splits
 from ranker.data.pair_cuts import warn_of_other_cuts
 from ranker.evaluation import pictures
@@ -32,6 +34,7 @@ from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_fr
 from ranker.training.checkpointing import SaveBest, SaveLast
 from ranker.training.rerank_module import NonFiniteOptions
 from ranker.training.run_writer import write_json
+from ranker.training.sharding import is_sharded
 from ranker.training.soundness import check_scores
 from ranker.training.throughput import Throughput
 
@@ -57,6 +60,7 @@ def train(cfg: DictConfig) -> float | None:
     check_scores(scorer)
     make_module = training_module(cfg, scorer)
     check_refresh(cfg, scorer)
+    run_as_configured(cfg, scorer)
     start_from_docs(cfg, splits, scorer)
     data = build_data(cfg, splits, scorer)
     refresh = build_refresh(cfg, data, folder)
@@ -67,7 +71,8 @@ def train(cfg: DictConfig) -> float | None:
         list(cfg.measures),
         loss=build_loss(cfg),
         optimization=optimization_of(cfg, steps_per_epoch),
-        nonfinite=NonFiniteOptions(cfg.nonfinite, folder / "nonfinite"),
+        # a sharded step can't be stored to be repeated
+        nonfinite=NonFiniteOptions(cfg.nonfinite, None if cfg.trainer.strategy == FSDP else folder / "nonfinite"),
     )
     module.refresh = refresh
     start = to_resume_from(Path(cfg.checkpoint)) if cfg.resume else None
@@ -78,7 +83,9 @@ def train(cfg: DictConfig) -> float | None:
     trainer = build_trainer(cfg, folder, [throughput, *keeps_best, last], cfg.get("logger"))
     with refused_in_fit():
         trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
-    if best.best_model_path:
+    if is_sharded(trainer.strategy):
+        scorer = whole_scorer(cfg, trainer, "best" if best.best_model_path else "last")
+    elif best.best_model_path:
         load_checkpoint(module, Path(best.best_model_path))
     if trainer.is_global_zero:
         save_model(folder / "model", scorer, cfg)  # before the test, so that an error in the test does not lose it

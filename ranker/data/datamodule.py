@@ -316,6 +316,7 @@ class RankData(pl.LightningDataModule):
         """Return the loader of this device's steps; it can resume in the middle of an epoch."""
         assert self.trainer is not None
         steps = self.train_steps(self.trainer.global_rank, self.trainer.world_size)
+        steps.never_idle = getattr(self.trainer.strategy, "never_idle", False)
         return StepLoader(
             steps, self.batch_options.workers, pin_memory=self.trainer.strategy.root_device.type == "cuda"
         )

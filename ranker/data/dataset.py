@@ -51,6 +51,7 @@ class TrainSteps(Dataset[TrainStep]):
     ) -> None:
         self.plan, self.sampler, self.collator, self.rank, self.world = plan, sampler, collator, rank, world
         self.positives, self.whole_step = positives, whole_step
+        self.never_idle = False  # whether a device without groups gets a copy of the smallest one, with share 0
 
     def __getitem__(self, key: tuple[int, int]) -> TrainStep:
         epoch, index = key
@@ -58,11 +59,17 @@ class TrainSteps(Dataset[TrainStep]):
         doc_rows, labels = self.sampler.draw(epoch, groups)
         query_rows = self.sampler.query_rows[groups]
         sizes = self.collator.group_sizes(query_rows, doc_rows)
+        parts = self.plan.micro_batches(sizes.tolist(), self.rank, self.world)
+        stand_in = [[int(sizes.argmin())]] if self.never_idle and not parts else []
         micro_batches = tuple(
             self.collator.collate(
-                query_rows[chosen], doc_rows[chosen], labels[chosen], np.asarray(chosen), len(chosen) / len(groups)
+                query_rows[chosen],
+                doc_rows[chosen],
+                labels[chosen],
+                np.asarray(chosen),
+                0.0 if stand_in else len(chosen) / len(groups),
             )
-            for chosen in self.plan.micro_batches(sizes.tolist(), self.rank, self.world)
+            for chosen in (parts or stand_in)
         )
         step_contrast = self.contrast(query_rows, doc_rows, labels)
         return TrainStep(epoch, index, micro_batches, len(groups), int((doc_rows >= 0).sum()), step_contrast)

@@ -106,14 +106,17 @@ class Encoder(nn.Module):
             config = model.config
             self._traits = Traits(family.layers, first_position(config), config.hidden_size, config.num_hidden_layers)
         else:
-            self._run_by_transformers()
+            self.run_by_transformers()
         if execution.quantize_aware:
             if has_adapter(model):
                 raise ConfigError("encoder.quantize_aware: expected false with adapters (lora=none), got true")
             quantized.aware(model)
 
-    def _run_by_transformers(self) -> None:
-        """Take transformers' own forward, on the path that a measurement finds."""
+    def run_by_transformers(self) -> None:
+        """Run transformers' own forward on the path that a measurement finds.
+
+        Sharded layers and products in fp8 need it: there only a call of a layer computes with its weights.
+        """
         model, tokenizer, execution = self.model, self.tokenizer, self.execution
         words: Any = model.get_input_embeddings().weight
         ids = common_tokens(tokenizer, len(words))
@@ -140,7 +143,7 @@ class Encoder(nn.Module):
             quantized.to_int8(self.model)
             return
         if self._forward is None:
-            self._run_by_transformers()
+            self.run_by_transformers()
         quantized.to_fp8(self.model)
 
     @property

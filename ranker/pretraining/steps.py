@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
@@ -62,15 +63,16 @@ class PretrainSteps(Dataset[TrainStep]):
 
     def __init__(self, plan: StepPlan, draws: Draws, rank: int, world: int) -> None:
         self.plan, self.draws, self.rank, self.world = plan, draws, rank, world
+        self.never_idle = False  # as of `TrainSteps`
 
     def __getitem__(self, key: tuple[int, int]) -> TrainStep:
         epoch, index = key
         groups = self.plan.groups(epoch, index)
         rows = self.draws.step(epoch, groups)
-        micro_batches = tuple(
-            rows.batch(np.asarray(chosen))
-            for chosen in self.plan.micro_batches(rows.sizes.tolist(), self.rank, self.world)
-        )
+        parts = self.plan.micro_batches(rows.sizes.tolist(), self.rank, self.world)
+        micro_batches = tuple(rows.batch(np.asarray(chosen)) for chosen in parts)
+        if self.never_idle and not parts:
+            micro_batches = (replace(rows.batch(np.array([rows.sizes.argmin()])), share=0.0),)
         return TrainStep(epoch, index, micro_batches, len(groups), len(groups), rows.contrast)
 
     def query_ids(self, epoch: int, index: int) -> list[str]:
@@ -128,4 +130,5 @@ class PretrainData(pl.LightningDataModule):
         """Return the loader of this device's steps; it can resume in the middle of an epoch."""
         trainer: Any = self.trainer
         steps: Any = self.train_steps(trainer.global_rank, trainer.world_size)
+        steps.never_idle = getattr(trainer.strategy, "never_idle", False)
         return StepLoader(steps, self.workers, pin_memory=trainer.strategy.root_device.type == "cuda")

@@ -15,6 +15,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from ranker.data.collection import Collection
 from ranker.data.dataset import ScoreBatch, ScoreBatches
@@ -29,6 +30,7 @@ from ranker.models.interface import Scorer
 from ranker.training.loss_inputs import against_reference, check_reference, loss_of, reference_scores
 from ranker.training.nonfinite import PendingStep, write_dump
 from ranker.training.set_losses import SetLosses
+from ranker.training.sharding import is_sharded, shard, whole_tensor
 from ranker.types import Loss, RankBatch, Run, TrainStep
 
 log = logging.getLogger(__name__)
@@ -113,6 +115,13 @@ class RerankModule(pl.LightningModule):
 
     # training
     # ----------------------------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """Shard the weights over the devices, if the strategy does; Lightning calls this before each stage."""
+        strategy = self.trainer.strategy
+        if is_sharded(strategy) and not isinstance(self.scorer, FSDPModule):
+            half = torch.bfloat16 if str(self.trainer.precision) == "bf16-mixed" else None
+            shard(self, self.device_mesh["data_parallel"], half)
 
     def configure_optimizers(self) -> Any:
         """The configured optimizer with decay groups, and a schedule over optimizer steps."""
@@ -327,7 +336,9 @@ class RerankModule(pl.LightningModule):
         """Clip the gradients of some parameters by their own norm; returns it."""
         parameters = [p for p in parameters if p.grad is not None]
         max_norm = self.optimization.max_norm
-        return nn.utils.clip_grad_norm_(parameters, max_norm if max_norm is not None and max_norm > 0 else torch.inf)
+        norm = nn.utils.clip_grad_norm_(parameters, max_norm if max_norm is not None and max_norm > 0 else torch.inf)
+        whole: Tensor = whole_tensor(norm)
+        return whole
 
     def _check_pending(self) -> bool:
         """Check the pending step, if there is one, and report it if it was not finite.
@@ -407,6 +418,11 @@ class RerankModule(pl.LightningModule):
             for measure, of_sets in measured.items():
                 if len(of_sets) == len(sets):
                     self.log(f"val/{measure}", fmean(of_sets), prog_bar=measure == shown, sync_dist=False)
+
+    def on_validation_end(self) -> None:
+        """Drop gathered weights, if the strategy shards them."""
+        if is_sharded(self.trainer.strategy):
+            self.trainer.strategy.gather_no_more()  # type: ignore[attr-defined]
 
     def _measure(self, run: Run, collection: Collection) -> dict[str, float]:
         """Return a run's means by their reported names, and also by the names in `measures` where these differ.

@@ -36,6 +36,7 @@ class BodyFirst:
     """
 
     pairs = False
+    compares_texts = True
 
     def __init__(self, first: int = 3, shortest: int = 5, pooling: str = "mean", temperature: float = 0.05) -> None:
         if first < 1:

@@ -34,6 +34,7 @@ class InverseCloze:
     """
 
     pairs = False
+    compares_texts = True
 
     def __init__(self, keep: float = 0.1, shortest: int = 5, pooling: str = "mean", temperature: float = 0.05) -> None:
         if not 0 <= keep <= 1:
