@@ -253,6 +253,17 @@ class VectorStore:
             for start in range(0, len(part), max_vectors):
                 yield np.ascontiguousarray(part[start : start + max_vectors], dtype=np.float32)
 
+    def shard(self, number: int) -> tuple[np.ndarray, slice]:
+        """Return the vectors of a shard, mapped [vectors, dim], and the rows of its docs."""
+        first = number * self.description.shard_docs
+        return self._vectors[number], slice(first, min(first + self.description.shard_docs, self.num_docs))
+
+    def of_doc(self, row: int) -> np.ndarray:
+        """Return the vectors of a doc by its row, mapped [vectors, dim]."""
+        shard = row // self.description.shard_docs
+        end = self.ends[row] - (self._shard_ends[shard - 1] if shard else 0)
+        return self._vectors[shard][end - self.counts[row] : end]
+
     def sample(self, count: int, seed: int = 0) -> np.ndarray:
         """Return `count` vectors (or all), drawn without replacement, float32 [vectors, dim]."""
         if count >= self.num_vectors:

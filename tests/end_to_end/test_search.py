@@ -120,7 +120,7 @@ MISTAKES = {
     "nothing": "search.py: expected either checkpoint=RUN_FOLDER or model=bm25, got neither",
     "no data": "data: expected data=...",
     "untrained": "model: expected bm25 or tfidf, or checkpoint=RUN_FOLDER of a trained model",
-    "index": "index: expected one of flat, hnsw, ivf_flat, ivf_pq, seismic, sparse; got 'flatt'",
+    "index": "index: expected one of fast_plaid, flat, hnsw, ivf_flat, ivf_pq, plaid, seismic, sparse, warp; got 'flatt'",
     "mining": "mining.first: expected 1 to mining.last=100, got 0",
     "split": "split: expected one of test, val, train",
     "bm25 trained": "model: expected one that can be trained, got ranker.retrieval.bm25.BM25",
@@ -254,5 +254,5 @@ def test_help_imports_no_torch():
         cwd=ROOT,
         check=False,
     )
-    assert shown.returncode == 0 and "index: flat*, hnsw, ivf_flat, ivf_pq" in shown.stdout
+    assert shown.returncode == 0 and "index: fast_plaid, flat, hnsw, ivf_flat, ivf_pq, plaid" in shown.stdout
     assert not {"torch", "lightning", "faiss"} & {line.rsplit("|", 1)[-1].strip() for line in shown.stderr.splitlines()}

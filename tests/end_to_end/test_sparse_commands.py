@@ -80,7 +80,7 @@ def run_of(where, name):
 def a_search_reports_terms_and_products(where):
     figures = json.loads((folder_of(where, "found") / "search.json").read_text())["small"]
     assert figures["docs"] == 60 and figures["query_terms"] > 0 and figures["doc_terms"] > 0 and figures["flops"] > 0
-    assert figures["latency_ms"]["p50"] > 0 and figures["encoding_ms"]["p50"] > 0
+    assert figures["latency_ms"]["p50"] > 0 and figures["parts_ms"]["encode"]["p50"] > 0
     bits = json.loads((folder_of(where, "bits") / "search.json").read_text())["small"]
     entries = round(bits["doc_terms"] * 60)
     words = len(load_file(folder_of(where, "idf") / "model/query_0_SparseStaticEmbedding/model.safetensors")["weight"])
