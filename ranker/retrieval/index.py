@@ -126,6 +126,15 @@ class VectorIndex:
         """Number of vectors."""
         return self._index.ntotal
 
+    @property
+    def rescore(self) -> int:
+        """Number of vectors that are fetched for the exact comparison, as a multiple of the requested number."""
+        return self.index_type.rescore
+
+    def margin(self, query: np.ndarray) -> float:  # noqa: ARG002
+        """Return by how much an inner product with a query may exceed the one that an exact index returns."""
+        return 1e-5
+
     def search(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Find the best vectors of each query, best first.
 

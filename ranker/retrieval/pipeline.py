@@ -131,7 +131,7 @@ def vector_engines(
         if fingerprint not in opened:
             store = VectorStore(folders[fingerprint])
             started = time.perf_counter()
-            has_own = getattr(index_type, "late", False)
+            has_own = hasattr(index_type, "over")
             opened[fingerprint] = store, index_type.over(store) if has_own else VectorIndex.over(store, index_type)
             log.info(
                 "index over %d vectors of %d docs ready in %.1f s",

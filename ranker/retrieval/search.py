@@ -18,7 +18,6 @@ from ranker.interactions.maxsim import TextVectors, blocks, maxsim_all
 from ranker.models.interface import BiEncoder
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device, encode_queries
-from ranker.retrieval.index import VectorIndex
 from ranker.retrieval.stages import Stages
 from ranker.retrieval.vector_store import VectorStore
 
@@ -104,7 +103,8 @@ class VectorEngine:
         scorer: The bi-encoder.
         collator: Holds the queries' token store.
         store: The docs' vectors.
-        index: The index over these vectors: a `VectorIndex`, or one of a vector per token with `rank` (`LateIndex`).
+        index: The index over these vectors: a `VectorIndex`, a `TensorIndex`, or, with a vector per token, one with the
+            method `rank` (`LateIndex`).
         device: Where queries are encoded and token vectors compared.
         late: Options for docs of several vectors.
     """
@@ -143,7 +143,7 @@ class VectorEngine:
                 )
             for start in range(0, vectors.num_texts, QUERIES_PER_SEARCH):
                 queries = vectors.take(torch.arange(start, min(start + QUERIES_PER_SEARCH, vectors.num_texts)))
-                if not isinstance(self.index, VectorIndex):
+                if hasattr(self.index, "rank"):
                     found = self.index.rank(queries, depth)
                     rankings += [self._best(rows, scores, depth) for rows, scores in found]
                 elif self.store.description.several:
@@ -182,24 +182,41 @@ class VectorEngine:
     def _search_single(self, queries: np.ndarray, depth: int) -> list[Ranked]:
         """Rank docs that have one vector each, for queries [queries, dim]."""
         rankings: list[Ranked] = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))] * len(queries)
-        pending, count = np.arange(len(queries)), depth * self.index.index_type.rescore + SPARE
+        pending, count = np.arange(len(queries)), depth * self.index.rescore + SPARE
         while len(pending):
             with self.stages("candidates"):
                 scores, indices = self.index.search(queries[pending], count)
-            tied = []
-            for query, query_scores, query_indices in zip(pending.tolist(), scores, indices, strict=True):
-                # each doc has one vector, so the index of a vector is the row of its doc
-                rows = query_indices[query_indices >= 0]
-                vector = TextVectors(torch.from_numpy(queries[query : query + 1]))
-                with self.stages("exact"):
-                    rankings[query] = self._best(rows, self._exact(vector, rows), depth)
-                # ties at rank `depth` are broken by descending doc id, which needs all docs with that score: fetch more
-                # if the last fetched doc may have it
-                more = self.index.index_type.exact and depth < len(rows) < self.index.num_vectors
-                if more and query_scores[-1] >= query_scores[depth - 1] - 1e-5:
-                    tied.append(query)
+            with self.stages("exact"):
+                exact = self._exact_singles(queries[pending], indices)
+                tied = []
+                for place, query in enumerate(pending.tolist()):
+                    # each doc has one vector, so the index of a vector is the row of its doc
+                    real = indices[place] >= 0
+                    rankings[query] = self._best(indices[place][real], exact[place][real], depth)
+                    # ties at rank `depth` are broken by descending doc id, which needs all docs with that score: fetch
+                    # more if a doc that was not fetched may have it
+                    more = self.index.index_type.exact and depth < real.sum() < self.index.num_vectors
+                    if more:
+                        least = float(rankings[query][1][-1]) * self._divisor
+                        if scores[place, -1] + self.index.margin(queries[query]) >= least:
+                            tied.append(query)
             pending, count = np.array(tied, dtype=np.int64), count * 8
         return rankings
+
+    def _exact_singles(self, queries: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        """Return scores of docs that have one vector each, float32 [queries, docs]; of row -1 any number.
+
+        Args:
+            queries: [queries, dim].
+            indices: Rows of docs, int64 [queries, docs].
+        """
+        if hasattr(self.index, "exact"):
+            # rounded from float64, as below
+            return (self.index.exact(queries, indices) / self._divisor).astype(np.float32)
+        return np.stack([
+            self._exact(TextVectors(torch.from_numpy(query[None])), rows)
+            for query, rows in zip(queries, np.maximum(indices, 0), strict=True)
+        ])  # fmt: skip
 
     def _search_tokens(self, queries: TextVectors, depth: int) -> list[Ranked]:
         """Rank docs that have several vectors each.
@@ -212,7 +229,7 @@ class VectorEngine:
             every_doc = np.arange(self.store.num_docs)
             with self.stages("exact"):
                 return [self._best(every_doc, scores, depth) for scores in self._maxsim(queries, every_doc)]
-        count = self.late.token_depth * self.index.index_type.rescore
+        count = self.late.token_depth * self.index.rescore
         with self.stages("candidates"):
             scores, indices = self.index.search(queries.values.numpy(), count)
         rankings = []

@@ -120,7 +120,7 @@ MISTAKES = {
     "nothing": "search.py: expected either checkpoint=RUN_FOLDER or model=bm25, got neither",
     "no data": "data: expected data=...",
     "untrained": "model: expected bm25 or tfidf, or checkpoint=RUN_FOLDER of a trained model",
-    "index": "index: expected one of fast_plaid, flat, hnsw, ivf_flat, ivf_pq, plaid, seismic, sparse, warp; got 'flatt'",
+    "index": "index: expected one of fast_plaid, flat, hnsw, ivf_flat, ivf_pq, plaid, seismic, sparse, warp; got",
     "mining": "mining.first: expected 1 to mining.last=100, got 0",
     "split": "split: expected one of test, val, train",
     "bm25 trained": "model: expected one that can be trained, got ranker.retrieval.bm25.BM25",

@@ -34,7 +34,7 @@ COMMANDS = {
     "probe": ["probe.py", "probe=tf", "checkpoint=@outputs/splade/*", "data=files", "data.path={data}", "name=probed",
               "split=test", "docs_per_query=2", "seeds=[1]", "layers=[1]", "portions=[0.2,1.0]",
               "training.max_rounds=1", "training.hidden=8"],
-    "dense index": ["search.py", "checkpoint=@outputs/splade/*"],
+    "dense index": ["search.py", "checkpoint=@outputs/splade/*", "index=flat"],
     "dense candidates": [*BM25, "model=bm25", "candidates=@outputs/bm25/*/evaluation/small/run.trec"],
     "one id": [*SEARCH, "checkpoint=@outputs/splade/*", "explain=q33"],
     "regularizer": ["train.py", *SMALL, "model=splade", "model.regularizer=l2"],
