@@ -109,7 +109,7 @@ class TensorIndex:
 
     def margin(self, query: np.ndarray) -> float:
         """Return by how much an inner product with a query, float32 [dim], may exceed the one that `search` returns."""
-        return float(ERRORS[self._dtype] * max(1.0, np.linalg.norm(query) * self._longest))
+        return ERRORS[self._dtype] * max(1.0, float(np.linalg.norm(query)) * self._longest)
 
     def search(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Find the best vectors of each query, best first.
@@ -126,11 +126,10 @@ class TensorIndex:
         if not len(queries) or not count:
             return np.zeros((len(queries), count), dtype=np.float32), np.zeros((len(queries), count), dtype=np.int64)
         found = [self._search(part, torch.from_numpy(queries), count) for part in self._parts if part.count]
-        merged = _best(
-            *(torch.cat([side.to(found[0][0].device) for side in sides], 1) for sides in zip(*found, strict=True)),
-            count,
-        )
-        return merged[0].float().cpu().numpy(), merged[1].cpu().numpy()
+        home = self._parts[0].device
+        every = [torch.cat([part[side].to(home) for part in found], 1) for side in (0, 1)]
+        scores, indices = _best(every[0], every[1], count)
+        return scores.float().cpu().numpy(), indices.cpu().numpy()
 
     def _search(self, part: _Part, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the best vectors of a part, products and indices, both [queries, at most count]."""

@@ -35,6 +35,7 @@ from ranker.retrieval.vector_store import VectorStore
 Ranked = tuple[np.ndarray, np.ndarray]  # rows of docs, int64 [docs], and their scores, float32 [docs]
 LISTED = 300_000  # docs listed at the probed centroids of a query that `probes=None` aims at
 LEAST_PROBES, LEAST_CANDIDATES, LEAST_RESCORED = 8, 500, 100
+EXHAUSTIVE = 2**22  # vectors that a GPU which holds them compares with each query, since that is faster
 SHARED = 12  # as many tokens have a centroid among their best, on average
 
 
@@ -88,6 +89,8 @@ class LateIndex:
             self._cpu = CPUSearch(self.arrays)
         else:
             self._tensors = TensorSearch(self.arrays, self.device)
+            if self._store is not None and len(self._shards) == self.settings.num_shards:
+                self._tensors.load(self._store)
 
     @property
     def num_docs(self) -> int:
@@ -106,15 +109,21 @@ class LateIndex:
         with self.stages("candidates"):
             rows = self._candidates(queries, texts, effort)
         with self.stages("exact"):
-            scores = self._parallel(self.exact, texts, rows)
+            if self._tensors is not None and self._tensors.stored is not None:
+                scores = self._tensors.exact(queries, rows)
+            else:
+                scores = self._parallel(self.exact, texts, rows)
         return list(zip(rows, scores, strict=True))
 
     def _candidates(self, queries: TextVectors, texts: list[np.ndarray], effort: Effort) -> list[np.ndarray]:
+        present = np.delete(np.arange(len(self.doc_ids)), self.deleted)
         if self.num_docs <= effort.rescore:
-            return [np.delete(np.arange(len(self.doc_ids)), self.deleted)] * len(texts)
-        if self._tensors is not None:
-            return self._tensors.candidates(queries, effort)
-        return self._parallel(self._cpu.candidates, texts, [effort] * len(texts))
+            return [present] * len(texts)
+        if self._tensors is None:
+            return self._parallel(self._cpu.candidates, texts, [effort] * len(texts))
+        if self._tensors.stored is not None and len(self.arrays.codes) <= EXHAUSTIVE:
+            return self._tensors.exhaustive(queries, present, effort.rescore)
+        return self._tensors.candidates(queries, effort)
 
     def _effort_for(self, depth: int) -> Effort:
         """Return the effort for a number of docs, with `probes` set."""
@@ -140,9 +149,7 @@ class LateIndex:
             query: Vectors of the query, float32 [tokens, dim].
             rows: The docs, int64 [docs].
         """
-        if self._tensors is None or self.device.type == "cpu":
-            return exact_scores(query, rows, self.vectors)
-        return self._tensors.exact(query, rows, self.vectors)
+        return exact_scores(query, rows, self.vectors)
 
     def vectors(self, row: int) -> np.ndarray:
         """Return the vectors of a doc, float32 [vectors, dim]: stored ones, or decompressed ones without a store."""

@@ -5,15 +5,14 @@ The steps are those of PLAID (Santhanam et al., 2022b, arXiv:2205.09707), for se
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from ranker.data.ragged import tensor_ranges
-from ranker.interactions.maxsim import TextVectors, maxsim_pairs
+from ranker.interactions.maxsim import TextVectors, maxsim_chosen
 from ranker.retrieval.late.arrays import Arrays, Effort
+from ranker.retrieval.vector_store import VectorStore
 
 SIMILARITIES = 2**28  # similarities in memory at a time
 
@@ -35,6 +34,7 @@ class TensorSearch:
         ends = self._moved(arrays.ends)
         self.counts = ends.diff(prepend=ends.new_zeros(1))
         self.firsts = ends - self.counts
+        self.stored: Tensor | None = None
 
     def _moved(self, values: np.ndarray) -> Tensor:
         return torch.from_numpy(np.array(values)).to(self.device)
@@ -97,18 +97,51 @@ class TensorSearch:
             best.scatter_reduce_(0, own.unsqueeze(1).expand(-1, len(query)), values @ query.T, "amax")
         return best.sum(1)
 
-    def exact(self, query: np.ndarray, rows: np.ndarray, vectors: Callable[[int], np.ndarray]) -> np.ndarray:
-        """Return MaxSim with docs, float32 [docs].
+    def load(self, store: VectorStore, room: int | None = None) -> None:
+        """Copy the stored vectors to the device, if they fit, for `exhaustive` and `exact`.
 
         Args:
-            query: Vectors of the query, float32 [tokens, dim].
-            rows: The docs, int64 [docs].
-            vectors: Gives the vectors of a doc, float32 [vectors, dim].
+            store: The vectors of the index's docs, in the same order.
+            room: Bytes that they may take; None: half of a GPU's free memory.
         """
-        parts = [torch.from_numpy(np.array(vectors(row))) for row in rows.tolist()]
-        if not parts:
-            return np.zeros(0, dtype=np.float32)
-        docs = TextVectors(torch.cat(parts), torch.tensor([len(part) for part in parts])).to(self.device)
-        one = TextVectors(torch.from_numpy(query), torch.tensor([len(query)])).to(self.device)
-        owners = torch.zeros(len(parts), dtype=torch.int64, device=self.device)
-        return maxsim_pairs(one, docs, owners).cpu().numpy()
+        if room is None:
+            room = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else 0
+        if store.num_vectors * store.description.dim * 4 <= room:
+            self.stored = torch.empty(store.num_vectors, store.description.dim, device=self.device)
+            done = 0
+            for chunk in store.chunks():
+                self.stored[done : done + len(chunk)] = torch.from_numpy(chunk).to(self.device)
+                done += len(chunk)
+
+    def exhaustive(self, queries: TextVectors, present: np.ndarray, count: int) -> list[np.ndarray]:
+        """Return the rows of the docs with the best exact scores of each query, int64 [at most count].
+
+        Args:
+            queries: Vectors of the queries, float32, on any device.
+            present: Rows of the docs, int64 [docs].
+            count: Docs per query.
+        """
+        rows = torch.from_numpy(present).to(self.device)
+        scores = self._scores(queries, [rows] * queries.num_texts).view(queries.num_texts, -1)
+        best = scores.topk(min(count, len(present)), dim=1).indices
+        return list(rows[best].cpu().numpy())
+
+    def exact(self, queries: TextVectors, rows: list[np.ndarray]) -> list[np.ndarray]:
+        """Return MaxSim of stored vectors with each query's docs, float32 [docs].
+
+        Args:
+            queries: Vectors of the queries, float32, on any device.
+            rows: The docs of each query, int64 [docs].
+        """
+        scores = self._scores(queries, [torch.from_numpy(some).to(self.device) for some in rows]).cpu().numpy()
+        return np.split(scores, np.cumsum([len(some) for some in rows])[:-1])
+
+    def _scores(self, queries: TextVectors, rows: list[Tensor]) -> Tensor:
+        """Return the scores of each query's docs, one query after another, float32 [docs of all queries]."""
+        assert self.stored is not None
+        on_device = queries.to(self.device)
+        owners = torch.arange(len(rows), device=self.device).repeat_interleave(
+            torch.tensor([len(some) for some in rows], device=self.device)
+        )
+        docs = TextVectors(self.stored, self.counts)
+        return maxsim_chosen(on_device, docs, owners, torch.cat(rows))

@@ -367,10 +367,25 @@ def test_the_interface_of_another_engine(store):
             np.testing.assert_allclose(scores, truth[rows], atol=1e-5)
 
 
+def test_vectors_on_the_device_give_exact_scores(store, monkeypatch):
+    monkeypatch.setattr(index, "find_spec", lambda name: None)
+    small_effort(monkeypatch)
+    opened = Plaid(probes=12, candidates=12, rescore=3).over(store)
+    opened._tensors.load(store, room=10**9)
+    for exhaustive in (True, False):
+        monkeypatch.setattr(index, "EXHAUSTIVE", 10**9 if exhaustive else 0)
+        for (rows, scores), truth in zip(opened.rank(asked(), 10), exact(store, asked()), strict=True):
+            np.testing.assert_allclose(scores, truth[rows], atol=1e-5)
+            if exhaustive:
+                assert sorted(rows.tolist()) == sorted(np.argsort(-truth)[:30].tolist())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_it_finds_the_same(store, monkeypatch):
+@pytest.mark.parametrize("exhaustive", [True, False])
+def test_on_a_gpu_it_finds_the_same(store, monkeypatch, exhaustive):
     small_effort(monkeypatch)
+    monkeypatch.setattr(index, "EXHAUSTIVE", 10**9 if exhaustive else 0)
     queries = asked()
     options = SimpleNamespace(probes=12, candidates=12, rescore=3)
     on_gpu = Plaid(**vars(options), gpu=True).over(store).rank(queries, 10)
