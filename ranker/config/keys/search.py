@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
-
 from ranker.config.shared_keys import BatchConfig, InferenceConfig, MiningConfig, ReportConfig, Text, TrainerConfig
 
 
@@ -37,7 +35,7 @@ class SearchConfig:
     trust_remote_code: bool = False
     model: Any = None
     data: Any = None
-    index: Any = MISSING
+    index: Any = None
     split: Text | None = "test"
     mine: Text | None = None
     measures: list[str] = field(default_factory=list)
