@@ -28,6 +28,11 @@ def _group_sizes(cfg: DictConfig) -> list[str]:
     if batch is None or batch.docs < 1:
         return []
     faults = []
+    if batch.get("novelty") is not None and not 0 < batch.novelty <= 1:
+        faults.append(f"batch.novelty: expected a share above 0 and at most 1, or null; got {batch.novelty}")
+    top = (cfg.get("model") or {}).get("top")
+    if isinstance(top, int) and top < batch.docs and "loss" in cfg:
+        faults.append(f"model.top: expected at least batch.docs={batch.docs}, the docs of a group, got {top}")
     if batch.positives > batch.docs:
         faults.append(f"batch.positives: expected at most batch.docs={batch.docs}, got {batch.positives}")
     if "loss" in cfg and batch.positives >= batch.docs:
@@ -51,7 +56,8 @@ def _shared_prefix(cfg: DictConfig) -> list[str]:
     """Refuse a shared prefix for models whose rows have none."""
     wanted = OmegaConf.select(cfg, "encoder.share_prefix", default=False)
     target = str(OmegaConf.select(cfg, "model._target_"))
-    if not wanted or (is_trusted(target, "model") and attribute_of(target, "decoder_only", default=False)):
+    by_pairs = is_trusted(target, "model") and attribute_of(target, "reads", default="") == "pairs"
+    if not wanted or (by_pairs and attribute_of(target, "decoder_only", default=False)):
         return []
     return ["encoder.share_prefix: expected false, or model=lm_reranker, whose prompts begin with the query; got true"]
 

@@ -24,6 +24,7 @@ TRUSTED = {
         "ranker.retrieval.tfidf.TFIDF",
         "ranker.multitask.options.",
         "ranker.multitask.multitask.",
+        "ranker.lists.",
     ),
     "encoder": ("ranker.encoders.loading.load_encoder", "ranker.encoders.lora.LoRA"),
     "loss": ("ranker.losses.",),

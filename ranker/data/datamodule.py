@@ -17,6 +17,7 @@ from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.contrast import KnownPositives
 from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
+from ranker.data.novelty import NovelGroups
 from ranker.data.row_groups import RowGroups
 from ranker.data.sampling import GroupOptions, GroupSampler, JudgedGroups, TripleGroups
 from ranker.data.splits import check_candidates
@@ -47,6 +48,7 @@ class BatchOptions:
         min_micro_batches: Smallest number of micro-batches per device and step (`trainer.accumulate_grad_batches`).
         workers: Worker processes that prefetch batches.
         grows: Whether a training raises `max_tokens` to the tokens of the largest group, where that is more.
+        novelty: Docs that repeat a better one of their group to this extent have label 0 (`NovelGroups`); None: none.
     """
 
     queries: int = 32
@@ -58,6 +60,7 @@ class BatchOptions:
     min_micro_batches: int = 1
     workers: int = 0
     grows: bool = False
+    novelty: float | None = None
 
 
 @dataclass(frozen=True)
@@ -254,6 +257,9 @@ class RankData(pl.LightningDataModule):
             self.batch_options.min_micro_batches,
         )
         in_batch = self.train_docs.in_batch
+        novelty = self.batch_options.novelty
+        if novelty is not None:
+            sampler = NovelGroups(sampler, collator.docs, novelty, collator.prefix_tokens[1])
         positives = KnownPositives.of(collection, collator.queries, collator.docs) if in_batch else None
         return TrainSteps(plan, sampler, collator, rank, world, positives, self.train_docs.whole_step)
 
@@ -356,6 +362,9 @@ def _largest_group(collator: Collator, docs: int) -> int:
     """Return an upper bound of a group's tokens, from the longest query and the longest doc of the stores."""
     query = np.array(min(int(collator.queries.lengths.max(initial=0)), collator.max_query_tokens))
     doc = np.array(min(int(collator.docs.lengths.max(initial=0)), collator.max_doc_tokens))
+    if collator.list_rows is not None:
+        grid = np.ones((1, docs), dtype=bool)
+        return int(collator.list_rows.tokens(query[None], np.full((1, docs), doc), grid)[0])
     if collator.reads != "pairs":
         return int(collator.query.row_lengths(query) + docs * collator.doc_sizes(doc, query))
     size = int(collator.doc_sizes(doc, query))

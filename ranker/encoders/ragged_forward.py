@@ -53,7 +53,7 @@ class RaggedForward:
             training: Whether the encoder is in training mode; only then passes are replayed.
             dropout_seed: Seed of the dropout masks; None: drawn from torch's generator, if dropout is on.
         """
-        unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
+        unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once) and batch.lists is None
         one_layer = output is not Output.ALL_LAYERS
         replay = unpadded and training and one_layer and self._may_replay(model, batch)
         if replay:
@@ -66,9 +66,11 @@ class RaggedForward:
             states = self._states(model, batch, unpadded, dropout_seed, output)
         return ForwardPass(states, batch.num_tokens)
 
-    def can_skip_other_tokens(self, model: Any, device: torch.device) -> bool:
+    def can_skip_other_tokens(self, model: Any, batch: TokenBatch) -> bool:
         """Return whether `Output.FIRST_TOKENS` is available; see `paths.can_skip_other_tokens`."""
-        unpadded = attention_is_unpadded(model, device, self._log_once)
+        if batch.lists is not None:  # then the other tokens leave after attention
+            return True
+        unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
         return can_skip_other_tokens(model, self.execution, unpadded, _stack_of(model).attention_dropout(model))
 
     def _may_replay(self, model: Any, batch: TokenBatch) -> bool:
