@@ -232,6 +232,12 @@ def _evaluation(cfg: DictConfig) -> list[str]:
         )
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements for the file of run=, got none; set qrels=FILE")
+    if cfg.run is not None and cfg.orders > 1:
+        faults.append(f"orders: expected 1 with run=, whose scores are given, got {cfg.orders}; set checkpoint=")
+    for key, least in (("window", 2), ("stride", 1)):
+        value = cfg.lists[key]
+        if not (value is None or value == "auto" or (isinstance(value, int) and value >= least)):
+            faults.append(f"lists.{key}: expected auto, null or at least {least}; got {value!r}")
     if cfg.run is not None and cfg.length_buckets is not None:
         faults.append("length_buckets: expected none with run=, which has no texts of docs; set checkpoint= or null")
     return faults

@@ -306,16 +306,19 @@ class RankData(pl.LightningDataModule):
     # evaluation
     # ------------------------------------------------------------------------------------------------------------------
 
-    def score_batches(self, collection: Collection, rank: int = 0, world: int = 1) -> ScoreBatches:
+    def score_batches(
+        self, collection: Collection, rank: int = 0, world: int = 1, order: int | None = None
+    ) -> ScoreBatches:
         """Return one device's share of a collection's candidates.
 
         Args:
             collection: A collection with candidates.
             rank: Number of the device.
             world: Number of devices.
+            order: See `ScoreBatches`.
         """
         budget = self.batch_options.eval_max_tokens or self.batch_options.max_tokens
-        return ScoreBatches(collection, self.depth, self.collator(collection), budget, rank, world)
+        return ScoreBatches(collection, self.depth, self.collator(collection), budget, rank, world, order)
 
     def _loader(self, collection: Collection) -> DataLoader[Any]:
         assert self.trainer is not None

@@ -193,6 +193,7 @@ class ScoreBatches(Dataset[ScoreBatch]):
         max_tokens: Token budget of a batch.
         rank: Number of this device.
         world: Number of devices.
+        order: Seed of a random order of each query's candidates, for a model of lists; None: that of the candidates.
     """
 
     def __init__(
@@ -203,9 +204,10 @@ class ScoreBatches(Dataset[ScoreBatch]):
         max_tokens: int,
         rank: int = 0,
         world: int = 1,
+        order: int | None = None,
     ) -> None:
         assert collection.candidates is not None
-        self.collator, self.max_tokens = collator, max_tokens
+        self.collator, self.max_tokens, self.order = collator, max_tokens, order
         self.candidates = top_candidates(collection, depth)
         counts = np.diff(self.candidates.offsets)
         self.query_rows = np.repeat(collator.queries.rows(self.candidates.query_ids), counts)
@@ -245,6 +247,9 @@ class ScoreBatches(Dataset[ScoreBatch]):
             return []
         sizes = np.array([self._list_tokens(number) for number in lists.tolist()])
         slots = np.split(np.arange(self.num_slots), self.candidates.offsets[lists[1:]])
+        if self.order is not None:
+            seed = self.order
+            slots = [np.random.default_rng([seed, i]).permutation(of_list) for i, of_list in enumerate(slots)]
         return [
             np.concatenate([slots[number] for number in batch])
             for batch in fill(np.arange(len(lists)), sizes, self.max_tokens)
