@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning.pytorch as pl
 from omegaconf import DictConfig
-from torch import nn
 
 from ranker.checkpoint import load_scorer
 from ranker.config.trainer import FSDP
@@ -15,7 +14,7 @@ from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 
 
-def run_as_configured(cfg: DictConfig, model: nn.Module) -> None:
+def run_as_configured(cfg: DictConfig, model: Any) -> None:
     """With `trainer.strategy=fsdp`, on any number of devices, let the encoders run transformers' own forward.
 
     Args:

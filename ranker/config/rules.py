@@ -30,6 +30,11 @@ def _group_sizes(cfg: DictConfig) -> list[str]:
     if batch is None or "docs" not in batch or batch.docs < 1:
         return []
     faults = []
+    if batch.get("novelty") is not None and not 0 < batch.novelty <= 1:
+        faults.append(f"batch.novelty: expected a share above 0 and at most 1, or null; got {batch.novelty}")
+    top = (cfg.get("model") or {}).get("top")
+    if isinstance(top, int) and top < batch.docs and "loss" in cfg:
+        faults.append(f"model.top: expected at least batch.docs={batch.docs}, the docs of a group, got {top}")
     if batch.positives > batch.docs:
         faults.append(f"batch.positives: expected at most batch.docs={batch.docs}, got {batch.positives}")
     if "loss" in cfg and batch.positives >= batch.docs:
@@ -53,7 +58,8 @@ def _shared_prefix(cfg: DictConfig) -> list[str]:
     """Refuse a shared prefix for models whose rows have none."""
     wanted = OmegaConf.select(cfg, "encoder.share_prefix", default=False)
     target = str(OmegaConf.select(cfg, "model._target_"))
-    if not wanted or (is_trusted(target, "model") and attribute_of(target, "decoder_only", default=False)):
+    by_pairs = is_trusted(target, "model") and attribute_of(target, "reads", default="") == "pairs"
+    if not wanted or (by_pairs and attribute_of(target, "decoder_only", default=False)):
         return []
     return ["encoder.share_prefix: expected false, or model=lm_reranker, whose prompts begin with the query; got true"]
 
@@ -230,6 +236,12 @@ def _evaluation(cfg: DictConfig) -> list[str]:
         )
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements for the file of run=, got none; set qrels=FILE")
+    if cfg.run is not None and cfg.orders > 1:
+        faults.append(f"orders: expected 1 with run=, whose scores are given, got {cfg.orders}; set checkpoint=")
+    for key, least in (("window", 2), ("stride", 1)):
+        value = cfg.lists[key]
+        if not (value is None or value == "auto" or (isinstance(value, int) and value >= least)):
+            faults.append(f"lists.{key}: expected auto, null or at least {least}; got {value!r}")
     if cfg.run is not None and cfg.length_buckets is not None:
         faults.append("length_buckets: expected none with run=, which has no texts of docs; set checkpoint= or null")
     return faults

@@ -22,6 +22,7 @@ class BatchConfig:
     docs: int = 8
     positives: int = 1
     depth: int = 100
+    novelty: float | None = None
     max_tokens: int | None = None
     eval_max_tokens: int | None = None
     workers: int | None = None

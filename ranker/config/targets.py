@@ -25,6 +25,7 @@ TRUSTED = {
         "ranker.multitask.options.",
         "ranker.multitask.multitask.",
         "ranker.exits.early_exit.",
+        "ranker.lists.",
     ),
     "encoder": ("ranker.encoders.loading.load_encoder", "ranker.encoders.lora.LoRA"),
     "loss": ("ranker.losses.",),

@@ -217,7 +217,7 @@ class Encoder(nn.Module):
             pooling: One of `ranker.interactions.pooling.POOLINGS`.
         """
         first_tokens = pooling == "cls" and self._forward is None
-        if not (first_tokens and self._ragged_forward.can_skip_other_tokens(self.model, batch.tokens.device)):
+        if not (first_tokens and self._ragged_forward.can_skip_other_tokens(self.model, batch)):
             return pool(self(batch), batch, pooling)
         return last(self._run(batch, Output.FIRST_TOKENS))[: batch.num_rows].to(self.model.dtype)
 

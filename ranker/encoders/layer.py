@@ -134,9 +134,11 @@ def post_norm_layer(
         [output tokens, dim]; output tokens are all tokens, or one per row with `first_tokens`.
     """
     w = weights
-    if first_tokens is None:
+    if first_tokens is None or rows.has_lists:
         weight, bias = torch.cat([w.query, w.key, w.value]), torch.cat([w.query_bias, w.key_bias, w.value_bias])
         mixed = functions.attend(states, weight, bias, settings.num_heads, rows)
+        if first_tokens is not None:
+            mixed, states = mixed.index_select(0, first_tokens), states.index_select(0, first_tokens)
     else:
         mixed, states = first_token_attention(states, w, settings.num_heads, first_tokens, functions.average, rows)
     attention_hashes, feed_forward_hashes = hashes_of_sums(hashes)

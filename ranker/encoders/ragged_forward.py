@@ -67,7 +67,7 @@ class RaggedForward:
             begin: Where the pass goes on; None: it begins at the embeddings.
             skipped: Numbers of the layers that the pass leaves out; a pass that may leave some out is not replayed.
         """
-        unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
+        unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once) and batch.lists is None
         one_layer = output is not Output.ALL_LAYERS
         replay = unpadded and training and one_layer and not skipped and self._may_replay(model, batch)
         if replay:
@@ -80,9 +80,11 @@ class RaggedForward:
             states = self._states(model, batch, unpadded, dropout_seed, output, begin, skipped)
         return ForwardPass(states, batch.num_tokens)
 
-    def can_skip_other_tokens(self, model: Any, device: torch.device) -> bool:
+    def can_skip_other_tokens(self, model: Any, batch: TokenBatch) -> bool:
         """Return whether `Output.FIRST_TOKENS` is available; see `paths.can_skip_other_tokens`."""
-        unpadded = attention_is_unpadded(model, device, self._log_once)
+        if batch.lists is not None:  # then the other tokens leave after attention
+            return True
+        unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
         return can_skip_other_tokens(model, self.execution, unpadded, _stack_of(model).attention_dropout(model))
 
     def _may_replay(self, model: Any, batch: TokenBatch) -> bool:

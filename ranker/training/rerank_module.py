@@ -121,7 +121,8 @@ class RerankModule(pl.LightningModule):
         strategy = self.trainer.strategy
         if is_sharded(strategy) and not isinstance(self.scorer, FSDPModule):
             half = torch.bfloat16 if str(self.trainer.precision) == "bf16-mixed" else None
-            shard(self, self.device_mesh["data_parallel"], half)
+            mesh: Any = self.device_mesh
+            shard(self, mesh["data_parallel"], half)
 
     def configure_optimizers(self) -> Any:
         """The configured optimizer with decay groups, and a schedule over optimizer steps."""

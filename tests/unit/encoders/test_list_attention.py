@@ -1,0 +1,114 @@
+"""Attention of lists against a plain loop over tokens and heads, and whole encoders against rows with a mask."""
+
+from itertools import product
+
+import pytest
+import torch
+from transformers import BertModel, ModernBertConfig, ModernBertModel
+
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.list_attention import list_attention
+from ranker.encoders.ragged import RaggedLayout
+from ranker.encoders.tiny import tiny_config, tiny_tokenizer
+from ranker.types import TokenBatch
+
+LENGTHS, LISTS = [5, 1, 2, 9, 3, 4], [3, 1, 2]
+HEADS, SIZE = 4, 8
+
+
+def batch(seed: int = 0) -> TokenBatch:
+    tokens = torch.randint(5, 60, (sum(LENGTHS),), generator=torch.Generator().manual_seed(seed))
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    return TokenBatch(tokens, tokens % 2, ends, max(LENGTHS), lists=torch.tensor(LISTS), max_list=max(LISTS))
+
+
+def read_by(row: int) -> list[int]:
+    """The first tokens of the other rows of a row's list."""
+    starts = [sum(LENGTHS[:other]) for other in range(len(LENGTHS))]
+    begin = 0
+    for size in LISTS:
+        if begin <= row < begin + size:
+            return [starts[other] for other in range(begin, begin + size) if other != row]
+        begin += size
+    raise AssertionError
+
+
+def plain(query, key, value, scale, window=None):
+    """softmax(scale q . k) v for each token of each row and head."""
+    group, outputs, start = query.shape[1] // key.shape[1], [], 0
+    for row, length in enumerate(LENGTHS):
+        for token in range(length):
+            near = [start + other for other in range(length) if window is None or abs(other - token) <= window]
+            read = [*near, *read_by(row)]
+            heads = []
+            for head in range(query.shape[1]):
+                logits = scale * key[read, head // group] @ query[start + token, head]
+                heads.append(logits.softmax(0) @ value[read, head // group])
+            outputs.append(torch.stack(heads))
+        start += length
+    return torch.stack(outputs)
+
+
+def states_and_gradients(attend, *parts):
+    leaves = [part.clone().requires_grad_() for part in parts]
+    mixed = attend(*leaves)
+    (mixed * torch.arange(mixed.numel(), dtype=mixed.dtype).view_as(mixed).sin()).sum().backward()
+    return [mixed.detach(), *(leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.parametrize(("window", "key_heads"), product([None, 2], [4, 2]))
+def test_states_and_gradients_are_those_of_a_plain_loop(window, key_heads):
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(sum(LENGTHS), n, SIZE, dtype=torch.float64) for n in (HEADS, key_heads, key_heads))
+    layout = RaggedLayout.of(batch())
+    got = states_and_gradients(lambda *p: list_attention(*p, layout, 0.3, window), query, key, value)
+    expected = states_and_gradients(lambda *p: plain(*p, 0.3, window), query, key, value)
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def bert():
+    return BertModel(tiny_config(dim=16), add_pooling_layer=False)
+
+
+def modernbert():
+    return ModernBertModel(
+        ModernBertConfig(
+            vocab_size=120, hidden_size=16, intermediate_size=24, num_hidden_layers=4, num_attention_heads=2,
+            local_attention=6, max_position_embeddings=64, pad_token_id=0, cls_token_id=2, sep_token_id=3,
+            bos_token_id=2, eos_token_id=3,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [bert, modernbert])
+def test_an_encoder_computes_what_transformers_computes_under_a_mask(model):
+    """transformers' own layers on one row [1, tokens] of all texts, with the mask of lists and each row's positions."""
+    torch.manual_seed(0)
+    whole = model().double().eval()
+    for weight in whole.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    rows = batch()
+    encoder = Encoder(whole, tiny_tokenizer()).double().eval()
+    mask = torch.zeros(sum(LENGTHS), sum(LENGTHS), dtype=torch.bool)
+    start = 0
+    for row, length in enumerate(LENGTHS):
+        mask[start : start + length, start : start + length] = True
+        mask[start : start + length, read_by(row)] = True
+        start += length
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    options = {"position_ids": positions[None], "output_hidden_states": False}
+    if model is bert:
+        attention = mask[None, None]
+        options["token_type_ids"] = rows.segments[None]
+    else:  # its layers with a window also see the other rows' first tokens, which have no distance
+        distance = (positions[:, None] - positions).abs() <= whole.config.sliding_window
+        own = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+        near = mask & (distance | (own[:, None] != own))
+        attention = {"full_attention": mask[None, None], "sliding_attention": near[None, None]}
+        whole.config._attn_implementation = "sdpa"
+    with torch.no_grad():
+        expected = whole(rows.tokens[None], attention_mask=attention, **options).last_hidden_state[0]
+        got, first = encoder(rows), encoder.pooled(rows, "cls")
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(first, expected[rows.cu_seqlens[:-1].long()], rtol=0, atol=1e-10)
