@@ -189,7 +189,8 @@ class ColBERT(nn.Module):
         """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
         assert batch.queries is not None and batch.docs is not None
         owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
-        scores = maxsim_pairs(self.encode_queries(batch.queries), self.encode_docs(batch.docs), owners)
+        docs = self.encode_docs(batch.docs)  # first, as in ContrastiveModule
+        scores = maxsim_pairs(self.encode_queries(batch.queries), docs, owners)
         return to_grid(scores, batch.doc_mask)
 
     def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:

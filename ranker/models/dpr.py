@@ -269,7 +269,8 @@ class DPR(nn.Module):
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
         assert batch.queries is not None and batch.docs is not None
-        return self.score_grid(self.encode_queries(batch.queries), self.encode_docs(batch.docs), batch.doc_mask)
+        docs = self.encode_docs(batch.docs)  # first, as in ContrastiveModule
+        return self.score_grid(self.encode_queries(batch.queries), docs, batch.doc_mask)
 
     def score_grid(self, queries: TextVectors, docs: TextVectors, doc_mask: Tensor) -> Tensor:
         """Return scores [batch, docs] of each query with the docs of its group, from one vector each.

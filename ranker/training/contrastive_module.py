@@ -115,7 +115,10 @@ class ContrastiveModule(RerankModule):
 
     def _encode(self, batch: RankBatch) -> tuple[TextVectors, TextVectors]:
         assert batch.queries is not None and batch.docs is not None
-        return self.scorer.encode_queries(batch.queries), self.scorer.encode_docs(batch.docs)
+        # Docs first: the backward pass then begins with the few tokens of queries, and weights that both share get
+        # their gradients layer by layer in that of docs, beside which DDP sums them over the devices.
+        docs = self.scorer.encode_docs(batch.docs)
+        return self.scorer.encode_queries(batch.queries), docs
 
     def _loss_parameters(self) -> list[nn.Parameter]:
         return [p for p in self.loss.parameters() if p.requires_grad] if isinstance(self.loss, nn.Module) else []

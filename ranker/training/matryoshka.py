@@ -210,7 +210,8 @@ class OwnDocsMatryoshkaModule(RerankModule):
 def encode(scorer: DPR, batch: RankBatch, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     """Return the vectors of a batch's queries and docs after some layers, [texts, layers, dim]."""
     assert batch.queries is not None and batch.docs is not None
-    return scorer.vectors_after(batch.queries, layers, False), scorer.vectors_after(batch.docs, layers, True)
+    docs = scorer.vectors_after(batch.docs, layers, True)  # first, as in `ContrastiveModule`
+    return scorer.vectors_after(batch.queries, layers, False), docs
 
 
 def alignment(queries: Tensor, docs: Tensor, owners: Tensor) -> Tensor:
