@@ -33,6 +33,7 @@ FINISHED = {
     "pretrain": "model/checksums.json",
     "label": "label.json",
     "evaluate": "evaluation/*/metrics.json",
+    "compress": "compress.json",
 }
 MEASURE = "nDCG@10"
 

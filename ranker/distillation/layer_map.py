@@ -8,7 +8,10 @@ from ranker.errors import ConfigError
 
 
 def layer_map(
-    kind: str | Sequence[int], student: int, teacher: int, profile: Mapping[str, Mapping[int, float]] | None = None
+    kind: int | str | Sequence[int],
+    student: int,
+    teacher: int,
+    profile: Mapping[str, Mapping[int, float]] | None = None,
 ) -> list[int]:
     """Return the teacher's layer for each layer of the student, from 1.
 
@@ -26,7 +29,7 @@ def layer_map(
     ([2, 4, 6], [5, 6], [2, 3, 5, 6])
     """
     if not isinstance(kind, str):
-        layers = list(kind)
+        layers = [kind] if isinstance(kind, int) else list(kind)
         if len(layers) != student or layers != sorted(layers) or layers[-1] > teacher:
             raise ConfigError(
                 f"distill.layers: expected {student} rising layers of the teacher, from 1 to {teacher}, got {layers}"

@@ -36,7 +36,7 @@ class Layers:
     """
 
     teacher: Path
-    layers: str | list[int] = "uniform"
+    layers: int | str | list[int] = "uniform"
     report: Path | None = None
     start: bool = True
     labels: float = 1.0
@@ -52,6 +52,7 @@ class Layers:
         if not any(weights.values()):
             raise ConfigError("distill: expected a weight above 0 among labels, scores, states and attention, got none")
         chosen: Any = self.layers
+        chosen = [chosen] if isinstance(chosen, int) else chosen
         numbers = not isinstance(chosen, str) and all(isinstance(layer, int) and layer >= 1 for layer in chosen)
         if chosen not in MAPS and not numbers:
             raise ConfigError(f"distill.layers: expected {', '.join(MAPS)} or a list of layers from 1, got {chosen!r}")

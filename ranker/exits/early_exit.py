@@ -38,7 +38,7 @@ class EarlyExit(MonoBERT):
         pooler: See `MonoBERT`; early heads have none.
         num_labels: Outputs of each head, 1 or 2 (the score is the log-odds).
         dropout: Dropout before each head.
-        exits: Layers with an early head, rising, from 1 and below the last; or `middle`.
+        exits: Layer with an early head, from 1 and below the last, or several, rising; or `middle`.
         exit: Layer whose head scores in evaluation, one of `exits`; None: the last.
         margin: Least distance between `center` and the score by which a pair leaves at an early head; None: none does.
         center: Score at which a pair is as likely relevant as not.
@@ -59,16 +59,16 @@ class EarlyExit(MonoBERT):
         pooler: bool = False,
         num_labels: int = 1,
         dropout: float = 0.0,
-        exits: str | list[int] = "middle",
+        exits: int | str | list[int] = "middle",
         exit: int | None = None,
         margin: float | None = None,
         center: float = 0.0,
     ) -> None:
         super().__init__(encoder, head, pooling, pooler, num_labels, dropout)
-        layers = [max(1, encoder.num_layers // 2)] if exits == "middle" else list(exits)
         if exits == "auto":
             raise ConfigError("model.exits: expected layers, got auto, which a probing report replaces before training")
-        self._add(layers, num_labels)  # type: ignore[arg-type]
+        layers: Any = [max(1, encoder.num_layers // 2)] if exits == "middle" else exits
+        self._add([layers] if isinstance(layers, int) else list(layers), num_labels)
         self.leave(exit, margin, center)
 
     def _add(self, layers: list[int], num_labels: int) -> None:
