@@ -72,6 +72,11 @@ def build_objective(cfg: DictConfig) -> Any:
     return instantiate(constructor_keys("objective", cfg.objective))
 
 
+def build_model(cfg: DictConfig, objective: Any) -> Any:
+    """Return what the objective trains, with the encoder that it starts from."""
+    return objective.model(instantiate(constructor_keys("encoder", cfg.encoder))).train()
+
+
 def save_pretrained(folder: Path, model: Any, cfg: DictConfig) -> None:
     """Write what `encoder.name` loads: of a bi-encoder its whole folder; it appears whole or not at all.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def run_as_configured(cfg: DictConfig, model: Any) -> None:
     if cfg.trainer.strategy == FSDP:
         for encoder in model.modules():
             if isinstance(encoder, Encoder):
+                encoder.execution = replace(encoder.execution, compile=False)
                 encoder.run_by_transformers()
 
 

@@ -7,22 +7,23 @@ import time
 from pathlib import Path
 
 import lightning.pytorch as pl
-from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from ranker.assembly.precision import settle_precision
-from ranker.assembly.pretraining import build_objective, build_pretrain_data, save_pretrained
+from ranker.assembly.pretraining import build_model, build_objective, build_pretrain_data, save_pretrained
 from ranker.assembly.rehearsal import check_steps, refused_in_fit, rehearse_optimization
 from ranker.assembly.run import one_run, open_run
 from ranker.assembly.scorer import optimization_of
+from ranker.assembly.sharding import run_as_configured
 from ranker.assembly.trainer import build_trainer
+from ranker.checkpoint import load_checkpoint
 from ranker.config.stored import resumed_runs
-from ranker.config.targets import constructor_keys
 from ranker.evaluation import pictures
 from ranker.training.checkpoint_files import LAST, to_resume_from
 from ranker.training.checkpointing import SaveLast
 from ranker.training.rerank_module import NonFiniteOptions
 from ranker.training.run_writer import write_json
+from ranker.training.sharding import is_sharded
 from ranker.training.throughput import Throughput
 
 log = logging.getLogger(__name__)
@@ -36,8 +37,9 @@ def pretrain(cfg: DictConfig) -> None:
     rehearse_optimization(cfg)
     objective = build_objective(cfg)
     pl.seed_everything(cfg.seed, verbose=False)
-    model = objective.model(instantiate(constructor_keys("encoder", cfg.encoder))).train()
+    model = build_model(cfg, objective)
     settle_precision(cfg, folder, model.encoder)
+    run_as_configured(cfg, model)
     data = build_pretrain_data(cfg, objective, model.encoder)
     steps = len(data.plan)
     check_steps(cfg, steps)
@@ -51,6 +53,9 @@ def pretrain(cfg: DictConfig) -> None:
     with refused_in_fit():
         trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
     if trainer.is_global_zero:
+        if is_sharded(trainer.strategy):
+            model = build_model(cfg, objective)
+            load_checkpoint(objective.module(model), folder / "checkpoints" / LAST)
         save_pretrained(folder / "model", model, cfg)
         result = {
             "steps": trainer.global_step,
