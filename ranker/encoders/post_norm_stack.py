@@ -44,7 +44,9 @@ class PostNormStack:
         layout = run.layout
         if getattr(model.config, "type_vocab_size", 0) <= 1:
             layout = replace(layout, batch=replace(layout.batch, segments=torch.zeros_like(layout.batch.segments)))
-        path = choose_path(model, run.execution, layout.batch.max_length, run.device, run.log)
+        path = choose_path(
+            model, run.execution, layout.batch.max_length, run.device, run.log, layout.batch.lists is not None
+        )
         packed = path.packed_rows(layout) if run.unpadded else None
         hashes = run.hashes(1 + 2 * model.config.num_hidden_layers) if _rate(model) else None
         states = _embedded(model, replace(run, layout=layout), path, None if hashes is None else hashes[0])

@@ -15,7 +15,7 @@ from ranker.encoders.execution import Execution
 from ranker.encoders.family import family_of
 from ranker.encoders.graphs import MAX_SMALL_PASS, ROW_MULTIPLE, Graphs, rounding
 from ranker.encoders.passes import ForwardPass, Output
-from ranker.encoders.paths import attention_is_unpadded, can_skip_other_tokens
+from ranker.encoders.paths import attention_is_unpadded, can_skip_other_tokens, lists_have_kernels
 from ranker.encoders.post_norm_stack import PostNormStack
 from ranker.encoders.pre_norm_stack import PreNormStack
 from ranker.encoders.ragged import RaggedLayout, pad_to_tiles
@@ -53,7 +53,9 @@ class RaggedForward:
             training: Whether the encoder is in training mode; only then passes are replayed.
             dropout_seed: Seed of the dropout masks; None: drawn from torch's generator, if dropout is on.
         """
-        unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once) and batch.lists is None
+        unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
+        if batch.lists is not None and unpadded:
+            unpadded = lists_have_kernels(model, self.execution, batch.max_length)
         one_layer = output is not Output.ALL_LAYERS
         replay = unpadded and training and one_layer and self._may_replay(model, batch)
         if replay:
@@ -80,7 +82,7 @@ class RaggedForward:
         and gets the same bits.
         """
         graphs, config = self.execution.graphs, model.config
-        if graphs is False or batch.attended is not None or self.execution.checkpointing:
+        if graphs is False or batch.attended is not None or batch.lists is not None or self.execution.checkpointing:
             return False
         if graphs == "auto":
             weights = config.num_hidden_layers * _stack_of(model).weights_per_layer(config)
