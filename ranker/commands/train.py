@@ -29,10 +29,11 @@ from ranker.data.collection import Splits
 from ranker.data.pair_cuts import warn_of_other_cuts
 from ranker.evaluation import pictures
 from ranker.evaluation.scoring import Devices
+from ranker.models.interface import Scorer
 from ranker.training import dashboards
 from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_from
 from ranker.training.checkpointing import SaveBest, SaveLast
-from ranker.training.rerank_module import NonFiniteOptions
+from ranker.training.rerank_module import NonFiniteOptions, RerankModule
 from ranker.training.run_writer import write_json
 from ranker.training.sharding import is_sharded
 from ranker.training.soundness import check_scores
@@ -58,7 +59,6 @@ def train(cfg: DictConfig) -> float | None:
     scorer = build_scorer(cfg)
     settle_precision(cfg, folder, scorer.encoder)
     check_scores(scorer)
-    make_module = training_module(cfg, scorer)
     check_refresh(cfg, scorer)
     run_as_configured(cfg, scorer)
     start_from_docs(cfg, splits, scorer)
@@ -66,14 +66,7 @@ def train(cfg: DictConfig) -> float | None:
     refresh = build_refresh(cfg, data, folder)
     steps_per_epoch = len(data.train_steps().plan)
     check_length(cfg, splits, steps_per_epoch)
-    module = make_module(
-        scorer,
-        list(cfg.measures),
-        loss=build_loss(cfg),
-        optimization=optimization_of(cfg, steps_per_epoch),
-        # a sharded step can't be stored to be repeated
-        nonfinite=NonFiniteOptions(cfg.nonfinite, None if cfg.trainer.strategy == FSDP else folder / "nonfinite"),
-    )
+    module = _module(cfg, folder, scorer, steps_per_epoch)
     module.refresh = refresh
     start = to_resume_from(Path(cfg.checkpoint)) if cfg.resume else None
     throughput = Throughput()
@@ -88,9 +81,7 @@ def train(cfg: DictConfig) -> float | None:
     elif best.best_model_path:
         load_checkpoint(module, Path(best.best_model_path))
     if trainer.is_global_zero:
-        save_model(folder / "model", scorer, cfg)  # before the test, so that an error in the test does not lose it
-        if OmegaConf.select(cfg, "encoder.lora.merge", default=False):
-            save_merged(folder / "merged", scorer, cfg)
+        _save(cfg, folder, scorer)  # before the test, so that an error in the test does not lose it
         if scorer.reads == "pairs":
             warn_of_other_cuts(data.train_steps())
     pruned = any(getattr(callback, "pruned", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
@@ -121,6 +112,25 @@ def train(cfg: DictConfig) -> float | None:
             folder,
         )
     return objective
+
+
+def _module(cfg: DictConfig, folder: Path, scorer: Scorer, steps_per_epoch: int) -> RerankModule:
+    """Build the module that trains a scorer."""
+    return training_module(cfg, scorer)(
+        scorer,
+        list(cfg.measures),
+        loss=build_loss(cfg),
+        optimization=optimization_of(cfg, steps_per_epoch),
+        # a sharded step can't be stored to be repeated
+        nonfinite=NonFiniteOptions(cfg.nonfinite, None if cfg.trainer.strategy == FSDP else folder / "nonfinite"),
+    )
+
+
+def _save(cfg: DictConfig, folder: Path, scorer: Scorer) -> None:
+    """Write `model/`, and `merged/` if adapters are to be added to the weights."""
+    save_model(folder / "model", scorer, cfg)
+    if OmegaConf.select(cfg, "encoder.lora.merge", default=False):
+        save_merged(folder / "merged", scorer, cfg)
 
 
 def _report(

@@ -31,7 +31,7 @@ class PackedRows(NamedTuple):
         key_indices: Indices of the attended tokens, int64 [keys]; None if all tokens are attended to.
         max_length: Upper bound of the row lengths, a host number.
         blocks: See `RaggedLayout.blocks`; read by the kernels of this package.
-        has_lists: Whether rows of a list attend to each other's first tokens.
+        lists: Which rows are a list, `kernels.list_attention.ListTensors`; empty: no rows attend to each other.
     """
 
     cu_seqlens: Tensor
@@ -39,7 +39,12 @@ class PackedRows(NamedTuple):
     key_indices: Tensor | None
     max_length: int
     blocks: Tensor
-    has_lists: bool = False
+    lists: tuple[Tensor, ...] = ()
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether rows of a list attend to each other's first tokens."""
+        return bool(self.lists)
 
 
 class PaddedRows(NamedTuple):

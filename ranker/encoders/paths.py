@@ -32,7 +32,7 @@ from ranker.encoders.compiled_layer import (
 from ranker.encoders.dropout import hashed_dropout
 from ranker.encoders.execution import Execution
 from ranker.encoders.family import family_of, max_positions
-from ranker.encoders.kernel_layer import kernel_layer, triton_kernels
+from ranker.encoders.kernel_layer import kernel_layer, list_tensors, triton_kernels, triton_list_kernels
 from ranker.encoders.layer import (
     LayerFunctions,
     kernel_average,
@@ -83,7 +83,10 @@ class LayerPath(NamedTuple):
     def packed_rows(self, layout: RaggedLayout) -> PackedRows:
         """Return the row boundaries that attention without padding takes."""
         max_length = max(self.min_length, 1 << (layout.batch.max_length - 1).bit_length())
-        return PackedRows(layout.batch.cu_seqlens, layout.cu_keys, layout.key_indices, max_length, layout.blocks)
+        batch, lists = layout.batch, tuple[Tensor, ...]()
+        if batch.lists is not None:
+            lists = list_tensors(batch.lists, batch.cu_seqlens, layout.row_indices)
+        return PackedRows(batch.cu_seqlens, layout.cu_keys, layout.key_indices, max_length, layout.blocks, lists)
 
 
 def attention_is_unpadded(model: Any, device: torch.device, log: Log) -> bool:
@@ -117,6 +120,14 @@ def can_skip_other_tokens(model: Any, execution: Execution, unpadded: bool, atte
     return attention_dropout == 0
 
 
+def lists_have_kernels(model: Any, execution: Execution, max_length: int) -> bool:
+    """Return whether the layers of a batch of lists run through kernels of this package, in half precision on CUDA."""
+    if family_of(model.config).layers != "bert":
+        return False
+    activation = model.encoder.layer[0].intermediate.intermediate_act_fn
+    return not _no_kernels(model, activation, execution, _no_short_attention(model, execution, max_length))
+
+
 def choose_path(
     model: Any,
     activation: Callable[[Tensor], Tensor],
@@ -124,6 +135,7 @@ def choose_path(
     max_length: int,
     device: torch.device | None,
     log: Log,
+    has_lists: bool = False,
 ) -> LayerPath:
     """Choose how the layers of a batch run.
 
@@ -134,6 +146,7 @@ def choose_path(
         max_length: The batch's longest row.
         device: Device of attention without padding; None: attention is padded.
         log: Reports the choice and its reasons.
+        has_lists: Whether the batch has lists; without padding they need kernels (`lists_have_kernels`).
 
     Raises:
         ConfigError: An option insists on a path that is not available.
@@ -147,7 +160,8 @@ def choose_path(
     no_kernels = _no_kernels(model, activation, execution, no_short)
     if not no_kernels:
         log("layers run through this package's kernels; attention dropout is off in them")
-        return LayerPath(kernel_layer, triton_kernels(), hashed_dropout, unpadded=True, min_length=512)
+        kernels = triton_list_kernels() if has_lists else triton_kernels()
+        return LayerPath(kernel_layer, kernels, hashed_dropout, unpadded=True, min_length=512)
     name = f"torch's variable-length kernel, because {no_short}" if no_short else "the kernel for short rows"
     log(f"attention runs through {name}; attention dropout is off in it")
     log(f"norms and activations run without kernels of this package, because {no_kernels}")

@@ -72,8 +72,15 @@ class PostNormStack:
         layout, layers = run.layout, self.layers_of(model)
         if getattr(model.config, "type_vocab_size", 0) <= 1:
             layout = replace(layout, batch=replace(layout.batch, segments=torch.zeros_like(layout.batch.segments)))
-        activation = self.activation_of(layers[0])
-        path = choose_path(model, activation, run.execution, layout.batch.max_length, run.device, run.log)
+        path = choose_path(
+            model,
+            self.activation_of(layers[0]),
+            run.execution,
+            layout.batch.max_length,
+            run.device,
+            run.log,
+            layout.batch.lists is not None,
+        )
         packed = path.packed_rows(layout) if run.unpadded else None
         hashes = run.hashes(1 + self.dropouts_per_layer * len(layers)) if _rate(model) else None
         if run.begin is None:

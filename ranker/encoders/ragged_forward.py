@@ -16,7 +16,7 @@ from ranker.encoders.execution import Execution
 from ranker.encoders.family import family_of
 from ranker.encoders.graphs import MAX_SMALL_PASS, ROW_MULTIPLE, Graphs, rounding
 from ranker.encoders.passes import Begin, ForwardPass, Output
-from ranker.encoders.paths import attention_is_unpadded, can_skip_other_tokens
+from ranker.encoders.paths import attention_is_unpadded, can_skip_other_tokens, lists_have_kernels
 from ranker.encoders.post_norm_stack import PostNormStack
 from ranker.encoders.pre_norm_stack import PreNormStack
 from ranker.encoders.ragged import RaggedLayout, pad_to_tiles
@@ -67,7 +67,9 @@ class RaggedForward:
             begin: Where the pass goes on; None: it begins at the embeddings.
             skipped: Numbers of the layers that the pass leaves out; a pass that may leave some out is not replayed.
         """
-        unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once) and batch.lists is None
+        unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
+        if batch.lists is not None and unpadded:
+            unpadded = lists_have_kernels(model, self.execution, batch.max_length)
         one_layer = output is not Output.ALL_LAYERS
         replay = unpadded and training and one_layer and not skipped and self._may_replay(model, batch)
         if replay:
@@ -94,7 +96,7 @@ class RaggedForward:
         and gets the same bits.
         """
         graphs, config = self.execution.graphs, model.config
-        if graphs is False or batch.attended is not None or self.execution.checkpointing:
+        if graphs is False or batch.attended is not None or batch.lists is not None or self.execution.checkpointing:
             return False
         if graphs == "auto":
             weights = config.num_hidden_layers * _stack_of(model).weights_per_layer(config)

@@ -13,6 +13,7 @@ from ranker.encoders.kernels import (  # noqa: E402
     embedding_norm,
     first_attention,
     gated_gelu,
+    list_attention,
     residual_norm,
     rotation,
     short_attention,
@@ -23,8 +24,8 @@ from ranker.encoders.kernels import (  # noqa: E402
 # Compute Capability", less 1 KB)
 SHARED_MEMORY = {89: 99 * 1024, 90: 227 * 1024}
 FLOAT32 = {"sums", "parts", "cos", "sin", "logits", "weights", "means", "slopes", "bias", "gain", "shift"}
-FLOAT32 |= {"word_table", "position_table", "segment_table"}
-INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes"}
+FLOAT32 |= {"partial", "word_table", "position_table", "segment_table"}
+INT32 = {"cu_seqlens", "cu_keys", "blocks", "hashes", "first_rows", "end_rows", "token_rows", "key_blocks"}
 INT64 = {"token_ids", "position_ids", "segments"}
 NUMBERS = {"tokens", "num_tokens", "rows", "num_rows", "count"}
 
@@ -79,10 +80,25 @@ def test_attention_fits(capability: int, dim: int, variants) -> None:
     ]:
         for window, bias in variants:
             sums_too = {} if kernel is short_attention._attend else {"SUMS": bias, "ROTARY": not bias}
+            sums_too |= {"WHOLE": bias} if kernel is short_attention._tile_backward else {}
             taken = shared_memory(
                 kernel, capability, SCALE=dim**-0.5, HEADS=12, DIM=dim, WINDOW=window, **sums_too, **settings
             )
             assert taken <= room
+
+
+@pytest.mark.parametrize(("capability", "dim"), [(89, 64), (90, 64), (90, 128)])
+def test_attention_of_lists_fits(capability: int, dim: int) -> None:
+    shape: dict[str, float] = {"HEADS": 12, "DIM": dim}
+    scaled = {**shape, "SCALE": dim**-0.5, **list_attention.LAUNCH}
+    splits = {"SPLITS": list_attention.SPLITS}
+    for kernel, settings in [
+        (list_attention._others, scaled),
+        (list_attention._queries_backward, {**scaled, "SUMS": True}),
+        (list_attention._keys_backward, {**scaled, **splits}),
+        (list_attention._add_to_first, {**shape, **splits, "SUMS": True, "num_warps": 1}),
+    ]:
+        assert shared_memory(kernel, capability, **settings) <= SHARED_MEMORY[capability]
 
 
 @pytest.mark.parametrize("capability", [89, 90])

@@ -1,5 +1,8 @@
 """Attention of lists against a plain loop over tokens and heads, and whole encoders against rows with a mask."""
 
+import os
+import subprocess
+import sys
 from itertools import product
 
 import pytest
@@ -112,3 +115,36 @@ def test_an_encoder_computes_what_transformers_computes_under_a_mask(model):
         got, first = encoder(rows), encoder.pooled(rows, "cls")
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
     torch.testing.assert_close(first, expected[rows.cu_seqlens[:-1].long()], rtol=0, atol=1e-10)
+
+
+KERNELS = """
+import torch
+from ranker.encoders.kernels.list_attention import attend_lists, attend_lists_backward, list_tensors
+from ranker.encoders.list_attention import list_attention
+from ranker.encoders.ragged import RaggedLayout
+from ranker.types import TokenBatch
+
+torch.manual_seed(0)
+lengths = [5, 70, 3, 9, *[2] * 35, 1, 7]  # the last row is padding, and is of no list
+lists, heads, size = [3, 1, 36], 2, 16
+ends, zeros = torch.tensor([0, *lengths]).cumsum(0).int(), torch.zeros(sum(lengths), dtype=torch.long)
+batch = TokenBatch(zeros, zeros, ends, max(lengths), lists=torch.tensor([*lists, 1]), max_list=max(lists))
+layout = RaggedLayout.of(batch)
+tensors = list_tensors(torch.tensor(lists), ends, layout.row_indices)
+qkv, grad_out = torch.randn(sum(lengths), 3, heads, size), torch.randn(sum(lengths), heads, size)
+states = qkv.double().requires_grad_()
+expected = list_attention(*states.unbind(1), layout)
+expected.backward(grad_out.double())
+out, sums = attend_lists(qkv, ends, ends, layout.blocks, *tensors)
+grad, bias = attend_lists_backward(grad_out, qkv, out, sums, ends, ends, layout.blocks, *tensors)
+assert (out - expected).abs().max() < 2e-6, (out - expected).abs().max()
+assert (grad - states.grad).abs().max() < 5e-6, (grad - states.grad).abs().max()
+assert (bias - states.grad.sum(0).flatten()).abs().max() < 1e-4
+"""
+
+
+def test_kernels_compute_the_same_in_tritons_interpreter():
+    pytest.importorskip("triton", reason="needs Triton (on Linux a part of the extra dev)")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
