@@ -57,7 +57,7 @@ def train(cfg: DictConfig) -> float | None:
     scorer = build_scorer(cfg)
     settle_precision(cfg, folder, scorer.encoder)
     check_scores(scorer)
-    run_as_configured(cfg, scorer)
+    run_as_configured(cfg, scorer)  # type: ignore[arg-type]
     start_from_docs(cfg, splits, scorer)
     data = build_data(cfg, splits, scorer)
     steps_per_epoch = len(data.train_steps().plan)

@@ -139,7 +139,7 @@ def hidden_of(masked: Masked, chosen: np.ndarray, starts: np.ndarray) -> Hidden:
     where = ranges(begin, counts)
     positions = np.repeat(starts, counts) + masked.position[where]
     arrays = (positions, masked.words[where], masked.draws[where])
-    return Hidden(*map(torch.from_numpy, arrays), len(masked.words))  # type: ignore[arg-type]
+    return Hidden(*map(torch.from_numpy, arrays), len(masked.words))  # type: ignore[call-arg, arg-type]
 
 
 @dataclass

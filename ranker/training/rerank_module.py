@@ -119,7 +119,7 @@ class RerankModule(pl.LightningModule):
         strategy = self.trainer.strategy
         if is_sharded(strategy) and not isinstance(self.scorer, FSDPModule):
             half = torch.bfloat16 if str(self.trainer.precision) == "bf16-mixed" else None
-            shard(self, self.device_mesh["data_parallel"], half)
+            shard(self, strategy.device_mesh["data_parallel"], half)  # type: ignore[attr-defined]
 
     def configure_optimizers(self) -> Any:
         """The configured optimizer with decay groups, and a schedule over optimizer steps."""

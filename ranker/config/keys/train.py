@@ -40,5 +40,6 @@ class TrainConfig:
     checkpoint: Text | None = None
     resume: bool = False
     save_every_steps: int = 500
+    sharded_checkpoints: bool = False
     nonfinite: Text = "stop"
     cache_dir: Text = ".cache"
