@@ -84,7 +84,7 @@ def trainer_options(cfg: DictConfig) -> dict[str, Any]:
     options["precision"] = checked_precision(options)
     if options["strategy"] == FSDP:  # weights gathered in inference mode could not be trained on
         options["inference_mode"] = False
-    options["strategy"] = _strategy(options)
+    options["strategy"] = _strategy(options, bool(cfg.get("sharded_checkpoints")))
     return options
 
 
@@ -159,12 +159,17 @@ def _check_cores(options: Mapping[str, Any]) -> None:
         )
 
 
-def _strategy(options: Mapping[str, Any]) -> Strategy | str:
-    """DDP or shards, with the options that the training step needs; Lightning's choice for one device."""
+def _strategy(options: Mapping[str, Any], parts: bool) -> Strategy | str:
+    """DDP or shards, with the options that the training step needs; Lightning's choice for one device.
+
+    Args:
+        options: The Trainer's arguments.
+        parts: With shards, whether each device writes its part of a checkpoint.
+    """
     if not several_devices(options):
         return "auto"
     if options["strategy"] == FSDP:
-        return ShardedStrategy(timeout=timedelta(minutes=30))
+        return ShardedStrategy(parts, timeout=timedelta(minutes=30))
     return DDPStrategy(
         find_unused_parameters=options["strategy"] == "ddp_find_unused_parameters_true",
         broadcast_buffers=False,  # no buffer changes in training; this saves a collective a step

@@ -121,7 +121,7 @@ class RerankModule(pl.LightningModule):
         strategy = self.trainer.strategy
         if is_sharded(strategy) and not isinstance(self.scorer, FSDPModule):
             half = torch.bfloat16 if str(self.trainer.precision) == "bf16-mixed" else None
-            mesh: Any = self.device_mesh
+            mesh: Any = strategy.device_mesh  # type: ignore[attr-defined]
             shard(self, mesh["data_parallel"], half)
 
     def configure_optimizers(self) -> Any:

@@ -20,12 +20,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ranker.errors import ConfigError
+from ranker.training.checkpoint_files import link
+from ranker.training.checkpoint_shards import NEW, as_part, mapped, part_of
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Lightning's strategy for FSDP2, with one gather and one reduction a step, and checkpoints in one file.
+    """Lightning's strategy for FSDP2: one gather and one reduction a step, checkpoints in this program's format.
 
     Args:
+        parts: Whether each device writes its part of a checkpoint; else the first one writes all.
         options: Options of `ModelParallelStrategy`.
 
     Attributes:
@@ -34,8 +37,9 @@ class ShardedStrategy(ModelParallelStrategy):
 
     never_idle = True
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, parts: bool = False, **options: Any) -> None:
         super().__init__(tensor_parallel_size=1, save_distributed_checkpoint=False, **options)
+        self.parts = parts
 
     def _setup_distributed(self) -> None:
         super()._setup_distributed()
@@ -63,19 +67,47 @@ class ShardedStrategy(ModelParallelStrategy):
         return module.scorer
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the whole weights on the CPU of the first device; empty on the others, which take part."""
+        """Return the whole weights on the CPU of the first device; empty on the others, which take part.
+
+        With `parts`, each device returns its shards, still as such.
+        """
         assert self.lightning_module is not None
-        return _whole(self.lightning_module.state_dict(), keep=self.is_global_zero)
+        weights: dict[str, Any] = self.lightning_module.state_dict()
+        return weights if self.parts else _whole(weights, keep=self.is_global_zero)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """Return the whole state of the optimizer, as one without shards has it; see `lightning_module_state_dict`."""
-        state = getattr(optimizer, "_optimizer", optimizer).state_dict()
+        state: dict[str, Any] = getattr(optimizer, "_optimizer", optimizer).state_dict()
+        if self.parts:
+            return state
         values = {number: _whole(of_weight, keep=self.is_global_zero) for number, of_weight in state["state"].items()}
         return {"state": values, "param_groups": state["param_groups"]} if self.is_global_zero else {}
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint's file on the first device."""
-        Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
+        """Write a checkpoint's file on the first device, or each device's part."""
+        if not self.parts:
+            Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
+            return
+        path = Path(self.broadcast(str(filepath)))
+        sharded: list[str] = []
+
+        def local(name: str, value: Any) -> Any:
+            if isinstance(value, DTensor):
+                sharded.append(name)
+                value = value.to_local()
+            return value.detach().cpu().clone()  # a shard is a view of a larger tensor, which would be written whole
+
+        content = as_part(mapped(checkpoint, local), self.global_rank, self.world_size, sharded)
+        mine = part_of(path, self.global_rank)
+        self.checkpoint_io.save_checkpoint(content, mine.with_name(mine.name + NEW))
+        self.barrier()
+        if self.is_global_zero:  # from here on, either this checkpoint or the one before is whole
+            if storage_options is not None and path.is_file():
+                link(path, storage_options["previous"])
+            for number in reversed(range(self.world_size)):
+                part = part_of(path, number)
+                part.with_name(part.name + NEW).replace(part)
+        self.barrier()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """Read a checkpoint on every device, and keep this device's shards of weights and optimizer states."""

@@ -39,5 +39,6 @@ class PretrainConfig:
     checkpoint: Text | None = None
     resume: bool = False
     save_every_steps: int = 500
+    sharded_checkpoints: bool = False
     nonfinite: Text = "stop"
     cache_dir: Text = ".cache"

@@ -33,10 +33,11 @@ FAMILIES = {
 }
 
 
-def model_of(family: str) -> torch.nn.Module:
+def model_of(family: str, **options: object) -> torch.nn.Module:
     torch.manual_seed(0)
     sizes = {} if family in ("t5", "distilbert") else SIZES
-    config = AutoConfig.for_model(family, **{**sizes, **FAMILIES[family], "vocab_size": len(tiny_tokenizer())})
+    options = {**sizes, **FAMILIES[family], **options, "vocab_size": len(tiny_tokenizer())}
+    config = AutoConfig.for_model(family, **options)
     if family == "t5":
         return T5EncoderModel(config).cuda()
     extra = {"add_pooling_layer": False} if family == "ernie" else {}
@@ -74,16 +75,18 @@ def test_states_and_gradients_are_near_those_of_each_row_alone(family, compile):
             assert error(ours.grad, theirs.grad) < 0.1, name
 
 
-@pytest.mark.parametrize("family", ["ernie", "distilbert"])
-def test_masks_are_the_same_compiled_and_on_the_cpu(family):
+# masks that differ in one place give ernie an error of 0.009, and bfloat16 alone gives 0.0002; DistilBERT's layers keep
+# bfloat16 between them, so its weights are large: 0.5, and 0.02
+@pytest.mark.parametrize(("family", "deviation", "bound"), [("ernie", 0.02, 0.002), ("distilbert", 0.2, 0.06)])
+def test_masks_are_the_same_compiled_and_on_the_cpu(family, deviation, bound):
     states = []
     for device, compile in (("cpu", False), ("cuda", False), ("cuda", True)):
-        encoder = Encoder(model_of(family).to(device), tiny_tokenizer(), Execution(compile=compile)).train()
+        model = model_of(family, initializer_range=deviation).to(device)
+        encoder = Encoder(model, tiny_tokenizer(), Execution(compile=compile)).train()
         encoder.dropout_seed = 3
         with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
             states.append(encoder(rows_of(40, 7, 64, device=device)).float().cpu())
-    # masks that differ in one of six places give 0.009, in all of them 0.03; bfloat16 alone gives 0.0002
-    assert error(states[1], states[0]) < 0.002 and error(states[2], states[0]) < 0.002
+    assert error(states[1], states[0]) < bound and error(states[2], states[0]) < bound
 
 
 def test_compiled_masks_of_several_widths_are_those_of_the_cpu():
