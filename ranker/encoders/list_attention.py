@@ -22,7 +22,7 @@ def list_attention(
     window: int | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attend by SDPA over groups of padded rows, each with the first tokens of its list as further keys.
+    """Attend by SDPA with the first tokens of a row's list as further keys: row by row on a CPU, else over padded rows.
 
     Args:
         query: [tokens, heads, head size].
@@ -37,6 +37,8 @@ def list_attention(
     Returns:
         [tokens, heads, head size]
     """
+    if query.device.type == "cpu" and window is None and dropout == 0:
+        return _by_row(query, key, value, layout, scale)
     own, sharing = _list_of_row(layout), _others(layout)
     extra = [_of_lists(part, layout) for part in (key, value)]
     mixed = []
@@ -58,6 +60,30 @@ def list_attention(
         )
         mixed.append(group.unpad(attended.transpose(1, 2)))
     return torch.cat(mixed).index_select(0, layout.from_groups) if mixed else query
+
+
+def _by_row(query: Tensor, key: Tensor, value: Tensor, layout: RaggedLayout, scale: float | None) -> Tensor:
+    """Attend row by row, without padding and without a mask."""
+    if not len(query):
+        return query
+    gqa = query.shape[1] != key.shape[1]
+    firsts = layout.batch.cu_seqlens[:-1].long()
+    parts = [part.transpose(0, 1).split(layout.lengths, 1) for part in (query, key, value)]
+    shared = [part.index_select(0, firsts).transpose(0, 1) for part in (key, value)]
+    mixed, start = [], 0
+    for rows in _lists(layout).tolist():
+        for row in range(start, start + rows):
+            queries = parts[0][row]
+            keys, values = (
+                torch.cat([part[row], of[:, start:row], of[:, row + 1 : start + rows]], 1)
+                for part, of in zip(parts[1:], shared, strict=True)
+            )
+            attended = functional.scaled_dot_product_attention(
+                queries[None], keys[None], values[None], scale=scale, enable_gqa=gqa
+            )
+            mixed.append(attended[0].transpose(0, 1))
+        start += rows
+    return torch.cat(mixed)
 
 
 def _of_lists(states: Tensor, layout: RaggedLayout) -> Tensor:

@@ -59,8 +59,9 @@ def states_and_gradients(attend, *parts):
     return [mixed.detach(), *(leaf.grad for leaf in leaves)]
 
 
-@pytest.mark.parametrize(("window", "key_heads"), product([None, 2], [4, 2]))
+@pytest.mark.parametrize(("window", "key_heads"), product([None, 2, 20], [4, 2]))
 def test_states_and_gradients_are_those_of_a_plain_loop(window, key_heads):
+    """Without a window row by row, with one over padded rows; one of 20 limits nothing."""
     torch.manual_seed(0)
     query, key, value = (torch.randn(sum(LENGTHS), n, SIZE, dtype=torch.float64) for n in (HEADS, key_heads, key_heads))
     layout = RaggedLayout.of(batch())
@@ -125,8 +126,8 @@ from ranker.encoders.ragged import RaggedLayout
 from ranker.types import TokenBatch
 
 torch.manual_seed(0)
-lengths = [5, 70, 3, 9, *[2] * 35, 1, 7]  # the last row is padding, and is of no list
-lists, heads, size = [3, 1, 36], 2, 16
+lengths = [5, 66, 3, *[2] * 34, 1, 7]  # the last row is padding, and is of no list
+lists, heads, size = [2, 1, 35], 1, 16
 ends, zeros = torch.tensor([0, *lengths]).cumsum(0).int(), torch.zeros(sum(lengths), dtype=torch.long)
 batch = TokenBatch(zeros, zeros, ends, max(lengths), lists=torch.tensor([*lists, 1]), max_list=max(lists))
 layout = RaggedLayout.of(batch)
@@ -148,3 +149,32 @@ def test_kernels_compute_the_same_in_tritons_interpreter():
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0")
+@pytest.mark.parametrize("output", ["all", "first"])
+def test_the_kernels_equal_float64_and_repeat_their_bits(output):
+    """States and gradients of a BERT in bf16 through the kernels, beside float64 with padding."""
+    torch.manual_seed(0)
+    config = tiny_config(dim=128)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    lengths = [87] * 40 + [5, 130, 3, 64] + [30]
+    tokens = torch.randint(5, 60, (sum(lengths),))
+    ends = torch.tensor([0, *lengths]).cumsum(0).int()
+    lists = torch.tensor([40, 4, 1])
+    rows = TokenBatch(tokens, tokens % 2, ends, max(lengths), lists=lists, max_list=40).to("cuda")
+    encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()).cuda()
+
+    def run(half: bool) -> list[torch.Tensor]:
+        encoder.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            states = encoder.pooled(rows, "cls") if output == "first" else encoder(rows)
+            (states.double() * torch.arange(states.numel(), device="cuda").view_as(states).sin()).sum().backward()
+        return [states.detach().double(), *(p.grad.double() for p in encoder.parameters() if p.grad is not None)]
+
+    one, again = run(half=True), run(half=True)
+    assert all(torch.equal(mine, other) for mine, other in zip(one, again, strict=True))
+    encoder.double()
+    for mine, theirs in zip(one, run(half=False), strict=True):
+        assert (mine - theirs).norm() <= 0.03 * theirs.norm() + 1e-6
