@@ -55,6 +55,7 @@ class PostNormStack:
             states = states.to(run.state_dtype(states))
         yield states
         layers = model.encoder.layer
+        final = max((number for number in range(len(layers)) if number not in run.skipped), default=-1)
         for number, layer in enumerate(layers):
             if run.begin is not None and number < run.begin.layer:
                 continue
@@ -63,7 +64,7 @@ class PostNormStack:
                 yield states
                 continue
             layer_hashes = None if hashes is None else hashes[2 * number + 1 : 2 * number + 3]
-            selected = run.selected(number == len(layers) - 1)
+            selected = run.selected(number == final)
             if layer_hashes is not None and selected is not None:
                 layer_hashes = layer_hashes.index_select(1, selected)
             attention = layer.attention.self
