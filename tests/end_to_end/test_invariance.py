@@ -30,6 +30,7 @@ LAYOUTS = {
 
 # further models and losses, each in the layout that differs most
 OTHERS = {"mono_t5": {"model": "mono_t5"}, "shared_lm": {"model": "shared_lm"}, "reinforce": {"loss": "reinforce"}}
+OTHERS |= {name: {"model": name} for name in ("early_exit", "distilled", "layer_drop")}
 
 
 @pytest.fixture(scope="module")
