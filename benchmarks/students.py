@@ -30,6 +30,7 @@ STUDENTS = {"2x128": ["encoder=splade_tiny"], "minilm3": ["encoder=minilm", "enc
 LOSSES = {"kl": ["loss=kl"], "margin_mse": ["loss=margin_mse"], "mse": ["loss=mse"]}
 FINISHED = {
     "train": "result.json",
+    "pretrain": "model/checksums.json",
     "label": "label.json",
     "evaluate": "evaluation/*/metrics.json",
     "compress": "compress.json",

@@ -15,13 +15,13 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.assembly.data import inputs_of, text_limits
+from ranker.assembly.data import text_limits
 from ranker.assembly.evaluation import sets_to_rerank
 from ranker.assembly.reranker import Reranker
 from ranker.assembly.run import open_run, quiet_libraries
 from ranker.checkpoint import DESCRIBED, load_scorer, read_description, without_adapters
 from ranker.config.sets import sets_of
-from ranker.data.collate import Collator, TextLimits
+from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData
 from ranker.data.dataset import top_candidates
@@ -200,7 +200,7 @@ def _cut_alike(scorer: Scorer, pairs: ComparedPairs, cfg: DictConfig) -> np.ndar
     if scorer.reads != "pairs":
         return np.ones(len(pairs.texts), bool)  # each text has its own limit there, too
     data = RankData(
-        Splits(None, None, {}), inputs_of(scorer, None), BatchOptions(), pairs.limits, cache_dir=cfg.cache_dir
+        Splits(None, None, {}), ScorerInputs.of(scorer), BatchOptions(), pairs.limits, cache_dir=cfg.cache_dir
     )
     collator: Collator = data.collator(pairs.collection)
     queries, docs = collator.queries.rows(pairs.query_ids), collator.docs.rows(pairs.doc_ids)

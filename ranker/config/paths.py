@@ -56,7 +56,7 @@ def make_absolute(cfg: DictConfig) -> None:
     for key in PATHS_IF_EXISTING:
         if key == "encoder.name" and (OmegaConf.select(cfg, "encoder.package") or OmegaConf.select(cfg, key) == "tiny"):
             continue
-        if key == "baseline" and "index" in cfg and cfg.baseline == "bm25":
+        if key == "baseline" and "index" in cfg and "baseline" in cfg and cfg.baseline == "bm25":
             continue
         _replace(cfg, key, if_existing=True)
     for node in source_nodes(cfg).values():

@@ -67,6 +67,11 @@ RANGES = {
     **dict.fromkeys(
         (
             "batch.queries",
+            "batch.texts",
+            "ELECTRA.generator_layers",
+            "InverseCloze.shortest",
+            "BodyFirst.shortest",
+            "BodyFirst.first",
             "batch.docs",
             "batch.positives",
             "batch.depth",
@@ -77,10 +82,12 @@ RANGES = {
             "max_query_tokens",
             "max_doc_tokens",
             "save_every_steps",
+            "orders",
             "top_k",
             "pairs",
             "multiple",
             "max_queries",
+            "dims",
             "limits.docs",
             "limits.text_chars",
             "limits.body_bytes",
@@ -96,6 +103,7 @@ RANGES = {
             "late.candidates",
             "mining.last",
             "mining.count",
+            "mining.every",
             "max_pairs",
             "docs_per_query",
             "control_seeds",
@@ -113,6 +121,9 @@ RANGES = {
             "trainer.check_val_every_n_epoch",
             "load_encoder.layers",
             "DPR.projection",
+            "DPR.matryoshka_dims",
+            "DPR.matryoshka_layers",
+            "DPR.matryoshka_layers_per_step",
             "ColBERT.projection",
             "Multitask.head_hidden",
             "BM25.threads",
@@ -172,6 +183,7 @@ RANGES = {
             "data.weight",
             "limits.stop_seconds",
             "passages.title",
+            "DPR.matryoshka_alignment",
             "distill.labels",
             "EarlyExit.weight",
             "EarlyExit.margin",
@@ -257,9 +269,12 @@ WORDS = {
     "scaling": ("minmax", "zscore", "none"),
     "method": ("rrf", "weighted"),
     "interpolation": ("linear", "slerp"),
+    "lists.merge": ("auto", "mean", "sliding"),
+    **dict.fromkeys(("lists.window", "lists.stride"), ("auto",)),
     "mine": SPLITS,
     "encode.dtype": ("float32", "float16"),
     "mining.order": ("top", "random"),
+    "mining.unit": ("steps", "epochs"),
     "reads": ("pairs", "texts"),
     "group_by": ("query", "doc", "pair"),
     "validation": ("fixed", "within"),
@@ -271,6 +286,8 @@ WORDS = {
     "cache.tokens": ("all", "spans"),
     "controls": ("label_prior", "random_embeddings", "random_encoder", "control_task", "shuffled", "surface"),
     "MonoBERT.pooling": (*POOLINGS, "auto"),
+    "InverseCloze.pooling": (*POOLINGS, "auto"),
+    "BodyFirst.pooling": (*POOLINGS, "auto"),
     "Multitask.pooling": (*POOLINGS, "auto"),
     "EarlyExit.pooling": (*POOLINGS, "auto"),
     "DPR.pooling": (*POOLINGS, "auto"),
@@ -286,7 +303,7 @@ WORDS = {
         ("mean2std", "minmax", "quantile"),
     ),
 }
-NON_EMPTY = ("seeds", "layers", "portions", "length_buckets")  # lists of at least one entry
+NON_EMPTY = ("seeds", "layers", "dims", "portions", "length_buckets")  # lists of at least one entry
 
 
 def faults_of(cfg: DictConfig, skipped: tuple[str, ...] = ()) -> list[str]:

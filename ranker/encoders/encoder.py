@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.family import family_of, first_position, max_positions
 from ranker.encoders.graphs import Graphs
 from ranker.encoders.lora import has_adapter
+from ranker.encoders.lower_layers import final_norm, with_lower_layers
 from ranker.encoders.passes import Begin, Output
 from ranker.encoders.ragged_forward import RaggedForward, last
 from ranker.encoders.shared_prefix import SharedPrefixes
@@ -51,8 +52,8 @@ class Encoder(nn.Module):
 
     Every family runs on the fastest path on which a row has the same states as alone (`path`):
 
-    - `bert`, `modernbert`: families with these layers (`Family.layers`) without padding, by layers of this package
-      (`ragged_forward`);
+    - `bert`, `distilbert`, `modernbert`: families with these layers (`Family.layers`) without padding, by layers of
+      this package (`ragged_forward`);
     - `packed`: transformers' own forward on one row that holds all texts, without padding;
     - `padded`: transformers' own forward on groups of rows of near lengths, each padded to its longest row;
     - `by_length`: the same on groups of equal length, for families whose states depend on padding.
@@ -105,14 +106,17 @@ class Encoder(nn.Module):
             config = model.config
             self._traits = Traits(family.layers, first_position(config), config.hidden_size, config.num_hidden_layers)
         else:
-            self._run_by_transformers()
+            self.run_by_transformers()
         if execution.quantize_aware:
             if has_adapter(model):
                 raise ConfigError("encoder.quantize_aware: expected false with adapters (lora=none), got true")
             quantized.aware(model)
 
-    def _run_by_transformers(self) -> None:
-        """Take transformers' own forward, on the path that a measurement finds."""
+    def run_by_transformers(self) -> None:
+        """Run transformers' own forward on the path that a measurement finds.
+
+        Sharded layers and products in fp8 need it: there only a call of a layer computes with its weights.
+        """
         model, tokenizer, execution = self.model, self.tokenizer, self.execution
         words: Any = model.get_input_embeddings().weight
         ids = common_tokens(tokenizer, len(words))
@@ -139,12 +143,12 @@ class Encoder(nn.Module):
             quantized.to_int8(self.model)
             return
         if self._forward is None:
-            self._run_by_transformers()
+            self.run_by_transformers()
         quantized.to_fp8(self.model)
 
     @property
     def path(self) -> str:
-        """How batches run: `bert`, `modernbert`, `packed`, `padded` or `by_length`."""
+        """How batches run: `bert`, `distilbert`, `modernbert`, `packed`, `padded` or `by_length`."""
         return self._traits.path
 
     @property
@@ -213,7 +217,7 @@ class Encoder(nn.Module):
             pooling: One of `ranker.interactions.pooling.POOLINGS`.
         """
         first_tokens = pooling == "cls" and self._forward is None
-        if not (first_tokens and self._ragged_forward.can_skip_other_tokens(self.model, batch.tokens.device)):
+        if not (first_tokens and self._ragged_forward.can_skip_other_tokens(self.model, batch)):
             return pool(self(batch), batch, pooling)
         return last(self._run(batch, Output.FIRST_TOKENS))[: batch.num_rows].to(self.model.dtype)
 
@@ -227,8 +231,7 @@ class Encoder(nn.Module):
         Returns:
             None where the encoder can't leave out the layer's other tokens and the layers above.
         """
-        device = batch.tokens.device
-        if not (self.resumes and self._ragged_forward.can_skip_other_tokens(self.model, device)):
+        if not (self.resumes and self._ragged_forward.can_skip_other_tokens(self.model, batch)):
             return None
         above = frozenset(range(layer, self.num_layers))
         return last(self._run(batch, Output.FIRST_TOKENS, skipped=above))[: batch.num_rows].to(self.model.dtype)
@@ -262,6 +265,32 @@ class Encoder(nn.Module):
         """
         for states in self._run(batch, Output.ALL_LAYERS, begin=begin):
             yield states[: batch.num_tokens].to(self.model.dtype)
+
+    def states_after(self, batch: TokenBatch, layers: Collection[int]) -> list[Tensor]:
+        """Return the states that the lower l layers alone would return (`lower`), [tokens, dim] for each l, ascending.
+
+        Args:
+            batch: The batch.
+            layers: The numbers l, from 0 (the embeddings) to `num_layers`.
+        """
+        found, norm = [], final_norm(self.model, self.num_layers)
+        for number, states in enumerate(self.layers(batch)):
+            if number in layers:
+                found.append(states if norm is None or number == self.num_layers else norm(states).to(states.dtype))
+        return found
+
+    def lower(self, layers: int) -> Encoder:
+        """Return an encoder of the lower layers, which shares the weights.
+
+        Args:
+            layers: Number of layers to keep.
+
+        Raises:
+            ConfigError: The encoder has fewer, or its layers are not in one list.
+        """
+        lower: Encoder = with_lower_layers(self, layers)
+        lower._traits = replace(self._traits, num_layers=layers)
+        return lower
 
     def layers_and_attention(self, batch: TokenBatch) -> tuple[list[Tensor], list[Tensor]]:
         """Return the states after the embeddings and after each layer, and each layer's attention weights.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -174,7 +175,10 @@ class TransformersForward:
             layout = replace(layout, position_ids=layout.position_ids + prefixes.starts[layout.row_indices])
         hashes = None if request.seed is None else self.packing.hashes(layout, request.seed).unsqueeze(1)
         positions = {"position_ids": (layout.position_ids + self.first_position).unsqueeze(0)}
-        with self.packing.running(Pass(batch, layout, True, hashes, request.seed or 0, prefixes)):
+        with (
+            self.packing.running(Pass(batch, layout, True, hashes, request.seed or 0, prefixes)),
+            _embeddings_in_autocasts_precision(model),
+        ):
             output = self.call(
                 model, batch.tokens.unsqueeze(0), None, batch.segments.unsqueeze(0),
                 output_hidden_states=request.all_layers, **(positions if self._takes_positions else {}),
@@ -218,6 +222,24 @@ class TransformersForward:
             weights = [part.transpose(1, 2) for part in output.attentions or () if part is not None]
             states += [functional.pad(layout.unpad(part), room) for part in weights]
         return states
+
+
+@contextmanager
+def _embeddings_in_autocasts_precision(model: Any) -> Iterator[None]:
+    """Let the states between layers have autocast's precision on CUDA, as those of this package's layers do.
+
+    A word table in float32 would make the residual sums of pre-norm layers float32: twice the memory, and slower.
+    """
+    table = model.get_input_embeddings()
+    if not (table.weight.is_cuda and torch.is_autocast_enabled("cuda")):
+        yield
+        return
+    dtype = torch.get_autocast_dtype("cuda")
+    hook = table.register_forward_hook(lambda module, inputs, output: output.to(dtype))  # noqa: ARG005
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def padding_id(config: Any) -> int:

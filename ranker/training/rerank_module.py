@@ -15,6 +15,7 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from ranker.data.collection import Collection
 from ranker.data.dataset import ScoreBatch, ScoreBatches
@@ -29,6 +30,7 @@ from ranker.models.interface import Scorer
 from ranker.training.loss_inputs import against_reference, check_reference, loss_of, reference_scores
 from ranker.training.nonfinite import PendingStep, write_dump
 from ranker.training.set_losses import SetLosses
+from ranker.training.sharding import is_sharded, shard, whole_tensor
 from ranker.types import Loss, RankBatch, Run, TrainStep
 
 log = logging.getLogger(__name__)
@@ -104,6 +106,7 @@ class RerankModule(pl.LightningModule):
         self.shown: dict[str, float] = {}  # what the progress bar shows
         self.stop_asked = False  # this process received a signal to stop
         self.stop_agreed = False  # all processes know that one of them received it
+        self.refresh: Any = None  # mines new negatives at some steps: ranker.retrieval.refresh.RefreshedNegatives
         self._has_reference, self._step_seed = against_reference(loss), 0
         if self._has_reference:
             check_reference(scorer)  # type: ignore[arg-type]
@@ -112,6 +115,14 @@ class RerankModule(pl.LightningModule):
 
     # training
     # ----------------------------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """Shard the weights over the devices, if the strategy does; Lightning calls this before each stage."""
+        strategy = self.trainer.strategy
+        if is_sharded(strategy) and not isinstance(self.scorer, FSDPModule):
+            half = torch.bfloat16 if str(self.trainer.precision) == "bf16-mixed" else None
+            mesh: Any = strategy.device_mesh  # type: ignore[attr-defined]
+            shard(self, mesh["data_parallel"], half)
 
     def configure_optimizers(self) -> Any:
         """The configured optimizer with decay groups, and a schedule over optimizer steps."""
@@ -127,6 +138,8 @@ class RerankModule(pl.LightningModule):
 
     def training_step(self, step: TrainStep, step_idx: int) -> None:
         """One optimizer step: all micro-batches of this device, one gradient sync, clipping, update."""
+        if self.refresh is not None:
+            step = self.refresh.current(step, self)
         if isinstance(self.loss, SetLosses):
             self.loss.begin(step)
         total = self.accumulate(step)
@@ -176,6 +189,8 @@ class RerankModule(pl.LightningModule):
 
         A checkpoint's learning rate comes from the run that wrote it, whose number of steps may differ.
         """
+        if self.refresh is not None:
+            self.refresh.start(self)
         scheduler: Any = self.lr_schedulers()
         if self.trainer.is_global_zero and not any(scheduler.base_lrs):
             log.warning("optim.lr: 0, so the training changes no weight")
@@ -205,12 +220,14 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store how many steps were skipped and how many groups each set gave; leave out adapters' frozen base.
+        """Store skipped steps, groups of each set and the round of negatives; leave out adapters' frozen base.
 
         The last step is checked first, so that no checkpoint is written if that step must end the training.
         """
         self._check_pending()
         checkpoint["skipped_steps"] = self.skipped_steps
+        if self.refresh is not None:
+            checkpoint["refresh"] = self.refresh.state_dict()
         if isinstance(self.loss, SetLosses):
             checkpoint["set_groups"] = self.loss.groups
         base = base_names(self)
@@ -221,12 +238,16 @@ class RerankModule(pl.LightningModule):
             }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore how many steps were skipped and how many groups each set gave.
+        """Restore skipped steps, groups of each set and the round of negatives.
 
         Raises:
             CheckpointError: The checkpoint's adapters are for another base.
         """
+        if any(value.dtype == torch.float64 for value in checkpoint.get("state_dict", {}).values()):
+            self.double()  # Lightning would do so only after loading, which would round the weights
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
+        if self.refresh is not None:
+            self.refresh.load_state_dict(checkpoint["refresh"], self)
         if isinstance(self.loss, SetLosses) and "set_groups" in checkpoint:
             self.loss.groups = list(checkpoint["set_groups"])
         if checkpoint.get("base", "") != base_fingerprint(self):
@@ -316,7 +337,9 @@ class RerankModule(pl.LightningModule):
         """Clip the gradients of some parameters by their own norm; returns it."""
         parameters = [p for p in parameters if p.grad is not None]
         max_norm = self.optimization.max_norm
-        return nn.utils.clip_grad_norm_(parameters, max_norm if max_norm is not None and max_norm > 0 else torch.inf)
+        norm = nn.utils.clip_grad_norm_(parameters, max_norm if max_norm is not None and max_norm > 0 else torch.inf)
+        whole: Tensor = whole_tensor(norm)
+        return whole
 
     def _check_pending(self) -> bool:
         """Check the pending step, if there is one, and report it if it was not finite.
@@ -396,6 +419,11 @@ class RerankModule(pl.LightningModule):
             for measure, of_sets in measured.items():
                 if len(of_sets) == len(sets):
                     self.log(f"val/{measure}", fmean(of_sets), prog_bar=measure == shown, sync_dist=False)
+
+    def on_validation_end(self) -> None:
+        """Drop gathered weights, if the strategy shards them."""
+        if is_sharded(self.trainer.strategy):
+            self.trainer.strategy.gather_no_more()  # type: ignore[attr-defined]
 
     def _measure(self, run: Run, collection: Collection) -> dict[str, float]:
         """Return a run's means by their reported names, and also by the names in `measures` where these differ.

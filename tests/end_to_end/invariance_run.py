@@ -27,6 +27,9 @@ from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.exits.early_exit import EarlyExit
 from ranker.exits.module import EarlyExitModule, ExitTraining
+from ranker.lists.duo import Duo
+from ranker.lists.listwise_lm import ListwiseLM
+from ranker.lists.set_encoder import SetEncoder
 from ranker.losses.ranknet import RankNet
 from ranker.losses.reinforce import Reinforce
 from ranker.models.lm_reranker import LMReranker
@@ -175,6 +178,11 @@ def module_of(job: "Job") -> Any:
     return seed_fault(job.fault)
 
 
+def listwise_lm() -> ListwiseLM:
+    """A random language model with dropout in adapters, whose docs are in a random order in training."""
+    return ListwiseLM(load_encoder("tiny_lm", lora=LoRA(rank=2, dropout=0.2)), window=3, merge="sliding")
+
+
 SCORERS = {
     "monobert": monobert,
     "early_exit": early_exit,
@@ -182,6 +190,9 @@ SCORERS = {
     "layer_drop": with_layer_drop,
     "mono_t5": lambda: MonoT5(load_encoder("tiny_t5", dropout=0.1)),
     "shared_lm": shared_lm,
+    "set_encoder": lambda: SetEncoder(load_encoder("tiny", dropout=0.1, attention_dropout=0.0), window=3, stride=2),
+    "duo": lambda: Duo(load_encoder("tiny", dropout=0.1, attention_dropout=0.0), aggregation="bradley_terry"),
+    "listwise_lm": listwise_lm,
 }
 
 

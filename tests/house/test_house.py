@@ -61,7 +61,11 @@ def test_every_yaml_composes_and_passes_the_check(path, small_files, tmp_path):
     entry.register()
     group = path.parent.name
     root = next(
-        (name for name in ("train", "evaluate", "search", "probe") if name in ROOTS and hasattr(ROOTS[name], group)),
+        (
+            name
+            for name in ("train", "evaluate", "search", "probe", "pretrain")
+            if name in ROOTS and hasattr(ROOTS[name], group)
+        ),
         "train",
     )
     overrides = [f"{group}={path.stem}"]

@@ -9,6 +9,15 @@ from ranker.config.shared_keys import BatchConfig, InferenceConfig, ReportConfig
 
 
 @dataclass
+class ListsConfig:
+    """How a model of lists ranks long lists; conf/evaluate.yaml explains the keys."""
+
+    window: Any = "auto"
+    stride: Any = "auto"
+    merge: Text = "auto"
+
+
+@dataclass
 class EvaluateConfig:
     """Root of evaluate.py."""
 
@@ -28,6 +37,8 @@ class EvaluateConfig:
     depth: int | None = None
     candidates: Text | None = None
     add_positives: bool = False
+    orders: int = 1
+    lists: ListsConfig = field(default_factory=ListsConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)

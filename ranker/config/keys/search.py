@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
-
-from ranker.config.shared_keys import BatchConfig, InferenceConfig, ReportConfig, Text, TrainerConfig
+from ranker.config.shared_keys import BatchConfig, InferenceConfig, MiningConfig, ReportConfig, Text, TrainerConfig
 
 
 @dataclass
@@ -28,19 +26,6 @@ class LateConfig:
 
 
 @dataclass
-class MiningConfig:
-    """Choice of hard negatives; see Mining in ranker/retrieval/mining.py."""
-
-    first: int = 1
-    last: int = 100
-    count: int = 30
-    order: Text = "top"
-    margin: float | None = None
-    teacher: Text | None = None
-    teacher_margin: float = 0.0
-
-
-@dataclass
 class SearchConfig:
     """Root of search.py."""
 
@@ -50,7 +35,7 @@ class SearchConfig:
     trust_remote_code: bool = False
     model: Any = None
     data: Any = None
-    index: Any = MISSING
+    index: Any = None
     split: Text | None = "test"
     mine: Text | None = None
     measures: list[str] = field(default_factory=list)
