@@ -221,6 +221,21 @@ class Encoder(nn.Module):
             return pool(self(batch), batch, pooling)
         return last(self._run(batch, Output.FIRST_TOKENS))[: batch.num_rows].to(self.model.dtype)
 
+    def first_tokens_of(self, batch: TokenBatch, layer: int) -> Tensor | None:
+        """Return the state of each row's first token after a layer, [rows, dim], without computing what it leaves out.
+
+        Args:
+            batch: The batch.
+            layer: Number of layers to run, from 1.
+
+        Returns:
+            None where the encoder can't leave out the layer's other tokens and the layers above.
+        """
+        if not (self.resumes and self._ragged_forward.can_skip_other_tokens(self.model, batch)):
+            return None
+        above = frozenset(range(layer, self.num_layers))
+        return last(self._run(batch, Output.FIRST_TOKENS, skipped=above))[: batch.num_rows].to(self.model.dtype)
+
     def last_of_groups(self, batch: TokenBatch, sizes: Sequence[int]) -> Tensor:
         """Return the last layer's state of each row's last token, [rows, dim]; rows share the prefixes that they have.
 
@@ -306,12 +321,16 @@ class Encoder(nn.Module):
         self.dropout_seed, self._ragged_forward.graphs = None, Graphs()
 
     def _run(
-        self, batch: TokenBatch, output: Output, prefixes: SharedPrefixes | None = None, begin: Begin | None = None
+        self,
+        batch: TokenBatch,
+        output: Output,
+        prefixes: SharedPrefixes | None = None,
+        begin: Begin | None = None,
+        skipped: frozenset[int] = frozenset(),
     ) -> Iterator[Tensor]:
         """Yield the states of a forward pass, see `ForwardPass`, and add a training pass to `token_counts`."""
         self._log_path()
         if self._forward is None:
-            skipped: frozenset[int] = frozenset()
             if self.layer_drop and self.training:
                 skipped = layers_to_skip(self.layer_drop, self.num_layers, draw_seed(self.dropout_seed))
             forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed, begin, skipped)

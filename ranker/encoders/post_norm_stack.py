@@ -89,6 +89,7 @@ class PostNormStack:
             states = pad(run.begin.states, (0, 0, 0, layout.batch.num_tokens - len(run.begin.states)))
             states = states.to(run.state_dtype(states))
         yield states
+        final = max((number for number in range(len(layers)) if number not in run.skipped), default=-1)
         for number, layer in enumerate(layers):
             if run.begin is not None and number < run.begin.layer:
                 continue
@@ -98,7 +99,7 @@ class PostNormStack:
                 continue
             sites = slice(1 + self.dropouts_per_layer * number, 1 + self.dropouts_per_layer * (number + 1))
             layer_hashes = None if hashes is None else hashes[sites]
-            selected = run.selected(number == len(layers) - 1)
+            selected = run.selected(number == final)
             if layer_hashes is not None and selected is not None:
                 layer_hashes = layer_hashes.index_select(1, selected)
             rate = _attention_rate(self.attention_of(layer))

@@ -114,6 +114,8 @@ def left_out(layer: nn.Module, states: Tensor) -> Tensor:
     On several devices every weight needs a gradient; and an optimizer moves a weight with a gradient of 0 otherwise
     than one without, which would depend on the layout.
     """
+    if not torch.is_grad_enabled():
+        return states
     zeros = [weight.view(-1)[0] * 0.0 for weight in layer.parameters() if weight.requires_grad]
     return states + torch.stack(zeros).sum().to(states.dtype) if zeros else states
 

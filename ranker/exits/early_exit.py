@@ -131,8 +131,15 @@ class EarlyExit(MonoBERT):
 
     def _early(self, number: int, states: Tensor, rows: TokenBatch) -> Tensor:
         """Return the logits [rows, num_labels] of an early head from its layer's states [tokens, dim]."""
+        return self._early_logits(number, pool(states, rows, self._early_pooling))
+
+    @property
+    def _early_pooling(self) -> str:
         reads = self.head.reads if isinstance(self.head, NativeHead) else ""
-        pooled = pool(states, rows, READS.get(reads, "cls" if reads else self.pooling))
+        return READS.get(reads, "cls" if reads else self.pooling)
+
+    def _early_logits(self, number: int, pooled: Tensor) -> Tensor:
+        """Return the logits [rows, num_labels] of an early head from pooled states [rows, dim]."""
         with torch.autocast(pooled.device.type, enabled=False):
             vectors = pooled if pooled.dtype == torch.float64 else pooled.float()
             logits: Tensor = self.exit_heads[number](self.dropout(vectors))
@@ -140,9 +147,13 @@ class EarlyExit(MonoBERT):
 
     def _at(self, rows: TokenBatch, layer: int) -> Tensor:
         """Return the logits of the head of a layer; later layers are not computed where the encoder allows it."""
+        place = self.exits.index(layer)
+        firsts = self.encoder.first_tokens_of(rows, layer) if self._early_pooling == "cls" else None
+        if firsts is not None:
+            return self._early_logits(place, firsts)
         for number, states in enumerate(self.encoder.layers(rows)):
             if number == layer:
-                return self._early(self.exits.index(layer), states, rows)
+                return self._early(place, states, rows)
         raise AssertionError("no such layer")
 
     def _left(self, rows: TokenBatch) -> Tensor:

@@ -33,6 +33,7 @@ OTHERS = {name: {"model": name} for name in ("mono_t5", "shared_lm", "set_encode
     "duo": {"model": "duo", "max_tokens": 2720},
     "reinforce": {"loss": "reinforce"},
 }
+OTHERS |= {name: {"model": name} for name in ("early_exit", "distilled", "layer_drop")}
 
 
 @pytest.fixture(scope="module")

@@ -129,6 +129,7 @@ def test_a_pair_leaves_at_the_first_head_that_is_sure(ragged):
             assert scorer(batch_of(texts, mask, mask.float()))[0].tolist() == pytest.approx(logits[place].tolist())
 
 
+@torch.no_grad()
 def test_layers_that_are_not_read_are_not_computed():
     scorer = EarlyExit(encoder(4), exits=[2], exit=2).eval()
     scorer.encoder.model.encoder.layer[2] = None  # an error if it is read
