@@ -5,8 +5,8 @@
 
 Trains each model with `train.py` on the same collection (CWE, unless the options after `--` name another), with the
 same number of steps, so that all see the same groups for a seed, and reads the runs of the test set. For each query
-nDCG@10 is averaged over the seeds. Each model is compared with the first one by a paired randomisation test over queries, with
-Holm's correction. Prints a table and writes it as JSON with `--out`.
+nDCG@10 is averaged over the seeds. Each model is compared with the first one by a paired randomisation test over
+queries, with Holm's correction. Prints a table and writes it as JSON with `--out`.
 """
 
 from __future__ import annotations
