@@ -28,8 +28,15 @@ def faults_of(cfg: DictConfig) -> list[str]:
         reasons.append(f"trainer.precision={cfg.trainer.precision}")
     if OmegaConf.select(cfg, "encoder.lora", default=None) is not None:
         reasons.append("adapters (lora=...)")
-    if any("EMA" in str(node.get("_target_")) for node in (cfg.get("callbacks") or {}).values() if node is not None):
-        reasons.append("callbacks=ema")
+    callbacks = [str(node.get("_target_")) for node in (cfg.get("callbacks") or {}).values() if node is not None]
+    for name, part in (("ema", "EMA"), ("last_k", ".LastK")):
+        if any(part in target for target in callbacks):
+            reasons.append(f"callbacks={name}")
+    for key in ("layer_drop", "quantize_aware"):
+        if OmegaConf.select(cfg, f"encoder.{key}", default=None):
+            reasons.append(f"encoder.{key}={cfg.encoder[key]}")
+    if cfg.get("distill") is not None:
+        reasons.append("distill=layers")
     if OmegaConf.select(cfg, "loss.affine", default=False):
         reasons.append("loss.affine=true")
     reasons += _of_objective(cfg) if "objective" in cfg else _of_model(cfg)
@@ -50,6 +57,8 @@ def _of_model(cfg: DictConfig) -> list[str]:
     reasons = []
     if "heads" in model:
         reasons.append("model=multitask")
+    elif "exits" in model:
+        reasons.append("model=early_exit")
     elif "doc_penalty" in model or contrast or (contrast is None and not taught):
         reasons.append("texts of a step that are compared (model.in_batch_negatives, penalties)")
     if target.endswith(".MonoT5"):

@@ -139,6 +139,8 @@ def leaves(value, path=""):
         ("train.py", ["model=dpr"], "with texts of a step that are compared"),
         ("train.py", ["model=multitask"], "with model=multitask"),
         ("train.py", ["callbacks=ema"], "with callbacks=ema"),
+        ("train.py", ["callbacks=last_k", "model=early_exit"], "with callbacks=last_k"),
+        ("train.py", ["encoder.layer_drop=0.1"], "with encoder.layer_drop=0.1"),
         ("train.py", ["loss=mse", "loss.affine=true"], "with loss.affine=true"),
         ("ranker/__main__.py", ["objective=inverse_cloze"], "with objective=inverse_cloze"),
     ],
