@@ -6,6 +6,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from ranker.config import group_sizes
 from ranker.config.groups import is_set
 from ranker.config.paths import READER
 from ranker.config.sets import sets_of, source_nodes, suite_of
@@ -18,40 +19,11 @@ SUITE = ("folder", "sets")  # keys of a suite
 
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
-    sizes = (_group_sizes, _losses, _shared_prefix, _passages, _words, _numbers)
+    sizes = (group_sizes.faults_of, _losses, _shared_prefix, _passages, _words, _numbers)
     shape = (_distillation, _exits, _data, _mix, _measures, _evaluation)
     commands = (_suite, _teachers, _reranking, _merging, _pretraining)
     rules = (*sizes, *shape, *commands)
     return [fault for rule in rules for fault in rule(cfg)]
-
-
-def _group_sizes(cfg: DictConfig) -> list[str]:
-    batch = cfg.get("batch")
-    if batch is None or "docs" not in batch or batch.docs < 1:
-        return []
-    faults = []
-    if batch.get("novelty") is not None and not 0 < batch.novelty <= 1:
-        faults.append(f"batch.novelty: expected a share above 0 and at most 1, or null; got {batch.novelty}")
-    top = (cfg.get("model") or {}).get("top")
-    if isinstance(top, int) and top < batch.docs and "loss" in cfg:
-        faults.append(f"model.top: expected at least batch.docs={batch.docs}, the docs of a group, got {top}")
-    if batch.positives > batch.docs:
-        faults.append(f"batch.positives: expected at most batch.docs={batch.docs}, got {batch.positives}")
-    if "loss" in cfg and batch.positives >= batch.docs:
-        taught = any(node.get("teacher") for node in source_nodes(cfg).values())
-        other_labels = cfg.model.get("in_batch_negatives", False) is not False or taught
-        losses = [node.get("loss") or cfg.loss for node in source_nodes(cfg).values()]
-        if not other_labels and any(_needs_negatives(str(loss.get("_target_"))) for loss in losses):
-            faults.append(
-                f"batch.docs: expected more than batch.positives={batch.positives}, got {batch.docs}; "
-                "without negatives nothing is learnt"
-            )
-    return faults
-
-
-def _needs_negatives(loss: str) -> bool:
-    """Whether a loss learns nothing from relevant docs alone: yes, unless its class has `needs_negatives = False`."""
-    return not is_trusted(loss, "loss") or attribute_of(loss, "needs_negatives", default=True) is not False
 
 
 def _shared_prefix(cfg: DictConfig) -> list[str]:

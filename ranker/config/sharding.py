@@ -37,6 +37,8 @@ def faults_of(cfg: DictConfig) -> list[str]:
             reasons.append(f"encoder.{key}={cfg.encoder[key]}")
     if cfg.get("distill") is not None:
         reasons.append("distill=layers")
+    if OmegaConf.select(cfg, "mining.every", default=None) is not None:
+        reasons.append(f"mining.every={cfg.mining.every}, which encodes the docs between two steps")
     if OmegaConf.select(cfg, "loss.affine", default=False):
         reasons.append("loss.affine=true")
     reasons += _of_objective(cfg) if "objective" in cfg else _of_model(cfg)
@@ -61,6 +63,7 @@ def _of_model(cfg: DictConfig) -> list[str]:
         reasons.append("model=early_exit")
     elif "doc_penalty" in model or contrast or (contrast is None and not taught):
         reasons.append("texts of a step that are compared (model.in_batch_negatives, penalties)")
+    reasons += [f"model.{key}" for key in ("matryoshka_dims", "matryoshka_layers") if model.get(key)]
     if target.endswith(".MonoT5"):
         reasons.append("model=mono_t5, whose decoder step reads weights by itself")
     return reasons

@@ -281,6 +281,11 @@ class RankData(pl.LightningDataModule):
         in_batch = self.train_docs.in_batch
         novelty = self.batch_options.novelty
         if novelty is not None:
+            if isinstance(sampler, RowGroups) and collection.rows is not None and collection.rows.scores is not None:
+                raise ConfigError(
+                    "batch.novelty: expected null with rows that have a teacher's scores, which may be below 0, the "
+                    f"label of a doc that repeats another; got {novelty}"
+                )
             sampler = NovelGroups(sampler, collator.docs, novelty, collator.prefix_tokens[1])
         positives = KnownPositives.of(collection, collator.queries, collator.docs) if in_batch else None
         arguments = (plan, sampler, collator, rank, world, positives, self.train_docs.whole_step)

@@ -42,6 +42,37 @@ def test_a_value_out_of_range_is_one_line(composed, root, key, value, message):
     assert str(caught.value) == message
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.teacher=t.trec"], "with data.teacher, whose scores may be below 0, the label of a doc that repeats"),
+        (["model=dpr", "mining.every=2"], "with mining.every=2, got 0.5"),
+    ],
+)
+def test_labels_by_novelty_are_for_judgements(overrides, message):
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("train", ["name=checked", "encoder=tiny", "batch.novelty=0.5", *overrides])
+    with pytest.raises(ConfigError, match=f"^batch.novelty: expected null {message}"):
+        check(cfg)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["model.matryoshka_dims=[8,16]"], "model.matryoshka_dims"),
+        (["model.matryoshka_layers=[1]"], "model.matryoshka_layers"),
+        (["mining.every=2"], "mining.every=2, which encodes the docs between two steps"),
+    ],
+)
+def test_passes_outside_the_scorer_s_forward_are_refused_with_shards(overrides, reason):
+    dpr = ["model=dpr", "model.in_batch_negatives=false", "trainer.strategy=fsdp", *overrides]
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("train", ["name=checked", "encoder=tiny", *dpr])
+    with pytest.raises(ConfigError) as caught:
+        check(cfg)
+    assert str(caught.value) == f"trainer.strategy: expected auto or ddp with {reason}, got fsdp"
+
+
 LOSSES = {path.stem: str(OmegaConf.load(path)._target_) for path in sorted((CONF / "loss").glob("*.yaml"))}
 
 
