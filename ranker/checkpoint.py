@@ -113,7 +113,8 @@ def write_model(partial: Path, scorer: Scorer, cfg: DictConfig) -> None:
         scorer.save(partial, max_tokens=min(positions, longest_doc + doc.num_added), max_query_tokens=longest_query)
     else:
         scorer.save(partial, max_tokens=longest_pair)
-    write_description(partial, cfg)
+    if "model" in cfg:  # else nothing is known of the training
+        write_description(partial, cfg)
 
 
 def longest_pair_of(scorer: Scorer, cfg: DictConfig) -> int:

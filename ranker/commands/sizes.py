@@ -17,15 +17,16 @@ from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import rehearse_fabric
 from ranker.assembly.run import one_run, open_run, quiet_libraries
 from ranker.assembly.trainer import build_fabric
-from ranker.checkpoint import load_scorer, read_description
+from ranker.checkpoint import load_scorer, read_description, save_merged, save_model
 from ranker.config.sets import sets_of
-from ranker.data.collate import ScorerInputs
+from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.errors import ConfigError
 from ranker.evaluation import pictures, sizes_report
 from ranker.evaluation.metrics import parse_measures
 from ranker.evaluation.report import write_evaluation
+from ranker.export._adapter import has_adapters
 from ranker.models.dpr import DPR
 from ranker.retrieval.encode import Device
 from ranker.retrieval.index import VectorIndex
@@ -110,8 +111,30 @@ def sizes(cfg: DictConfig) -> None:
     if fabric.is_global_zero:
         _write(cfg, folder, rows, measure, list(sets))
         if cfg.keep is not None:
-            scorer.smaller(*cfg.keep).save(folder / "model", data.limits.doc, data.limits.query)
+            save_smaller(folder / "model", scorer, tuple(cfg.keep), trained, data.limits)
             log.info("model of %d layers and %d numbers: checkpoint=%s", *cfg.keep, folder / "model")
+
+
+def save_smaller(folder: Path, scorer: DPR, kept: tuple[int, int], trained: DictConfig, limits: TextLimits) -> None:
+    """Write the model of some lower layers and first numbers, which reads texts of the same lengths.
+
+    Args:
+        folder: The new folder.
+        scorer: The whole model.
+        kept: Number of layers and size of a vector.
+        trained: Description of the training of the whole model; empty for a folder of another program.
+        limits: Longest texts.
+    """
+    small, (layers, dim) = scorer.smaller(*kept), kept
+    described = trained.copy()
+    described.max_query_tokens, described.max_doc_tokens = limits.query, limits.doc
+    described.max_pair_tokens = limits.pair
+    if "model" in described:
+        if dim < scorer.dim:
+            described.model.projection = dim
+        for key, size in (("matryoshka_layers", layers), ("matryoshka_dims", dim)):
+            described.model[key] = [number for number in described.model.get(key) or () if number < size] or None
+    (save_merged if has_adapters(small) else save_model)(folder, small, described)
 
 
 def _numbers(key: str, given: Any, trained: Any, largest: int) -> list[int]:
