@@ -57,7 +57,7 @@ def started_from(cfg: DictConfig) -> DictConfig:
     """Return the configuration with the model and encoder of `checkpoint`, except for keys of how they are trained.
 
     Raises:
-        ConfigError: The command line sets another key of the model or encoder.
+        ConfigError: The checkpoint is no training's, or the command line sets another key of the model or encoder.
     """
     stored = next(
         (path for name in ("config.yaml", "ranker.yaml") if (path := Path(cfg.checkpoint) / name).is_file()), None
@@ -65,6 +65,7 @@ def started_from(cfg: DictConfig) -> DictConfig:
     if stored is None:  # a folder of another program: loading it will show what it holds
         return cfg
     trained = load_stored(stored)
+    _check_kind(trained, Path(cfg.checkpoint), "train")
     if overrides_of("lora"):
         raise ConfigError(
             f"lora: expected none, since checkpoint={cfg.checkpoint} goes on with its own weights; name its model/ in "
@@ -91,12 +92,14 @@ def resumed(cfg: DictConfig) -> DictConfig:
     """Return the stored configuration of the run that is continued, with the overrides of the command line.
 
     Raises:
-        ConfigError: The checkpoint is no run folder, or the command line sets a key that may not change.
+        ConfigError: The checkpoint is no run folder of the same command, or the command line sets a key that may not
+            change.
     """
     stored = Path(cfg.checkpoint) / "config.yaml"
     if not stored.is_file():
         raise ConfigError(f"checkpoint: expected a run folder with config.yaml to resume from, got {cfg.checkpoint!r}")
     continued = load_stored(stored)
+    _check_kind(continued, Path(cfg.checkpoint), "pretrain" if "objective" in cfg else "train")
     for override in task_overrides():
         key = override.split("=", 1)[0].lstrip("+~")
         if key in FIXED or not any(f"{key}.".startswith(f"{changeable}.") for changeable in CHANGEABLE):
@@ -109,3 +112,28 @@ def resumed(cfg: DictConfig) -> DictConfig:
     if "prune" in (continued.get("callbacks") or {}) and not overrides_of("callbacks"):
         del continued.callbacks["prune"]  # the run was a trial of a sweep, which no longer waits for its result
     return continued
+
+
+def _check_kind(stored: DictConfig, path: Path, command: str) -> None:
+    """Refuse a stored configuration that is not of the command's own runs.
+
+    Args:
+        stored: The stored configuration of a run folder or model folder.
+        path: The folder.
+        command: `train` or `pretrain`.
+
+    Raises:
+        ConfigError: It is another command's.
+    """
+    trained = stored.get("loss" if (path / "config.yaml").is_file() else "model") is not None
+    found = "pretrain" if stored.get("objective") is not None else "train" if trained else None
+    if found == command:
+        return
+    fix = f"name a run folder of ranker {command}"
+    if command == "train" and (path / "model").is_dir():
+        start = "encoder.name" if found == "pretrain" else "checkpoint"
+        fix = f"{start}={path / 'model'} starts from its model"
+    raise ConfigError(
+        f"checkpoint: expected a run of ranker {command}, got one of "
+        f"{'ranker ' + found if found else 'another command'} ({path}); {fix}"
+    )

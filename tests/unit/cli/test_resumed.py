@@ -106,3 +106,31 @@ def test_another_training_is_refused(stored, command, override):
     assert str(caught.value).startswith(
         f"{key}: expected the value of the run that is resumed, got {override!r}; leave it out, or start"
     )
+
+
+@pytest.mark.parametrize(
+    ("stored", "root", "function", "message"),
+    [
+        (
+            "pretrain",
+            "train",
+            resume.started_from,
+            "ranker train, got one of ranker pretrain (@); encoder.name=@/",
+        ),
+        ("pretrain", "train", resume.resumed, "ranker train, got one of ranker pretrain (@); encoder.name=@/"),
+        ("compress", "train", resume.started_from, "ranker train, got one of another command (@); checkpoint=@/model"),
+        ("search", "train", resume.resumed, "ranker train, got one of another command (@); checkpoint=@/model"),
+        ("train", "pretrain", resume.resumed, "ranker pretrain, got one of ranker train (@); name a run folder of"),
+        ("compress", "pretrain", resume.resumed, "ranker pretrain, got one of another command (@); name a run folder"),
+    ],
+)
+def test_a_run_of_another_command_is_one_line(tmp_path, stored, root, function, message):
+    needed = {"pretrain": ["encoder=tiny"], "compress": ["checkpoint=x"], "search": ["model=bm25"], "train": []}
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        written = OmegaConf.to_yaml(compose(stored, ["name=a", *needed[stored]]), resolve=True)
+        cfg = compose(root, [f"checkpoint={tmp_path}"])
+    (tmp_path / "config.yaml").write_text(written)
+    (tmp_path / "model").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        function(cfg)
+    assert str(caught.value).startswith(f"checkpoint: expected a run of {message}".replace("@", str(tmp_path)))
