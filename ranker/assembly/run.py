@@ -28,6 +28,7 @@ SILENCED = (
     ".*does not have many workers.*",
     ".*Checkpoint directory .* exists and is not empty",
     ".*Your `IterableDataset`",
+    "You're using the WeightAveraging callback with a model that overrides",  # only shards, which it is refused with
     "FSDP2-wrapped module .* returned a view tensor",  # no code changes scores in place
     "You defined a `validation_step` but have no",  # a pretraining has no validation
 )

@@ -1,6 +1,7 @@
 """`callbacks=last_k`: the stored weights are the mean of the last k kept ones, also after a resume."""
 
 import logging
+import warnings
 
 import lightning.pytorch as pl
 import pytest
@@ -8,8 +9,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ranker.assembly.run import quiet_libraries
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
 from ranker.errors import ConfigError
+from ranker.training.ema import EMA
 from ranker.training.last_k import LastK
 from ranker.training.rerank_module import RerankModule
 
@@ -65,6 +68,19 @@ def test_a_resumed_training_has_the_same_mean(tmp_path):
 def test_values_out_of_range():
     with pytest.raises(ConfigError, match=r"callbacks\.last_k\.k: expected at least 1, got 0"):
         LastK(k=0)
+
+
+@pytest.mark.parametrize("callback", [LastK(), EMA()])
+def test_a_mean_of_weights_warns_of_nothing(callback):
+    module = RerankModule(nn.Linear(1, 1), ["nDCG@10"])
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(module)
+    module.trainer = trainer
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        quiet_libraries()
+        callback.setup(trainer, module, "fit")
+    assert [str(warning.message) for warning in caught] == []
 
 
 @pytest.mark.parametrize(("scores", "warned"), [([1.0, 1.0 + 1e-9], True), ([1.0, 1.1], False)])
