@@ -35,6 +35,7 @@ from ranker.retrieval.mining import Mining
 from ranker.retrieval.pipeline import (
     EncodeOptions,
     bm25_engines,
+    check_late,
     encode_sets,
     in_words,
     index_of,
@@ -176,7 +177,8 @@ def _vector_engines(
             f"checkpoint: expected a bi-encoder (dpr, colbert, splade, tildev2), got {type(scorer).__name__}; "
             "evaluate.py re-ranks with it"
         )
-    index_type = index_of(scorer, _index(cfg))
+    index_type, late = index_of(scorer, _index(cfg)), LateOptions(**cfg.late)
+    check_late(index_type, scorer.vectors == "tokens", late)
     for key in ("candidates", "explain"):
         if cfg[key] is not None and scorer.vectors != "terms":
             raise ConfigError(f"{key}: expected null for {type(scorer).__name__}, which has no terms, got {cfg[key]!r}")
@@ -206,4 +208,4 @@ def _vector_engines(
     fabric.barrier()
     if fabric.global_rank > 0:
         return None
-    return vector_engines(scorer, data, sets, encoded, index_type, device, LateOptions(**cfg.late))
+    return vector_engines(scorer, data, sets, encoded, index_type, device, late)

@@ -168,6 +168,29 @@ def index_of(scorer: BiEncoder, index_type: Any) -> Any:
     return index_type
 
 
+def check_late(index_type: Any, several: bool, late: LateOptions) -> None:
+    """Refuse options of `late` that a search would not read.
+
+    Args:
+        index_type: The index, from `index_of`.
+        several: Whether docs have a vector per token.
+        late: The options.
+
+    Raises:
+        ConfigError: An option differs from its default, and docs have no token vectors or the index ranks them itself.
+    """
+    if several and not getattr(index_type, "late", False):
+        return
+    name = type(index_type).__module__.rpartition(".")[2]
+    reason = "which ranks docs by itself" if several else "whose docs have no token vectors"
+    for key, default in vars(LateOptions()).items():
+        if getattr(late, key) != default:
+            raise ConfigError(
+                f"late.{key}: expected the default, {default}, with index={name}, {reason}, got {getattr(late, key)}; "
+                "late.* is for token vectors (colbert) with index=flat, hnsw, ivf_flat or ivf_pq"
+            )
+
+
 def _sparse_engines(
     scorer: BiEncoder,
     data: RankData,

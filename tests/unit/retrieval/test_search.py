@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ranker.data.collection import Collection, Doc, MemoryDocs
-from ranker.errors import DataError
+from ranker.errors import ConfigError, DataError
 from ranker.retrieval import pipeline, search
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device
@@ -16,6 +16,8 @@ from ranker.retrieval.indexes.flat import Flat
 from ranker.retrieval.indexes.hnsw import HNSW
 from ranker.retrieval.indexes.ivf_flat import IVFFlat
 from ranker.retrieval.indexes.ivf_pq import IVFPQ
+from ranker.retrieval.indexes.plaid import Plaid
+from ranker.retrieval.indexes.sparse import Sparse
 from ranker.retrieval.pipeline import EncodeOptions
 from ranker.retrieval.search import LateOptions, latencies
 
@@ -208,6 +210,18 @@ def test_colbert_with_fewer_candidates_than_asked_for_says_so_once(engine_of, sc
         caplog.text.count(f"12 of 12 queries got fewer than 40 docs, the fewest {min(counts)}; raise late.token_depth")
         == 1
     )
+
+
+def test_options_that_no_search_reads_are_refused():
+    deep, wide = LateOptions(token_depth=9), LateOptions(candidates=9)
+    for index, several in ((Flat(), True), (HNSW(), True)):
+        pipeline.check_late(index, several, deep)
+    for index, several in ((Plaid(), True), (Flat(), False), (Sparse(), False)):
+        pipeline.check_late(index, several, LateOptions())
+        with pytest.raises(ConfigError, match=r"late\.token_depth: expected the default, 256, with index="):
+            pipeline.check_late(index, several, deep)
+    with pytest.raises(ConfigError, match="candidates: expected the default, 1000, with index=plaid, which ranks docs"):
+        pipeline.check_late(Plaid(), True, wide)
 
 
 def test_small_blocks_change_nothing(engine_of, scorers, monkeypatch):
