@@ -61,6 +61,8 @@ def compress(cfg: DictConfig) -> None:
     _, size = units_of(scorer.encoder.config) if cfg.units < 1 else ("", 0)
     if cfg.heads < 1:
         head_outputs(scorer.encoder.model, total)
+    if getattr(scorer, "reads_lists", False):
+        raise ConfigError(f"checkpoint: expected a model that scores each doc alone, got {type(scorer).__name__}")
     if isinstance(scorer, EarlyExit):
         raise ConfigError(
             f"checkpoint: expected a model without early heads, whose layers are fixed, got {path}; inference.exit= "

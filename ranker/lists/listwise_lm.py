@@ -69,6 +69,7 @@ class ListwiseLM(nn.Module):
 
     reads = "lists"
     reads_lists = True
+    scoring_keys = ("lists", "similarity", "temperature")
     decoder_only = True
     text_limits: tuple[int, int] | None = None
 

@@ -49,6 +49,7 @@ class SetEncoder(MonoBERT):
     """
 
     reads_lists = True
+    scoring_keys = ("lists",)
     needs_ragged = True
     takes_windows = False
     takes_prompt = False
