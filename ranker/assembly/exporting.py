@@ -26,6 +26,7 @@ from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData
 from ranker.data.dataset import top_candidates
 from ranker.data.pair_cuts import cut_otherwise
+from ranker.encoders.pruned_heads import removed_heads
 from ranker.errors import CheckpointError, ConfigError
 from ranker.export import _adapter
 from ranker.export._modules import has_modules, is_cross_encoder, is_multi_vector
@@ -77,6 +78,11 @@ def export_checkpoint(cfg: DictConfig) -> None:
             f"checkpoint: expected a run folder or its model/ folder with ranker.yaml, got {str(path)!r}"
         )
     scorer = load_scorer(path, cfg.weights, trust_remote_code=cfg.trust_remote_code)
+    if removed_heads(scorer.encoder.config):
+        raise CheckpointError(
+            f"checkpoint: expected a model with all of its attention heads, got {str(path)!r}, from which ranker "
+            "compress removed some; other programs can't read it"
+        )
     check_format(scorer, cfg.format, cfg.dtype)
     target = Path(cfg.to or Path(HydraConfig.get().runtime.output_dir) / cfg.format).absolute()
     check_unused("to", target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.checkpoint import built_for, load_scorer
 from ranker.config.sets import sets_of, source_nodes
 from ranker.config.targets import constructor_keys
+from ranker.distillation.layers import Layers
+from ranker.distillation.module import DistillationModule
 from ranker.encoders.execution import Execution
 from ranker.errors import CheckpointError, ConfigError
+from ranker.exits.module import EarlyExitModule, ExitTraining
 from ranker.export import sentence_transformers
 from ranker.models.dpr import DPR
 from ranker.models.interface import Scorer, is_bi_encoder
@@ -26,7 +29,7 @@ from ranker.passages.build import with_passages
 from ranker.passages.windowed import scorer_of_windows
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.matryoshka import MatryoshkaModule, OwnDocsMatryoshkaModule, Sizes
-from ranker.training.rerank_module import RerankModule
+from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.set_losses import SetLosses
 from ranker.training.sparse_module import SparseModule, Sparsity
 from ranker.types import Loss
@@ -131,6 +134,13 @@ def training_module(cfg: DictConfig, scorer: Scorer | None = None) -> Callable[.
     """
     if "heads" in cfg.model:
         return partial(MultitaskModule, weighting=instantiate(cfg.model.weighting))
+    if cfg.get("distill") is not None:
+        options: Layers = instantiate(cfg.distill)
+        teacher = load_scorer(Path(options.teacher), execution=_as_student(cfg))
+        return partial(DistillationModule, teacher=teacher, options=options, fresh=cfg.get("checkpoint") is None)
+    if "exits" in cfg.model:
+        exits = ExitTraining(**{field.name: cfg.model[field.name] for field in fields(ExitTraining)})
+        return partial(EarlyExitModule, options=exits)
     if has_penalties(cfg):
         sparsity = Sparsity(**{field.name: cfg.model[field.name] for field in fields(Sparsity)})
         sparsity.check()
@@ -159,6 +169,11 @@ def _matryoshka_sizes(cfg: DictConfig, scorer: Any) -> Sizes | None:
     return Sizes.of(scorer, dims and list(dims), layers and list(layers), per_step, weight)
 
 
+def _as_student(cfg: DictConfig) -> Execution:
+    """Return how a teacher computes: as its student, but without memory for a backward pass and without trust."""
+    return replace(Execution.of(cfg.encoder), checkpointing=False, graphs=False, trust_remote_code=False)
+
+
 def build_loss(cfg: DictConfig) -> Loss:
     """The loss; for a mix of sets, one for each set that is trained on: its own, or `loss`."""
     sets = {name: node for name, node in sets_of(cfg.get("data")).items() if node.get("weight", 1) > 0}
@@ -172,6 +187,18 @@ def build_optimizer(cfg: DictConfig) -> Any:
     """A function from parameter groups to the optimizer; on a GPU it is fused unless `optim.fused` is set."""
     on_gpu = torch.cuda.is_available() and OmegaConf.select(cfg, "optim.fused", default=False) is None
     return instantiate(cfg.optim, **({"fused": True} if on_gpu else {}))
+
+
+def optimization_of(cfg: DictConfig, steps_per_epoch: int) -> Optimization:
+    """How a training optimises."""
+    return Optimization(
+        build_optimizer(cfg),
+        instantiate(cfg.schedule),
+        total_steps(cfg, steps_per_epoch),
+        cfg.optim.weight_decay,
+        cfg.trainer.gradient_clip_val,
+        cfg.seed,
+    )
 
 
 def epoch_steps(cfg: DictConfig, steps_per_epoch: int) -> int:

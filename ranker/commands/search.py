@@ -12,6 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import batch_options, chosen_sets, load_source, mined_set, print_notice, text_limits
+from ranker.assembly.inference import prepare
 from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import rehearse_fabric
 from ranker.assembly.report import Report
@@ -34,9 +35,9 @@ from ranker.retrieval.mining import Mining
 from ranker.retrieval.pipeline import (
     EncodeOptions,
     bm25_engines,
-    check_index,
     encode_sets,
     in_words,
+    index_of,
     mine_set,
     search_set,
     vector_engines,
@@ -63,7 +64,7 @@ def search(cfg: DictConfig) -> None:
     mining = Mining(**{key: value for key, value in cfg.mining.items() if key != "teacher"}, seed=cfg.seed)
     if cfg.model is None:
         rehearse_fabric(cfg)
-        instantiate(cfg.index)  # discarded; it only reports wrong options before the docs are encoded
+        _index(cfg)  # discarded; it only reports wrong options before the docs are encoded
     candidates = None if cfg.candidates is None else read_candidates(Path(cfg.candidates))
     pair = explained_pair(cfg.explain)
     source = cfg.data if cfg.data is not None else trained.data
@@ -122,6 +123,11 @@ def _check_model(cfg: DictConfig) -> DictConfig:
     return trained
 
 
+def _index(cfg: DictConfig) -> Any:
+    """Return the index that the configuration names, or None."""
+    return None if cfg.index is None else instantiate(cfg.index)
+
+
 class _Compared(NamedTuple):
     """A set, the run that its own is compared with, and the candidates that are ranked instead of all docs."""
 
@@ -162,13 +168,15 @@ def _vector_engines(
     Returns:
         Set name -> engine on the first process, None on the others.
     """
-    scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
+    scorer = prepare(
+        load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code), cfg.inference
+    )
     if not is_bi_encoder(scorer):
         raise ConfigError(
             f"checkpoint: expected a bi-encoder (dpr, colbert, splade, tildev2), got {type(scorer).__name__}; "
             "evaluate.py re-ranks with it"
         )
-    check_index(scorer, instantiate(cfg.index))
+    index_type = index_of(scorer, _index(cfg))
     for key in ("candidates", "explain"):
         if cfg[key] is not None and scorer.vectors != "terms":
             raise ConfigError(f"{key}: expected null for {type(scorer).__name__}, which has no terms, got {cfg[key]!r}")
@@ -198,4 +206,4 @@ def _vector_engines(
     fabric.barrier()
     if fabric.global_rank > 0:
         return None
-    return vector_engines(scorer, data, sets, encoded, instantiate(cfg.index), device, LateOptions(**cfg.late))
+    return vector_engines(scorer, data, sets, encoded, index_type, device, LateOptions(**cfg.late))

@@ -29,7 +29,7 @@ from ranker.evaluation.report import write_evaluation
 from ranker.models.dpr import DPR
 from ranker.retrieval.encode import Device
 from ranker.retrieval.index import VectorIndex
-from ranker.retrieval.pipeline import EncodeOptions, check_index, encode_sets, in_words, search_set
+from ranker.retrieval.pipeline import EncodeOptions, encode_sets, in_words, index_of, search_set
 from ranker.retrieval.search import VectorEngine
 from ranker.retrieval.shortened import Shortened
 from ranker.retrieval.vector_store import VectorStore
@@ -61,7 +61,7 @@ def sizes(cfg: DictConfig) -> None:
             f"checkpoint: expected a dpr model with one vector per doc, got {type(scorer).__name__}, whose vectors "
             "can't be cut"
         )
-    check_index(scorer, instantiate(cfg.index))
+    index_of(scorer, instantiate(cfg.index))
     model = trained.get("model") or {}
     layers = _numbers("layers", cfg.layers, model.get("matryoshka_layers"), scorer.encoder.num_layers)
     dims = _numbers("dims", cfg.dims, model.get("matryoshka_dims") or _halves(scorer.dim), scorer.dim)

@@ -22,6 +22,7 @@ class BatchConfig:
     docs: int = 8
     positives: int = 1
     depth: int = 100
+    novelty: float | None = None
     max_tokens: int | None = None
     eval_max_tokens: int | None = None
     workers: int | None = None
@@ -68,6 +69,15 @@ class TrainerConfig:
     reload_dataloaders_every_n_epochs: int = 0
     enable_autolog_hparams: bool = True
     model_registry: str | None = None
+
+
+@dataclass
+class InferenceConfig:
+    """How a trained model computes; conf/evaluate.yaml explains the keys."""
+
+    exit: int | None = None
+    margin: float | None = None
+    quantize: Text | None = None
 
 
 @dataclass

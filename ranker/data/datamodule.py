@@ -17,6 +17,7 @@ from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.contrast import KnownPositives
 from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
+from ranker.data.novelty import NovelGroups
 from ranker.data.refreshed import RefreshedSteps, Rounds
 from ranker.data.row_groups import RowGroups
 from ranker.data.sampling import GroupOptions, GroupSampler, JudgedGroups, TripleGroups
@@ -48,6 +49,7 @@ class BatchOptions:
         min_micro_batches: Smallest number of micro-batches per device and step (`trainer.accumulate_grad_batches`).
         workers: Worker processes that prefetch batches.
         grows: Whether a training raises `max_tokens` to the tokens of the largest group, where that is more.
+        novelty: Docs that repeat a better one of their group to this extent have label 0 (`NovelGroups`); None: none.
     """
 
     queries: int = 32
@@ -59,6 +61,7 @@ class BatchOptions:
     min_micro_batches: int = 1
     workers: int = 0
     grows: bool = False
+    novelty: float | None = None
 
 
 @dataclass(frozen=True)
@@ -276,6 +279,9 @@ class RankData(pl.LightningDataModule):
             self.batch_options.min_micro_batches,
         )
         in_batch = self.train_docs.in_batch
+        novelty = self.batch_options.novelty
+        if novelty is not None:
+            sampler = NovelGroups(sampler, collator.docs, novelty, collator.prefix_tokens[1])
         positives = KnownPositives.of(collection, collator.queries, collator.docs) if in_batch else None
         arguments = (plan, sampler, collator, rank, world, positives, self.train_docs.whole_step)
         return TrainSteps(*arguments) if self.rounds is None else RefreshedSteps(*arguments, rounds=self.rounds)
@@ -316,6 +322,7 @@ class RankData(pl.LightningDataModule):
         """Return the loader of this device's steps; it can resume in the middle of an epoch."""
         assert self.trainer is not None
         steps = self.train_steps(self.trainer.global_rank, self.trainer.world_size)
+        steps.never_idle = getattr(self.trainer.strategy, "never_idle", False)
         return StepLoader(
             steps, self.batch_options.workers, pin_memory=self.trainer.strategy.root_device.type == "cuda"
         )
@@ -323,16 +330,19 @@ class RankData(pl.LightningDataModule):
     # evaluation
     # ------------------------------------------------------------------------------------------------------------------
 
-    def score_batches(self, collection: Collection, rank: int = 0, world: int = 1) -> ScoreBatches:
+    def score_batches(
+        self, collection: Collection, rank: int = 0, world: int = 1, order: int | None = None
+    ) -> ScoreBatches:
         """Return one device's share of a collection's candidates.
 
         Args:
             collection: A collection with candidates.
             rank: Number of the device.
             world: Number of devices.
+            order: See `ScoreBatches`.
         """
         budget = self.batch_options.eval_max_tokens or self.batch_options.max_tokens
-        return ScoreBatches(collection, self.depth, self.collator(collection), budget, rank, world)
+        return ScoreBatches(collection, self.depth, self.collator(collection), budget, rank, world, order)
 
     def _loader(self, collection: Collection) -> DataLoader[Any]:
         assert self.trainer is not None
@@ -379,6 +389,9 @@ def _largest_group(collator: Collator, docs: int) -> int:
     """Return an upper bound of a group's tokens, from the longest query and the longest doc of the stores."""
     query = np.array(min(int(collator.queries.lengths.max(initial=0)), collator.max_query_tokens))
     doc = np.array(min(int(collator.docs.lengths.max(initial=0)), collator.max_doc_tokens))
+    if collator.list_rows is not None:
+        grid = np.ones((1, docs), dtype=bool)
+        return int(collator.list_rows.tokens(query[None], np.full((1, docs), doc), grid)[0])
     if collator.reads != "pairs":
         return int(collator.query.row_lengths(query) + docs * collator.doc_sizes(doc, query))
     size = int(collator.doc_sizes(doc, query))

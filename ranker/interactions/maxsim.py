@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from ranker.data.ragged import tensor_ranges
+from ranker.interactions.maxsim_pairs import Pairs
 from ranker.types import Movable
 
 
@@ -66,6 +68,25 @@ def full_precision(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
+def _has_kernel(queries: TextVectors, docs: TextVectors) -> bool:
+    """Whether the Triton kernel takes these vectors: several per text, on a GPU, of at most 32 bits."""
+    several = queries.counts is not None and docs.counts is not None
+    return (
+        several
+        and queries.values.is_cuda
+        and queries.values.dtype == docs.values.dtype != torch.float64
+        and find_spec("triton") is not None
+    )
+
+
+def _by_kernel(queries: TextVectors, docs: TextVectors, query_of: Tensor, doc_of: Tensor) -> Tensor:
+    """Compute MaxSim of pairs of a query and a doc, int64 [pairs] each; no similarity is in memory."""
+    from ranker.interactions.kernels.maxsim import maxsim  # needs Triton
+
+    assert queries.counts is not None and docs.counts is not None
+    return maxsim(queries.values, docs.values, Pairs.of(queries.counts, docs.counts, query_of, doc_of))
+
+
 def maxsim_pairs(queries: TextVectors, docs: TextVectors, query_indices: Tensor) -> Tensor:
     r"""Compute MaxSim of each doc with its query (Khattab and Zaharia, 2020).
 
@@ -84,6 +105,8 @@ def maxsim_pairs(queries: TextVectors, docs: TextVectors, query_indices: Tensor)
     >>> maxsim_pairs(one, two, torch.tensor([0, 0]))  # padding does not win over -0.6
     tensor([-0.6000,  0.5000])
     """
+    if _has_kernel(queries, docs):
+        return _by_kernel(queries, docs, query_indices, torch.arange(docs.num_texts, device=query_indices.device))
     query_grid, query_mask = queries.padded()
     doc_grid, doc_mask = docs.padded()
     with torch.autocast(doc_grid.device.type, enabled=False):
@@ -93,11 +116,30 @@ def maxsim_pairs(queries: TextVectors, docs: TextVectors, query_indices: Tensor)
     return best.masked_fill(~query_mask.index_select(0, query_indices), 0.0).sum(1)
 
 
+def maxsim_chosen(queries: TextVectors, docs: TextVectors, query_of: Tensor, doc_of: Tensor) -> Tensor:
+    """Compute MaxSim of chosen pairs of many docs, [pairs]; with the kernel, no doc is copied.
+
+    Args:
+        queries: Vectors of the queries.
+        docs: Vectors of the docs, at least one each.
+        query_of: The query of each pair, int64 [pairs].
+        doc_of: The doc of each pair, int64 [pairs].
+    """
+    if _has_kernel(queries, docs):
+        return _by_kernel(queries, docs, query_of, doc_of)
+    return maxsim_pairs(queries, docs.take(doc_of), query_of)
+
+
 def maxsim_all(queries: TextVectors, docs: TextVectors) -> Tensor:
     """Compute MaxSim of every query with every doc, [queries, docs].
 
-    Memory grows with query vectors times doc vectors, so call it with blocks of texts (`blocks`).
+    Without the kernel, memory grows with query vectors times doc vectors, so call it with blocks of texts (`blocks`).
     """
+    if _has_kernel(queries, docs):
+        device = queries.values.device
+        every = torch.arange(docs.num_texts, device=device).repeat(queries.num_texts)
+        owners = torch.arange(queries.num_texts, device=device).repeat_interleave(docs.num_texts)
+        return _by_kernel(queries, docs, owners, every).view(queries.num_texts, docs.num_texts)
     query_grid, query_mask = queries.padded()
     doc_grid, doc_mask = docs.padded()
     with torch.autocast(doc_grid.device.type, enabled=False):

@@ -223,7 +223,8 @@ class MonoBERT(nn.Module):
         model = (cross_encoder if cross_encoder.recognises(Path(folder)) else huggingface).read(Path(folder), execution)
         prompt = read_prompt(Path(folder)) if cls.takes_prompt else None
         options: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
-        scorer = cls(model.encoder, head="own", pooling="mean", dropout=model.dropout, **options)
+        scorer = cls(model.encoder, head="own", pooling="mean", **options)
+        scorer.dropout.p = model.dropout
         scorer._take(model)
         check_layout(model.encoder, 2 if scorer.prompt is None else 1, scorer.pooling)
         return scorer

@@ -13,6 +13,7 @@ import numpy as np
 
 from ranker.errors import CheckpointError, ConfigError, DataError
 from ranker.files import checksum, verify, write_whole
+from ranker.retrieval.stages import Stages
 from ranker.retrieval.vector_store import VectorStore
 
 log = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class VectorIndex:
     ) -> None:
         self._index, self.index_type, self.num_bytes, self._to_memory = index, index_type, num_bytes, to_memory
         self._copy: Any = None
+        self.stages = Stages()
         self._warned = False
 
     @classmethod
@@ -123,6 +125,15 @@ class VectorIndex:
     def num_vectors(self) -> int:
         """Number of vectors."""
         return self._index.ntotal
+
+    @property
+    def rescore(self) -> int:
+        """Number of vectors that are fetched for the exact comparison, as a multiple of the requested number."""
+        return self.index_type.rescore
+
+    def margin(self, query: np.ndarray) -> float:  # noqa: ARG002
+        """Return by how much an inner product with a query may exceed the one that an exact index returns."""
+        return 1e-5
 
     def search(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Find the best vectors of each query, best first.
@@ -189,15 +200,29 @@ def _fill(index: Any, lists: int, index_type: IndexType, store: VectorStore) -> 
         index.train(sample)
     num_added = 0
     for chunk in store.chunks():
-        bad = np.flatnonzero(~np.isfinite(chunk).all(axis=1))
-        if len(bad):
-            doc = int(np.searchsorted(store.ends, num_added + bad[0], side="right"))
-            raise DataError(
-                f"{store.folder}: expected finite vectors, got NaN or infinity for doc "
-                f"{store.doc_ids[doc].decode()!r}; encode again"
-            )
+        refuse_not_finite(store, chunk, num_added)
         index.add(chunk)
         num_added += len(chunk)
+
+
+def refuse_not_finite(store: VectorStore, vectors: np.ndarray, first: int) -> None:
+    """Refuse vectors with NaN or infinity.
+
+    Args:
+        store: Where they are from.
+        vectors: Some of its vectors, one after another [vectors, dim].
+        first: Index of the first of them.
+
+    Raises:
+        DataError: One is not finite; the message names its doc.
+    """
+    bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
+    if len(bad):
+        doc = int(np.searchsorted(store.ends, first + bad[0], side="right"))
+        raise DataError(
+            f"{store.folder}: expected finite vectors, got NaN or infinity for doc "
+            f"{store.doc_ids[doc].decode()!r}; encode again"
+        )
 
 
 def _meta(index_type: IndexType, store: VectorStore) -> dict[str, Any]:

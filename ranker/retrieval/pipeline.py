@@ -20,8 +20,11 @@ from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device, describe, encode_docs
 from ranker.retrieval.impact_store import ImpactStore
 from ranker.retrieval.index import VectorIndex
+from ranker.retrieval.indexes.flat import Flat
+from ranker.retrieval.indexes.plaid import Plaid
+from ranker.retrieval.indexes.sparse import Sparse
 from ranker.retrieval.mining import Mining, mine
-from ranker.retrieval.search import BM25Engine, Engine, LateOptions, VectorEngine, encoding_latencies, latencies
+from ranker.retrieval.search import BM25Engine, Engine, LateOptions, VectorEngine, latencies
 from ranker.retrieval.sparse_search import Reranking, SparseEngine
 from ranker.retrieval.vector_store import VectorStore, claim
 from ranker.types import Run
@@ -111,24 +114,25 @@ def vector_engines(
         data: Gives the collator of each set.
         sets: Collections by name.
         folders: The folder of vectors of each corpus, from `encode_sets`.
-        index_type: Which index to open or build over the vectors.
+        index_type: Which index to open or build over the vectors; None: the default (`index_of`).
         device: Where to compute.
         late: Options for docs of several vectors.
 
     Raises:
         ConfigError: The index is not for vectors of this scorer.
     """
-    check_index(scorer, index_type)
+    index_type = index_of(scorer, index_type)
     if scorer.vectors == "terms":
         return _sparse_engines(scorer, data, sets, folders, index_type, device)
-    opened: dict[str, tuple[VectorStore, VectorIndex]] = {}
+    opened: dict[str, tuple[VectorStore, Any]] = {}
     engines: dict[str, Engine] = {}
     for name, collection in sets.items():
         fingerprint = collection.docs.fingerprint
         if fingerprint not in opened:
             store = VectorStore(folders[fingerprint])
             started = time.perf_counter()
-            opened[fingerprint] = store, VectorIndex.over(store, index_type)
+            has_own = hasattr(index_type, "over")
+            opened[fingerprint] = store, index_type.over(store) if has_own else VectorIndex.over(store, index_type)
             log.info(
                 "index over %d vectors of %d docs ready in %.1f s",
                 store.num_vectors,
@@ -139,22 +143,29 @@ def vector_engines(
     return engines
 
 
-def check_index(scorer: BiEncoder, index_type: Any) -> None:
-    """Refuse an index of vectors for a sparse ranker, and the reverse.
+def index_of(scorer: BiEncoder, index_type: Any) -> Any:
+    """Return the index to use: the given one, or the default of a scorer's vectors.
 
     Args:
         scorer: The bi-encoder.
-        index_type: The index and its options.
+        index_type: The index and its options; None: flat for one vector per text, plaid for one per token, sparse for
+            term weights.
 
     Raises:
-        ConfigError: They do not fit together.
+        ConfigError: The index is not for vectors of this scorer.
     """
-    if (scorer.vectors == "terms") != getattr(index_type, "terms", False):
-        sparse = scorer.vectors == "terms"
+    suited = {"terms": ["sparse"], "tokens": ["plaid", "flat", "hnsw", "ivf_flat", "ivf_pq"]}.get(
+        scorer.vectors, ["flat", "hnsw", "ivf_flat", "ivf_pq"]
+    )
+    if index_type is None:
+        return {"sparse": Sparse, "plaid": Plaid, "flat": Flat}[suited[0]]()
+    terms, late = getattr(index_type, "terms", False), getattr(index_type, "late", False)
+    if (scorer.vectors == "terms") != terms or (late and scorer.vectors != "tokens"):
         raise ConfigError(
-            f"index: expected {'sparse' if sparse else 'flat, hnsw, ivf_flat or ivf_pq'} for {type(scorer).__name__}, "
-            f"got {type(index_type).__name__.lower()}; set index={'sparse' if sparse else 'flat'}"
+            f"index: expected {', '.join(suited[:-1])}{' or ' if suited[1:] else ''}{suited[-1]} for "
+            f"{type(scorer).__name__}, got {type(index_type).__name__.lower()}; set index={suited[0]}"
         )
+    return index_type
 
 
 def _sparse_engines(
@@ -203,9 +214,9 @@ def search_set(engine: Engine, collection: Collection, depth: int, latency_queri
         latency_queries: Number of queries that are searched one at a time to measure the latency.
 
     Returns:
-        The run, and what the search cost: queries, seconds, queries per second, milliseconds per query (p50, p95) and
-        those of its encoding alone, bytes of the index and of the stored vectors beside it; of a sparse ranker also
-        the numbers of `SparseEngine.figures`.
+        The run, and what the search cost: queries, seconds and queries per second of all queries together,
+        milliseconds of single queries (p50, p95) and of their parts (`latencies`), bytes of the index and of the stored
+        vectors beside it; of a sparse ranker also the numbers of `SparseEngine.figures`.
     """
     queries = [query_id for query_id in collection.qrels or collection.queries if query_id in collection.queries]
     blank = [query_id for query_id in queries if not collection.queries[query_id].strip()]
@@ -215,15 +226,15 @@ def search_set(engine: Engine, collection: Collection, depth: int, latency_queri
     ranking = _search(engine, collection, queries, depth)
     seconds = time.perf_counter() - started
     warn_of_query_docs(collection, ranking)
-    latency = _percentiles(latencies(engine, queries, depth, latency_queries))
-    encoding = _percentiles(encoding_latencies(engine, queries, latency_queries))
+    parts = {name: _percentiles(part) for name, part in latencies(engine, queries, depth, latency_queries).items()}
+    latency = parts.pop("search", None)
     report = {
         "queries": len(queries),
         "depth": depth,
         "seconds": seconds,
         "queries_per_second": len(queries) / seconds if seconds else None,
-        "latency_ms": latency or None,
-        "encoding_ms": encoding or None,
+        "latency_ms": latency,
+        "parts_ms": parts or None,
         "index_bytes": engine.num_bytes,
         "vector_bytes": engine.vector_bytes,
         "docs": len(collection.docs),
@@ -239,9 +250,12 @@ def _percentiles(milliseconds: np.ndarray) -> dict[str, float]:
 def in_words(report: Mapping[str, Any]) -> str:
     """Return the report of `search_set` as one line of text."""
     latency = report["latency_ms"]
+    rate = report["queries_per_second"]
+    together = f", {rate:.0f} queries/s" if rate else ""
     single = f", one at a time p50 {latency['p50']:.1f} ms, p95 {latency['p95']:.1f} ms" if latency else ""
-    if report["encoding_ms"]:
-        single += f" (of which encoding the query p50 {report['encoding_ms']['p50']:.1f} ms)"
+    if report["parts_ms"]:
+        parts = (f"{name} {part['p50']:.1f}" for name, part in report["parts_ms"].items())
+        single += f" (p50 of {', '.join(parts)} ms)"
     stored = f", stored vectors {report['vector_bytes'] / 1e6:.1f} MB" if report["vector_bytes"] else ""
     terms = ""
     if "flops" in report:
@@ -251,7 +265,8 @@ def in_words(report: Mapping[str, Any]) -> str:
             + (f", recall@10 {report['recall@10']:.3f} of the exact search" if "recall@10" in report else "")
         )
     return (
-        f"{report['queries']} queries over {report['docs']} docs in {report['seconds']:.1f} s{single}; "
+        f"{report['queries']} queries over {report['docs']} docs in {report['seconds']:.1f} s"
+        f"{together}{single}; "
         f"index {report['index_bytes'] / 1e6:.1f} MB{stored}{terms}"
     )
 

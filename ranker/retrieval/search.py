@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from ranker.interactions.maxsim import TextVectors, blocks, maxsim_all
 from ranker.models.interface import BiEncoder
 from ranker.retrieval.bm25 import BM25
 from ranker.retrieval.encode import Device, encode_queries
-from ranker.retrieval.index import VectorIndex
+from ranker.retrieval.stages import Stages
 from ranker.retrieval.vector_store import VectorStore
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,8 @@ class VectorEngine:
         scorer: The bi-encoder.
         collator: Holds the queries' token store.
         store: The docs' vectors.
-        index: The index over these vectors.
+        index: The index over these vectors: a `VectorIndex`, a `TensorIndex`, or, with a vector per token, one with the
+            method `rank` (`LateIndex`).
         device: Where queries are encoded and token vectors compared.
         late: Options for docs of several vectors.
     """
@@ -113,11 +114,12 @@ class VectorEngine:
         scorer: BiEncoder,
         collator: Collator,
         store: VectorStore,
-        index: VectorIndex,
+        index: Any,
         device: Device,
         late: LateOptions | None = None,
     ) -> None:
         self.scorer, self.collator, self.store, self.index, self.device = scorer, collator, store, index, device
+        self.stages: Stages = index.stages
         self.late = late or LateOptions()
         self._warned = False
         self.num_bytes, self.vector_bytes = index.num_bytes, store.num_bytes
@@ -135,12 +137,16 @@ class VectorEngine:
         query_rows = self.collator.queries.rows(list(query_ids))
         rankings: list[Ranked] = []
         for first in range(0, len(query_ids), QUERIES_IN_MEMORY):
-            vectors = encode_queries(
-                self.scorer, self.collator, query_rows[first : first + QUERIES_IN_MEMORY], self.device
-            )
+            with self.stages("encode"):
+                vectors = encode_queries(
+                    self.scorer, self.collator, query_rows[first : first + QUERIES_IN_MEMORY], self.device
+                )
             for start in range(0, vectors.num_texts, QUERIES_PER_SEARCH):
                 queries = vectors.take(torch.arange(start, min(start + QUERIES_PER_SEARCH, vectors.num_texts)))
-                if self.store.description.several:
+                if hasattr(self.index, "rank"):
+                    found = self.index.rank(queries, depth)
+                    rankings += [self._best(rows, scores, depth) for rows, scores in found]
+                elif self.store.description.several:
                     rankings += self._search_tokens(queries, depth)
                 else:
                     rankings += self._search_single(queries.values.numpy(), depth)
@@ -153,10 +159,6 @@ class VectorEngine:
             doc_id = self.store.doc_ids[rows[bad[0]]].decode()
             raise _not_finite(len(bad), len(scores), float(scores[bad[0]]), query_id, doc_id)
         return Candidates(list(query_ids), offsets, self.store.doc_ids[rows], scores)
-
-    def encode(self, query_ids: Sequence[str]) -> TextVectors:
-        """Return the vectors of queries."""
-        return encode_queries(self.scorer, self.collator, self.collator.queries.rows(list(query_ids)), self.device)
 
     def score(self, query_id: str, doc_ids: Sequence[str]) -> dict[str, float]:
         """Return the exact scores of those docs that are in the collection.
@@ -180,22 +182,41 @@ class VectorEngine:
     def _search_single(self, queries: np.ndarray, depth: int) -> list[Ranked]:
         """Rank docs that have one vector each, for queries [queries, dim]."""
         rankings: list[Ranked] = [(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))] * len(queries)
-        pending, count = np.arange(len(queries)), depth * self.index.index_type.rescore + SPARE
+        pending, count = np.arange(len(queries)), depth * self.index.rescore + SPARE
         while len(pending):
-            scores, indices = self.index.search(queries[pending], count)
-            tied = []
-            for query, query_scores, query_indices in zip(pending.tolist(), scores, indices, strict=True):
-                # each doc has one vector, so the index of a vector is the row of its doc
-                rows = query_indices[query_indices >= 0]
-                vector = TextVectors(torch.from_numpy(queries[query : query + 1]))
-                rankings[query] = self._best(rows, self._exact(vector, rows), depth)
-                # ties at rank `depth` are broken by descending doc id, which needs all docs with that score: fetch more
-                # if the last fetched doc may have it
-                more = self.index.index_type.exact and depth < len(rows) < self.index.num_vectors
-                if more and query_scores[-1] >= query_scores[depth - 1] - 1e-5:
-                    tied.append(query)
+            with self.stages("candidates"):
+                scores, indices = self.index.search(queries[pending], count)
+            with self.stages("exact"):
+                exact = self._exact_singles(queries[pending], indices)
+                tied = []
+                for place, query in enumerate(pending.tolist()):
+                    # each doc has one vector, so the index of a vector is the row of its doc
+                    real = indices[place] >= 0
+                    rankings[query] = self._best(indices[place][real], exact[place][real], depth)
+                    # ties at rank `depth` are broken by descending doc id, which needs all docs with that score: fetch
+                    # more if a doc that was not fetched may have it
+                    more = self.index.index_type.exact and depth < real.sum() < self.index.num_vectors
+                    if more:
+                        least = float(rankings[query][1][-1]) * self._divisor
+                        if scores[place, -1] + self.index.margin(queries[query]) >= least:
+                            tied.append(query)
             pending, count = np.array(tied, dtype=np.int64), count * 8
         return rankings
+
+    def _exact_singles(self, queries: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        """Return scores of docs that have one vector each, float32 [queries, docs]; of row -1 any number.
+
+        Args:
+            queries: [queries, dim].
+            indices: Rows of docs, int64 [queries, docs].
+        """
+        if hasattr(self.index, "exact"):
+            # rounded from float64, as below
+            return (self.index.exact(queries, indices) / self._divisor).astype(np.float32)
+        return np.stack([
+            self._exact(TextVectors(torch.from_numpy(query[None])), rows)
+            for query, rows in zip(queries, np.maximum(indices, 0), strict=True)
+        ])  # fmt: skip
 
     def _search_tokens(self, queries: TextVectors, depth: int) -> list[Ranked]:
         """Rank docs that have several vectors each.
@@ -206,15 +227,19 @@ class VectorEngine:
         num_candidates = max(depth, self.late.candidates)
         if num_candidates >= self.store.num_docs:
             every_doc = np.arange(self.store.num_docs)
-            return [self._best(every_doc, scores, depth) for scores in self._maxsim(queries, every_doc)]
-        count = self.late.token_depth * self.index.index_type.rescore
-        scores, indices = self.index.search(queries.values.numpy(), count)
+            with self.stages("exact"):
+                return [self._best(every_doc, scores, depth) for scores in self._maxsim(queries, every_doc)]
+        count = self.late.token_depth * self.index.rescore
+        with self.stages("candidates"):
+            scores, indices = self.index.search(queries.values.numpy(), count)
         rankings = []
         ends = queries.counts.cumsum(0).tolist()
         for query, (end, num_vectors) in enumerate(zip(ends, queries.counts.tolist(), strict=True)):
             part = slice(end - num_vectors, end)
-            rows = self._promising(scores[part], indices[part], num_candidates)
-            rankings.append(self._best(rows, self._exact(queries.take(torch.tensor([query])), rows), depth))
+            with self.stages("candidates"):
+                rows = self._promising(scores[part], indices[part], num_candidates)
+            with self.stages("exact"):
+                rankings.append(self._best(rows, self._exact(queries.take(torch.tensor([query])), rows), depth))
         lengths = [len(rows) for rows, _ in rankings]
         if min(lengths) < depth and not self._warned:
             self._warned = True
@@ -286,30 +311,26 @@ def _not_finite(count: int, total: int, score: float, query_id: str, doc_id: str
     )
 
 
-def encoding_latencies(engine: Engine, query_ids: Sequence[str], count: int) -> np.ndarray:
-    """Encode `count` queries one at a time, after two to warm up; return milliseconds [queries], none without `encode`.
+def latencies(engine: Engine, query_ids: Sequence[str], depth: int, count: int) -> dict[str, np.ndarray]:
+    """Search `count` queries one at a time, after two to warm up; return milliseconds of each part, [queries].
+
+    The part `search` is the whole. The others are those of the engine's `stages`, where it has them: `encode`, the
+    search for `candidates`, their `exact` scores.
 
     Args:
-        engine: The engine; one that encodes queries has a method `encode`.
+        engine: The engine.
         query_ids: The queries.
-        count: How many of them.
+        depth: Docs per query.
+        count: How many of the queries.
     """
-    encode: Any = getattr(engine, "encode", None)
-    return np.zeros(0) if encode is None else _milliseconds(encode, list(query_ids)[:count])
-
-
-def _milliseconds(call: Callable[[list[str]], Any], query_ids: list[str]) -> np.ndarray:
-    """Call with each query alone, after two to warm up; return milliseconds [queries]."""
+    stages: Stages = getattr(engine, "stages", Stages())
     for query_id in query_ids[:2]:
-        call([query_id])
-    milliseconds = []
-    for query_id in query_ids:
+        engine.search([query_id], depth)
+    stages.take()
+    measured = []
+    for query_id in query_ids[:count]:
         started = time.perf_counter()
-        call([query_id])
-        milliseconds.append(1000 * (time.perf_counter() - started))
-    return np.array(milliseconds)
-
-
-def latencies(engine: Engine, query_ids: Sequence[str], depth: int, count: int) -> np.ndarray:
-    """Search `count` queries one at a time, after two to warm up; return milliseconds [queries], encoding included."""
-    return _milliseconds(lambda some: engine.search(some, depth), list(query_ids)[:count])
+        engine.search([query_id], depth)
+        measured.append({"search": time.perf_counter() - started, **stages.take()})
+    names = dict.fromkeys(name for parts in measured for name in parts)
+    return {name: np.array([1000 * parts.get(name, 0.0) for parts in measured]) for name in names}

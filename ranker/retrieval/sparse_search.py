@@ -14,6 +14,7 @@ from ranker.errors import DataError
 from ranker.models.interface import BiEncoder
 from ranker.retrieval.encode import Device, encode_queries
 from ranker.retrieval.impact_store import ImpactStore
+from ranker.retrieval.stages import Stages
 
 log = logging.getLogger(__name__)
 
@@ -35,12 +36,14 @@ class Reranking:
     def __init__(self, engine: SparseEngine, candidates: Candidates) -> None:
         self._engine, self._candidates = engine, candidates
         self.num_bytes, self.vector_bytes = engine.num_bytes, engine.vector_bytes
-        self.encode, self.score, self.figures = engine.encode, engine.score, engine.figures
+        self.score, self.figures, self.stages = engine.score, engine.figures, engine.stages
 
     def search(self, query_ids: Sequence[str], depth: int) -> Candidates:
         """Return the best candidates of each query; a query without candidates gets none."""
+        with self.stages("encode"):
+            encoded = self._engine.encode(query_ids)
         ranked = []
-        for query_id, terms in zip(query_ids, self._engine.encode(query_ids), strict=True):
+        for query_id, terms in zip(query_ids, encoded, strict=True):
             ids = self._candidates.get(query_id, [])
             best = sorted(self._engine.scores_of(terms, ids).items(), key=lambda item: item[::-1], reverse=True)[:depth]
             ranked.append((query_id, [doc_id for doc_id, _ in best], [score for _, score in best]))
@@ -61,6 +64,7 @@ class SparseEngine:
     def __init__(self, scorer: BiEncoder, collator: Collator, store: ImpactStore, index: Any, device: Device) -> None:
         self.scorer, self.collator, self.store, self.index, self.device = scorer, collator, store, index, device
         self.num_bytes, self.vector_bytes = index.num_bytes, store.num_bytes
+        self.stages = Stages()
         self._searched: tuple[list[str], list[Terms]] = ([], [])  # the last queries that were searched together
         self._rows_by_id = np.argsort(store.doc_ids, kind="stable")
         self._sorted_ids = store.doc_ids[self._rows_by_id]
@@ -79,7 +83,8 @@ class SparseEngine:
 
     def search(self, query_ids: Sequence[str], depth: int) -> Candidates:
         """Return the best docs of each query, among docs with a score above 0; ties by descending doc id."""
-        terms = self.encode(query_ids)
+        with self.stages("encode"):
+            terms = self.encode(query_ids)
         if len(query_ids) > 1:  # not one that measures the latency
             self._searched = list(query_ids[:COUNTED]), terms[:COUNTED]
         best = [self._best(*some, depth) for some in terms]
@@ -90,12 +95,15 @@ class SparseEngine:
 
     def _best(self, words: np.ndarray, weights: np.ndarray, depth: int) -> tuple[np.ndarray, np.ndarray]:
         if self.index.exact:
-            scores = self.index.scores(words, weights)
+            with self.stages("exact"):
+                scores = self.index.scores(words, weights)
             rows = np.flatnonzero(scores > 0)
             scores = scores[rows]
         else:
-            rows = self.index.rows(words, weights, depth)
-            scores = self._exact((words, weights), rows)
+            with self.stages("candidates"):
+                rows = self.index.rows(words, weights, depth)
+            with self.stages("exact"):
+                scores = self._exact((words, weights), rows)
         if len(rows) > depth:
             # keep all docs that tie with the one at rank `depth`; the sort below cuts them by doc id
             kept = scores >= np.partition(scores, -depth)[-depth]

@@ -253,19 +253,38 @@ class VectorStore:
             for start in range(0, len(part), max_vectors):
                 yield np.ascontiguousarray(part[start : start + max_vectors], dtype=np.float32)
 
+    def between(self, first: int, end: int, max_vectors: int = 65536) -> Iterator[np.ndarray]:
+        """Yield the vectors `first` to `end` in order, float32 [vectors, dim], at most `max_vectors` at a time."""
+        starts = self._shard_ends - [len(part) for part in self._vectors]
+        for part, start in zip(self._vectors, starts.tolist(), strict=True):
+            for place in range(max(0, first - start), min(len(part), end - start), max_vectors):
+                last = min(place + max_vectors, end - start)
+                yield np.array(part[place:last], dtype=np.float32)
+
+    def shard(self, number: int) -> tuple[np.ndarray, slice]:
+        """Return the vectors of a shard, mapped [vectors, dim], and the rows of its docs."""
+        first = number * self.description.shard_docs
+        return self._vectors[number], slice(first, min(first + self.description.shard_docs, self.num_docs))
+
+    def of_doc(self, row: int) -> np.ndarray:
+        """Return the vectors of a doc by its row, mapped [vectors, dim]."""
+        shard = row // self.description.shard_docs
+        end = self.ends[row] - (self._shard_ends[shard - 1] if shard else 0)
+        return self._vectors[shard][end - self.counts[row] : end]
+
     def sample(self, count: int, seed: int = 0) -> np.ndarray:
         """Return `count` vectors (or all), drawn without replacement, float32 [vectors, dim]."""
         if count >= self.num_vectors:
             return np.concatenate([np.zeros((0, self.description.dim), dtype=np.float32), *self.chunks()])
-        return self._at(np.sort(np.random.default_rng(seed).choice(self.num_vectors, count, replace=False)))
+        return self.vectors_at(np.sort(np.random.default_rng(seed).choice(self.num_vectors, count, replace=False)))
 
     def take(self, rows: np.ndarray) -> TextVectors:
         """Return the vectors of docs by their rows, int64 [docs], in that order."""
         counts = self.counts[rows]
-        values = torch.from_numpy(self._at(ranges(self.ends[rows] - counts, counts)))
+        values = torch.from_numpy(self.vectors_at(ranges(self.ends[rows] - counts, counts)))
         return TextVectors(values, torch.from_numpy(counts) if self.description.several else None)
 
-    def _at(self, indices: np.ndarray) -> np.ndarray:
+    def vectors_at(self, indices: np.ndarray) -> np.ndarray:
         """Return vectors by their indices over all shards, int64 [vectors]; float32 [vectors, dim]."""
         out = np.empty((len(indices), self.description.dim), dtype=np.float32)
         shards = np.searchsorted(self._shard_ends, indices, side="right")

@@ -15,9 +15,11 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from ranker.data.collection import Collection
 from ranker.data.dataset import ScoreBatch, ScoreBatches
+from ranker.data.ranking import are_equal
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.lora import base_fingerprint, base_names
 from ranker.errors import CheckpointError, NonFinite
@@ -28,6 +30,7 @@ from ranker.models.interface import Scorer
 from ranker.training.loss_inputs import against_reference, check_reference, loss_of, reference_scores
 from ranker.training.nonfinite import PendingStep, write_dump
 from ranker.training.set_losses import SetLosses
+from ranker.training.sharding import is_sharded, shard, whole_tensor
 from ranker.types import Loss, RankBatch, Run, TrainStep
 
 log = logging.getLogger(__name__)
@@ -113,6 +116,14 @@ class RerankModule(pl.LightningModule):
     # training
     # ----------------------------------------------------------------------------------------------------
 
+    def configure_model(self) -> None:
+        """Shard the weights over the devices, if the strategy does; Lightning calls this before each stage."""
+        strategy = self.trainer.strategy
+        if is_sharded(strategy) and not isinstance(self.scorer, FSDPModule):
+            half = torch.bfloat16 if str(self.trainer.precision) == "bf16-mixed" else None
+            mesh: Any = strategy.device_mesh  # type: ignore[attr-defined]
+            shard(self, mesh["data_parallel"], half)
+
     def configure_optimizers(self) -> Any:
         """The configured optimizer with decay groups, and a schedule over optimizer steps."""
         options = self.optimization
@@ -132,7 +143,7 @@ class RerankModule(pl.LightningModule):
         if isinstance(self.loss, SetLosses):
             self.loss.begin(step)
         total = self.accumulate(step)
-        norm = self._clip()
+        norm = self.clip()
         # One all-reduce sums some values over the devices: the parts of the loss; the gradient norm, divided by the
         # number of devices first because it is the same everywhere; the number of devices with a request to stop; and
         # the loss of each set of a mix. All devices thus decide alike whether the step is finite and whether to stop.
@@ -272,9 +283,12 @@ class RerankModule(pl.LightningModule):
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
         """Mean loss over the micro-batch's groups."""
-        assert self.loss is not None
         reference = reference_scores(self.scorer, batch) if self._has_reference else None
-        scores = self.scorer(batch)
+        return self.loss_of_scores(self.scorer(batch), batch, reference)
+
+    def loss_of_scores(self, scores: Tensor, batch: RankBatch, reference: Tensor | None = None) -> Tensor:
+        """Mean of `loss` over the micro-batch's groups, from their scores [batch, docs]; see `loss_of`."""
+        assert self.loss is not None
         if isinstance(self.loss, SetLosses):
             return self.loss.of_batch(scores, batch, reference, self._step_seed)
         return loss_of(self.loss, scores, batch, reference, self._step_seed)
@@ -315,10 +329,17 @@ class RerankModule(pl.LightningModule):
         block = getattr(self.trainer.strategy, "block_backward_sync", None)  # missing on a single device
         return contextlib.nullcontext() if only_if or block is None else block()
 
-    def _clip(self) -> Tensor:
-        parameters = [p for p in self._all_parameters if p.grad is not None]
+    def clip(self) -> Tensor:
+        """Clip the gradients; returns their norm before that."""
+        return self.clip_part(self._all_parameters)
+
+    def clip_part(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+        """Clip the gradients of some parameters by their own norm; returns it."""
+        parameters = [p for p in parameters if p.grad is not None]
         max_norm = self.optimization.max_norm
-        return nn.utils.clip_grad_norm_(parameters, max_norm if max_norm is not None and max_norm > 0 else torch.inf)
+        norm = nn.utils.clip_grad_norm_(parameters, max_norm if max_norm is not None and max_norm > 0 else torch.inf)
+        whole: Tensor = whole_tensor(norm)
+        return whole
 
     def _check_pending(self) -> bool:
         """Check the pending step, if there is one, and report it if it was not finite.
@@ -399,11 +420,22 @@ class RerankModule(pl.LightningModule):
                 if len(of_sets) == len(sets):
                     self.log(f"val/{measure}", fmean(of_sets), prog_bar=measure == shown, sync_dist=False)
 
+    def on_validation_end(self) -> None:
+        """Drop gathered weights, if the strategy shards them."""
+        if is_sharded(self.trainer.strategy):
+            self.trainer.strategy.gather_no_more()  # type: ignore[attr-defined]
+
     def _measure(self, run: Run, collection: Collection) -> dict[str, float]:
         """Return a run's means by their reported names, and also by the names in `measures` where these differ.
 
         Reported names include the collection's relevance threshold, e.g. AP(rel=2); `monitor` has the configured name.
         """
+        if are_equal(run):
+            log.warning(
+                "validation at step %d: all candidates of each query have the same score, so the measures are those of "
+                "an order by ids; the model has collapsed: lower optim.lr, or take an earlier checkpoint",
+                self.trainer.global_step,
+            )
         qrels: Any = collection.qrels
         means = evaluate(run, qrels, self.measures, collection.relevance).means
         for configured in parse_measures(self.measures):

@@ -34,7 +34,7 @@ COMMANDS = {
     "probe": ["probe.py", "probe=tf", "checkpoint=@outputs/splade/*", "data=files", "data.path={data}", "name=probed",
               "split=test", "docs_per_query=2", "seeds=[1]", "layers=[1]", "portions=[0.2,1.0]",
               "training.max_rounds=1", "training.hidden=8"],
-    "dense index": ["search.py", "checkpoint=@outputs/splade/*"],
+    "dense index": ["search.py", "checkpoint=@outputs/splade/*", "index=flat"],
     "dense candidates": [*BM25, "model=bm25", "candidates=@outputs/bm25/*/evaluation/small/run.trec"],
     "one id": [*SEARCH, "checkpoint=@outputs/splade/*", "explain=q33"],
     "regularizer": ["train.py", *SMALL, "model=splade", "model.regularizer=l2"],
@@ -80,7 +80,7 @@ def run_of(where, name):
 def a_search_reports_terms_and_products(where):
     figures = json.loads((folder_of(where, "found") / "search.json").read_text())["small"]
     assert figures["docs"] == 60 and figures["query_terms"] > 0 and figures["doc_terms"] > 0 and figures["flops"] > 0
-    assert figures["latency_ms"]["p50"] > 0 and figures["encoding_ms"]["p50"] > 0
+    assert figures["latency_ms"]["p50"] > 0 and figures["parts_ms"]["encode"]["p50"] > 0
     bits = json.loads((folder_of(where, "bits") / "search.json").read_text())["small"]
     entries = round(bits["doc_terms"] * 60)
     words = len(load_file(folder_of(where, "idf") / "model/query_0_SparseStaticEmbedding/model.safetensors")["weight"])

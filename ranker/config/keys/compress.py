@@ -21,8 +21,10 @@ class CompressConfig:
     data: Any = None
     layers: Any = None
     drop: Text = "top"
+    heads: float = 1.0
     units: float = 1.0
     multiple: int = 8
+    tune: bool = False
     pairs: int = 128
     split: Text = "train"
     candidates: Text | None = None

@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import MISSING
-
-from ranker.config.shared_keys import BatchConfig, MiningConfig, ReportConfig, Text, TrainerConfig
+from ranker.config.shared_keys import BatchConfig, InferenceConfig, MiningConfig, ReportConfig, Text, TrainerConfig
 
 
 @dataclass
@@ -37,7 +35,7 @@ class SearchConfig:
     trust_remote_code: bool = False
     model: Any = None
     data: Any = None
-    index: Any = MISSING
+    index: Any = None
     split: Text | None = "test"
     mine: Text | None = None
     measures: list[str] = field(default_factory=list)
@@ -56,3 +54,4 @@ class SearchConfig:
     batch: BatchConfig = field(default_factory=BatchConfig)
     seed: int = 0
     cache_dir: Text = ".cache"
+    inference: InferenceConfig = field(default_factory=InferenceConfig)

@@ -29,6 +29,7 @@ class TrainConfig:
     data: Any = MISSING
     suite: Any = None
     passages: Any = None
+    distill: Any = None
     optim: Any = MISSING
     schedule: Any = MISSING
     callbacks: Any = None
@@ -48,6 +49,7 @@ class TrainConfig:
     checkpoint: Text | None = None
     resume: bool = False
     save_every_steps: int = 500
+    sharded_checkpoints: bool = False
     nonfinite: Text = "stop"
     mining: RefreshConfig = field(default_factory=RefreshConfig)
     cache_dir: Text = ".cache"

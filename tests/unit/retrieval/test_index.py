@@ -196,7 +196,7 @@ def test_wrong_options(make, message):
 @pytest.mark.skipif(hasattr(faiss, "StandardGpuResources"), reason="this faiss has GPU support")
 def test_a_gpu_that_is_asked_for_and_not_there_is_an_error(vectors):
     with pytest.raises(ConfigError, match=r"index.gpu: expected a GPU that faiss sees, got none"):
-        VectorIndex.over(vectors(), Flat(gpu=True))
+        VectorIndex.over(vectors(), IVFFlat(gpu=True))
 
 
 class OnGpus:

@@ -241,7 +241,9 @@ def test_figures_of_a_search(engine_of, scorers, small):
         and report["queries"] == 12
     )
     assert 0 < report["latency_ms"]["p50"] <= report["latency_ms"]["p95"]
-    assert len(latencies(engine, QUERIES, 10, 5)) == 5
+    parts = latencies(engine, QUERIES, 10, 5)
+    assert list(parts) == ["search", "encode", "candidates", "exact"] and {len(part) for part in parts.values()} == {5}
+    assert (sum(parts[name] for name in list(parts)[1:]) <= parts["search"]).all()
     assert "12 queries over 60 docs" in pipeline.in_words(report)
 
 

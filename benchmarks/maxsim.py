@@ -1,0 +1,130 @@
+"""Time and memory of MaxSim: this package's kernel, torch's own form, and late-interaction-kernels where installed.
+
+python benchmarks/maxsim.py [--device cuda] [--docs 1000] [--doc-tokens 300] [--step-queries 512] [--step-docs 1024]
+Two cases: one query of 32 vectors against `--docs` docs, forward only; and a training step, every query of
+`--step-queries` against every doc of `--step-docs`, forward and backward. Torch's form compares blocks of 1,024 query
+vectors and 8,192 doc vectors, as the training does without the kernel. On a CPU only torch's form runs.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
+
+from ranker.interactions import maxsim as interactions
+from ranker.interactions.maxsim import TextVectors, blocks, maxsim_all
+
+QUERY_TOKENS, DIM = 32, 128
+
+
+def texts(count: int, tokens: int, dtype: torch.dtype, device: str) -> TextVectors:
+    values = torch.nn.functional.normalize(torch.randn(count * tokens, DIM, device=device), dim=1).to(dtype)
+    return TextVectors(values, torch.full((count,), tokens, device=device))
+
+
+def milliseconds(call: Callable[[], object], device: str, repeats: int) -> float:
+    """Median time of a call; on a GPU by its own clock, without the launch's wait."""
+    if device == "cuda":
+        from triton.testing import do_bench
+
+        return do_bench(call, warmup=50, rep=20 * repeats, return_mode="median")
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        call()
+        times.append(1000 * (time.perf_counter() - started))
+    return statistics.median(times)
+
+
+def in_blocks(queries: TextVectors, docs: TextVectors) -> torch.Tensor:
+    """Score every query with every doc by torch's form, in blocks."""
+    device = queries.values.device
+    doc_blocks = [docs.take(some) for some in blocks(torch.arange(docs.num_texts, device=device), docs, 8192)]
+    rows = []
+    for some in blocks(torch.arange(queries.num_texts, device=device), queries, 1024):
+        own = queries.take(some)
+        rows.append(torch.cat([maxsim_all(own, part) for part in doc_blocks], 1))
+    return torch.cat(rows)
+
+
+def step(score: Callable[[TextVectors, TextVectors], torch.Tensor], queries: TextVectors, docs: TextVectors) -> None:
+    leaves = [text.values.detach().requires_grad_() for text in (queries, docs)]
+    scores = score(TextVectors(leaves[0], queries.counts), TextVectors(leaves[1], docs.counts))
+    scores.logsumexp(1).sum().backward()
+
+
+def with_form(kernel: bool, call: Callable[[], object]) -> Callable[[], object]:
+    """Return the call with the kernel, or with torch's form on any device."""
+    original = interactions._has_kernel
+
+    def run() -> object:
+        interactions._has_kernel = original if kernel else (lambda queries, docs: False)
+        try:
+            return call()
+        finally:
+            interactions._has_kernel = original
+
+    return run
+
+
+def measured(name: str, call: Callable[[], object], device: str, repeats: int) -> None:
+    call()
+    before = 0
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    call()
+    peak = f"{(torch.cuda.max_memory_allocated() - before) / 1e6:.0f}" if device == "cuda" else ""
+    print(f"| {name} | {milliseconds(call, device, repeats):.4f} | {peak} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    for name, default in (
+        ("docs", 1000),
+        ("doc-tokens", 300),
+        ("step-queries", 512),
+        ("step-docs", 1024),
+        ("step-doc-tokens", 180),
+        ("repeats", 10),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    forms = (("this package's kernel", True), ("torch", False)) if args.device == "cuda" else (("torch", False),)
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if args.device == 'cuda' else 'CPU'}")
+    for dtype in (torch.bfloat16, torch.float32):
+        one = texts(1, QUERY_TOKENS, dtype, args.device)
+        docs = texts(args.docs, args.doc_tokens, dtype, args.device)
+        print(f"\n1 query x {args.docs} docs x {QUERY_TOKENS} x {args.doc_tokens}, {dtype}")
+        print("| forward | ms | MB added |\n| --- | --- | --- |")
+        for name, kernel in forms:
+            measured(name, with_form(kernel, lambda: maxsim_all(one, docs)), args.device, args.repeats)  # noqa: B023
+        if args.device == "cuda" and find_spec("late_interaction_kernels") is not None:
+            from late_interaction_kernels import maxsim as theirs
+
+            grids = [text.values.view(text.num_texts, -1, DIM) for text in (one, docs)]
+            measured("late-interaction-kernels", lambda: theirs(*grids), args.device, args.repeats)  # noqa: B023
+    queries = texts(args.step_queries, QUERY_TOKENS, torch.float32, args.device)
+    docs = texts(args.step_docs, args.step_doc_tokens, torch.float32, args.device)
+    print(f"\n{args.step_queries} queries x {args.step_docs} docs of {args.step_doc_tokens}, float32")
+    print("| forward and backward | ms | MB added |\n| --- | --- | --- |")
+    for name, kernel in forms:
+        score = maxsim_all if kernel else in_blocks
+        measured(name, with_form(kernel, lambda: step(score, queries, docs)), args.device, args.repeats)  # noqa: B023
+    if args.device == "cuda" and find_spec("late_interaction_kernels") is not None:
+        from late_interaction_kernels import maxsim as theirs
+
+        def other(queries: TextVectors, docs: TextVectors) -> torch.Tensor:
+            return theirs(*(text.values.view(text.num_texts, -1, DIM) for text in (queries, docs)))
+
+        measured("late-interaction-kernels", lambda: step(other, queries, docs), args.device, args.repeats)
+
+
+if __name__ == "__main__":
+    main()

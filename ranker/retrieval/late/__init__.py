@@ -1,0 +1,1 @@
+"""Compressed late-interaction index: centroids and quantized residuals of token vectors, and their search."""

@@ -1,0 +1,120 @@
+"""Build a compressed index from stored vectors, shard by shard.
+
+Memory holds the sample of k-means and one block of vectors. A killed build continues with the first missing part, and
+ends with the same bytes on the same kind of device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from filelock import FileLock
+
+from ranker.files import write_folder
+from ranker.retrieval.index import refuse_not_finite
+from ranker.retrieval.late import centroids as late_centroids
+from ranker.retrieval.late.centroids import Centroids, default_count
+from ranker.retrieval.late.folder import Settings, Shard, claim, parts_of, read_codec, write_codec, write_shard
+from ranker.retrieval.late.residuals import Buckets, fit
+from ranker.retrieval.vector_store import LOG_SECONDS, VectorStore
+
+log = logging.getLogger(__name__)
+
+BLOCK = 65536  # vectors compressed at a time
+MAX_SAMPLE = 2**22  # vectors that k-means learns from, at most: 2 GiB of float32 at 128
+FIT_NUMBERS = 2**22  # numbers that the buckets are fitted to
+
+
+def build(store: VectorStore, bits: int, centroids: int | None, device: str | torch.device = "cpu") -> Path:
+    """Build the parts of an index that do not exist yet.
+
+    Args:
+        store: The vectors.
+        bits: Bits of a number of a residual, 2 or 4.
+        centroids: Number of centroids; None: `default_count`.
+        device: Where to compute.
+
+    Returns:
+        The folder of the index, beside the vectors.
+
+    Raises:
+        CheckpointError: The folder has an index of other vectors.
+        DataError: A vector is not finite.
+    """
+    count = min(centroids or default_count(store.num_vectors), max(1, store.num_vectors))
+    description = store.description
+    settings = Settings(description.digest, description.dim, description.num_shards, store.num_vectors, bits, count)
+    own = {"bits": bits, "centroids": count}
+    digest = hashlib.blake2b(json.dumps(own, sort_keys=True).encode(), digest_size=5).hexdigest()
+    folder = store.folder / f"index-plaid-{digest}"
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder / ".lock"):
+        claim(folder, settings)
+        if not (folder / "codec").is_dir():
+            started = time.perf_counter()
+            write_codec(folder, *_learn(store, settings, device))
+            log.info("index: %d centroids in %.1f s", count, time.perf_counter() - started)
+        codec = read_codec(folder, settings)
+        started = logged = time.perf_counter()
+        for number, path in enumerate(parts_of(folder, settings)[: settings.num_shards]):
+            if not path.is_dir():
+                shard = _compressed(store, number, codec, device)
+                with write_folder(path) as part:
+                    write_shard(part, shard, settings)
+            if time.perf_counter() - logged > LOG_SECONDS:
+                logged = time.perf_counter()
+                log.info("index: shard %d of %d, %.0f s", number + 1, settings.num_shards, logged - started)
+    return folder
+
+
+def _learn(store: VectorStore, settings: Settings, device: str | torch.device) -> tuple[Centroids, Buckets]:
+    """Return centroids and buckets from a sample of the vectors."""
+    wanted = late_centroids.SAMPLE_PER_CENTROID * settings.centroids
+    values = store.sample(min(wanted, max(MAX_SAMPLE, 4 * settings.centroids)))
+    if not len(values):
+        values = np.zeros((1, settings.dim), dtype=np.float32)
+    if not np.isfinite(values).all():
+        seen = 0
+        for chunk in store.chunks():  # names the doc
+            refuse_not_finite(store, chunk, seen)
+            seen += len(chunk)
+    sample = torch.from_numpy(values).to(device)
+    found = late_centroids.train(sample, settings.centroids)
+    some = sample[:: max(1, len(sample) * settings.dim // FIT_NUMBERS)]
+    residuals = some - found.values[found.nearest(some)]
+    return found, fit(residuals.flatten().cpu().numpy(), settings.bits)
+
+
+def _compressed(store: VectorStore, number: int, codec: tuple[Centroids, Buckets], device: str | torch.device) -> Shard:
+    """Compress a shard of the vectors."""
+    vectors, docs = store.shard(number)
+    first = int(store.ends[docs.start - 1]) if docs.start else 0
+    for start in range(0, len(vectors), BLOCK):
+        refuse_not_finite(store, vectors[start : start + BLOCK], first + start)
+    return Shard(*compress(vectors, codec, device), store.counts[docs], store.doc_ids[docs])
+
+
+def compress(
+    vectors: np.ndarray, codec: tuple[Centroids, Buckets], device: str | torch.device = "cpu"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the centroid of each vector, int64 [vectors], and its packed residual, uint8 [vectors, bytes].
+
+    Args:
+        vectors: [vectors, dim], of any type of numbers.
+        codec: Centroids and buckets.
+        device: Where to compute.
+    """
+    centroids, buckets = codec[0].to(device), codec[1].to(device)
+    codes, residuals = [np.zeros(0, dtype=np.int64)], [buckets.pack(centroids.values[:0]).cpu().numpy()]
+    for start in range(0, len(vectors), BLOCK):
+        block = torch.from_numpy(np.array(vectors[start : start + BLOCK], dtype=np.float32)).to(device)
+        nearest = centroids.nearest(block)
+        codes.append(nearest.cpu().numpy())
+        residuals.append(buckets.pack(block - centroids.values[nearest]).cpu().numpy())
+    return np.concatenate(codes), np.concatenate(residuals)

@@ -1,0 +1,253 @@
+"""Kernels of the search on a CPU, compiled by numba at their first use and kept on disk.
+
+A query's similarities with a number are 16-bit integers of `LANES` tokens side by side, so that four 64-bit additions
+add the similarities of all of them. A vector's similarities are one row of the centroids' table plus one row for each
+byte of its packed residual: no vector is decompressed (WARP; Scheerer et al., 2025, arXiv:2501.17788).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+LANES = 16  # tokens side by side
+WORDS = 4  # 64-bit words of a row of LANES 16-bit numbers
+BINS = 2048  # of the histogram that finds the best centroids of a token
+
+
+@njit(nogil=True, cache=True)
+def byte_table(query: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return the inner products of the numbers of each byte with a query, float32 [bytes, 256, LANES].
+
+    Args:
+        query: A vector per token, as columns, float32 [bytes * numbers of a byte, LANES].
+        values: The numbers of each byte, float32 [256, numbers of a byte].
+    """
+    numbers = values.shape[1]
+    num_bytes = query.shape[0] // numbers
+    out = np.zeros((num_bytes, 256, LANES), dtype=np.float32)
+    for place in range(num_bytes):
+        for byte in range(256):
+            for number in range(numbers):
+                weight = values[byte, number]
+                for lane in range(LANES):
+                    out[place, byte, lane] += weight * query[place * numbers + number, lane]
+    return out
+
+
+@njit(nogil=True, cache=True)
+def scaled(similarities: np.ndarray, table: np.ndarray) -> tuple[Any, Any, Any, Any]:
+    """Turn similarities into 16-bit numbers whose sums fit into 16 bits; a constant of each token is left out.
+
+    Args:
+        similarities: Of centroids and tokens, float32 [centroids, LANES].
+        table: See `byte_table`.
+
+    Returns:
+        Both as uint16, of the same shapes; the similarity of a residual of zeros, uint16 [LANES]; and the number by
+        which all were multiplied.
+    """
+    low, span = np.empty(LANES, dtype=np.float32), 0.0
+    lows = np.empty((table.shape[0], LANES), dtype=np.float32)
+    for lane in range(LANES):
+        low[lane] = similarities[:, lane].min()
+        width = similarities[:, lane].max() - low[lane]
+        for place in range(table.shape[0]):
+            lows[place, lane] = table[place, :, lane].min()
+            width += table[place, :, lane].max() - lows[place, lane]
+        span = max(span, width)
+    scale = np.float32((65534.0 - table.shape[0]) / max(span, 1e-20))  # each number is rounded up by 1/2 at most
+    centroids = np.empty(similarities.shape, dtype=np.uint16)
+    for row in range(similarities.shape[0]):
+        for lane in range(LANES):
+            centroids[row, lane] = np.uint16((similarities[row, lane] - low[lane]) * scale + np.float32(0.5))
+    parts = np.empty(table.shape, dtype=np.uint16)
+    for place in range(table.shape[0]):
+        for byte in range(256):
+            for lane in range(LANES):
+                value = (table[place, byte, lane] - lows[place, lane]) * scale
+                parts[place, byte, lane] = np.uint16(value + np.float32(0.5))
+    zeros = np.empty(LANES, dtype=np.uint16)
+    for lane in range(LANES):
+        zeros[lane] = np.uint16(max(np.float32(0.0), -lows[:, lane].sum() * scale))
+    return centroids, parts, zeros, scale
+
+
+@njit(nogil=True, cache=True)
+def probe(centroids: np.ndarray, tokens: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Find the best centroids of each token, `count` or a few more.
+
+    Args:
+        centroids: Similarities of centroids and tokens, uint16 [centroids, LANES].
+        tokens: Real tokens of the query, at most LANES.
+        count: Centroids per token.
+
+    Returns:
+        Whether a centroid is one of the best of any token, bool [centroids]; and the bound that the best of each token
+        reach, uint16 [LANES], 0 for lanes without a token.
+    """
+    shift = np.uint16(5)  # 65536 / BINS = 2**5
+    bounds = np.zeros(LANES, dtype=np.uint16)
+    histogram = np.zeros((BINS, LANES), dtype=np.int32)
+    for row in range(centroids.shape[0]):
+        for lane in range(LANES):
+            histogram[centroids[row, lane] >> shift, lane] += 1
+    for lane in range(tokens):
+        left = count
+        for place in range(BINS - 1, -1, -1):
+            left -= histogram[place, lane]
+            if left <= 0:
+                bounds[lane] = np.uint16(place << 5)
+                break
+    probed = np.zeros(centroids.shape[0], dtype=np.bool_)
+    for row in range(centroids.shape[0]):
+        near = False
+        for lane in range(tokens):
+            near |= centroids[row, lane] >= bounds[lane]
+        probed[row] = near
+    return probed, bounds
+
+
+@njit(nogil=True, cache=True)
+def gather(
+    centroids: np.ndarray,
+    probed: np.ndarray,
+    bounds: np.ndarray,
+    entries: np.ndarray,
+    starts: np.ndarray,
+    slots: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Score each doc with a vector at a probed centroid by the similarities of these centroids (PLAID's stage 2).
+
+    A token's similarity is at least its bound, which stands for the doc's other vectors.
+
+    Args:
+        centroids: Similarities of centroids and tokens, uint16 [centroids, LANES].
+        probed: Whether a centroid is probed, bool [centroids].
+        bounds: See `probe`.
+        entries: Docs with a vector at a centroid, one centroid after another, int32.
+        starts: First entry of each centroid, int64 [centroids + 1].
+        slots: All -1, int32 [docs]; left as it was.
+
+    Returns:
+        Docs, int64 [found], and their scores, int64 [found].
+    """
+    room = 0
+    for row in range(len(probed)):
+        if probed[row]:
+            room += starts[row + 1] - starts[row]
+    room = min(room, len(slots))
+    best = np.empty((room, LANES), dtype=np.uint16)
+    found = np.empty(room, dtype=np.int64)
+    number = 0
+    for row in range(len(probed)):
+        if not probed[row]:
+            continue
+        for entry in range(starts[row], starts[row + 1]):
+            slot = slots[entries[entry]]
+            if slot < 0:
+                slot = number
+                number += 1
+                slots[entries[entry]] = slot
+                found[slot] = entries[entry]
+                for lane in range(LANES):
+                    best[slot, lane] = bounds[lane]
+            for lane in range(LANES):
+                best[slot, lane] = max(best[slot, lane], centroids[row, lane])
+    scores = np.zeros(number, dtype=np.int64)
+    for slot in range(number):
+        slots[found[slot]] = -1
+        for lane in range(LANES):
+            scores[slot] += np.int64(best[slot, lane])
+    return found[:number], scores
+
+
+@njit(nogil=True, cache=True)
+def refine(
+    centroids: np.ndarray,
+    parts: np.ndarray,
+    probed: np.ndarray,
+    bounds: np.ndarray,
+    vectors: tuple[np.ndarray, np.ndarray, np.ndarray],
+    docs: np.ndarray,
+) -> np.ndarray:
+    """Score docs by those of their compressed vectors that lie at probed centroids, int64 [docs].
+
+    Args:
+        centroids: Similarities of centroids and tokens as words, uint64 [centroids, WORDS].
+        parts: Those of bytes and tokens, uint64 [bytes * 256, WORDS].
+        probed: Whether a centroid is probed, bool [centroids].
+        bounds: Similarity that stands for the doc's other vectors, uint16 [LANES].
+        vectors: Centroid of each vector [vectors]; its packed residual, uint8 [vectors, bytes]; end of each doc's
+            vectors, int64 [docs of the index].
+        docs: The docs, int64 [docs].
+    """
+    codes, residuals, ends = vectors
+    scores = np.zeros(len(docs), dtype=np.int64)
+    words = np.empty((1, WORDS), dtype=np.uint64)
+    lanes = words.view(np.uint16)
+    best = np.empty(LANES, dtype=np.uint16)
+    near = np.empty(1024, dtype=np.int64)
+    touched = np.zeros(1, dtype=np.uint8)
+    for number in range(len(docs)):
+        doc = docs[number]
+        first = ends[doc - 1] if doc > 0 else 0
+        if ends[doc] - first > len(near):
+            near = np.empty(2 * (ends[doc] - first), dtype=np.int64)
+        count = 0
+        for vector in range(first, ends[doc]):  # without a branch, which a processor could not foresee
+            near[count] = vector
+            count += np.int64(probed[codes[vector]])  # type: ignore[assignment]
+        best[:] = bounds
+        for some in range(count):  # reads from memory overlap here, and not in the loop below
+            touched[0] ^= residuals[near[some], 0]
+        for some in range(count):
+            row = np.uint64(near[some])
+            start = centroids[np.uint64(codes[row])]
+            sum0, sum1, sum2, sum3 = start[0], start[1], start[2], start[3]
+            packed = residuals[row]
+            for place in range(np.uint64(packed.shape[0])):
+                part = parts[(np.uint64(place) << np.uint64(8)) + np.uint64(packed[place])]
+                sum0 += part[0]
+                sum1 += part[1]
+                sum2 += part[2]
+                sum3 += part[3]
+            words[0, 0], words[0, 1], words[0, 2], words[0, 3] = sum0, sum1, sum2, sum3
+            for lane in range(LANES):
+                best[lane] = max(best[lane], lanes[0, lane])
+        for lane in range(LANES):
+            scores[number] += np.int64(best[lane])
+    return scores
+
+
+@njit(nogil=True, cache=True)
+def merged(query: np.ndarray, least: float) -> np.ndarray:
+    """Add up each vector of a query and the vectors whose cosine with the sum before is at least `least`.
+
+    The sum's similarity with a doc is about the sum of theirs, and there are fewer of them: ColBERT's [MASK] vectors
+    are often nearly equal.
+
+    Args:
+        query: float32 [tokens, dim].
+        least: The least cosine.
+
+    Returns:
+        float32 [sums, dim]
+    """
+    sums = np.zeros(query.shape, dtype=np.float32)
+    count = 0
+    for token in range(query.shape[0]):
+        length = np.sqrt((query[token] * query[token]).sum())
+        place = -1
+        for other in range(count):
+            norm = np.sqrt((sums[other] * sums[other]).sum())
+            if (query[token] * sums[other]).sum() >= least * length * norm:
+                place = other
+                break
+        if place < 0:
+            place = count
+            count += 1
+        sums[place] += query[token]
+    return sums[:count]

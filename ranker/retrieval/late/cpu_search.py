@@ -1,0 +1,103 @@
+"""Search of a compressed index on a CPU."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import numpy as np
+
+from ranker.retrieval.late import cpu_kernels as kernels
+from ranker.retrieval.late.arrays import Arrays, Effort
+
+MERGE = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)  # least cosines of merged tokens, tried until they fit into the lanes
+# of a doc, only vectors at the best LEAST_NEAR centroids of a token, or the best of NEAR_SHARE, are compared in full
+LEAST_NEAR, NEAR_SHARE = 64, 32
+
+
+class _Group(NamedTuple):
+    """16-bit similarities with a few tokens of a query.
+
+    Args:
+        centroids: Of centroids, uint16 [centroids, LANES].
+        parts: Of bytes of a residual, uint16 [bytes, 256, LANES].
+        zeros: Of a residual of zeros, uint16 [LANES].
+        scale: The number by which they are multiplied.
+        tokens: Number of tokens.
+    """
+
+    centroids: np.ndarray
+    parts: np.ndarray
+    zeros: np.ndarray
+    scale: float
+    tokens: int
+
+
+class CPUSearch:
+    """Finds candidates by 16-bit similarities, with nearly equal tokens of a query merged (`cpu_kernels`).
+
+    Args:
+        arrays: The index.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        self._arrays = arrays
+        self._values = arrays.buckets.byte_values().numpy()
+        self._centroids = arrays.centroids.values.numpy()
+        self._local = threading.local()
+
+    def _slots(self) -> np.ndarray:
+        """Return this thread's places of docs, all -1, int32 [docs]."""
+        if not hasattr(self._local, "slots"):
+            self._local.slots = np.full(self._arrays.num_docs, -1, dtype=np.int32)
+        slots: np.ndarray = self._local.slots
+        return slots
+
+    def candidates(self, query: np.ndarray, effort: Effort) -> np.ndarray:
+        """Return the rows of the docs to score exactly, int64 [at most effort.rescore].
+
+        Args:
+            query: Vectors of the query, float32 [tokens, dim].
+            effort: How many centroids and docs are compared.
+        """
+        index = self._arrays
+        groups = [self._scaled(part) for part in self._parts(query)]
+        reached = [kernels.probe(group.centroids, group.tokens, effort.probes) for group in groups]
+        probed = np.logical_or.reduce([mask for mask, _ in reached])
+        rows, total = np.zeros(0, dtype=np.int64), np.zeros(1)
+        for group, (_, bounds) in zip(groups, reached, strict=True):
+            rows, scores = kernels.gather(group.centroids, probed, bounds, index.entries, index.starts, self._slots())
+            total = total + scores / group.scale
+        rows = np.sort(best(rows, total, effort.candidates))
+        if len(rows) <= effort.rescore:
+            return rows
+        near = max(effort.probes, LEAST_NEAR, len(self._centroids) // NEAR_SHARE)
+        reached = [kernels.probe(group.centroids, group.tokens, near) for group in groups]
+        probed = np.logical_or.reduce([mask for mask, _ in reached])
+        vectors, total = (index.codes, index.residuals, index.ends), np.zeros(1)
+        for group, (_, bounds) in zip(groups, reached, strict=True):
+            words = group.centroids.view(np.uint64), group.parts.reshape(-1, kernels.LANES).view(np.uint64)
+            total = total + kernels.refine(*words, probed, bounds + group.zeros, vectors, rows) / group.scale
+        return best(rows, total, effort.rescore)
+
+    def _parts(self, query: np.ndarray) -> list[np.ndarray]:
+        """Merge tokens until they fit into the lanes, or as far as `MERGE` allows; return groups of at most LANES."""
+        sums = query
+        for least in MERGE:
+            sums = kernels.merged(query, least)
+            if len(sums) <= kernels.LANES:
+                break
+        return [sums[first : first + kernels.LANES] for first in range(0, len(sums), kernels.LANES)]
+
+    def _scaled(self, tokens: np.ndarray) -> _Group:
+        """Return the similarities with at most LANES tokens, [tokens, dim]."""
+        num_bytes, numbers = self._arrays.residuals.shape[1], self._values.shape[1]
+        query = np.zeros((num_bytes * numbers, kernels.LANES), dtype=np.float32)
+        query[: tokens.shape[1], : len(tokens)] = tokens.T
+        table = kernels.byte_table(query, self._values)
+        return _Group(*kernels.scaled(self._centroids @ query[: tokens.shape[1]], table), len(tokens))
+
+
+def best(rows: np.ndarray, scores: np.ndarray, count: int) -> np.ndarray:
+    """Return the rows of the `count` largest scores, in no order."""
+    return rows if len(rows) <= count else rows[np.argpartition(-scores, count - 1)[:count]]

@@ -1,0 +1,225 @@
+"""A compressed late-interaction index: search, and docs that are added and deleted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock
+
+from ranker.errors import DataError
+from ranker.files import write_folder, write_whole
+from ranker.interactions.maxsim import TextVectors
+from ranker.retrieval.late.arrays import Arrays, Effort
+from ranker.retrieval.late.build import compress
+from ranker.retrieval.late.exact import exact_scores, query_vectors
+from ranker.retrieval.late.folder import (
+    Shard,
+    parts_of,
+    read_codec,
+    read_deleted,
+    read_settings,
+    read_shard,
+    write_shard,
+)
+from ranker.retrieval.late.tensor_search import TensorSearch
+from ranker.retrieval.stages import Stages
+from ranker.retrieval.vector_store import VectorStore
+
+Ranked = tuple[np.ndarray, np.ndarray]  # rows of docs, int64 [docs], and their scores, float32 [docs]
+LISTED = 300_000  # docs listed at the probed centroids of a query that `probes=None` aims at
+LEAST_PROBES, LEAST_CANDIDATES, LEAST_RESCORED = 8, 500, 100
+EXHAUSTIVE = 2**22  # vectors that a GPU which holds them compares with each query, since that is faster
+SHARED = 12  # as many tokens have a centroid among their best, on average
+
+
+class LateIndex:
+    """An opened index.
+
+    Args:
+        folder: Its folder, within the folder of the vectors.
+        store: The vectors; None: exact scores are computed from decompressed vectors.
+        effort: How much a search compares: `candidates` and `rescore` as multiples of the number of docs that are
+            wanted; `probes` 0: a number such that about `LISTED` docs are listed.
+        device: Where to search.
+
+    Attributes:
+        doc_ids: The id of each doc, UTF-8 [docs], deleted ones included.
+        deleted: Rows of deleted docs.
+        num_bytes: Size of the files.
+        stages: Seconds spent on candidates and on exact scores.
+
+    Raises:
+        DataError: A part of the index is missing or damaged.
+    """
+
+    def __init__(
+        self, folder: Path, store: VectorStore | None, effort: Effort, device: str | torch.device = "cpu"
+    ) -> None:
+        self.folder, self._store, self._effort, self.device = folder, store, effort, torch.device(device)
+        self.settings = read_settings(folder)
+        self._codec = read_codec(folder, self.settings)
+        self.stages = Stages()
+        self._open()
+
+    def _open(self) -> None:
+        """Read all shards."""
+        num_bytes = -(-self.settings.dim * self.settings.bits // 8)
+        parts = parts_of(self.folder, self.settings)
+        shards = [read_shard(path, self.settings, num_bytes) for path in parts]
+        empty = Shard(np.zeros(0, "u2"), np.zeros((0, num_bytes), "u1"), np.zeros(0, np.int64), np.zeros(0, "S1"))
+        self._shards = shards or [empty]
+        self.deleted = read_deleted(self.folder)
+        self.doc_ids = np.concatenate([shard.ids for shard in self._shards])
+        self.arrays = Arrays.of(self._codec, self._shards, self.deleted)
+        self._counts = self.arrays.ends - np.concatenate([[0], self.arrays.ends[:-1]])[: len(self.arrays.ends)]
+        self._starts = np.cumsum([0, *(len(shard.ids) for shard in self._shards)])
+        self.num_bytes = sum(path.stat().st_size for path in self.folder.rglob("*.bin") if path.name != "vectors.bin")
+        self._tensors: TensorSearch | None = None
+        self._cpu: Any = None
+        if self.device.type == "cpu" and find_spec("numba") is not None:
+            from ranker.retrieval.late.cpu_search import CPUSearch  # compiled by numba, which is optional
+
+            self._cpu = CPUSearch(self.arrays)
+        else:
+            self._tensors = TensorSearch(self.arrays, self.device)
+            if self._store is not None and len(self._shards) == self.settings.num_shards:
+                self._tensors.load(self._store)
+
+    @property
+    def num_docs(self) -> int:
+        """Number of docs that can be found."""
+        return len(self.doc_ids) - len(self.deleted)
+
+    def rank(self, queries: TextVectors, depth: int) -> list[Ranked]:
+        """Return candidates of each query with their exact scores, in no order; more than `depth` where there are more.
+
+        Args:
+            queries: Vectors of the queries, float32, in main memory.
+            depth: Docs per query that are wanted.
+        """
+        effort = self._effort_for(depth)
+        texts = query_vectors(queries)
+        with self.stages("candidates"):
+            rows = self._candidates(queries, texts, effort)
+        with self.stages("exact"):
+            if self._tensors is not None and self._tensors.stored is not None:
+                scores = self._tensors.exact(queries, rows)
+            else:
+                scores = self._parallel(self.exact, texts, rows)
+        return list(zip(rows, scores, strict=True))
+
+    def _candidates(self, queries: TextVectors, texts: list[np.ndarray], effort: Effort) -> list[np.ndarray]:
+        present = np.delete(np.arange(len(self.doc_ids)), self.deleted)
+        if self.num_docs <= effort.rescore:
+            return [present] * len(texts)
+        if self._tensors is None:
+            return self._parallel(self._cpu.candidates, texts, [effort] * len(texts))
+        if self._tensors.stored is not None and len(self.arrays.codes) <= EXHAUSTIVE:
+            return self._tensors.exhaustive(queries, present, effort.rescore)
+        return self._tensors.candidates(queries, effort)
+
+    def _effort_for(self, depth: int) -> Effort:
+        """Return the effort for a number of docs, with `probes` set."""
+        lists = len(self.arrays.starts) - 1
+        length = max(1.0, len(self.arrays.entries) / lists)
+        probes = self._effort.probes or int(LISTED / length / SHARED)
+        rescore = max(self._effort.rescore * depth, LEAST_RESCORED)
+        candidates = max(self._effort.candidates * depth, LEAST_CANDIDATES, rescore)
+        return Effort(min(max(probes, LEAST_PROBES), lists), candidates, rescore)
+
+    def _parallel(self, call: Any, *arguments: Sequence[Any]) -> list[Any]:
+        """Call with each query's arguments, on torch's number of threads."""
+        threads = min(torch.get_num_threads(), len(arguments[0]))
+        if threads < 2 or self.device.type != "cpu":
+            return list(map(call, *arguments))
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(call, *arguments))
+
+    def exact(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Return MaxSim with docs, float32 [docs]: of their stored vectors, or of decompressed ones without a store.
+
+        Args:
+            query: Vectors of the query, float32 [tokens, dim].
+            rows: The docs, int64 [docs].
+        """
+        return exact_scores(query, rows, self.vectors)
+
+    def vectors(self, row: int) -> np.ndarray:
+        """Return the vectors of a doc, float32 [vectors, dim]: stored ones, or decompressed ones without a store."""
+        part = int(np.searchsorted(self._starts, row, side="right")) - 1
+        own = self._shards[part].vectors
+        if own is None and self._store is not None:
+            return self._store.of_doc(row).astype(np.float32, copy=False)
+        last = self.arrays.ends[row]
+        some = slice(last - self._counts[row], last)
+        if own is not None:
+            first = self.arrays.ends[self._starts[part] - 1] if part else 0
+            return own[some.start - first : some.stop - first]
+        codes = torch.from_numpy(self.arrays.codes[some].astype(np.int64))
+        packed = torch.from_numpy(np.array(self.arrays.residuals[some]))
+        centroids, buckets = self._codec
+        return (centroids.values[codes] + buckets.unpack(packed, self.settings.dim)).numpy()
+
+    def add(self, doc_ids: Sequence[str], vectors: TextVectors) -> None:
+        """Add docs; the centroids stay as they are.
+
+        Args:
+            doc_ids: Their ids, none of which the index has.
+            vectors: Their vectors, by the same model, float32.
+
+        Raises:
+            DataError: An id is there already or twice, a vector is not finite or of another size.
+        """
+        ids = np.array([doc_id.encode() for doc_id in doc_ids], dtype=np.bytes_)
+        values = vectors.values.cpu().float().numpy()
+        assert vectors.counts is not None
+        counts = vectors.counts.cpu().numpy()
+        if values.shape[1] != self.settings.dim or len(counts) != len(ids):
+            raise DataError(
+                f"{self.folder}: expected vectors of {self.settings.dim} of {len(ids)} docs, got vectors of "
+                f"{values.shape[1]} of {len(counts)}"
+            )
+        bad = np.flatnonzero(~np.isfinite(values).all(axis=1))
+        if len(bad):
+            doc = doc_ids[int(np.searchsorted(np.cumsum(counts), bad[0], side="right"))]
+            raise DataError(f"{self.folder}: expected finite vectors, got NaN or infinity for doc {doc!r}")
+        with FileLock(self.folder / ".lock"):
+            self._open()
+            known = np.isin(ids, np.delete(self.doc_ids, self.deleted))
+            if known.any() or len(np.unique(ids)) < len(ids):
+                again = ids[known][0] if known.any() else next(i for i in ids if (ids == i).sum() > 1)
+                raise DataError(
+                    f"{self.folder}: expected ids of new docs, got {again.decode()!r} again; delete it first"
+                )
+            path = self.folder / f"added-{len(self._shards) - self.settings.num_shards:05d}"
+            with write_folder(path) as part:
+                write_shard(part, Shard(*compress(values, self._codec), counts, ids, values), self.settings)
+            self._open()
+
+    def delete(self, doc_ids: Sequence[str]) -> None:
+        """Delete docs: searches do not find them any more.
+
+        Args:
+            doc_ids: Their ids.
+
+        Raises:
+            DataError: The index has no such doc.
+        """
+        with FileLock(self.folder / ".lock"):
+            self._open()
+            present = np.delete(np.arange(len(self.doc_ids)), self.deleted)
+            rows = dict(zip(self.doc_ids[present].tolist(), present.tolist(), strict=True))
+            missing = [doc_id for doc_id in doc_ids if doc_id.encode() not in rows]
+            if missing:
+                raise DataError(f"{self.folder}: expected ids of docs of the index, got {missing[0]!r}")
+            gone = {*self.deleted.tolist(), *(rows[doc_id.encode()] for doc_id in doc_ids)}
+            with write_whole(self.folder / "deleted.json") as file:
+                file.write(json.dumps(sorted(gone)) + "\n")
+            self._open()

@@ -1,0 +1,206 @@
+"""Exact search with torch: blocks of vectors on one or several GPUs (or the CPU), the best of all blocks merged.
+
+Inner products are computed in bfloat16 or float32. Only vectors that may be among the best by these are compared in
+double precision, so that ranking and ties are those of an exact search (`VectorEngine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ranker.retrieval.index import refuse_not_finite
+from ranker.retrieval.stages import Stages
+from ranker.retrieval.vector_store import VectorStore
+
+GROUP = 8  # neighbouring vectors whose largest product is compared first
+PRODUCTS = 2**29  # products of a block in memory
+EXACT_NUMBERS = 2**25  # numbers of vectors that are compared exactly at a time
+SHARE_OF_MEMORY = 0.7  # of a GPU's free memory that vectors may take
+# Largest error of a product of two vectors of length 1 in bfloat16, which keeps 8 bits: both factors and the result are
+# rounded by at most 2**-9 of their size. Of float32 with sums in any order: far below.
+ERRORS = {torch.bfloat16: 3 * 2.0**-9, torch.float32: 1e-5}
+FETCHED = {torch.bfloat16: 4, torch.float32: 1}  # vectors fetched, as a multiple of the requested number
+
+
+@dataclass
+class _Part:
+    """Consecutive vectors on one device.
+
+    Args:
+        device: The device.
+        first: Index of the first vector.
+        count: Number of vectors.
+        values: The vectors in the type of the search, [vectors, dim]; None: read from the disk in every search.
+        exact: The vectors in float32, [vectors, dim]; None: read from the disk.
+    """
+
+    device: torch.device
+    first: int
+    count: int
+    values: Tensor | None = None
+    exact: Tensor | None = None
+
+
+class TensorIndex:
+    """All vectors of a store, split over devices; those that do not fit are streamed from the disk.
+
+    Args:
+        store: The vectors.
+        index_type: Its type and options.
+        devices: Where to search.
+        dtype: Type of the search.
+        room: Bytes of vectors that each device may hold; None: a share of a GPU's free memory, all on a CPU.
+
+    Attributes:
+        num_bytes: Size of the vectors in the type of the search.
+        rescore: Vectors fetched, as a multiple of the requested number.
+
+    Raises:
+        DataError: A vector is not finite.
+    """
+
+    def __init__(
+        self,
+        store: VectorStore,
+        index_type: Any,
+        devices: Sequence[str | torch.device],
+        dtype: torch.dtype = torch.bfloat16,
+        room: int | None = None,
+    ) -> None:
+        self._store, self.index_type, self._dtype, self.stages = store, index_type, dtype, Stages()
+        self.rescore, self.num_vectors = FETCHED[dtype], store.num_vectors
+        self.num_bytes = self.num_vectors * store.description.dim * dtype.itemsize
+        bounds = [self.num_vectors * number // len(devices) for number in range(len(devices) + 1)]
+        self._parts = [
+            _Part(torch.device(device), first, end - first)
+            for device, first, end in zip(devices, bounds[:-1], bounds[1:], strict=True)
+        ]
+        self._longest = 0.0  # length of the longest vector
+        for part in self._parts:
+            self._load(part, room)
+
+    def _load(self, part: _Part, room: int | None) -> None:
+        """Copy a part to its device, as far as there is room, and check that its vectors are finite."""
+        shape = part.count, self._store.description.dim
+        if room is None and part.device.type == "cuda":
+            room = int(SHARE_OF_MEMORY * torch.cuda.mem_get_info(part.device)[0])
+        size = shape[0] * shape[1]
+        if room is None or size * self._dtype.itemsize <= room:
+            part.values = torch.empty(shape, dtype=self._dtype, device=part.device)
+            if self._dtype == torch.float32:
+                part.exact = part.values
+            elif room is None or size * (4 + self._dtype.itemsize) <= room:
+                part.exact = torch.empty(shape, device=part.device)
+        done = 0
+        for chunk in self._store.between(part.first, part.first + part.count):
+            refuse_not_finite(self._store, chunk, part.first + done)
+            self._longest = max(self._longest, float(np.sqrt(np.einsum("vd,vd->v", chunk, chunk).max(initial=0.0))))
+            some = slice(done, done + len(chunk))
+            for target in (part.values, part.exact):
+                if target is not None:
+                    target[some] = torch.from_numpy(chunk).to(part.device)
+            done += len(chunk)
+
+    def margin(self, query: np.ndarray) -> float:
+        """Return by how much an inner product with a query, float32 [dim], may exceed the one that `search` returns."""
+        return ERRORS[self._dtype] * max(1.0, float(np.linalg.norm(query)) * self._longest)
+
+    def search(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Find the best vectors of each query, best first.
+
+        Args:
+            queries: Query vectors, float32 [queries, dim].
+            count: Vectors per query; all if there are fewer.
+
+        Returns:
+            Inner products in the type of the search, float32, and indices of vectors, int64, both
+            [queries, min(count, vectors)].
+        """
+        count = min(count, self.num_vectors)
+        if not len(queries) or not count:
+            return np.zeros((len(queries), count), dtype=np.float32), np.zeros((len(queries), count), dtype=np.int64)
+        found = [self._search(part, torch.from_numpy(queries), count) for part in self._parts if part.count]
+        home = self._parts[0].device
+        every = [torch.cat([part[side].to(home) for part in found], 1) for side in (0, 1)]
+        scores, indices = _best(every[0], every[1], count)
+        return scores.float().cpu().numpy(), indices.cpu().numpy()
+
+    def _search(self, part: _Part, queries: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the best vectors of a part, products and indices, both [queries, at most count]."""
+        on_device = queries.to(part.device, self._dtype)
+        scores = torch.empty(len(queries), 0, dtype=self._dtype, device=part.device)
+        indices = torch.empty(len(queries), 0, dtype=torch.int64, device=part.device)
+        first = part.first
+        for block in self._blocks(part, max(GROUP, PRODUCTS // len(queries) // GROUP * GROUP)):
+            products = on_device @ block.T
+            members = _promising(products, count)
+            some = products if members is None else products.gather(1, members)
+            own = torch.arange(len(block), device=part.device).expand(len(queries), -1) if members is None else members
+            scores, indices = _best(torch.cat([scores, some], 1), torch.cat([indices, own + first], 1), count)
+            first += len(block)
+        return scores, indices
+
+    def _blocks(self, part: _Part, size: int) -> Iterator[Tensor]:
+        """Yield all vectors of a part in the type of the search, at most `size` at a time."""
+        if part.values is not None:
+            yield from part.values.split(size)
+            return
+        for chunk in self._store.between(part.first, part.first + part.count, size):
+            yield torch.from_numpy(chunk).to(part.device, self._dtype)
+
+    def exact(self, queries: np.ndarray, indices: np.ndarray) -> np.ndarray:
+        """Return inner products in double precision, float64 [queries, vectors].
+
+        Args:
+            queries: float32 [queries, dim].
+            indices: Vectors to compare with each query, int64 [queries, vectors].
+        """
+        out = np.empty(indices.shape)
+        step = max(1, EXACT_NUMBERS // max(1, indices.shape[1] * queries.shape[1]))
+        for start in range(0, len(queries), step):
+            some, rows = torch.from_numpy(queries[start : start + step]), indices[start : start + step]
+            for part in self._parts:
+                own = (rows >= part.first) & (rows < part.first + part.count)
+                owners, places = (torch.from_numpy(axis) for axis in own.nonzero())
+                if part.exact is None:
+                    vectors = self._store.vectors_at(rows[own])
+                    values = torch.from_numpy(vectors).to(part.device)
+                else:
+                    values = part.exact[torch.from_numpy(rows[own] - part.first).to(part.device)]
+                # a row is summed in the same order whatever the other rows, so that equal vectors get equal products
+                products = (values.double() * some.to(part.device).double()[owners.to(part.device)]).sum(1)
+                out[start + owners.numpy(), places.numpy()] = products.cpu().numpy()
+        return out
+
+
+def _promising(products: Tensor, count: int) -> Tensor | None:
+    """Return the columns of groups with the largest products, at least the `count` best columns, int64 [queries, ...].
+
+    A group's largest product decides: at most `count` groups have one that is among the `count` largest.
+
+    Args:
+        products: [queries, vectors].
+        count: Columns per query.
+
+    Returns:
+        The columns; None: all, since there are few.
+    """
+    if products.shape[1] < 2 * GROUP * count:
+        return None
+    whole = products.shape[1] // GROUP * GROUP
+    largest = products[:, :whole].unflatten(1, (-1, GROUP)).amax(2).topk(count, sorted=False).indices
+    members = (largest.unsqueeze(2) * GROUP + torch.arange(GROUP, device=products.device)).flatten(1)
+    rest = torch.arange(whole, products.shape[1], device=products.device).expand(len(products), -1)
+    return torch.cat([members, rest], 1)
+
+
+def _best(scores: Tensor, indices: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the `count` largest scores of each row with their indices, best first."""
+    best = scores.topk(min(count, scores.shape[1]), dim=1)
+    return best.values, indices.gather(1, best.indices)
