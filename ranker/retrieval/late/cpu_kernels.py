@@ -204,10 +204,10 @@ def refine(
         for some in range(count):  # reads from memory overlap here, and not in the loop below
             touched[0] ^= residuals[near[some], 0]
         for some in range(count):
-            vector = np.uint64(near[some])
-            start = centroids[np.uint64(codes[vector])]
+            row = np.uint64(near[some])
+            start = centroids[np.uint64(codes[row])]
             sum0, sum1, sum2, sum3 = start[0], start[1], start[2], start[3]
-            packed = residuals[vector]
+            packed = residuals[row]
             for place in range(np.uint64(packed.shape[0])):
                 part = parts[(np.uint64(place) << np.uint64(8)) + np.uint64(packed[place])]
                 sum0 += part[0]
