@@ -16,8 +16,10 @@ import faiss
 import numpy as np
 
 from ranker.retrieval.index import VectorIndex
+from ranker.retrieval.indexes.binary import Binary
 from ranker.retrieval.indexes.flat import Flat
 from ranker.retrieval.indexes.hnsw import HNSW
+from ranker.retrieval.indexes.int8 import Int8
 from ranker.retrieval.indexes.ivf_flat import IVFFlat
 from ranker.retrieval.indexes.ivf_pq import IVFPQ
 
@@ -77,7 +79,7 @@ def main() -> None:
         points = Generated(clustered(args.vectors, centres, rng), Path(folder))
         queries = clustered(args.queries, centres, rng)
         exact = None
-        for kind in (Flat(), IVFFlat(), IVFPQ(), HNSW()):
+        for kind in (Flat(), Int8(), Binary(), IVFFlat(), IVFPQ(), HNSW()):
             started = time.perf_counter()
             index = VectorIndex.over(points, kind)  # type: ignore[arg-type]
             built = time.perf_counter() - started

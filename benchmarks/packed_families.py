@@ -39,6 +39,7 @@ BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, 
 FAMILIES: dict[str, dict[str, Any]] = {
     "distilbert": {"dim": 768, "n_layers": 6, "n_heads": 12, "hidden_dim": 3072},
     "mpnet": {**BASE, "intermediate_size": 3072},
+    "albert": {**BASE, "intermediate_size": 3072, "embedding_size": 128},
     "eurobert": {**BASE, "num_key_value_heads": 12, "intermediate_size": 3072},
     "qwen3": {**BASE, "num_key_value_heads": 6, "head_dim": 64, "intermediate_size": 2048},
     "gte": {**BASE, "intermediate_size": 3072},
@@ -54,7 +55,8 @@ def config_of(family: str) -> PretrainedConfig:
 
 def attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **options: Any) -> Any:
     """The loop's attention, transformers' signature: [1, heads, tokens, head size] -> [1, tokens, heads, head size]."""
-    states = [part[0].transpose(0, 1) for part in (query, key, value)]
+    # rotary positions return float32 under autocast, and the kernel does not convert it
+    states = [part[0].transpose(0, 1).to(torch.bfloat16) for part in (query, key, value)]
     groups = states[0].shape[1] // states[1].shape[1]
     states[1:] = [part.repeat_interleave(groups, dim=1) if groups > 1 else part for part in states[1:]]
     window = (-1, 0) if getattr(module, "is_causal", False) else (-1, -1)

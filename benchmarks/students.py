@@ -28,7 +28,13 @@ from ranker.evaluation.significance import randomisation_test, wins_losses_ties
 ROOT = Path(__file__).resolve().parents[1]
 STUDENTS = {"2x128": ["encoder=splade_tiny"], "minilm3": ["encoder=minilm", "encoder.layers=3"]}
 LOSSES = {"kl": ["loss=kl"], "margin_mse": ["loss=margin_mse"], "mse": ["loss=mse"]}
-FINISHED = {"train": "result.json", "label": "label.json", "evaluate": "evaluation/*/metrics.json"}
+FINISHED = {
+    "train": "result.json",
+    "pretrain": "model/checksums.json",
+    "label": "label.json",
+    "evaluate": "evaluation/*/metrics.json",
+    "compress": "compress.json",
+}
 MEASURE = "nDCG@10"
 
 

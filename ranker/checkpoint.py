@@ -70,7 +70,7 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
         scorer, cfg = without_adapters(scorer, cfg)
     with write_folder(folder) as partial:
         write_model(partial, scorer, cfg)
-    if isinstance(scorer, Windowed):
+    if hasattr(scorer, "elsewhere"):
         log.warning("%s/: %s", folder.name, scorer.elsewhere())
 
 

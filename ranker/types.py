@@ -60,6 +60,9 @@ class TokenBatch(Movable):
         windows: Number of consecutive rows of each doc, where rows are windows of docs, int64 [docs]. None: a row is a
             text.
         max_windows: Largest number in `windows`, a Python int.
+        lists: Number of consecutive rows of each list, int64 [lists], where rows of a list see each other: every token
+            of a row attends to the first tokens of the other rows of its list, too. None: a row sees itself only.
+        max_list: Largest number in `lists`, a Python int.
     """
 
     tokens: Tensor
@@ -71,6 +74,8 @@ class TokenBatch(Movable):
     row_ids: Tensor | None = None
     windows: Tensor | None = None
     max_windows: int = 0
+    lists: Tensor | None = None
+    max_list: int = 0
 
     @property
     def num_texts(self) -> int:
@@ -151,6 +156,7 @@ class TrainStep(Movable):
         seeds: torch's seed of each micro-batch, for a step that is repeated on another device; empty: the module
             computes them.
         set_groups: In a mix of several sets: number of groups of each set in the whole step; empty: a single set.
+        round: Which refreshed negatives its groups have, see `ranker.data.refreshed`; 0: those of the data.
     """
 
     epoch: int
@@ -161,6 +167,7 @@ class TrainStep(Movable):
     contrast: Contrast | None = None
     seeds: tuple[int, ...] = ()
     set_groups: tuple[int, ...] = ()
+    round: int = 0
 
 
 class Loss(Protocol):

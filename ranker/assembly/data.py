@@ -12,11 +12,12 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from ranker.assembly.prompts import has_instructions, inputs_of
 from ranker.assembly.scorer import has_penalties, in_batch_negatives
 from ranker.config.sets import SET_KEYS, sets_of
 from ranker.config.signatures import parameters_of
 from ranker.config.targets import constructor_keys
-from ranker.data.collate import ScorerInputs, TextLimits
+from ranker.data.collate import TextLimits
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData, TrainDocs
 from ranker.data.expansion import expanded
@@ -156,16 +157,6 @@ def text_limits(scorer: Scorer, trained: Any, node: Any = None) -> TextLimits:
     )
 
 
-def inputs_of(scorer: Scorer, node: Any) -> ScorerInputs:  # noqa: ARG001
-    """What the scorer reads of a source's texts: rows with the prompts of the model, the same for all sets of a mix.
-
-    Args:
-        scorer: The scorer.
-        node: The source's node; prompts of its own would be read here.
-    """
-    return ScorerInputs.of(scorer)
-
-
 def batch_options(cfg: DictConfig) -> BatchOptions:
     """Sizes of steps and micro-batches."""
     options: Any = OmegaConf.to_container(cfg.batch)
@@ -238,7 +229,7 @@ def _rank_data(cfg: DictConfig, splits: Splits, scorer: Scorer, node: Any, seed:
     """
     return RankData(
         splits,
-        inputs_of(scorer, node),
+        inputs_of(scorer, node if node is not cfg.data else None, cfg.model, has_instructions(splits)),
         batch_options(cfg),
         text_limits(scorer, cfg, node if node is not cfg.data else None),
         depth=cfg.depth,

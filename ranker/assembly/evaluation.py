@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.assembly.data import batch_options, chosen_sets, inputs_of, load_source, print_notice, text_limits
+from ranker.assembly.data import batch_options, chosen_sets, load_source, print_notice, text_limits
+from ranker.assembly.inference import prepare
 from ranker.assembly.precision import settle_precision
+from ranker.assembly.prompts import has_instructions, inputs_of
 from ranker.assembly.rehearsal import rehearse_trainer
 from ranker.assembly.report import Report
 from ranker.assembly.run import open_run, quiet_libraries
@@ -31,6 +34,7 @@ from ranker.data.trec import read_candidates, read_run
 from ranker.errors import ConfigError
 from ranker.evaluation import pictures
 from ranker.evaluation.by_length import Lengths
+from ranker.evaluation.orders import write_orders
 from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
 from ranker.evaluation.scoring import Devices, score_collection
 from ranker.models.interface import Scorer
@@ -69,22 +73,57 @@ def evaluate_sets(
     Raises:
         RankerError: Scores are not finite, or a file can't be written.
     """
-    results: dict[str, dict[str, Any]] = {}
-    for name, collection in data.splits.tests.items():
-        run = score_collection(
-            scorer,
-            data.score_batches(collection, devices.rank, devices.world_size),
-            devices,
-            data.batch_options.workers,
-            progress=f"test {name}" if cfg.trainer.enable_progress_bar else None,
-            inference_mode=cfg.trainer.inference_mode,
+    written: dict[str, Future[dict[str, Any]]] = {}
+    with ThreadPoolExecutor(1) as writer:  # a set is measured while the next one is scored
+        for name, collection in data.splits.tests.items():
+            run = _score(cfg, scorer, data, devices, name)
+            if run is not None:
+                compared = baselines.get(name)
+                written[name] = writer.submit(write_set, folder, name, run, collection, cfg, depth, compared, report)
+            devices.on_first(lambda: [part.result() for part in written.values() if part.done()])  # errors end the loop
+            if cfg.get("orders", 1) > 1:
+                others = [_score(cfg, scorer, data, devices, name, order) for order in range(1, cfg.orders)]
+                runs = [run or {}, *(other or {} for other in others)]
+                write = partial(write_orders, folder / "evaluation" / name, runs, collection, list(cfg.measures))
+                devices.on_first(write)
+        return devices.on_first(lambda: {name: part.result() for name, part in written.items()}) or {}
+
+
+def _score(
+    cfg: DictConfig, scorer: Scorer, data: RankData, devices: Devices, name: str, order: int | None = None
+) -> Run | None:
+    """Score a test set on all devices; return the run on the first one; a collective."""
+    title = f"test {name}" if order is None else f"test {name}, order {order + 1}"
+    return score_collection(
+        scorer,
+        data.score_batches(data.splits.tests[name], devices.rank, devices.world_size, order),
+        devices,
+        data.batch_options.workers,
+        progress=title if cfg.trainer.enable_progress_bar else None,
+        inference_mode=cfg.trainer.inference_mode,
+    )
+
+
+def with_list_options(scorer: Any, cfg: DictConfig) -> Any:
+    """Return a scorer that ranks long lists as the configuration says.
+
+    Raises:
+        ConfigError: The scorer scores each doc alone, and `lists` or `orders` is set.
+    """
+    options = {key: value for key, value in cfg.lists.items() if value != "auto"}
+    if not getattr(scorer, "reads_lists", False) and (options or cfg.orders > 1):
+        key = "orders" if cfg.orders > 1 else f"lists.{next(iter(options))}"
+        raise ConfigError(
+            f"{key}: expected a model of lists (set_encoder, duo, listwise_lm), got {type(scorer).__name__}, whose "
+            "scores do not depend on the list"
         )
-        compared = baselines.get(name)
-        write = partial(write_set, folder, name, run or {}, collection, cfg, depth, compared, report)
-        written = devices.on_first(write)
-        if written is not None:
-            results[name] = written
-    return results
+    if options:
+        if not hasattr(scorer, "lists"):
+            name = type(scorer).__name__
+            raise ConfigError(f"lists: expected set_encoder or listwise_lm, which have windows, got {name}")
+        names = {"window": "size", "stride": "stride", "merge": "merge"}
+        scorer.lists = replace(scorer.lists, **{names[key]: value for key, value in options.items()})
+    return scorer
 
 
 def write_set(
@@ -155,6 +194,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
     rehearse_trainer(cfg)  # the evaluation uses Fabric, but all trainer.* options are checked and set as for a training
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
+    scorer = prepare(with_list_options(scorer, cfg), cfg.inference)
     if cfg.length_buckets is None:
         cfg.length_buckets = trained.get("length_buckets")
     depth = cfg.depth or trained.get("depth", 100)
@@ -190,7 +230,8 @@ def _rank_data(
     """
 
     def build(part: Splits, node: Any = None) -> RankData:
-        inputs, limits = inputs_of(scorer, node), text_limits(scorer, trained, node)
+        limits = text_limits(scorer, trained, node)
+        inputs = inputs_of(scorer, node, trained.get("model"), has_instructions(part))
         return RankData(part, inputs, batch_options(cfg), limits, depth=depth, cache_dir=cfg.cache_dir)
 
     if not splits.sets:

@@ -15,17 +15,18 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from ranker.assembly.data import inputs_of, text_limits
+from ranker.assembly.data import text_limits
 from ranker.assembly.evaluation import sets_to_rerank
 from ranker.assembly.reranker import Reranker
 from ranker.assembly.run import open_run, quiet_libraries
 from ranker.checkpoint import DESCRIBED, load_scorer, read_description, without_adapters
 from ranker.config.sets import sets_of
-from ranker.data.collate import Collator, TextLimits
+from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import BatchOptions, RankData
 from ranker.data.dataset import top_candidates
 from ranker.data.pair_cuts import cut_otherwise
+from ranker.encoders.pruned_heads import removed_heads
 from ranker.errors import CheckpointError, ConfigError
 from ranker.export import _adapter
 from ranker.export._modules import has_modules, is_cross_encoder, is_multi_vector
@@ -77,6 +78,11 @@ def export_checkpoint(cfg: DictConfig) -> None:
             f"checkpoint: expected a run folder or its model/ folder with ranker.yaml, got {str(path)!r}"
         )
     scorer = load_scorer(path, cfg.weights, trust_remote_code=cfg.trust_remote_code)
+    if removed_heads(scorer.encoder.config):
+        raise CheckpointError(
+            f"checkpoint: expected a model with all of its attention heads, got {str(path)!r}, from which ranker "
+            "compress removed some; other programs can't read it"
+        )
     check_format(scorer, cfg.format, cfg.dtype)
     target = Path(cfg.to or Path(HydraConfig.get().runtime.output_dir) / cfg.format).absolute()
     check_unused("to", target)
@@ -194,7 +200,7 @@ def _cut_alike(scorer: Scorer, pairs: ComparedPairs, cfg: DictConfig) -> np.ndar
     if scorer.reads != "pairs":
         return np.ones(len(pairs.texts), bool)  # each text has its own limit there, too
     data = RankData(
-        Splits(None, None, {}), inputs_of(scorer, None), BatchOptions(), pairs.limits, cache_dir=cfg.cache_dir
+        Splits(None, None, {}), ScorerInputs.of(scorer), BatchOptions(), pairs.limits, cache_dir=cfg.cache_dir
     )
     collator: Collator = data.collator(pairs.collection)
     queries, docs = collator.queries.rows(pairs.query_ids), collator.docs.rows(pairs.doc_ids)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -38,23 +39,25 @@ def layer_contributions(scorer: Any, batches: Iterable[RankBatch]) -> Tensor:
 
 
 def unit_importances(
-    scorer: Any, batches: Iterable[RankBatch], outputs: Callable[[nn.Module], dict[int, nn.Linear]]
+    scorer: Any, batches: Iterable[RankBatch], outputs: Callable[[nn.Module], dict[int, nn.Linear]], size: int = 1
 ) -> list[Tensor]:
-    """Return how much the score of a pair changes if a feed-forward unit is set to 0, to first order.
+    """Return how much the score of a pair changes if a unit, or a head of several, is set to 0, to first order.
 
     For unit h of a layer: the mean over pairs of |sum over tokens of h * ds/dh|, as for heads in Michel et al., 2019
-    (arXiv:1905.10650, section 4.1), with the score s in place of the loss, so that no labels are needed.
+    (arXiv:1905.10650, section 4.1), with the score s in place of the loss, so that no labels are needed. The product
+    of a head is the sum of its units'.
 
     Args:
         scorer: The scorer, in evaluation mode, through transformers' own forward (`encoder.ragged=false`).
         batches: Batches of one pair each.
         outputs: Returns the linear layer that reads the units of each layer, by its number.
+        size: Units of a head; 1: each unit by itself.
 
     Returns:
-        float64 [units] for each layer.
+        float64 [units / size] for each layer.
     """
     layers = outputs(scorer.encoder.model)
-    sums = {i: torch.zeros(linear.in_features, dtype=torch.float64) for i, linear in layers.items()}
+    sums = {i: torch.zeros(linear.in_features // size, dtype=torch.float64) for i, linear in layers.items()}
     count = 0
 
     def record(number: int) -> Callable[..., None]:
@@ -63,6 +66,7 @@ def unit_importances(
 
             def add(gradient: Tensor) -> None:
                 change = (units.detach().double() * gradient.double()).reshape(-1, units.shape[-1]).sum(0)
+                change = change.view(-1, size).sum(1)
                 sums[number] += change.abs().cpu()
 
             units.register_hook(add)
@@ -121,3 +125,30 @@ def kept_units(importances: Tensor, share: float, multiple: int) -> Tensor:
     count = min(total, -(-round(share * total + 0.499999) // multiple) * multiple)
     order = torch.argsort(importances, descending=True, stable=True)
     return order[:count].sort().values
+
+
+def kept_heads(importances: Sequence[Tensor], share: float) -> list[list[int]]:
+    """Return the heads of each layer to keep, ascending: the share of all heads with the largest importances.
+
+    Importances of a layer are divided by their l2 norm (Michel et al., 2019, section 4.1). Each layer keeps a head.
+
+    Args:
+        importances: Of each layer [heads].
+        share: Share of all heads to keep, above 0; rounded up.
+
+    >>> kept_heads([torch.tensor([0.3, 0.4]), torch.tensor([10.0, 0.1])], 0.5)
+    [[1], [0]]
+    """
+    normed = [part / part.norm().clamp(min=torch.finfo(part.dtype).tiny) for part in importances]
+    kept = [[int(part.argmax())] for part in normed]
+    order = sorted(
+        (-float(value), layer, head)
+        for layer, part in enumerate(normed)
+        for head, value in enumerate(part)
+        if head not in kept[layer]
+    )
+    total = sum(map(len, normed))
+    count = max(len(kept), math.ceil(share * total - 1e-9))
+    for _, layer, head in order[: count - len(kept)]:
+        kept[layer].append(head)
+    return [sorted(heads) for heads in kept]

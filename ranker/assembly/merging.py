@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ranker.errors import ConfigError
+from ranker.export._cut import layer_of
 from ranker.models.interface import Scorer
+
+Shares = Mapping[str, Sequence[float]]  # group of weights -> a share for each scorer, of sum 1
+OUTSIDE = "outside"  # the group of weights that are in no layer
 
 
 def merge_scorers(scorers: Mapping[str, Scorer], shares: Sequence[float] | None, interpolation: str) -> Scorer:
@@ -25,23 +29,94 @@ def merge_scorers(scorers: Mapping[str, Scorer], shares: Sequence[float] | None,
         ConfigError: The scorers differ in architecture or vocabulary.
     """
     given = [1.0] * len(scorers) if shares is None else [float(share) for share in shares]
-    parts = [share / sum(given) for share in given]
-    (first_name, first), *others = scorers.items()
-    for name, scorer in others:
-        _check_fit(first_name, first, name, scorer)
-    states = [scorer.state_dict() for scorer in scorers.values()]
-    merged = {}
-    for name, tensor in states[0].items():
-        tensors = [state[name] for state in states]
-        if not tensor.is_floating_point():
-            merged[name] = tensor
-        elif interpolation == "slerp":
-            merged[name] = slerp(tensors[0], tensors[1], parts[1])
-        else:
-            merged[name] = linear(tensors, parts)
-    module: Any = first
-    module.load_state_dict(merged)
-    return first
+    merged = Merged(scorers, interpolation)
+    return merged.at({key: [share / sum(given) for share in given] for key in merged.groups})
+
+
+class Merged:
+    """Several scorers, and the merged one at any shares.
+
+    Args:
+        scorers: As in `merge_scorers`.
+        interpolation: As in `merge_scorers`.
+
+    Attributes:
+        groups: Names of the groups of weights: `outside` (embeddings and head) and each layer.
+
+    Raises:
+        ConfigError: The scorers differ in architecture or vocabulary.
+    """
+
+    def __init__(self, scorers: Mapping[str, Scorer], interpolation: str) -> None:
+        (first_name, first), *others = scorers.items()
+        for name, scorer in others:
+            _check_fit(first_name, first, name, scorer)
+        self.scorer: Any = first
+        self._interpolation = interpolation
+        self._states = [
+            {name: tensor.clone() for name, tensor in scorer.state_dict().items()} for scorer in scorers.values()
+        ]
+        self._group_of = {name: _group_of(name, first.encoder.num_layers) for name in self._states[0]}
+        found = set(self._group_of.values())
+        layers = [f"layer {number}" for number in range(1, first.encoder.num_layers + 1)]
+        self.groups = [name for name in (OUTSIDE, *layers) if name in found]
+
+    def at(self, shares: Shares) -> Scorer:
+        """Return the first scorer with the weights that have the shares of their group."""
+        merged = {}
+        for name, tensor in self._states[0].items():
+            tensors, parts = [state[name] for state in self._states], shares[self._group_of[name]]
+            if not tensor.is_floating_point():
+                merged[name] = tensor
+            elif self._interpolation == "slerp":
+                merged[name] = slerp(tensors[0], tensors[1], parts[1])
+            else:
+                merged[name] = linear(tensors, parts)
+        self.scorer.load_state_dict(merged)
+        scorer: Scorer = self.scorer
+        return scorer
+
+
+def search_shares(
+    groups: Sequence[str], trials: Sequence[Sequence[float]], value: Callable[[Shares], float], per_layer: bool
+) -> tuple[dict[str, list[float]], list[dict[str, Any]]]:
+    """Search for the shares of the highest value: first alike for all groups, then group by group, the last one first.
+
+    Equal values keep the shares that came first, for all groups the most equal ones.
+
+    Args:
+        groups: Names of the groups.
+        trials: Shares to try.
+        value: The value of some shares.
+        per_layer: Whether groups may differ.
+
+    Returns:
+        The shares, and each trial with `group` (None: all), `shares` and `value`.
+    """
+    done: list[dict[str, Any]] = []
+
+    def tried(shares: dict[str, list[float]], group: str | None, parts: list[float]) -> float:
+        done.append({"group": group, "shares": parts, "value": value(shares)})
+        return float(done[-1]["value"])
+
+    ordered = sorted((list(parts) for parts in trials), key=lambda parts: sum(part * part for part in parts))
+    best, highest = {}, float("-inf")
+    for parts in ordered:
+        shares = dict.fromkeys(groups, parts)
+        if (reached := tried(shares, None, parts)) > highest + 1e-12:
+            best, highest = shares, reached
+    for group in reversed(groups) if per_layer else ():
+        start = best
+        for parts in ordered:
+            if parts != start[group] and (reached := tried({**start, group: parts}, group, parts)) > highest + 1e-12:
+                best, highest = {**start, group: parts}, reached
+    return best, done
+
+
+def _group_of(name: str, layers: int) -> str:
+    """Return the group of a scorer's weight; `pooler.0` and other parts of the head are in no layer."""
+    number = layer_of(name, layers) if ".model." in name else None
+    return OUTSIDE if number is None else f"layer {number + 1}"
 
 
 def linear(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

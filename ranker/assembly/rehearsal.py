@@ -54,15 +54,24 @@ def rehearse_training(cfg: DictConfig) -> None:
     Raises:
         ConfigError: A value that one of them refuses.
     """
-    rehearse_trainer(cfg)
     if has_penalties(cfg):
         training_module(cfg)
+    rehearse_optimization(cfg)
+    with _refused("loss"):
+        build_loss(cfg)
+
+
+def rehearse_optimization(cfg: DictConfig) -> None:
+    """Build the Trainer and an optimizer (of a single weight), call the schedule once, and discard them all.
+
+    Raises:
+        ConfigError: A value that one of them refuses.
+    """
+    rehearse_trainer(cfg)
     with _refused("optim"):
         build_optimizer(cfg)([torch.nn.Parameter(torch.zeros(1))])
     with _refused("schedule"):
         float(instantiate(cfg.schedule)(step=1, total=2))
-    with _refused("loss"):
-        build_loss(cfg)
 
 
 @contextmanager
@@ -97,12 +106,7 @@ def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
     Raises:
         ConfigError: The training would have no step, or Lightning would refuse it.
     """
-    steps = epoch_steps(cfg, steps_per_epoch)
-    if steps == 0:
-        raise ConfigError(
-            f"trainer.limit_train_batches: expected at least one of the {steps_per_epoch} steps of an epoch, "
-            f"got {cfg.trainer.limit_train_batches}, which gives 0 steps; raise it"
-        )
+    steps = check_steps(cfg, steps_per_epoch)
     interval = cfg.trainer.val_check_interval
     if (
         isinstance(interval, int)
@@ -126,6 +130,21 @@ def check_length(cfg: DictConfig, splits: Splits, steps_per_epoch: int) -> None:
                     f"{key}: expected a set with validation queries, got {value!r}, but {name} has none; name its "
                     "validation data, or monitor the mean over the sets, as val/nDCG@10"
                 )
+
+
+def check_steps(cfg: DictConfig, steps_per_epoch: int) -> int:
+    """Return the optimizer steps of an epoch under `trainer.limit_train_batches`.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    steps = epoch_steps(cfg, steps_per_epoch)
+    if steps == 0:
+        raise ConfigError(
+            f"trainer.limit_train_batches: expected at least one of the {steps_per_epoch} steps of an epoch, "
+            f"got {cfg.trainer.limit_train_batches}, which gives 0 steps; raise it"
+        )
+    return steps
 
 
 def _check_without_validation(cfg: DictConfig) -> None:

@@ -14,6 +14,7 @@ from lightning.fabric import Fabric
 from omegaconf import OmegaConf
 
 from ranker.assembly.data import text_limits
+from ranker.assembly.inference import prepare
 from ranker.assembly.precision import checked_precision, chosen
 from ranker.assembly.run import quiet_libraries
 from ranker.checkpoint import load_scorer, read_description
@@ -100,6 +101,7 @@ class Reranker:
         trust_remote_code: bool = False,
         max_query_tokens: int | None = None,
         max_doc_tokens: int | None = None,
+        inference: Mapping[str, Any] = MappingProxyType({}),
         **options: Any,
     ) -> Self:
         """Load a run folder, its `model/` folder, an export, or a folder of sentence-transformers or transformers.
@@ -112,6 +114,7 @@ class Reranker:
             trust_remote_code: Whether code in the folder may run.
             max_query_tokens: Longest query; None: as in training, else 64.
             max_doc_tokens: Longest doc; None: as in training, else 448.
+            inference: How the model computes, with the keys of `inference` in conf/evaluate.yaml.
             options: `accelerator`, `precision` and `max_tokens`, see `Reranker`.
 
         Raises:
@@ -125,7 +128,7 @@ class Reranker:
             verify_folder(path, error=CheckpointError)
             scorer = OnnxProgram(path)
         else:
-            scorer = load_scorer(path, weights, trust_remote_code=trust_remote_code)
+            scorer = prepare(load_scorer(path, weights, trust_remote_code=trust_remote_code), inference)
         limits = text_limits(scorer, trained)
         limits = replace(limits, query=max_query_tokens or limits.query, doc=max_doc_tokens or limits.doc)
         return cls(scorer, limits, **options)
@@ -158,8 +161,9 @@ class Reranker:
         queries: list[str] = [query] if isinstance(query, str) else list(query)
         lists = [_docs_of(part) for part in _lists_of(docs, len(queries), single)]
         pairs = [(text, doc.full_text) for text, part in zip(queries, lists, strict=True) for doc in part]
+        numbers = [number for number, part in enumerate(lists) for _ in part]
         titles = {doc.full_text: doc.title for part in lists for doc in part if doc.title}
-        scores = self._scores(pairs, titles, progress)
+        scores = self._scores(pairs, titles, progress, numbers)
         rankings, start = [], 0
         for part in lists:
             values = scores[start : start + len(part)]
@@ -170,6 +174,8 @@ class Reranker:
 
     def score(self, pairs: Iterable[tuple[str, str]], progress: bool | None = None) -> np.ndarray:
         """Return the scores of pairs of a query and a doc, float32 [pairs]. Each text is tokenized once.
+
+        To a model of lists, the pairs of a query are one list.
 
         Of a model that reads windows with the title in each, `rank` knows the titles, and this method knows none.
 
@@ -184,21 +190,38 @@ class Reranker:
         for pair in wanted:
             if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
                 raise DataError(f"pairs: expected a query and a doc, both texts; got {pair!r:.200}")
-        return self._scores(wanted, {}, progress)
+        numbers = {query: number for number, query in enumerate(dict.fromkeys(query for query, _ in wanted))}
+        return self._scores(wanted, {}, progress, [numbers[query] for query, _ in wanted])
 
     def _scores(
-        self, wanted: Sequence[tuple[str, str]], titles: Mapping[str, str], progress: bool | None
+        self,
+        wanted: Sequence[tuple[str, str]],
+        titles: Mapping[str, str],
+        progress: bool | None,
+        lists: Sequence[int],
     ) -> np.ndarray:
-        """Return the scores of pairs, float32 [pairs]; `titles`: text of a doc -> the title that it begins with."""
+        """Return the scores of pairs, float32 [pairs].
+
+        Args:
+            wanted: The pairs.
+            titles: Text of a doc -> the title that it begins with.
+            progress: See `rank`.
+            lists: Number of the list that each pair is of [pairs]; read if docs of a list see each other.
+        """
         if not wanted:
             return np.zeros(0, dtype=np.float32)
+        whole = self._inputs.whole_lists
+        # a doc that is twice in a list is seen twice; else each text is scored once for a query
+        keys = list(zip(lists, range(len(wanted)), strict=True)) if whole else list(wanted)
         query_ids, doc_ids = (
-            {text: str(i) for i, text in enumerate(dict.fromkeys(texts))} for texts in zip(*wanted, strict=True)
+            {key: str(i) for i, key in enumerate(dict.fromkeys(column))} for column in zip(*keys, strict=True)
         )
         docs_of: dict[str, dict[str, None]] = {}
-        for query, doc in wanted:
-            docs_of.setdefault(query_ids[query], {})[doc_ids[doc]] = None
-        texts = [{text_id: text for text, text_id in ids.items()} for ids in (query_ids, doc_ids)]
+        texts: tuple[dict[str, str], dict[str, str]] = {}, {}
+        places = [(query_ids[query], doc_ids[doc]) for query, doc in keys]
+        for (query_id, doc_id), (query, doc) in zip(places, wanted, strict=True):
+            docs_of.setdefault(query_id, {})[doc_id] = None
+            texts[0][query_id], texts[1][doc_id] = query, doc
         batches = ScoreBatches(
             Collection(
                 "texts",
@@ -214,7 +237,7 @@ class Reranker:
         shown = len(wanted) >= LONG_WORK and sys.stderr.isatty() if progress is None else progress
         run = score_collection(self.scorer, batches, self.devices, progress="rank" if shown else None)
         assert run is not None
-        return np.array([run[query_ids[query]][doc_ids[doc]] for query, doc in wanted], dtype=np.float32)
+        return np.array([run[query_id][doc_id] for query_id, doc_id in places], dtype=np.float32)
 
     def collator(
         self, queries: Mapping[str, str], docs: Mapping[str, str], titles: Mapping[str, str] = MappingProxyType({})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,20 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.checkpoint import built_for, load_scorer
 from ranker.config.sets import sets_of, source_nodes
 from ranker.config.targets import constructor_keys
+from ranker.distillation.layers import Layers
+from ranker.distillation.module import DistillationModule
 from ranker.encoders.execution import Execution
 from ranker.errors import CheckpointError, ConfigError
+from ranker.exits.module import EarlyExitModule, ExitTraining
 from ranker.export import sentence_transformers
+from ranker.models.dpr import DPR
 from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.multitask.module import MultitaskModule
 from ranker.passages.build import with_passages
 from ranker.passages.windowed import scorer_of_windows
 from ranker.training.contrastive_module import ContrastiveModule
-from ranker.training.rerank_module import RerankModule
+from ranker.training.matryoshka import MatryoshkaModule, OwnDocsMatryoshkaModule, Sizes
+from ranker.training.rerank_module import Optimization, RerankModule
 from ranker.training.set_losses import SetLosses
 from ranker.training.sparse_module import SparseModule, Sparsity
 from ranker.types import Loss
@@ -115,18 +120,58 @@ def has_penalties(cfg: DictConfig) -> bool:
     return "doc_penalty" in (cfg.get("model") or {})
 
 
-def training_module(cfg: DictConfig) -> Callable[..., RerankModule]:
+def training_module(cfg: DictConfig, scorer: Scorer | None = None) -> Callable[..., RerankModule]:
     """The class that trains: on each query's own docs, on a whole step's score matrix, or on several tasks.
 
     Call it with the arguments of `RerankModule`.
+
+    Args:
+        cfg: The configuration.
+        scorer: The scorer; None: it is not built yet, and its sizes and layers are not checked.
+
+    Raises:
+        ConfigError: Options of Matryoshka training that do not fit the scorer.
     """
     if "heads" in cfg.model:
         return partial(MultitaskModule, weighting=instantiate(cfg.model.weighting))
+    if cfg.get("distill") is not None:
+        options: Layers = instantiate(cfg.distill)
+        teacher = load_scorer(Path(options.teacher), execution=_as_student(cfg))
+        return partial(DistillationModule, teacher=teacher, options=options, fresh=cfg.get("checkpoint") is None)
+    if "exits" in cfg.model:
+        exits = ExitTraining(**{field.name: cfg.model[field.name] for field in fields(ExitTraining)})
+        return partial(EarlyExitModule, options=exits)
     if has_penalties(cfg):
         sparsity = Sparsity(**{field.name: cfg.model[field.name] for field in fields(Sparsity)})
         sparsity.check()
         return partial(SparseModule, sparsity=sparsity, symmetric=cfg.model.symmetric)
+    sizes = _matryoshka_sizes(cfg, scorer)
+    if sizes is not None:
+        if in_batch_negatives(cfg):
+            return partial(MatryoshkaModule, sizes=sizes, symmetric=cfg.model.symmetric)
+        return partial(OwnDocsMatryoshkaModule, sizes=sizes)
     return partial(ContrastiveModule, symmetric=cfg.model.symmetric) if in_batch_negatives(cfg) else RerankModule
+
+
+def _matryoshka_sizes(cfg: DictConfig, scorer: Any) -> Sizes | None:
+    """The sizes and layers at which a scorer is trained; None: the configuration names none."""
+    dims, layers = cfg.model.get("matryoshka_dims"), cfg.model.get("matryoshka_layers")
+    if dims is None and layers is None:
+        return None
+    if scorer is None:
+        return None
+    if not isinstance(scorer, DPR):
+        raise ConfigError(
+            "model.matryoshka_dims and model.matryoshka_layers: expected null with passages, whose docs have several "
+            f"vectors, got {dims} and {layers}; set passages=none"
+        )
+    per_step, weight = cfg.model.matryoshka_layers_per_step, cfg.model.matryoshka_alignment
+    return Sizes.of(scorer, dims and list(dims), layers and list(layers), per_step, weight)
+
+
+def _as_student(cfg: DictConfig) -> Execution:
+    """Return how a teacher computes: as its student, but without memory for a backward pass and without trust."""
+    return replace(Execution.of(cfg.encoder), checkpointing=False, graphs=False, trust_remote_code=False)
 
 
 def build_loss(cfg: DictConfig) -> Loss:
@@ -142,6 +187,18 @@ def build_optimizer(cfg: DictConfig) -> Any:
     """A function from parameter groups to the optimizer; on a GPU it is fused unless `optim.fused` is set."""
     on_gpu = torch.cuda.is_available() and OmegaConf.select(cfg, "optim.fused", default=False) is None
     return instantiate(cfg.optim, **({"fused": True} if on_gpu else {}))
+
+
+def optimization_of(cfg: DictConfig, steps_per_epoch: int) -> Optimization:
+    """How a training optimises."""
+    return Optimization(
+        build_optimizer(cfg),
+        instantiate(cfg.schedule),
+        total_steps(cfg, steps_per_epoch),
+        cfg.optim.weight_decay,
+        cfg.trainer.gradient_clip_val,
+        cfg.seed,
+    )
 
 
 def epoch_steps(cfg: DictConfig, steps_per_epoch: int) -> int:

@@ -12,7 +12,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import batch_options, load_source, print_notice, text_limits
-from ranker.assembly.evaluation import evaluate_sets
+from ranker.assembly.evaluation import evaluate_sets, with_list_options
+from ranker.assembly.inference import prepare
 from ranker.assembly.rehearsal import rehearse_trainer
 from ranker.assembly.report import Report
 from ranker.assembly.run import open_run, quiet_libraries
@@ -48,6 +49,7 @@ def evaluate_suite(cfg: DictConfig) -> None:
     trained = OmegaConf.create(read_description(Path(cfg.checkpoint)))
     rehearse_trainer(cfg)
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
+    scorer = prepare(with_list_options(scorer, cfg), cfg.inference)
     depth = cfg.depth or trained.get("depth", 100)
     sets, missing = load_suite(cfg, depth)
     baselines = _baselines(cfg, sets)

@@ -22,18 +22,24 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, read_write
 from ranker.assembly.precision import checked_precision
 from ranker.assembly.run import cfg_values
 from ranker.config.roots import CONF
+from ranker.config.trainer import FSDP
 from ranker.config.writing import inside
 from ranker.errors import ConfigError
 from ranker.processes import announce_parent, available_cores, is_first_process
 from ranker.training import dashboards, loggers
 from ranker.training.checkpoint_files import WholeFiles
 from ranker.training.progress import ProgressBar
+from ranker.training.sharding import ShardedStrategy
 
 PROCESSES_PER_CORE = 4
 
 
 def build_trainer(
-    cfg: DictConfig, folder: Path, callbacks: list[pl.Callback], logger: DictConfig | None = None
+    cfg: DictConfig,
+    folder: Path,
+    callbacks: list[pl.Callback],
+    logger: DictConfig | None = None,
+    command: str = "train",
 ) -> pl.Trainer:
     """Lightning's Trainer.
 
@@ -42,6 +48,7 @@ def build_trainer(
         folder: The run folder, to which loggers and callbacks write.
         callbacks: Callbacks beside those of the configuration.
         logger: The `logger` node; None logs nothing.
+        command: The command that this process runs; the other processes run it, too.
     """
     options = trainer_options(cfg)
     if options["enable_progress_bar"]:
@@ -54,7 +61,7 @@ def build_trainer(
             opened.append(instantiate(logger)(folder, Path(cfg.checkpoint) if cfg.get("resume") else None))
     if opened and is_first_process():
         dashboards.start(opened, cfg_values(cfg), OmegaConf.to_yaml(cfg, resolve=True))
-    _prepare_children(folder, "train")
+    _prepare_children(folder, command)
     # SLURM's requeue would start the training from the beginning in a new folder; docs/resume.md has a job that resumes
     plugins: list[Any] = [WholeFiles(), *([SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else [])]
     with refused_by_lightning("trainer"):
@@ -75,7 +82,9 @@ def trainer_options(cfg: DictConfig) -> dict[str, Any]:
     for key in ("accumulate_grad_batches", "gradient_clip_val", "gradient_clip_algorithm"):
         options.pop(key)
     options["precision"] = checked_precision(options)
-    options["strategy"] = _strategy(options)
+    if options["strategy"] == FSDP:  # weights gathered in inference mode could not be trained on
+        options["inference_mode"] = False
+    options["strategy"] = _strategy(options, bool(cfg.get("sharded_checkpoints")))
     return options
 
 
@@ -150,10 +159,17 @@ def _check_cores(options: Mapping[str, Any]) -> None:
         )
 
 
-def _strategy(options: Mapping[str, Any]) -> Strategy | str:
-    """DDP with the options that the training step needs; Lightning's choice for one device."""
+def _strategy(options: Mapping[str, Any], parts: bool) -> Strategy | str:
+    """DDP or shards, with the options that the training step needs; Lightning's choice for one device.
+
+    Args:
+        options: The Trainer's arguments.
+        parts: With shards, whether each device writes its part of a checkpoint.
+    """
     if not several_devices(options):
         return "auto"
+    if options["strategy"] == FSDP:
+        return ShardedStrategy(parts, timeout=timedelta(minutes=30))
     return DDPStrategy(
         find_unused_parameters=options["strategy"] == "ddp_find_unused_parameters_true",
         broadcast_buffers=False,  # no buffer changes in training; this saves a collective a step

@@ -114,8 +114,11 @@ def _own_folder(folder: Path) -> Iterator[None]:
 
 def _run(command: str, cfg: DictConfig) -> float | None:
     # Not in a child process: it reads config.yaml of the run folder, which already has the keys of the resumed run
-    if command == "train" and cfg.get("checkpoint") and Path(cfg.checkpoint).is_dir() and overrides_of("checkpoint"):
-        cfg = resumed(cfg) if cfg.get("resume") else started_from(cfg)
+    if cfg.get("checkpoint") and Path(str(cfg.checkpoint)).is_dir() and overrides_of("checkpoint"):
+        if command in ("train", "pretrain") and cfg.get("resume"):
+            cfg = resumed(cfg)
+        elif command == "train":
+            cfg = started_from(cfg)
     config.check(cfg)
     make_absolute(cfg)
     _check_source(cfg)

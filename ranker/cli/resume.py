@@ -26,6 +26,7 @@ CHANGEABLE = (
     "name",
     "cache_dir",
     "save_every_steps",
+    "sharded_checkpoints",
     "nonfinite",
     "checkpoint",
     "resume",

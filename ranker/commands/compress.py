@@ -1,4 +1,4 @@
-"""`ranker compress`: a smaller model with some of a trained ranker's layers and feed-forward units."""
+"""`ranker compress`: a smaller model with some of a trained ranker's layers, attention heads and feed-forward units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from torch import Tensor
 
 from ranker.assembly.data import batch_options, text_limits
-from ranker.assembly.importance import kept_layers, kept_units, layer_contributions, unit_importances
+from ranker.assembly.importance import kept_heads, kept_layers, kept_units, layer_contributions, unit_importances
 from ranker.assembly.labelling import docs_to_score
 from ranker.assembly.run import one_run, open_run, quiet_libraries
 from ranker.checkpoint import load_scorer, read_description
@@ -23,8 +23,9 @@ from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.encoders.execution import DEFAULT
 from ranker.errors import ConfigError
+from ranker.exits.early_exit import EarlyExit
 from ranker.export._adapter import has_adapters
-from ranker.export._cut import cut, encoder_folder, unit_outputs, units_of
+from ranker.export._cut import cut, encoder_folder, head_outputs, unit_outputs, units_of
 from ranker.models.interface import Scorer
 from ranker.training.run_writer import write_json
 from ranker.types import RankBatch
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @one_run()
 def compress(cfg: DictConfig) -> None:
-    """Write `model/` with the kept layers and units, and `compress.json` with sizes and times of both models.
+    """Write `model/` with the kept layers, heads and units, and `compress.json` with sizes and times of both models.
 
     Raises:
         RankerError: The model can't be cut so, or the data is wrong.
@@ -52,6 +53,13 @@ def compress(cfg: DictConfig) -> None:
     encoder_folder(source)  # before the long work, refuse what can't be cut
     total = scorer.encoder.num_layers
     _, size = units_of(scorer.encoder.config) if cfg.units < 1 else ("", 0)
+    if cfg.heads < 1:
+        head_outputs(scorer.encoder.model, total)
+    if isinstance(scorer, EarlyExit):
+        raise ConfigError(
+            f"checkpoint: expected a model without early heads, whose layers are fixed, got {path}; inference.exit= "
+            "leaves layers out"
+        )
     collection = _sample(docs_to_score(cfg, trained), cfg.pairs)
     folder = open_run(cfg)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -59,16 +67,20 @@ def compress(cfg: DictConfig) -> None:
     batches = list(_batches(cfg, scorer, trained, collection, device))  # the smaller model reads the same tokens
     layers = _layers(cfg, scorer, total, batches)
     units: list[Tensor] | None = None
-    if cfg.units < 1:
+    heads: list[list[int]] | None = None
+    if cfg.units < 1 or cfg.heads < 1:
         padded: Any = load_scorer(path, cfg.weights, replace(execution, ragged=False))
         padded.to(device).eval()
-        importances = unit_importances(
-            padded,
-            _batches(cfg, padded, trained, collection, device, single=True),
-            lambda model: unit_outputs(model, total, size),
-        )
-        units = [kept_units(part, cfg.units, cfg.multiple) for part in importances]
-    cut(source, folder / "model", layers, units)
+        pairs = list(_batches(cfg, padded, trained, collection, device, single=True))
+        if cfg.units < 1:
+            importances = unit_importances(padded, pairs, lambda model: unit_outputs(model, total, size))
+            units = [kept_units(part, cfg.units, cfg.multiple) for part in importances]
+        if cfg.heads < 1:
+            config = padded.encoder.config
+            width = config.hidden_size // config.num_attention_heads
+            importances = unit_importances(padded, pairs, lambda model: head_outputs(model, total), width)
+            heads = _heads(importances, layers, cfg.heads)
+    cut(source, folder / "model", layers, units, heads)
     smaller: Any = load_scorer(folder / "model", execution=execution)
     smaller.to(device).eval()
     both = {"before": (scorer, source), "after": (smaller, folder / "model")}
@@ -76,6 +88,7 @@ def compress(cfg: DictConfig) -> None:
         "checkpoint": str(path),
         "layers": layers,
         "units": None if units is None else len(units[0]),
+        "heads": None if heads is None else [heads[layer] for layer in layers],
         "pairs": sum(int(batch.doc_mask.sum()) for batch in batches),
         **{
             name: {
@@ -88,9 +101,10 @@ def compress(cfg: DictConfig) -> None:
     }
     write_json(folder / "compress.json", content)
     log.info(
-        "%d of %d layers, %s units a layer; %.1f of %.1f million parameters, %.2f of %.2f s for %d pairs",
+        "%d of %d layers, %s heads, %s units a layer; %.1f of %.1f million parameters, %.2f of %.2f s for %d pairs",
         len(layers),
         total,
+        "all" if heads is None else sum(map(len, content["heads"])),
         content["units"] or "all",
         content["after"]["parameters"] / 1e6,
         content["before"]["parameters"] / 1e6,
@@ -115,6 +129,12 @@ def _layers(cfg: DictConfig, scorer: Scorer, total: int, batches: list[RankBatch
     return kept_layers(
         total, cfg.layers, cfg.drop, layer_contributions(scorer, batches) if cfg.drop == "contribution" else None
     )
+
+
+def _heads(importances: list[Tensor], layers: list[int], share: float) -> list[list[int]]:
+    """Return the heads to keep in each layer of the model: a share of those in the kept layers, all in the others."""
+    kept = dict(zip(layers, kept_heads([importances[layer] for layer in layers], share), strict=True))
+    return [kept.get(layer, list(range(len(part)))) for layer, part in enumerate(importances)]
 
 
 def _sample(collection: Collection, pairs: int) -> Collection:

@@ -48,7 +48,7 @@ def replay(dump: Path) -> tuple[float, float]:
         ),
         cfg.get("passages"),
     )
-    module = training_module(cfg)(
+    module = training_module(cfg, scorer)(
         scorer,
         [],
         loss=build_loss(cfg),

@@ -48,6 +48,7 @@ def _reranker(cfg: DictConfig) -> Reranker:
         cfg.trust_remote_code,
         cfg.max_query_tokens,
         cfg.max_doc_tokens,
+        cfg.inference,
         accelerator=cfg.trainer.accelerator,
         precision=cfg.trainer.precision,
         max_tokens=cfg.batch.max_tokens,

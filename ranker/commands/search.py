@@ -12,6 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import batch_options, chosen_sets, load_source, mined_set, print_notice, text_limits
+from ranker.assembly.inference import prepare
 from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import rehearse_fabric
 from ranker.assembly.report import Report
@@ -167,7 +168,9 @@ def _vector_engines(
     Returns:
         Set name -> engine on the first process, None on the others.
     """
-    scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
+    scorer = prepare(
+        load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code), cfg.inference
+    )
     if not is_bi_encoder(scorer):
         raise ConfigError(
             f"checkpoint: expected a bi-encoder (dpr, colbert, splade, tildev2), got {type(scorer).__name__}; "

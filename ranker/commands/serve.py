@@ -86,6 +86,7 @@ def _load(cfg: DictConfig) -> Model:
         cfg.trust_remote_code,
         cfg.max_query_tokens,
         cfg.max_doc_tokens,
+        cfg.inference,
         accelerator=cfg.trainer.accelerator,
         precision=cfg.trainer.precision,
     )

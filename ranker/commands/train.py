@@ -9,29 +9,33 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import build_data, load_splits, start_from_docs
 from ranker.assembly.evaluation import evaluate_sets, print_sets
 from ranker.assembly.precision import settle_precision
+from ranker.assembly.refresh import build_refresh, check_refresh
 from ranker.assembly.rehearsal import check_length, refused_in_fit, rehearse_training
 from ranker.assembly.report import Report
 from ranker.assembly.run import cfg_values, one_run, open_run
-from ranker.assembly.scorer import build_loss, build_optimizer, build_scorer, total_steps, training_module
+from ranker.assembly.scorer import build_loss, build_scorer, optimization_of, training_module
+from ranker.assembly.sharding import run_as_configured, whole_scorer
 from ranker.assembly.suite import validation_suite
 from ranker.assembly.trainer import build_trainer
 from ranker.checkpoint import load_checkpoint, save_merged, save_model
 from ranker.config.stored import resumed_runs
+from ranker.config.trainer import FSDP
 from ranker.data.collection import Splits
 from ranker.data.pair_cuts import warn_of_other_cuts
 from ranker.evaluation import pictures
 from ranker.evaluation.scoring import Devices
+from ranker.models.interface import Scorer
 from ranker.training import dashboards
 from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_from
 from ranker.training.checkpointing import SaveBest, SaveLast
-from ranker.training.rerank_module import NonFiniteOptions, Optimization
+from ranker.training.rerank_module import NonFiniteOptions, RerankModule
 from ranker.training.run_writer import write_json
+from ranker.training.sharding import is_sharded
 from ranker.training.soundness import check_scores
 from ranker.training.throughput import Throughput
 
@@ -55,24 +59,15 @@ def train(cfg: DictConfig) -> float | None:
     scorer = build_scorer(cfg)
     settle_precision(cfg, folder, scorer.encoder)
     check_scores(scorer)
+    check_refresh(cfg, scorer)
+    run_as_configured(cfg, scorer)
     start_from_docs(cfg, splits, scorer)
     data = build_data(cfg, splits, scorer)
+    refresh = build_refresh(cfg, data, folder)
     steps_per_epoch = len(data.train_steps().plan)
     check_length(cfg, splits, steps_per_epoch)
-    module = training_module(cfg)(
-        scorer,
-        list(cfg.measures),
-        loss=build_loss(cfg),
-        optimization=Optimization(
-            build_optimizer(cfg),
-            instantiate(cfg.schedule),
-            total_steps(cfg, steps_per_epoch),
-            cfg.optim.weight_decay,
-            cfg.trainer.gradient_clip_val,
-            cfg.seed,
-        ),
-        nonfinite=NonFiniteOptions(cfg.nonfinite, folder / "nonfinite"),
-    )
+    module = _module(cfg, folder, scorer, steps_per_epoch)
+    module.refresh = refresh
     start = to_resume_from(Path(cfg.checkpoint)) if cfg.resume else None
     throughput = Throughput()
     best = SaveBest(folder / "checkpoints", cfg.monitor, start.parent if start is not None else None)
@@ -81,12 +76,12 @@ def train(cfg: DictConfig) -> float | None:
     trainer = build_trainer(cfg, folder, [throughput, *keeps_best, last], cfg.get("logger"))
     with refused_in_fit():
         trainer.fit(module, datamodule=data, ckpt_path=start, weights_only=True)
-    if best.best_model_path:
+    if is_sharded(trainer.strategy):
+        scorer = whole_scorer(cfg, trainer, "best" if best.best_model_path else "last")
+    elif best.best_model_path:
         load_checkpoint(module, Path(best.best_model_path))
     if trainer.is_global_zero:
-        save_model(folder / "model", scorer, cfg)  # before the test, so that an error in the test does not lose it
-        if OmegaConf.select(cfg, "encoder.lora.merge", default=False):
-            save_merged(folder / "merged", scorer, cfg)
+        _save(cfg, folder, scorer)  # before the test, so that an error in the test does not lose it
         if scorer.reads == "pairs":
             warn_of_other_cuts(data.train_steps())
     pruned = any(getattr(callback, "pruned", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
@@ -106,6 +101,7 @@ def train(cfg: DictConfig) -> float | None:
             "skipped_steps": module.skipped_steps,
             "measures": {name: metrics["measures"] for name, metrics in tested.items()},
             **throughput.report(),
+            **({"mining": refresh.report()} if refresh is not None else {}),
             "seconds": time.perf_counter() - started,
             "pruned": pruned,
         }
@@ -116,6 +112,25 @@ def train(cfg: DictConfig) -> float | None:
             folder,
         )
     return objective
+
+
+def _module(cfg: DictConfig, folder: Path, scorer: Scorer, steps_per_epoch: int) -> RerankModule:
+    """Build the module that trains a scorer."""
+    return training_module(cfg, scorer)(
+        scorer,
+        list(cfg.measures),
+        loss=build_loss(cfg),
+        optimization=optimization_of(cfg, steps_per_epoch),
+        # a sharded step can't be stored to be repeated
+        nonfinite=NonFiniteOptions(cfg.nonfinite, None if cfg.trainer.strategy == FSDP else folder / "nonfinite"),
+    )
+
+
+def _save(cfg: DictConfig, folder: Path, scorer: Scorer) -> None:
+    """Write `model/`, and `merged/` if adapters are to be added to the weights."""
+    save_model(folder / "model", scorer, cfg)
+    if OmegaConf.select(cfg, "encoder.lora.merge", default=False):
+        save_merged(folder / "merged", scorer, cfg)
 
 
 def _report(

@@ -29,6 +29,8 @@ INPUTS = (
     "candidates",
     "mining.teacher",
     "teacher",
+    "distill.teacher",
+    "distill.report",
 )  # keys that name an existing file or folder, or a list of them
 FOLDERS = ("cache_dir", "encode.folder")  # keys that name a folder to write to
 

@@ -13,7 +13,9 @@ from ranker.config.sets import MIXED, is_mixed
 from ranker.errors import did_you_mean
 
 # Groups whose node is built from its `_target_`.
-GROUPS = ("model", "encoder", "loss", "data", "passages", "optim", "schedule", "index", "probe")
+GROUPS = (
+    "model", "encoder", "objective", "loss", "data", "passages", "distill", "optim", "schedule", "index", "probe",
+)  # fmt: skip
 OF_SEVERAL = ("probe", "callbacks")  # groups that hold several nodes, each with a `_target_`
 
 

@@ -14,8 +14,8 @@ from ranker.config.roots import CONF
 from ranker.config.sets import source_nodes
 from ranker.config.signatures import parameters_of
 
-# Keys that are always paths. In `data`, `probe` and `model`, parameters of a `_target_` with the annotation `Path` are
-# paths too.
+# Keys that are always paths. In `data`, `probe`, `model` and `distill`, parameters of a `_target_` with the annotation
+# `Path` are paths too.
 PATHS = (
     "checkpoint",
     "compare",
@@ -56,7 +56,7 @@ def make_absolute(cfg: DictConfig) -> None:
     for key in PATHS_IF_EXISTING:
         if key == "encoder.name" and (OmegaConf.select(cfg, "encoder.package") or OmegaConf.select(cfg, key) == "tiny"):
             continue
-        if key == "baseline" and "index" in cfg and cfg.baseline == "bm25":
+        if key == "baseline" and "index" in cfg and "baseline" in cfg and cfg.baseline == "bm25":
             continue
         _replace(cfg, key, if_existing=True)
     for node in source_nodes(cfg).values():
@@ -81,7 +81,7 @@ def _replace_in_source(node: DictConfig) -> None:
 
 def _built_nodes(cfg: DictConfig) -> Iterator[tuple[DictConfig, str]]:
     """The nodes of these groups with their `_target_`, and the options of a multitask model's heads."""
-    for group in ("data", "suite", "probe", "model"):
+    for group in ("data", "suite", "probe", "model", "distill"):
         yield from _with_target(OmegaConf.select(cfg, group))
     for head in OmegaConf.select(cfg, "model.heads") or ():
         if isinstance(head, DictConfig) and isinstance(head.get("options"), DictConfig):

@@ -19,15 +19,22 @@ SUITE = ("folder", "sets")  # keys of a suite
 def rule_faults(cfg: DictConfig) -> list[str]:
     """Return one fault for each rule between keys that a configuration breaks."""
     sizes = (_group_sizes, _losses, _shared_prefix, _passages, _words, _numbers)
-    rules = (*sizes, _data, _mix, _measures, _evaluation, _suite, _teachers, _reranking, _merging)
+    shape = (_distillation, _exits, _data, _mix, _measures, _evaluation)
+    commands = (_suite, _teachers, _reranking, _merging, _pretraining)
+    rules = (*sizes, *shape, *commands)
     return [fault for rule in rules for fault in rule(cfg)]
 
 
 def _group_sizes(cfg: DictConfig) -> list[str]:
     batch = cfg.get("batch")
-    if batch is None or batch.docs < 1:
+    if batch is None or "docs" not in batch or batch.docs < 1:
         return []
     faults = []
+    if batch.get("novelty") is not None and not 0 < batch.novelty <= 1:
+        faults.append(f"batch.novelty: expected a share above 0 and at most 1, or null; got {batch.novelty}")
+    top = (cfg.get("model") or {}).get("top")
+    if isinstance(top, int) and top < batch.docs and "loss" in cfg:
+        faults.append(f"model.top: expected at least batch.docs={batch.docs}, the docs of a group, got {top}")
     if batch.positives > batch.docs:
         faults.append(f"batch.positives: expected at most batch.docs={batch.docs}, got {batch.positives}")
     if "loss" in cfg and batch.positives >= batch.docs:
@@ -51,7 +58,8 @@ def _shared_prefix(cfg: DictConfig) -> list[str]:
     """Refuse a shared prefix for models whose rows have none."""
     wanted = OmegaConf.select(cfg, "encoder.share_prefix", default=False)
     target = str(OmegaConf.select(cfg, "model._target_"))
-    if not wanted or (is_trusted(target, "model") and attribute_of(target, "decoder_only", default=False)):
+    by_pairs = is_trusted(target, "model") and attribute_of(target, "reads", default="") == "pairs"
+    if not wanted or (by_pairs and attribute_of(target, "decoder_only", default=False)):
         return []
     return ["encoder.share_prefix: expected false, or model=lm_reranker, whose prompts begin with the query; got true"]
 
@@ -125,6 +133,8 @@ def _mix(cfg: DictConfig) -> list[str]:
     if all(node.get("weight", 1) == 0 for node in sets.values()):
         faults.append("data.sets: expected a weight above 0 for at least one set, got 0 for all")
     model = cfg.get("model") or {}
+    if OmegaConf.select(cfg, "mining.every") is not None:
+        faults.append("mining.every: expected null with a mix of sets, got a number; set data.sets.NAME.negatives")
     if "heads" in model:
         faults.append("data: expected a single set with model=multitask, got a mix; choose another source or model")
     if "doc_penalty" in model and cfg.data.get("batches") == "mixed":
@@ -226,6 +236,12 @@ def _evaluation(cfg: DictConfig) -> list[str]:
         )
     if cfg.run is not None and cfg.qrels is None:
         faults.append("qrels: expected the judgements for the file of run=, got none; set qrels=FILE")
+    if cfg.run is not None and cfg.orders > 1:
+        faults.append(f"orders: expected 1 with run=, whose scores are given, got {cfg.orders}; set checkpoint=")
+    for key, least in (("window", 2), ("stride", 1)):
+        value = cfg.lists[key]
+        if not (value is None or value == "auto" or (isinstance(value, int) and value >= least)):
+            faults.append(f"lists.{key}: expected auto, null or at least {least}; got {value!r}")
     if cfg.run is not None and cfg.length_buckets is not None:
         faults.append("length_buckets: expected none with run=, which has no texts of docs; set checkpoint= or null")
     return faults
@@ -297,8 +313,24 @@ def _merging(cfg: DictConfig) -> list[str]:
         or (isinstance(runs, ListConfig) and len(shares) != len(runs))
     ):
         faults.append(f"shares: expected a number of at least 0 for each run, not all 0, or null; got {shares!r}")
+    if shares is not None and OmegaConf.select(cfg, "tune.measure") is not None:
+        faults.append(f"shares: expected null with tune.measure, which searches them, got {shares!r}")
     if cfg.interpolation == "slerp" and isinstance(runs, ListConfig) and len(runs) != 2:
         faults.append(f"interpolation: slerp is between two runs, got {len(runs)}; linear takes any number")
+    return faults
+
+
+def _pretraining(cfg: DictConfig) -> list[str]:
+    """What `ranker pretrain` starts from: an encoder, whose weights are all trained, or a run that it continues."""
+    if "objective" not in cfg:
+        return []
+    faults = []
+    if OmegaConf.select(cfg, "encoder.lora") is not None:
+        faults.append("encoder.lora: expected null, since a pretraining trains all weights of the encoder")
+    if cfg.get("checkpoint") is not None and not cfg.get("resume"):
+        faults.append(
+            f"checkpoint: expected resume=true beside it, got false; encoder.name={cfg.checkpoint} starts from a model"
+        )
     return faults
 
 
@@ -323,4 +355,42 @@ def _passages(cfg: DictConfig) -> list[str]:
             )
         elif node.get("select", "first") == "bm25" and attribute_of(model, "reads") == "texts":
             faults.append("passages.select: expected first with a model that reads docs without the query, got bm25")
+    return faults
+
+
+def _distillation(cfg: DictConfig) -> list[str]:
+    """Distillation of layers: between cross-encoders that read whole docs, without options that it would not see."""
+    node = cfg.get("distill") if is_set(cfg, "distill") else None
+    if not isinstance(node, DictConfig):
+        return []
+    faults = []
+    target = str(OmegaConf.select(cfg, "model._target_"))
+    if is_trusted(target, "model") and ("heads" in cfg.model or target.rpartition(".")[2] != "MonoBERT"):
+        faults.append(f"distill: expected none, or model=monobert, got {target.rpartition('.')[2]}")
+    if cfg.get("passages") is not None:
+        faults.append("distill: expected none with passages, whose windows have no teacher; got one")
+    if OmegaConf.select(cfg, "encoder.lora") is not None:
+        faults.append("distill: expected none with adapters (lora=none), got one")
+    if node.get("layers") == "auto" and node.get("report") is None:
+        faults.append("distill.report: expected the folder of a probing run with distill.layers=auto, got none")
+    if node.get("attention") and OmegaConf.select(cfg, "encoder.ragged", default=True):
+        faults.append(
+            "distill.attention: expected 0, or encoder.ragged=false, whose forward pass returns attention; got "
+            f"{node.attention}"
+        )
+    return faults
+
+
+def _exits(cfg: DictConfig) -> list[str]:
+    """Early exit: one rule at a time, and losses that every head can have."""
+    model = cfg.get("model") if is_set(cfg, "model") else None
+    if not isinstance(model, DictConfig) or "exits" not in model:
+        return []
+    faults = []
+    if model.get("exit") is not None and model.get("margin") is not None:
+        faults.append(f"model.exit: expected one rule, a layer or a margin, got {model.exit} and {model.margin}")
+    if "loss" in cfg and sets_of(cfg.get("data")):
+        faults.append("data: expected a single set with model=early_exit, got a mix; choose another source")
+    if "loss" in cfg and str(cfg.loss.get("_target_")).endswith(".DPO"):
+        faults.append("loss: expected another one than dpo with model=early_exit, got loss=dpo")
     return faults

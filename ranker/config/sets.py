@@ -18,7 +18,12 @@ SET_KEYS: dict[str, tuple[str, ...]] = {
     "max_query_tokens": ("int", "None"),
     "max_doc_tokens": ("int", "None"),
     "max_pair_tokens": ("int", "None"),
+    "instruction": ("str", "None"),
+    "prompt": ("str", "None"),
+    "query_prompt": ("str", "None"),
+    "doc_prompt": ("str", "None"),
 }
+PROMPT_KEYS = ("instruction", "prompt", "query_prompt", "doc_prompt")  # keys that a set and a model's yaml have alike
 _NODE = re.compile(r"(?:data|suite)\.sets\.[^.]+(?=\.|$)")
 
 

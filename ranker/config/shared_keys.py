@@ -22,6 +22,7 @@ class BatchConfig:
     docs: int = 8
     positives: int = 1
     depth: int = 100
+    novelty: float | None = None
     max_tokens: int | None = None
     eval_max_tokens: int | None = None
     workers: int | None = None
@@ -71,6 +72,15 @@ class TrainerConfig:
 
 
 @dataclass
+class InferenceConfig:
+    """How a trained model computes; conf/evaluate.yaml explains the keys."""
+
+    exit: int | None = None
+    margin: float | None = None
+    quantize: Text | None = None
+
+
+@dataclass
 class ReportConfig:
     """The page of a run; conf/report/page.yaml explains the keys."""
 
@@ -79,3 +89,16 @@ class ReportConfig:
     depth: int = 10
     text_length: int = 500
     megabytes: float = 5.0
+
+
+@dataclass
+class MiningConfig:
+    """Choice of hard negatives; see Mining in ranker/retrieval/mining.py."""
+
+    first: int = 1
+    last: int = 100
+    count: int = 30
+    order: Text = "top"
+    margin: float | None = None
+    teacher: Text | None = None
+    teacher_margin: float = 0.0

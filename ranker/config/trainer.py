@@ -10,10 +10,12 @@ from typing import Any, TypeGuard
 
 from omegaconf import DictConfig, OmegaConf
 
+from ranker.config import sharding
 from ranker.data.parsing import shown
 
 PRECISIONS = (None, "16-mixed", "bf16-mixed", "32-true", "64-true", "bf16-true", 32, 64, "32", "64", "bf16")
-STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true")
+FSDP = "fsdp"
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_true", FSDP)
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps")
 PROFILERS = (None, "simple", "advanced", "pytorch")
 # Environment variables of the programs that start processes on several machines: torchrun, SLURM, LSF, MPI, by hand.
@@ -27,6 +29,8 @@ def faults_of(cfg: DictConfig) -> list[str]:
         return []
     trainer: Any = OmegaConf.to_container(node, resolve=True)
     faults = [*_hardware(trainer), *_unsupported(trainer), *_validation(trainer)]
+    if trainer.get("strategy") == FSDP:
+        faults += sharding.faults_of(cfg)
     if "optim" in cfg:
         faults += _length(trainer)
     return [f"trainer.{fault}" for fault in faults]
@@ -59,8 +63,6 @@ def _hardware(trainer: Mapping[str, Any]) -> list[str]:
         )
     if trainer.get("strategy") not in STRATEGIES:
         faults.append(f"strategy: expected one of {', '.join(STRATEGIES)}; got {trainer.get('strategy')!r}")
-        if "fsdp" in str(trainer.get("strategy")).lower():
-            faults[-1] += ", which would synchronise gradients at each micro-batch and clip each shard by its own norm"
     nodes: Any = trainer.get("num_nodes")
     if _is_int(nodes) and nodes > 1 and not any(name in os.environ for name in LAUNCHERS):
         faults.append(

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ranker.data.instructions import Instructed
+from ranker.data.list_rows import ListRows
 from ranker.data.template import Affixes, Part, Template
 from ranker.data.token_store import TokenStore
 from ranker.data.window_rows import check_room, window_parts, with_row_ids, with_windows
@@ -22,12 +24,16 @@ class ScorerInputs:
 
     Args:
         tokenizer: The encoder's fast tokenizer.
-        reads: `pairs` (query and doc in one sequence) or `texts` (queries and docs in sequences of their own).
+        reads: `pairs` (query and doc in one sequence), `texts` (queries and docs in sequences of their own) or `lists`
+            (the same, of which the scorer makes rows that hold several docs).
         max_positions: Longest sequence that the encoder accepts, in tokens.
         layouts: Layouts of a query and of a doc in a sequence of its own; None: as the tokenizer lays out one text.
         pair: Layout of a query and a doc in one sequence; None: as the tokenizer lays out two texts.
         by_query: Whether the candidates of a query are to be scored one after another, because they share a prefix.
         windows: How docs are cut into windows; None: a doc is one row.
+        instructed: How a query's own instruction is put before it; None: queries have none.
+        whole_lists: Whether the score of a doc depends on the query's other docs, which are then never in two batches.
+        list_rows: The rows that the scorer makes of a list, if it reads `lists`.
     """
 
     tokenizer: Any
@@ -37,6 +43,9 @@ class ScorerInputs:
     pair: Template | None = None
     by_query: bool = False
     windows: Windows | None = None
+    instructed: Instructed | None = None
+    whole_lists: bool = False
+    list_rows: ListRows | None = None
 
     def affixes(self, text: int) -> Affixes:
         """Return what is stored together with each query (`text` 0) or each doc (1)."""
@@ -51,11 +60,20 @@ class ScorerInputs:
         Args:
             scorer: A `Scorer` of `ranker.models.interface`, a package that this one may not import.
         """
-        layouts = scorer.layouts() if scorer.reads == "texts" else None
+        layouts = scorer.layouts() if scorer.reads != "pairs" else None
         pair = pair_layout(scorer) if scorer.reads == "pairs" else None
         encoder = scorer.encoder
-        by_query, windows = encoder.execution.share_prefix, getattr(scorer, "windows", None)
-        return cls(encoder.tokenizer, scorer.reads, encoder.max_tokens, layouts, pair, by_query, windows)
+        return cls(
+            encoder.tokenizer,
+            scorer.reads,
+            encoder.max_tokens,
+            layouts,
+            pair,
+            by_query=encoder.execution.share_prefix,
+            windows=getattr(scorer, "windows", None),
+            whole_lists=getattr(scorer, "reads_lists", False),
+            list_rows=getattr(scorer, "list_rows", None),
+        )
 
 
 def pair_layout(scorer: Any) -> Template:
@@ -87,7 +105,7 @@ class Collator:
     Args:
         queries: Token store of the queries.
         docs: Token store of the docs.
-        reads: `pairs` or `texts`, see `ScorerInputs`.
+        reads: `pairs`, `texts` or `lists`, see `ScorerInputs`.
         pair: Layout of a pair.
         query: Layout of a query in a sequence of its own.
         doc: Layout of a doc in a sequence of its own.
@@ -97,6 +115,8 @@ class Collator:
         by_query: See `ScorerInputs`.
         windows: How docs are cut into windows, each of which is a row; None: a doc is one row.
         title_lengths: Tokens of each doc's title [docs of the store]; None: no window repeats it.
+        whole_lists: See `ScorerInputs`.
+        list_rows: See `ScorerInputs`.
     """
 
     queries: TokenStore
@@ -111,6 +131,8 @@ class Collator:
     by_query: bool = False
     windows: Windows | None = None
     title_lengths: np.ndarray | None = None
+    whole_lists: bool = False
+    list_rows: ListRows | None = None
 
     @classmethod
     def of(
@@ -164,7 +186,7 @@ class Collator:
             max_doc_tokens += limits.doc if reach is None else min(limits.doc, reach)
         return cls(
             queries, docs, inputs.reads, pair, query, doc, max_pair_tokens, max_query_tokens, max_doc_tokens,
-            inputs.by_query, inputs.windows, title_lengths,
+            inputs.by_query, inputs.windows, title_lengths, inputs.whole_lists, inputs.list_rows,
         )  # fmt: skip
 
     def query_lengths(self, rows: np.ndarray) -> np.ndarray:
@@ -244,6 +266,8 @@ class Collator:
         mask = doc_rows >= 0
         query_lengths = self.query_lengths(query_rows)
         doc_lengths = self.doc_lengths(np.where(mask, doc_rows, 0), query_lengths[:, None])
+        if self.list_rows is not None:
+            return self.list_rows.tokens(query_lengths, doc_lengths, mask)
         sizes = (self.doc_sizes(doc_lengths, query_lengths[:, None]) * mask).sum(axis=1)
         return sizes if self.reads == "pairs" else self.query.row_lengths(query_lengths) + sizes
 

@@ -209,6 +209,7 @@ class Collection:
         rows: The same judgements and a teacher's scores as arrays, from which training groups are drawn; None: from
             `qrels` and `candidates`. `queries` and `qrels` then read these arrays.
         alike: Whether the docs of `rows` are drawn without regard to their grade; None: if they have scores only.
+        instructions: query_id -> the query's own instruction, for prompts; None: queries have none.
     """
 
     name: str
@@ -221,6 +222,7 @@ class Collection:
     drop_query_docs: bool = False
     rows: RowSet | None = None
     alike: bool | None = None
+    instructions: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)

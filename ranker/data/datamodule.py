@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.contrast import KnownPositives
 from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
+from ranker.data.novelty import NovelGroups
+from ranker.data.refreshed import RefreshedSteps, Rounds
 from ranker.data.row_groups import RowGroups
 from ranker.data.sampling import GroupOptions, GroupSampler, JudgedGroups, TripleGroups
 from ranker.data.splits import check_candidates
@@ -47,6 +49,7 @@ class BatchOptions:
         min_micro_batches: Smallest number of micro-batches per device and step (`trainer.accumulate_grad_batches`).
         workers: Worker processes that prefetch batches.
         grows: Whether a training raises `max_tokens` to the tokens of the largest group, where that is more.
+        novelty: Docs that repeat a better one of their group to this extent have label 0 (`NovelGroups`); None: none.
     """
 
     queries: int = 32
@@ -58,6 +61,7 @@ class BatchOptions:
     min_micro_batches: int = 1
     workers: int = 0
     grows: bool = False
+    novelty: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +95,9 @@ class RankData(pl.LightningDataModule):
         seed: Seed of shuffles and draws.
         cache_dir: Folder of the token stores.
         train_docs: Where the docs and labels of training groups come from.
+
+    Attributes:
+        rounds: Negatives that replace those of the data during the training; None: none do.
     """
 
     def __init__(
@@ -105,9 +112,13 @@ class RankData(pl.LightningDataModule):
         train_docs: TrainDocs = TrainDocs(),
     ) -> None:
         super().__init__()
+        self._longest_query = limits.query
+        if inputs.instructed is not None:
+            limits = replace(limits, query=limits.query + inputs.instructed.extra_tokens(inputs.tokenizer))
         check_room(inputs, limits)
         self.splits, self.inputs, self.batch_options, self.limits = splits, inputs, batch_options, limits
         self.depth, self.seed, self.cache_dir, self.train_docs = depth, seed, Path(cache_dir), train_docs
+        self.rounds: Rounds | None = None
         self._stores: dict[str, TokenStore] = {}
         self._samplers: dict[int, GroupSampler] = {}
         self._logged_budget = False
@@ -128,9 +139,23 @@ class RankData(pl.LightningDataModule):
     def _query_store(self, collection: Collection) -> TokenStore:
         queries, rows = collection.queries, collection.rows
         fingerprint = fingerprint_texts(queries.items()) if rows is None else rows.queries.fingerprint
-        return self._store(
-            "queries", lambda: iter(queries.items()), fingerprint, self.limits.query, self.inputs.affixes(0)
-        )
+        texts: Callable[[], Iterable[tuple[str, str]]] = queries.items
+        instructed, instructions = self.inputs.instructed, collection.instructions
+        if instructions is not None and instructed is None:
+            raise ConfigError(
+                f"{collection.name}: expected queries without instructions of their own, which only train.py and "
+                "evaluate.py put into prompts; leave instruction out of data.columns"
+            )
+        if instructed is not None:
+            tokenizer, longest = self.inputs.tokenizer, self._longest_query
+            given: Mapping[str, str] = {} if instructions is None else instructions
+            fingerprint += f" with {instructed!r} {longest} {fingerprint_texts(given.items()) if rows is None else ''}"
+
+            def texts() -> Iterable[tuple[str, str]]:
+                for query_id, query in queries.items():
+                    yield query_id, instructed.text(tokenizer, given.get(query_id, ""), query, longest)
+
+        return self._store("queries", texts, fingerprint, self.limits.query, self.inputs.affixes(0))
 
     def _store(
         self,
@@ -254,8 +279,12 @@ class RankData(pl.LightningDataModule):
             self.batch_options.min_micro_batches,
         )
         in_batch = self.train_docs.in_batch
+        novelty = self.batch_options.novelty
+        if novelty is not None:
+            sampler = NovelGroups(sampler, collator.docs, novelty, collator.prefix_tokens[1])
         positives = KnownPositives.of(collection, collator.queries, collator.docs) if in_batch else None
-        return TrainSteps(plan, sampler, collator, rank, world, positives, self.train_docs.whole_step)
+        arguments = (plan, sampler, collator, rank, world, positives, self.train_docs.whole_step)
+        return TrainSteps(*arguments) if self.rounds is None else RefreshedSteps(*arguments, rounds=self.rounds)
 
     def _budget(self, largest: int, docs: int) -> int:
         """Return the token budget of a micro-batch, which has room for the largest possible group of `docs` docs."""
@@ -293,6 +322,7 @@ class RankData(pl.LightningDataModule):
         """Return the loader of this device's steps; it can resume in the middle of an epoch."""
         assert self.trainer is not None
         steps = self.train_steps(self.trainer.global_rank, self.trainer.world_size)
+        steps.never_idle = getattr(self.trainer.strategy, "never_idle", False)
         return StepLoader(
             steps, self.batch_options.workers, pin_memory=self.trainer.strategy.root_device.type == "cuda"
         )
@@ -300,16 +330,19 @@ class RankData(pl.LightningDataModule):
     # evaluation
     # ------------------------------------------------------------------------------------------------------------------
 
-    def score_batches(self, collection: Collection, rank: int = 0, world: int = 1) -> ScoreBatches:
+    def score_batches(
+        self, collection: Collection, rank: int = 0, world: int = 1, order: int | None = None
+    ) -> ScoreBatches:
         """Return one device's share of a collection's candidates.
 
         Args:
             collection: A collection with candidates.
             rank: Number of the device.
             world: Number of devices.
+            order: See `ScoreBatches`.
         """
         budget = self.batch_options.eval_max_tokens or self.batch_options.max_tokens
-        return ScoreBatches(collection, self.depth, self.collator(collection), budget, rank, world)
+        return ScoreBatches(collection, self.depth, self.collator(collection), budget, rank, world, order)
 
     def _loader(self, collection: Collection) -> DataLoader[Any]:
         assert self.trainer is not None
@@ -356,6 +389,9 @@ def _largest_group(collator: Collator, docs: int) -> int:
     """Return an upper bound of a group's tokens, from the longest query and the longest doc of the stores."""
     query = np.array(min(int(collator.queries.lengths.max(initial=0)), collator.max_query_tokens))
     doc = np.array(min(int(collator.docs.lengths.max(initial=0)), collator.max_doc_tokens))
+    if collator.list_rows is not None:
+        grid = np.ones((1, docs), dtype=bool)
+        return int(collator.list_rows.tokens(query[None], np.full((1, docs), doc), grid)[0])
     if collator.reads != "pairs":
         return int(collator.query.row_lengths(query) + docs * collator.doc_sizes(doc, query))
     size = int(collator.doc_sizes(doc, query))

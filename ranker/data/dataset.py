@@ -51,6 +51,7 @@ class TrainSteps(Dataset[TrainStep]):
     ) -> None:
         self.plan, self.sampler, self.collator, self.rank, self.world = plan, sampler, collator, rank, world
         self.positives, self.whole_step = positives, whole_step
+        self.never_idle = False  # whether a device without groups gets a copy of the smallest one, with share 0
 
     def __getitem__(self, key: tuple[int, int]) -> TrainStep:
         epoch, index = key
@@ -58,11 +59,17 @@ class TrainSteps(Dataset[TrainStep]):
         doc_rows, labels = self.sampler.draw(epoch, groups)
         query_rows = self.sampler.query_rows[groups]
         sizes = self.collator.group_sizes(query_rows, doc_rows)
+        parts = self.plan.micro_batches(sizes.tolist(), self.rank, self.world)
+        stand_in = [[int(sizes.argmin())]] if self.never_idle and not parts else []
         micro_batches = tuple(
             self.collator.collate(
-                query_rows[chosen], doc_rows[chosen], labels[chosen], np.asarray(chosen), len(chosen) / len(groups)
+                query_rows[chosen],
+                doc_rows[chosen],
+                labels[chosen],
+                np.asarray(chosen),
+                0.0 if stand_in else len(chosen) / len(groups),
             )
-            for chosen in self.plan.micro_batches(sizes.tolist(), self.rank, self.world)
+            for chosen in (parts or stand_in)
         )
         step_contrast = self.contrast(query_rows, doc_rows, labels)
         return TrainStep(epoch, index, micro_batches, len(groups), int((doc_rows >= 0).sum()), step_contrast)
@@ -193,6 +200,7 @@ class ScoreBatches(Dataset[ScoreBatch]):
         max_tokens: Token budget of a batch.
         rank: Number of this device.
         world: Number of devices.
+        order: Seed of a random order of each query's candidates, for a model of lists; None: that of the candidates.
     """
 
     def __init__(
@@ -203,15 +211,19 @@ class ScoreBatches(Dataset[ScoreBatch]):
         max_tokens: int,
         rank: int = 0,
         world: int = 1,
+        order: int | None = None,
     ) -> None:
         assert collection.candidates is not None
-        self.collator, self.max_tokens = collator, max_tokens
+        self.collator, self.max_tokens, self.order = collator, max_tokens, order
         self.candidates = top_candidates(collection, depth)
         counts = np.diff(self.candidates.offsets)
         self.query_rows = np.repeat(collator.queries.rows(self.candidates.query_ids), counts)
         self.doc_rows = collator.docs.rows(self.candidates.doc_ids)
         self.num_slots = len(self.doc_rows)
-        batches = self._pair_batches() if collator.reads == "pairs" else self._query_batches()
+        if collator.whole_lists:
+            batches = self._list_batches()
+        else:
+            batches = self._pair_batches() if collator.reads == "pairs" else self._query_batches()
         mine = batches[rank::world]
         # A device without a batch would skip the evaluation loop while the others wait for it in collective calls. It
         # scores a copy of the first batch, and the scores are ignored.
@@ -234,12 +246,32 @@ class ScoreBatches(Dataset[ScoreBatch]):
         first[starts] = self.collator.query.row_lengths(query_lengths[starts])
         return fill(np.arange(self.num_slots), sizes + first, self.max_tokens)
 
+    def _list_batches(self) -> list[np.ndarray]:
+        """Batches of whole queries in order; a query over the budget is a batch by itself."""
+        counts = np.diff(self.candidates.offsets)
+        lists = np.flatnonzero(counts)
+        if not len(lists):
+            return []
+        sizes = np.array([self._list_tokens(number) for number in lists.tolist()])
+        slots = np.split(np.arange(self.num_slots), self.candidates.offsets[lists[1:]])
+        if self.order is not None:
+            seed = self.order
+            slots = [np.random.default_rng([seed, i]).permutation(of_list) for i, of_list in enumerate(slots)]
+        return [
+            np.concatenate([slots[number] for number in batch])
+            for batch in fill(np.arange(len(lists)), sizes, self.max_tokens)
+        ]
+
+    def _list_tokens(self, number: int) -> int:
+        start, end = self.candidates.offsets[number : number + 2]
+        return int(self.collator.group_sizes(self.query_rows[start : start + 1], self.doc_rows[None, start:end])[0])
+
     def __len__(self) -> int:
         return len(self.batches)
 
     def __getitem__(self, index: int) -> ScoreBatch:
         slots = self.batches[index]
-        if self.collator.reads == "pairs":
+        if self.collator.reads == "pairs" and not self.collator.whole_lists:
             query_rows, doc_rows, groups = self.query_rows[slots], self.doc_rows[slots][:, None], slots
         else:
             query_of_slot = np.searchsorted(self.candidates.offsets, slots, side="right") - 1

@@ -12,6 +12,7 @@ from ranker.errors import DataError
 if TYPE_CHECKING:
     from ranker.types import Run
 
+EQUAL = 1e-6  # scores whose difference is at most this share of them differ by rounding
 LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -24,6 +25,18 @@ def rank_docs(docs: Mapping[str, float]) -> list[str]:
     doc_ids = sorted(docs, reverse=True)  # by code points, which is also the order of UTF-8 bytes
     doc_ids.sort(key=docs.__getitem__, reverse=True)  # stable
     return doc_ids
+
+
+def are_equal(run: Run) -> bool:
+    """Whether a run has several docs for some queries, and equal scores for all docs of each query, up to rounding.
+
+    >>> are_equal({"q1": {"d1": 0.5, "d2": 0.5}, "q2": {"d3": 1.0}}), are_equal({"q1": {"d1": 0.5, "d2": 0.4}})
+    (True, False)
+    >>> are_equal({"q1": {"d1": 0.5}})
+    False
+    """
+    several = [list(docs.values()) for docs in run.values() if len(docs) > 1]
+    return bool(several) and all(max(part) - min(part) <= EQUAL * max(1.0, abs(max(part))) for part in several)
 
 
 def separate_ties(run: Run) -> Run:

@@ -54,6 +54,7 @@ class RowGroups(PooledGroups):
             )
         self._rows, self._stores, self._prompt_tokens = rows, (queries, docs), prompt_tokens
         self._alike = not rows.judged if alike is None else alike
+        self.takes_other_negatives = rows.scores is None and not self._alike
         sizes, num_positives = rows.sizes.astype(np.int64), rows.positives.astype(np.int64)
         labels = rows.scores if rows.scores is not None else rows.grades
         if self._alike:

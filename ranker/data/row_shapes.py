@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ranker.data.instructions import joined
 from ranker.data.parsing import check_grade, check_id, read_score, shown
 from ranker.data.row_files import Rows
 from ranker.errors import DataError
@@ -18,6 +19,7 @@ from ranker.errors import DataError
 NAMES = {
     "query": ("query", "question", "anchor"),
     "prompt": ("prompt",),
+    "instruction": (),  # data.columns names it: a model without a place for an instruction can't read it
     "positive": ("positive", "pos", "positives"),
     "negative": ("negative", "neg", "negatives"),
     "positive_scores": ("pos_scores", "positive_scores"),
@@ -153,7 +155,7 @@ def recognise(columns: Iterable[str], path: Path, given: Columns | None = None) 
             "data.columns"
         )
     all_of, one_of = SHAPES[fitting[0]]
-    optional = ("prompt", *(("positive_scores", "negative_scores") if fitting[0] == "contrast" else ()))
+    optional = ("prompt", "instruction", *(("positive_scores", "negative_scores") if fitting[0] == "contrast" else ()))
     used = {role: roles[role] for role in (*all_of, *one_of, *optional) if role in roles}
     if ("positive_scores" in used) != ("negative_scores" in used):
         raise DataError(
@@ -182,7 +184,10 @@ class _Row:
     def query(self) -> str:
         query = self.text("query", filled=True)
         prompt = self.value("prompt") if "prompt" in self.columns else None
-        return f"{self.text('prompt')} {query}" if prompt else query
+        query = f"{self.text('prompt')} {query}" if prompt else query
+        if "instruction" not in self.columns:
+            return query
+        return joined("" if self.value("instruction") is None else self.text("instruction"), query)
 
     def values(self, role: str, column: int = 0) -> list[Any]:
         """A list that is not empty; in CSV and TSV it is written in JSON."""

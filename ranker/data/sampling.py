@@ -146,7 +146,13 @@ class PooledGroups(ABC):
         corpus_size: Number of docs in the store.
         query_doc_rows: Row of the doc whose id is the query's own, -1 if there is none, integers [groups]. Only random
             negatives need it; None without them.
+
+    Attributes:
+        negatives: See above; other ones may be set.
+        takes_other_negatives: Whether docs that are not in `negatives` would have a label.
     """
+
+    takes_other_negatives = True
 
     def __init__(
         self,
@@ -158,7 +164,7 @@ class PooledGroups(ABC):
         query_doc_rows: np.ndarray | None,
     ) -> None:
         self.options, self.query_rows, self.corpus_size = options, query_rows, corpus_size
-        self._positives, self._negatives, self._query_doc_rows = positives, negatives, query_doc_rows
+        self._positives, self.negatives, self._query_doc_rows = positives, negatives, query_doc_rows
 
     def __len__(self) -> int:
         return len(self.query_rows)
@@ -168,7 +174,7 @@ class PooledGroups(ABC):
         options = self.options
         num_negatives = options.num_docs - options.positives
         positive_rows, positive_labels = self._positives.draw(groups, options.positives, options.seed, epoch, 1)
-        negative_rows, negative_labels = self._negatives.draw(groups, num_negatives, options.seed, epoch, 2)
+        negative_rows, negative_labels = self.negatives.draw(groups, num_negatives, options.seed, epoch, 2)
         rows = np.concatenate([positive_rows, self._usable(groups, negative_rows)], axis=1)
         if options.random_negatives:
             self._fill(rows, epoch, groups)
@@ -177,6 +183,10 @@ class PooledGroups(ABC):
     def _usable(self, groups: np.ndarray, rows: np.ndarray) -> np.ndarray:  # noqa: ARG002
         """Return the drawn negatives [groups, docs], with -1 for those that may not be used."""
         return rows
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a string that changes whenever the data that groups are drawn from changes."""
 
     @abstractmethod
     def _has_query_text(self, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
@@ -242,6 +252,7 @@ class JudgedGroups(PooledGroups):
         kept_groups = [groups[i] for i in kept]
         self.query_ids = [group.query_id for group in kept_groups]
         self._stores, self._prompt_tokens = (queries, docs), prompt_tokens
+        self.takes_other_negatives = teacher is None
         super().__init__(
             options,
             query_rows[kept],
@@ -260,7 +271,7 @@ class JudgedGroups(PooledGroups):
 
     def fingerprint(self) -> str:
         """Return a hash of each query's relevant docs, its negatives and their labels."""
-        pools = (self._positives, self._negatives)
+        pools = (self._positives, self.negatives)
         parts = [part for pool in pools for part in (row_offsets(pool.sizes), pool.rows, pool.labels)]
         return digest(self.query_rows, *parts)
 

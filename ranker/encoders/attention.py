@@ -31,6 +31,7 @@ class PackedRows(NamedTuple):
         key_indices: Indices of the attended tokens, int64 [keys]; None if all tokens are attended to.
         max_length: Upper bound of the row lengths, a host number.
         blocks: See `RaggedLayout.blocks`; read by the kernels of this package.
+        lists: Which rows are a list, `kernels.list_attention.ListTensors`; empty: no rows attend to each other.
     """
 
     cu_seqlens: Tensor
@@ -38,6 +39,12 @@ class PackedRows(NamedTuple):
     key_indices: Tensor | None
     max_length: int
     blocks: Tensor
+    lists: tuple[Tensor, ...] = ()
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether rows of a list attend to each other's first tokens."""
+        return bool(self.lists)
 
 
 class PaddedRows(NamedTuple):
@@ -50,6 +57,11 @@ class PaddedRows(NamedTuple):
 
     layout: RaggedLayout
     dropout: float = 0.0
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether rows of a list attend to each other's first tokens."""
+        return self.layout.batch.lists is not None
 
 
 def unpadded_unavailable(device: torch.device, dtype: torch.dtype) -> str:

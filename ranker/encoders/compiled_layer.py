@@ -26,7 +26,9 @@ def compile_layers(model: nn.Module) -> int:
     Attention and the reading of dropout hashes stay outside of the compiled code.
     """
     _configure()
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    layers: list[nn.Module] = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
+    if not layers:  # ALBERT: the parts of its first list of modules
+        layers = next((list(module) for module in model.modules() if isinstance(module, nn.ModuleList)), [])
     for layer in layers:
         layer.compile(dynamic=True)
     return len(layers)

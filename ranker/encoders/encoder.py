@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from ranker.encoders import quantized
 from ranker.encoders.dropout import HashedDropout
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.family import family_of, first_position, max_positions
 from ranker.encoders.graphs import Graphs
 from ranker.encoders.lora import has_adapter
-from ranker.encoders.passes import Output
+from ranker.encoders.lower_layers import final_norm, with_lower_layers
+from ranker.encoders.passes import Begin, Output
 from ranker.encoders.ragged_forward import RaggedForward, last
 from ranker.encoders.shared_prefix import SharedPrefixes
+from ranker.encoders.stack import draw_seed, layers_to_skip
 from ranker.encoders.traits import Traits, common_tokens, measure, one_row, reads_segments
 from ranker.encoders.transformers_forward import NEAR, Request, TransformersForward
+from ranker.errors import ConfigError
 from ranker.interactions.pooling import pool
 from ranker.types import TokenBatch
 
@@ -48,8 +52,8 @@ class Encoder(nn.Module):
 
     Every family runs on the fastest path on which a row has the same states as alone (`path`):
 
-    - `bert`, `modernbert`: families with these layers (`Family.layers`) without padding, by layers of this package
-      (`ragged_forward`);
+    - `bert`, `distilbert`, `modernbert`: families with these layers (`Family.layers`) without padding, by layers of
+      this package (`ragged_forward`);
     - `packed`: transformers' own forward on one row that holds all texts, without padding;
     - `padded`: transformers' own forward on groups of rows of near lengths, each padded to its longest row;
     - `by_length`: the same on groups of equal length, for families whose states depend on padding.
@@ -67,6 +71,7 @@ class Encoder(nn.Module):
         token_counts: Tokens of the training passes since it was last reset, see `TokenCounts`.
         source: Folder or hub id that the weights are from; None: they are random, or not from `load_encoder`.
         adapter: Folder of an adapter that was added to these weights; None: none was.
+        layer_drop: Probability with which a training step leaves out a layer, see `layers_to_skip`.
         dropout_seed: Seed of the dropout masks, set for each optimizer step; None: each forward pass draws one.
 
     Raises:
@@ -89,26 +94,61 @@ class Encoder(nn.Module):
         self.source: str | None = None
         self.adapter: str | None = None
         self._first_token_is_global = False
+        self.layer_drop = 0.0
         self.dropout_seed: int | None = None
         words: Any = model.get_input_embeddings()
         self._ragged_forward = RaggedForward(execution, ids_in_table=len(tokenizer) <= len(words.weight))
         self._logged_path = False
         family = family_of(model.config)
-        if execution.ragged and family.layers is not None and not has_adapter(model):
+        self._forward: TransformersForward | None = None
+        plain = has_adapter(model) or execution.quantize_aware
+        if execution.ragged and family.layers is not None and not plain:
             config = model.config
             self._traits = Traits(family.layers, first_position(config), config.hidden_size, config.num_hidden_layers)
-            self._forward = None
         else:
-            ids = common_tokens(tokenizer, len(words.weight))
-            self._forward = TransformersForward(model, reads_segments(model.config, tokenizer))
-            self._traits = measure(model, self._forward, ids, execution.ragged, family)
-            self._forward.find_dropout(model, one_row(ids, words.weight.device), self.path == "packed")
-            if execution.checkpointing:
-                self._forward.checkpoint_activations(model, self._traits.num_layers)
+            self.run_by_transformers()
+        if execution.quantize_aware:
+            if has_adapter(model):
+                raise ConfigError("encoder.quantize_aware: expected false with adapters (lora=none), got true")
+            quantized.aware(model)
+
+    def run_by_transformers(self) -> None:
+        """Run transformers' own forward on the path that a measurement finds.
+
+        Sharded layers and products in fp8 need it: there only a call of a layer computes with its weights.
+        """
+        model, tokenizer, execution = self.model, self.tokenizer, self.execution
+        words: Any = model.get_input_embeddings().weight
+        ids = common_tokens(tokenizer, len(words))
+        self._forward = TransformersForward(model, reads_segments(model.config, tokenizer))
+        self._traits = measure(model, self._forward, ids, execution.ragged, family_of(model.config))
+        self._forward.find_dropout(model, one_row(ids, words.device), self.path == "packed")
+        if execution.checkpointing:
+            self._forward.checkpoint_activations(model, self._traits.num_layers)
+
+    def quantize(self, kind: str) -> None:
+        """Run the linear layers in 8 bits from now on, for inference alone.
+
+        Args:
+            kind: `int8` (on a CPU) or `fp8` (on CUDA; layers of this package then run through transformers' forward).
+
+        Raises:
+            ConfigError: The model has adapters, or layers of sizes that fp8 products do not take.
+        """
+        if has_adapter(self.model):
+            raise ConfigError(
+                "inference.quantize: expected null with adapters, got a value; train with lora.merge=true"
+            )
+        if kind == "int8":
+            quantized.to_int8(self.model)
+            return
+        if self._forward is None:
+            self.run_by_transformers()
+        quantized.to_fp8(self.model)
 
     @property
     def path(self) -> str:
-        """How batches run: `bert`, `modernbert`, `packed`, `padded` or `by_length`."""
+        """How batches run: `bert`, `distilbert`, `modernbert`, `packed`, `padded` or `by_length`."""
         return self._traits.path
 
     @property
@@ -141,6 +181,21 @@ class Encoder(nn.Module):
         """Longest sequence that the position table has room for, special tokens included."""
         return max_positions(self.config, self.model)
 
+    def drop_layers(self, rate: float) -> None:
+        """Leave out each layer but the last with this probability in a training step.
+
+        Raises:
+            ConfigError: The rate is out of range, or the family's layers are run by transformers.
+        """
+        if not 0 <= rate < 1:
+            raise ConfigError(f"encoder.layer_drop: expected at least 0 and below 1, got {rate}")
+        if rate and self._forward is not None:
+            raise ConfigError(
+                f"encoder.layer_drop: expected 0 where transformers runs the layers ({self.config.model_type}, path "
+                f"{self.path}), got {rate}"
+            )
+        self.layer_drop = rate
+
     def make_first_token_global(self) -> None:
         """Let first tokens read all tokens, and all tokens read them, where others see a window (Longformer)."""
         self._first_token_is_global = True
@@ -162,9 +217,24 @@ class Encoder(nn.Module):
             pooling: One of `ranker.interactions.pooling.POOLINGS`.
         """
         first_tokens = pooling == "cls" and self._forward is None
-        if not (first_tokens and self._ragged_forward.can_skip_other_tokens(self.model, batch.tokens.device)):
+        if not (first_tokens and self._ragged_forward.can_skip_other_tokens(self.model, batch)):
             return pool(self(batch), batch, pooling)
         return last(self._run(batch, Output.FIRST_TOKENS))[: batch.num_rows].to(self.model.dtype)
+
+    def first_tokens_of(self, batch: TokenBatch, layer: int) -> Tensor | None:
+        """Return the state of each row's first token after a layer, [rows, dim], without computing what it leaves out.
+
+        Args:
+            batch: The batch.
+            layer: Number of layers to run, from 1.
+
+        Returns:
+            None where the encoder can't leave out the layer's other tokens and the layers above.
+        """
+        if not (self.resumes and self._ragged_forward.can_skip_other_tokens(self.model, batch)):
+            return None
+        above = frozenset(range(layer, self.num_layers))
+        return last(self._run(batch, Output.FIRST_TOKENS, skipped=above))[: batch.num_rows].to(self.model.dtype)
 
     def last_of_groups(self, batch: TokenBatch, sizes: Sequence[int]) -> Tensor:
         """Return the last layer's state of each row's last token, [rows, dim]; rows share the prefixes that they have.
@@ -178,26 +248,95 @@ class Encoder(nn.Module):
         prefixes = SharedPrefixes.of(batch, sizes, across=not self.training)
         return last(self._run(prefixes.batch, Output.LAST_LAYER, prefixes))[prefixes.last].to(self.model.dtype)
 
-    def layers(self, batch: TokenBatch) -> Iterator[Tensor]:
+    @property
+    def resumes(self) -> bool:
+        """Whether `layers` can go on from given states."""
+        return self.path == "bert"
+
+    def layers(self, batch: TokenBatch, begin: Begin | None = None) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer, each [tokens, dim].
 
         Layers run when they are read: stop early to skip the rest (not in transformers' own forward).
+
+        Args:
+            batch: The batch.
+            begin: A layer and the states after it, which are yielded first, in place of the embeddings; only where
+                `resumes` is true.
         """
-        for states in self._run(batch, Output.ALL_LAYERS):
+        for states in self._run(batch, Output.ALL_LAYERS, begin=begin):
             yield states[: batch.num_tokens].to(self.model.dtype)
+
+    def states_after(self, batch: TokenBatch, layers: Collection[int]) -> list[Tensor]:
+        """Return the states that the lower l layers alone would return (`lower`), [tokens, dim] for each l, ascending.
+
+        Args:
+            batch: The batch.
+            layers: The numbers l, from 0 (the embeddings) to `num_layers`.
+        """
+        found, norm = [], final_norm(self.model, self.num_layers)
+        for number, states in enumerate(self.layers(batch)):
+            if number in layers:
+                found.append(states if norm is None or number == self.num_layers else norm(states).to(states.dtype))
+        return found
+
+    def lower(self, layers: int) -> Encoder:
+        """Return an encoder of the lower layers, which shares the weights.
+
+        Args:
+            layers: Number of layers to keep.
+
+        Raises:
+            ConfigError: The encoder has fewer, or its layers are not in one list.
+        """
+        lower: Encoder = with_lower_layers(self, layers)
+        lower._traits = replace(self._traits, num_layers=layers)
+        return lower
+
+    def layers_and_attention(self, batch: TokenBatch) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the states after the embeddings and after each layer, and each layer's attention weights.
+
+        Args:
+            batch: The batch.
+
+        Returns:
+            States [tokens, dim] and attention weights [tokens, heads, longest row], which are 0 for keys outside of the
+            token's row.
+
+        Raises:
+            ConfigError: The encoder runs without padding, where attention weights are not computed, or its family does
+                not return them.
+        """
+        if self.ragged:
+            raise ConfigError("encoder.ragged: expected false where attention weights are read, got true")
+        found = list(self._run(batch, Output.ATTENTION))
+        count = self.num_layers
+        if len(found) != 2 * count + 1:
+            raise ConfigError(
+                f"distill.attention: expected a family whose layers all return attention, got {self.config.model_type}"
+            )
+        return [states.to(self.model.dtype) for states in found[: count + 1]], found[count + 1 :]
 
     def end_training(self) -> None:
         """Draw dropout seeds at random again, and free the memory of CUDA graphs."""
         self.dropout_seed, self._ragged_forward.graphs = None, Graphs()
 
-    def _run(self, batch: TokenBatch, output: Output, prefixes: SharedPrefixes | None = None) -> Iterator[Tensor]:
+    def _run(
+        self,
+        batch: TokenBatch,
+        output: Output,
+        prefixes: SharedPrefixes | None = None,
+        begin: Begin | None = None,
+        skipped: frozenset[int] = frozenset(),
+    ) -> Iterator[Tensor]:
         """Yield the states of a forward pass, see `ForwardPass`, and add a training pass to `token_counts`."""
         self._log_path()
         if self._forward is None:
-            forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed)
+            if self.layer_drop and self.training:
+                skipped = layers_to_skip(self.layer_drop, self.num_layers, draw_seed(self.dropout_seed))
+            forward = self._ragged_forward(self.model, batch, output, self.training, self.dropout_seed, begin, skipped)
         else:
-            every = output is Output.ALL_LAYERS
-            request = Request(batch, every, self._mask_seed(), self._first_token_is_global, prefixes)
+            every, weights = output in (Output.ALL_LAYERS, Output.ATTENTION), output is Output.ATTENTION
+            request = Request(batch, every, self._mask_seed(), self._first_token_is_global, prefixes, weights)
             if self.path == "packed":
                 forward = self._forward.packed(self.model, request, self.execution.compile)
             else:

@@ -26,6 +26,8 @@ class Execution:
             third more work for a fraction of the memory.
         share_prefix: Compute the tokens that the prompts of a query's docs begin with once, for `LMReranker`. Dropout
             masks of these tokens are then those of the query's first doc.
+        quantize_aware: Round the weights and inputs of linear layers to int8 in each forward pass, as int8 inference
+            does (`ranker.encoders.quantized`). This changes results by more than rounding to full precision does.
         trust_remote_code: Whether code that comes with weights may run; never read from a stored configuration.
 
     Raises:
@@ -39,10 +41,11 @@ class Execution:
     graphs: bool | str = "auto"
     checkpointing: bool = False
     share_prefix: bool = False
+    quantize_aware: bool = False
     trust_remote_code: bool = False
 
     def __post_init__(self) -> None:
-        for key in ("ragged", "checkpointing", "share_prefix", "trust_remote_code"):
+        for key in ("ragged", "checkpointing", "share_prefix", "quantize_aware", "trust_remote_code"):
             if getattr(self, key) not in (True, False):
                 raise ConfigError(f"encoder.{key}: expected true or false; got {getattr(self, key)!r}")
         for key in ("compile", "fused", "graphs"):

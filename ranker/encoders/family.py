@@ -45,8 +45,9 @@ class Family:
         model_type: The family's `model_type` in transformers.
         layers: The module names and the computation of the model's layers, which this package can run without padding.
             `bert`: `embeddings.word_embeddings`, `encoder.layer.0.attention.self.query`, ..., absolute positions,
-            post-norm layers. `modernbert`: `embeddings.tok_embeddings`, `layers.0.attn.Wqkv`, ..., rotary positions,
-            pre-norm layers. None: the model runs through transformers' own forward.
+            post-norm layers. `distilbert`: the same without segments, as `transformer.layer.0.attention.q_lin`, ....
+            `modernbert`: `embeddings.tok_embeddings`, `layers.0.attn.Wqkv`, ..., rotary positions, pre-norm layers.
+            None: the model runs through transformers' own forward.
         positions_after_padding: Position ids start at `pad_token_id + 1`, as in RoBERTa, so 514 positions are enough
             for 512 tokens. False: they start at 0. None: unknown; `first_position` reads the offset from the model.
         reads_single_segment: The model looks up token type ids even if `type_vocab_size` is 1, so an id of 1 would
@@ -61,7 +62,7 @@ class Family:
     """
 
     model_type: str
-    layers: Literal["bert", "modernbert"] | None = None
+    layers: Literal["bert", "distilbert", "modernbert"] | None = None
     positions_after_padding: bool | None = None
     reads_single_segment: bool = False
     classifier: ClassifierLayers | None = None

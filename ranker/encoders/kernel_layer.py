@@ -12,14 +12,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from ranker.encoders.attention import PackedRows
-from ranker.encoders.layer import LayerSettings, LayerWeights, first_token_attention, kernel_average
+from ranker.encoders.layer import LayerSettings, LayerWeights, first_token_attention, hashes_of_sums, kernel_average
 
 try:
-    from ranker.encoders.kernels import bias_gelu, residual_norm, short_attention
+    from ranker.encoders.kernels import bias_gelu, list_attention, residual_norm, short_attention
 except ImportError:  # no Triton
-    bias_gelu = residual_norm = short_attention = None  # type: ignore[assignment]
+    bias_gelu = list_attention = residual_norm = short_attention = None  # type: ignore[assignment]
 
 
 class Kernels(NamedTuple):
@@ -55,6 +56,18 @@ def triton_kernels() -> Kernels:
         residual_norm.residual_norm_backward,
         kernel_average,
     )
+
+
+def triton_list_kernels() -> Kernels:
+    """Return the Triton kernels of this package for batches of lists."""
+    return triton_kernels()._replace(
+        attend=list_attention.attend_lists, attend_backward=list_attention.attend_lists_backward
+    )
+
+
+def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor) -> tuple[Tensor, ...]:
+    """Return which rows are a list, as the kernels read it, see `kernels.list_attention.list_tensors`."""
+    return list_attention.list_tensors(lists, cu_seqlens, token_rows)
 
 
 class ResidualNorm(NamedTuple):
@@ -105,7 +118,8 @@ def kernel_layer(
         settings: Constants of the layer.
         kernels: The kernels to call.
         rows: Row boundaries for attention.
-        hashes: Dropout hashes of both residual sums, int32 [2, output tokens]; None: no dropout.
+        hashes: Dropout hashes of the residual sums, int32 [2 or 1, output tokens], see `hashes_of_sums`; None: no
+            dropout.
         first_tokens: Index of each row's first token, int32 [rows], to compute the output of these alone; None:
             compute all.
 
@@ -114,16 +128,16 @@ def kernel_layer(
     """
     w = weights
     attention_norm, feed_forward_norm = (
-        ResidualNorm(kernels, None if hashes is None else hashes[site], settings.dropout, settings.epsilon)
-        for site in range(2)
+        ResidualNorm(kernels, site_hashes, settings.dropout, settings.epsilon) for site_hashes in hashes_of_sums(hashes)
     )
     attended: Any
+    boundaries = (rows.cu_seqlens, rows.cu_keys, rows.blocks, *rows.lists)
     if first_tokens is None:
         attended = _Attention.apply(
             states,
             attention_norm,
             settings.num_heads,
-            (rows.cu_seqlens, rows.cu_keys, rows.blocks),
+            boundaries,
             w.query,
             w.key,
             w.value,
@@ -136,7 +150,17 @@ def kernel_layer(
             w.attention_shift,
         )
     else:
-        mixed, first_states = first_token_attention(states, w, settings.num_heads, first_tokens, kernels.average, rows)
+        if rows.has_lists:
+            weight, bias = torch.cat([w.query, w.key, w.value]), torch.cat([w.query_bias, w.key_bias, w.value_bias])
+            qkv = linear(states, weight.to(states.dtype), bias.to(states.dtype)).unflatten(
+                1, (3, settings.num_heads, -1)
+            )
+            mixed = _Mix.apply(qkv, kernels, boundaries).flatten(1).index_select(0, first_tokens)
+            first_states = states.index_select(0, first_tokens)
+        else:
+            mixed, first_states = first_token_attention(
+                states, w, settings.num_heads, first_tokens, kernels.average, rows
+            )
         attended = _LinearResidualNorm.apply(
             mixed.to(first_states.dtype),
             first_states,
@@ -187,6 +211,23 @@ class _LinearResidualNorm(torch.autograd.Function):
         weight_dtype, *dtypes = ctx.dtypes
         grad_weight = weight_gradient(grad_product, inner, weight_dtype) if ctx.needs_input_grad[3] else None
         return grad_product @ half_weight, grad_states, None, grad_weight, *_split(sums, dtypes)
+
+
+class _Mix(torch.autograd.Function):
+    """Attention by itself, [tokens, heads, head size]."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, kernels: Kernels, rows: tuple[Tensor, ...]) -> Tensor:
+        mixed, log_sums = kernels.attend(qkv, *rows)
+        ctx.kernels, ctx.rows = kernels, rows
+        ctx.save_for_backward(qkv, mixed, log_sums)
+        return mixed
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+        qkv, mixed, log_sums = ctx.saved_tensors
+        return ctx.kernels.attend_backward(grad_out, qkv, mixed, log_sums, *ctx.rows)[0], None, None
 
 
 class _Attention(torch.autograd.Function):

@@ -23,7 +23,7 @@ except ImportError:  # no Triton
 
 
 class LayerWeights(NamedTuple):
-    """Weights of one BERT layer: of linear layers [out, in], biases [out], gains and shifts of the norms [dim]."""
+    """Weights of one post-norm layer: of linear layers [out, in], biases [out], gains and shifts of the norms [dim]."""
 
     query: Tensor
     query_bias: Tensor
@@ -64,7 +64,7 @@ class LayerSettings(NamedTuple):
 
     Args:
         num_heads: Attention heads.
-        dropout: Probability of dropout before both residual sums.
+        dropout: Probability of dropout before the residual sums.
         epsilon: Added to the variance by both layer norms.
     """
 
@@ -126,7 +126,7 @@ def post_norm_layer(
         settings: Constants of the layer.
         functions: The operations; `functions.attend` and `functions.average` determine the type of `rows`.
         rows: Row boundaries for attention.
-        hashes: Dropout hashes of both residual sums, int32 [2, output tokens] (`dropout_hashes`); None: no dropout.
+        hashes: Dropout hashes of the residual sums (`hashes_of_sums`), int32 [2 or 1, output tokens]; None: no dropout.
         first_tokens: Index of each row's first token, int32 [rows], to compute the output of these alone; they attend
             to all tokens. None: compute all.
 
@@ -134,12 +134,14 @@ def post_norm_layer(
         [output tokens, dim]; output tokens are all tokens, or one per row with `first_tokens`.
     """
     w = weights
-    if first_tokens is None:
+    if first_tokens is None or rows.has_lists:
         weight, bias = torch.cat([w.query, w.key, w.value]), torch.cat([w.query_bias, w.key_bias, w.value_bias])
         mixed = functions.attend(states, weight, bias, settings.num_heads, rows)
+        if first_tokens is not None:
+            mixed, states = mixed.index_select(0, first_tokens), states.index_select(0, first_tokens)
     else:
         mixed, states = first_token_attention(states, w, settings.num_heads, first_tokens, functions.average, rows)
-    attention_hashes, feed_forward_hashes = (None, None) if hashes is None else hashes.unbind(0)
+    attention_hashes, feed_forward_hashes = hashes_of_sums(hashes)
     dropout = Dropout(attention_hashes, settings.dropout)
     norm = Norm(w.attention_gain, w.attention_shift, settings.epsilon)
     states = functions.linear_residual_norm(mixed, w.attention_out, w.attention_out_bias, states, dropout, norm)
@@ -147,6 +149,18 @@ def post_norm_layer(
     dropout = Dropout(feed_forward_hashes, settings.dropout)
     norm = Norm(w.feed_forward_gain, w.feed_forward_shift, settings.epsilon)
     return functions.linear_residual_norm(wide, w.down, w.down_bias, states, dropout, norm)
+
+
+def hashes_of_sums(hashes: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return the dropout hashes of a layer's two residual sums, int32 [tokens]; None: no dropout there.
+
+    Args:
+        hashes: Hashes of both sums, int32 [2, tokens] (`dropout_hashes`), or of the second alone, int32 [1, tokens], as
+            in DistilBERT; None: no dropout.
+    """
+    if hashes is None:
+        return None, None
+    return (None, hashes[0]) if len(hashes) == 1 else (hashes[0], hashes[1])
 
 
 def first_token_attention(
@@ -175,6 +189,9 @@ def first_token_attention(
     w = weights
     first_states = states.index_select(0, first_tokens)
     queries = linear(first_states, w.query, w.query_bias).unflatten(1, (num_heads, -1))
+    whole, size = states.shape[1] // num_heads, queries.shape[2]
+    if whole != size:  # heads were removed, and `average` takes dim / heads as their size
+        queries = queries * (whole / size) ** 0.5
     queries = torch.einsum("rhe,hed->rhd", queries, w.key.unflatten(0, (num_heads, -1)))
     means = average(states, queries, rows)
     mixed = torch.einsum("rhd,hed->rhe", means, w.value.unflatten(0, (num_heads, -1))).flatten(1)

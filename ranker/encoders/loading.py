@@ -58,9 +58,11 @@ def load_encoder(
     graphs: bool | str = "auto",
     checkpointing: bool = False,
     share_prefix: bool = False,
+    quantize_aware: bool = False,
     trust_remote_code: bool = False,
     causal: bool | None = None,
     lora: LoRA | None = None,
+    layer_drop: float = 0.0,
 ) -> Encoder:
     """Load an encoder and its tokenizer.
 
@@ -80,10 +82,12 @@ def load_encoder(
         graphs: See `Execution`.
         checkpointing: See `Execution`.
         share_prefix: See `Execution`.
+        quantize_aware: See `Execution`.
         trust_remote_code: Whether code in the weights' repository may run.
         causal: False: the tokens of a language model attend in both directions (LLM2Vec, arXiv:2404.05961); None or
             True: as the model was trained.
         lora: Adapters to train on the frozen weights; None: all weights are trained.
+        layer_drop: Probability with which a training step leaves out a layer, the last one excepted.
 
     Raises:
         ConfigError: The encoder, package or folder does not exist; an option is out of range.
@@ -125,13 +129,16 @@ def load_encoder(
     model.train()  # from_pretrained returns eval mode, which Lightning keeps: dropout would be off
     if lora is not None:
         add_adapter(model, lora)
-    execution = Execution(ragged, compile, attention, fused, graphs, checkpointing, share_prefix, trust_remote_code)
+    execution = Execution(
+        ragged, compile, attention, fused, graphs, checkpointing, share_prefix, quantize_aware, trust_remote_code
+    )
     encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
     if lora is not None:  # after the measurement of the path, which is one of float32
         cast_base(model, getattr(torch, lora.base))
     encoder.source = _folder_of(name, cached) if pretrained and name not in RANDOM else None
     encoder.adapter = adapter
+    encoder.drop_layers(layer_drop)
     if causal is False and is_causal(encoder.model):
         raise ConfigError(f"encoder.causal: expected null for {config.model_type} models, which are causal; got false")
     return encoder

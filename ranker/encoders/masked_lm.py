@@ -30,13 +30,14 @@ class MaskedLMHead(nn.Module):
 
     Args:
         encoder: The encoder; the head's weights are read from beside its own, or are random if those are.
+        new: Whether the head may begin with random weights where the encoder's folder has none of it.
 
     Raises:
         CheckpointError: The family has no masked language model, the folder has no weights of its head, or the logits
             are more than a product of the head's output with a matrix.
     """
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, new: bool = False) -> None:
         super().__init__()
         config = copy.deepcopy(encoder.config)
         if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
@@ -44,7 +45,7 @@ class MaskedLMHead(nn.Module):
                 f"model: expected an encoder with a masked language model (BERT, ModernBERT, ...), "
                 f"got {config.model_type}"
             )
-        whole = one_layer(encoder, config, AutoModelForMaskedLM, whole_head=True)
+        whole = one_layer(encoder, config, AutoModelForMaskedLM, whole_head=not new)
         base = getattr(whole, whole.base_model_prefix)
         tokens = torch.tensor([encoder.tokenizer("a b c")["input_ids"]])
         with torch.no_grad():

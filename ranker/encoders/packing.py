@@ -25,6 +25,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from ranker.encoders.attention import unpadded_unavailable
 from ranker.encoders.dropout import HashedDropout, dropout_hashes
 from ranker.encoders.family import family_of
+from ranker.encoders.list_attention import list_attention
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.row_attention import attend_rows, precise, runs_by_row
 from ranker.encoders.row_groups import RowGroup, row_groups
@@ -246,10 +247,19 @@ def packed_attention(
         rate,
     )
     states = [part[0].transpose(0, 1) for part in (query, key, value)]
+    if query.device.type == "cuda" and torch.is_autocast_enabled("cuda"):
+        # rotary positions and norms return float32 under autocast; torch's attention converts it, its kernels do not
+        states = [part.to(torch.get_autocast_dtype("cuda")) for part in states]
     if forward.prefixes is not None:
         return _with_prefixes(states, forward, rule).unsqueeze(0), None
     plain = rule.softcap is None and rule.bias is None
-    if plain and query.shape[-1] <= LARGEST_HEAD and not unpadded_unavailable(query.device, query.dtype):
+    if forward.batch.lists is not None:
+        if rule.causal or not plain:
+            raise NotImplementedError("causal attention, position biases and soft caps have no form for lists")
+        window = None if rule.window is None else rule.window - 1
+        query, key, value = states
+        return list_attention(query, key, value, forward.layout, rule.scale, window, rate).unsqueeze(0), None
+    if plain and query.shape[-1] <= LARGEST_HEAD and not unpadded_unavailable(query.device, states[0].dtype):
         return _unpadded(states, forward, rule).unsqueeze(0), None
     if plain and runs_by_row(query.device, rate) and _all_read(forward, rule):
         window = None if rule.window is None else rule.window - 1

@@ -15,6 +15,19 @@ class Output(Enum):
     ALL_LAYERS = "the embeddings' and each layer's states of all tokens"
     LAST_LAYER = "the last layer's states of all tokens"
     FIRST_TOKENS = "the last layer's state of each row's first token"
+    ATTENTION = "the embeddings' and each layer's states, then each layer's attention weights [tokens, heads, columns]"
+
+
+class Begin(NamedTuple):
+    """Where a forward pass goes on.
+
+    Args:
+        layer: Number of layers that have run.
+        states: The states after them, [tokens, dim].
+    """
+
+    layer: int
+    states: Tensor
 
 
 class ForwardPass(NamedTuple):

@@ -32,7 +32,7 @@ from ranker.encoders.compiled_layer import (
 from ranker.encoders.dropout import hashed_dropout
 from ranker.encoders.execution import Execution
 from ranker.encoders.family import family_of, max_positions
-from ranker.encoders.kernel_layer import kernel_layer, triton_kernels
+from ranker.encoders.kernel_layer import kernel_layer, list_tensors, triton_kernels, triton_list_kernels
 from ranker.encoders.layer import (
     LayerFunctions,
     kernel_average,
@@ -49,6 +49,7 @@ from ranker.encoders.pre_norm_layer import (
     rotary_library_attention,
     rotary_row_attention,
 )
+from ranker.encoders.pruned_heads import removed_heads
 from ranker.encoders.ragged import TILE, RaggedLayout
 from ranker.encoders.row_attention import row_attention, row_average
 from ranker.encoders.stack import Log, RaggedPass
@@ -82,12 +83,10 @@ class LayerPath(NamedTuple):
     def packed_rows(self, layout: RaggedLayout) -> PackedRows:
         """Return the row boundaries that attention without padding takes."""
         max_length = max(self.min_length, 1 << (layout.batch.max_length - 1).bit_length())
-        return PackedRows(layout.batch.cu_seqlens, layout.cu_keys, layout.key_indices, max_length, layout.blocks)
-
-
-def activation_of(model: Any) -> Callable[[Tensor], Tensor]:
-    """Return the activation of the feed-forward blocks, which all layers share."""
-    return model.encoder.layer[0].intermediate.intermediate_act_fn
+        batch, lists = layout.batch, tuple[Tensor, ...]()
+        if batch.lists is not None:
+            lists = list_tensors(batch.lists, batch.cu_seqlens, layout.row_indices)
+        return PackedRows(batch.cu_seqlens, layout.cu_keys, layout.key_indices, max_length, layout.blocks, lists)
 
 
 def attention_is_unpadded(model: Any, device: torch.device, log: Log) -> bool:
@@ -121,30 +120,48 @@ def can_skip_other_tokens(model: Any, execution: Execution, unpadded: bool, atte
     return attention_dropout == 0
 
 
-def choose_path(model: Any, execution: Execution, max_length: int, device: torch.device | None, log: Log) -> LayerPath:
+def lists_have_kernels(model: Any, execution: Execution, max_length: int) -> bool:
+    """Return whether the layers of a batch of lists run through kernels of this package, in half precision on CUDA."""
+    if family_of(model.config).layers != "bert":
+        return False
+    activation = model.encoder.layer[0].intermediate.intermediate_act_fn
+    return not _no_kernels(model, activation, execution, _no_short_attention(model, execution, max_length))
+
+
+def choose_path(
+    model: Any,
+    activation: Callable[[Tensor], Tensor],
+    execution: Execution,
+    max_length: int,
+    device: torch.device | None,
+    log: Log,
+    has_lists: bool = False,
+) -> LayerPath:
     """Choose how the layers of a batch run.
 
     Args:
-        model: A transformers model with BERT's modules.
+        model: A transformers model with post-norm layers.
+        activation: The activation of its feed-forward blocks.
         execution: Options.
         max_length: The batch's longest row.
         device: Device of attention without padding; None: attention is padded.
         log: Reports the choice and its reasons.
+        has_lists: Whether the batch has lists; without padding they need kernels (`lists_have_kernels`).
 
     Raises:
         ConfigError: An option insists on a path that is not available.
     """
-    activation = activation_of(model)
     if device is None:
         functions = LayerFunctions(
             linear_attention(row_attention), row_average, linear_activation(activation), linear_residual_norm
         )
         return LayerPath(post_norm_layer, functions, hashed_dropout, unpadded=False, min_length=0)
     no_short = _no_short_attention(model, execution, max_length)
-    no_kernels = _no_kernels(model, execution, no_short)
+    no_kernels = _no_kernels(model, activation, execution, no_short)
     if not no_kernels:
         log("layers run through this package's kernels; attention dropout is off in them")
-        return LayerPath(kernel_layer, triton_kernels(), hashed_dropout, unpadded=True, min_length=512)
+        kernels = triton_list_kernels() if has_lists else triton_kernels()
+        return LayerPath(kernel_layer, kernels, hashed_dropout, unpadded=True, min_length=512)
     name = f"torch's variable-length kernel, because {no_short}" if no_short else "the kernel for short rows"
     log(f"attention runs through {name}; attention dropout is off in it")
     log(f"norms and activations run without kernels of this package, because {no_kernels}")
@@ -229,15 +246,14 @@ def _no_short_attention(model: Any, execution: Execution, max_length: int) -> st
     return reason
 
 
-def _no_kernels(model: Any, execution: Execution, no_short: str) -> str:
+def _no_kernels(model: Any, activation: Callable[[Tensor], Tensor], execution: Execution, no_short: str) -> str:
     """Return why layers do not run through this package's kernels; empty if they do."""
     if execution.fused is False:
         return "encoder.fused=false"
-    not_gelu = (
-        ""
-        if isinstance(activation_of(model), GELUActivation)
-        else f"the activation is {model.config.hidden_act}, not gelu"
-    )
+    if removed_heads(model.config):
+        return "attention heads were removed"
+    exact = isinstance(activation, GELUActivation)
+    not_gelu = "" if exact else f"the activation is {type(activation).__name__}, not gelu"
     if execution.fused is True and (triton_unavailable() or not_gelu):
         raise ConfigError(f"encoder.fused: expected auto or false, got true, but {triton_unavailable() or not_gelu}")
     return triton_unavailable() or no_short or not_gelu

@@ -14,7 +14,7 @@ from ranker.encoders.passes import Output
 from ranker.encoders.paths import LayerPath, choose_pre_norm_path
 from ranker.encoders.pre_norm_kernels import Stream, final_norm
 from ranker.encoders.pre_norm_layer import PreNormSettings, PreNormWeights, Rotary
-from ranker.encoders.stack import RaggedPass
+from ranker.encoders.stack import RaggedPass, left_out
 
 WINDOWED = "sliding_attention"  # the kind of layers whose tokens attend to near ones
 
@@ -50,6 +50,14 @@ class PreNormStack:
         for number, layer in enumerate(model.layers):
             selected = run.selected(number == len(model.layers) - 1)
             hashes = (sites.next(layer.attn.out_drop, selected), sites.next(layer.mlp.drop, selected))
+            if number in run.skipped:
+                if isinstance(stream, Stream):
+                    stream = stream._replace(summed=left_out(layer, stream.summed))
+                else:
+                    stream = left_out(layer, stream)
+                if run.output is Output.ALL_LAYERS:
+                    yield stream.states if isinstance(stream, Stream) else stream
+                continue
             dropout = layer.attn.attention_dropout if layer.attn.training else 0.0
             rows: PackedRows | PaddedRows = PaddedRows(run.layout, dropout) if packed is None else packed
             stream = run.run(

@@ -175,4 +175,6 @@ def pad_to_tiles(batch: TokenBatch, multiple: int = TILE, row_multiple: int = 1)
         None if batch.attended is None else torch.cat([batch.attended, row_offsets.diff()]),
         batch.num_attended + num_padding if batch.attended is not None else 0,
         None if batch.row_ids is None else functional.pad(batch.row_ids, (0, num_rows), value=-1),
+        lists=batch.lists,  # padding rows are of no list
+        max_list=batch.max_list,
     )

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from ranker.encoders.attention import short_unavailable
+from ranker.encoders.distilbert_stack import DistilBertStack
 from ranker.encoders.execution import Execution
 from ranker.encoders.family import family_of
 from ranker.encoders.graphs import MAX_SMALL_PASS, ROW_MULTIPLE, Graphs, rounding
-from ranker.encoders.passes import ForwardPass, Output
-from ranker.encoders.paths import attention_is_unpadded, can_skip_other_tokens
+from ranker.encoders.passes import Begin, ForwardPass, Output
+from ranker.encoders.paths import attention_is_unpadded, can_skip_other_tokens, lists_have_kernels
 from ranker.encoders.post_norm_stack import PostNormStack
 from ranker.encoders.pre_norm_stack import PreNormStack
 from ranker.encoders.ragged import RaggedLayout, pad_to_tiles
@@ -23,7 +24,11 @@ from ranker.encoders.stack import RaggedPass, Stack, draw_seed
 from ranker.types import TokenBatch
 
 log = logging.getLogger(__name__)
-STACKS: Mapping[str, Stack] = {"bert": PostNormStack(), "modernbert": PreNormStack()}  # by `Family.layers`
+STACKS: Mapping[str, Stack] = {  # by `Family.layers`
+    "bert": PostNormStack(),
+    "distilbert": DistilBertStack(),
+    "modernbert": PreNormStack(),
+}
 
 
 class RaggedForward:
@@ -42,7 +47,14 @@ class RaggedForward:
         self._logged: set[str] = set()
 
     def __call__(
-        self, model: Any, batch: TokenBatch, output: Output, training: bool, dropout_seed: int | None
+        self,
+        model: Any,
+        batch: TokenBatch,
+        output: Output,
+        training: bool,
+        dropout_seed: int | None,
+        begin: Begin | None = None,
+        skipped: frozenset[int] = frozenset(),
     ) -> ForwardPass:
         """Run the model over a batch.
 
@@ -52,10 +64,14 @@ class RaggedForward:
             output: States to return.
             training: Whether the encoder is in training mode; only then passes are replayed.
             dropout_seed: Seed of the dropout masks; None: drawn from torch's generator, if dropout is on.
+            begin: Where the pass goes on; None: it begins at the embeddings.
+            skipped: Numbers of the layers that the pass leaves out; a pass that may leave some out is not replayed.
         """
         unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
+        if batch.lists is not None and unpadded:
+            unpadded = lists_have_kernels(model, self.execution, batch.max_length)
         one_layer = output is not Output.ALL_LAYERS
-        replay = unpadded and training and one_layer and self._may_replay(model, batch)
+        replay = unpadded and training and one_layer and not skipped and self._may_replay(model, batch)
         if replay:
             batch = pad_to_tiles(batch, rounding(batch.num_tokens), ROW_MULTIPLE)
         elif unpadded:
@@ -63,12 +79,14 @@ class RaggedForward:
         if replay:
             states = self._replayed(model, batch, dropout_seed, output)
         else:
-            states = self._states(model, batch, unpadded, dropout_seed, output)
+            states = self._states(model, batch, unpadded, dropout_seed, output, begin, skipped)
         return ForwardPass(states, batch.num_tokens)
 
-    def can_skip_other_tokens(self, model: Any, device: torch.device) -> bool:
+    def can_skip_other_tokens(self, model: Any, batch: TokenBatch) -> bool:
         """Return whether `Output.FIRST_TOKENS` is available; see `paths.can_skip_other_tokens`."""
-        unpadded = attention_is_unpadded(model, device, self._log_once)
+        if batch.lists is not None:  # then the other tokens leave after attention
+            return True
+        unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
         return can_skip_other_tokens(model, self.execution, unpadded, _stack_of(model).attention_dropout(model))
 
     def _may_replay(self, model: Any, batch: TokenBatch) -> bool:
@@ -78,7 +96,7 @@ class RaggedForward:
         and gets the same bits.
         """
         graphs, config = self.execution.graphs, model.config
-        if graphs is False or batch.attended is not None or self.execution.checkpointing:
+        if graphs is False or batch.attended is not None or batch.lists is not None or self.execution.checkpointing:
             return False
         if graphs == "auto":
             weights = config.num_hidden_layers * _stack_of(model).weights_per_layer(config)
@@ -107,13 +125,28 @@ class RaggedForward:
         yield last(self._states(model, batch, True, seed, output)) if replayed is None else replayed
 
     def _states(
-        self, model: Any, batch: TokenBatch, unpadded: bool, seed: int | Tensor | None, output: Output
+        self,
+        model: Any,
+        batch: TokenBatch,
+        unpadded: bool,
+        seed: int | Tensor | None,
+        output: Output,
+        begin: Begin | None = None,
+        skipped: frozenset[int] = frozenset(),
     ) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer."""
         yield from _stack_of(model).states(
             model,
             RaggedPass(
-                RaggedLayout.of(batch), self.execution, output, unpadded, seed, self._ids_in_table, self._log_once
+                RaggedLayout.of(batch),
+                self.execution,
+                output,
+                unpadded,
+                seed,
+                self._ids_in_table,
+                self._log_once,
+                begin,
+                skipped,
             ),
         )
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from ranker.encoders.attention import PaddedRows, band, padded_attention, padded_average
+from ranker.encoders.list_attention import list_attention
 from ranker.encoders.ragged import RaggedLayout
 
 
@@ -22,6 +23,9 @@ def runs_by_row(device: torch.device, dropout: float = 0.0) -> bool:
 def row_attention(qkv: Tensor, rows: PaddedRows, window: int | None = None) -> Tensor:
     """Attend row by row on a CPU; `padded_attention`, with the same arguments and result, where that is not done."""
     batch = rows.layout.batch
+    if batch.lists is not None:
+        query, key, value = qkv.unbind(1)
+        return list_attention(query, key, value, rows.layout, window=window, dropout=rows.dropout)
     # only `padded_attention` handles tokens without a key in their window, which those that are not attended to may be
     lonely = batch.attended is not None and window is not None and window < batch.max_length - 1
     if lonely or not runs_by_row(qkv.device, rows.dropout):

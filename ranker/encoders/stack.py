@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from ranker.encoders.dropout import dropout_hashes
 from ranker.encoders.execution import Execution
-from ranker.encoders.passes import Output
+from ranker.encoders.passes import Begin, Output
 from ranker.encoders.ragged import RaggedLayout
+from ranker.hashing import mix
 
 Log = Callable[[str], None]  # reports a line about the chosen path
 
@@ -33,6 +34,8 @@ class RaggedPass:
         seed: Seed of the dropout masks, a tensor int64 [] in a CUDA graph; None: drawn from torch's generator.
         ids_in_table: Whether every token id of the tokenizer has a row in the word table.
         log: Reports the chosen path.
+        begin: Where the pass goes on; None: it begins at the embeddings.
+        skipped: Numbers of the layers that this pass leaves out.
     """
 
     layout: RaggedLayout
@@ -42,6 +45,8 @@ class RaggedPass:
     seed: int | Tensor | None
     ids_in_table: bool
     log: Log
+    begin: Begin | None = None
+    skipped: frozenset[int] = frozenset()
 
     @property
     def device(self) -> torch.device | None:
@@ -101,6 +106,34 @@ class Stack(Protocol):
     def states(self, model: Any, run: RaggedPass) -> Iterator[Tensor]:
         """Yield the states after the embeddings and after each layer, perhaps only the last, [tokens, dim]."""
         ...
+
+
+def left_out(layer: nn.Module, states: Tensor) -> Tensor:
+    """Return the states unchanged, with a gradient of 0 for the weights of a layer that is left out.
+
+    On several devices every weight needs a gradient; and an optimizer moves a weight with a gradient of 0 otherwise
+    than one without, which would depend on the layout.
+    """
+    if not torch.is_grad_enabled():
+        return states
+    zeros = [weight.view(-1)[0] * 0.0 for weight in layer.parameters() if weight.requires_grad]
+    return states + torch.stack(zeros).sum().to(states.dtype) if zeros else states
+
+
+def layers_to_skip(rate: float, layers: int, seed: int) -> frozenset[int]:
+    """Return the numbers of the layers that a training pass leaves out (LayerDrop, Fan et al., 2020, arXiv:1909.11556).
+
+    Each but the last is left out with this probability. The draw depends on the seed alone, which is that of the
+    optimizer step, so that all its micro-batches on all devices leave out the same layers.
+
+    Args:
+        rate: The probability.
+        layers: Number of layers.
+        seed: The seed.
+    """
+    if not rate:
+        return frozenset()
+    return frozenset(number for number in range(layers - 1) if int(mix(seed, number, layers)) < rate * 2**64)
 
 
 def draw_seed(seed: int | None) -> int:

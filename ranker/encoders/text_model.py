@@ -11,6 +11,7 @@ import transformers
 from transformers import MODEL_MAPPING, AutoModel, PretrainedConfig, PreTrainedModel
 
 from ranker.encoders.family import family_of
+from ranker.encoders.pruned_heads import removed_heads, with_fewer_heads
 from ranker.errors import ConfigError
 
 # configuration keys of dropout on token states, and of dropout on attention weights, over all families
@@ -48,6 +49,8 @@ def without_pooler(config: PretrainedConfig) -> dict[str, bool]:
 def build(config: PretrainedConfig) -> PreTrainedModel:
     """Return a model with random weights."""
     chosen = model_class(config)
+    if removed_heads(config):
+        return _without_unused(with_fewer_heads(_own_class(config), config)(config, **without_pooler(config)))
     if chosen is AutoModel:
         return _without_unused(AutoModel.from_config(_prepared(config), **without_pooler(config)))
     return _without_unused(chosen(_prepared(config)))
@@ -79,7 +82,10 @@ def read(
     """
     chosen = model_class(config)
     options: dict[str, Any] = {"output_loading_info": True, "local_files_only": cached, "dtype": torch.float32}
-    if chosen is AutoModel:
+    if removed_heads(config):
+        chosen = with_fewer_heads(_own_class(config), config)
+        options |= without_pooler(config)
+    elif chosen is AutoModel:
         options |= {"trust_remote_code": trust_remote_code, **without_pooler(config)}
     folder, file = place_of(name)
     model, info = chosen.from_pretrained(folder, config=_prepared(config), **options, **file)
@@ -136,6 +142,8 @@ def keep_layers(config: PretrainedConfig, layers: int, name: str) -> None:
         if isinstance(value, list) and len(value) == total and ("layer" in key or "window" in key):
             setattr(part, key, value[:layers])
     part.num_hidden_layers = layers
+    if removed := removed_heads(part):
+        part.pruned_heads = {str(layer): heads for layer, heads in removed.items() if layer < layers}
 
 
 def set_dropout(config: PretrainedConfig, rate: float | None, attention_rate: float | None, name: str) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ranker.encoders import packing
@@ -36,6 +38,8 @@ class Request:
         seed: Seed of the dropout masks; None: no hashed dropout.
         first_token_is_global: See `Encoder.make_first_token_global`.
         prefixes: How the rows share prefixes, on the packed path; `batch` is then that of its segments.
+        attention: Whether to return each layer's attention weights after the states, on the padded path.
+        columns: Number of columns of these weights, at least the longest row.
     """
 
     batch: TokenBatch
@@ -43,6 +47,8 @@ class Request:
     seed: int | None = None
     first_token_is_global: bool = False
     prefixes: SharedPrefixes | None = None
+    attention: bool = False
+    columns: int = 0
 
 
 class TransformersForward:
@@ -94,13 +100,13 @@ class TransformersForward:
         computed = sum(group.longest * len(group.rows) for group in groups)
         return ForwardPass(self._padded_states(model, request, groups), computed)
 
-    def use(self, model: Any, packed: bool) -> None:
-        """Select the attention function of the packed path, or the model's own.
+    def use(self, model: Any, packed: bool, weights: bool = False) -> None:
+        """Select the attention function of the packed path, the model's own, or the one that returns its weights.
 
         Raises:
             NotImplementedError: The family's attention can't be replaced.
         """
-        wanted = IMPLEMENTATION if packed else self.packing.own_implementation
+        wanted = "eager" if weights else IMPLEMENTATION if packed else self.packing.own_implementation
         if model.config._attn_implementation != wanted:
             model.set_attn_implementation(wanted)
             if model.config._attn_implementation != wanted:
@@ -169,7 +175,10 @@ class TransformersForward:
             layout = replace(layout, position_ids=layout.position_ids + prefixes.starts[layout.row_indices])
         hashes = None if request.seed is None else self.packing.hashes(layout, request.seed).unsqueeze(1)
         positions = {"position_ids": (layout.position_ids + self.first_position).unsqueeze(0)}
-        with self.packing.running(Pass(batch, layout, True, hashes, request.seed or 0, prefixes)):
+        with (
+            self.packing.running(Pass(batch, layout, True, hashes, request.seed or 0, prefixes)),
+            _embeddings_in_autocasts_precision(model),
+        ):
             output = self.call(
                 model, batch.tokens.unsqueeze(0), None, batch.segments.unsqueeze(0),
                 output_hidden_states=request.all_layers, **(positions if self._takes_positions else {}),
@@ -182,7 +191,7 @@ class TransformersForward:
         parts, indices = [], []
         for group in groups:
             rows, tokens = select_rows(request.batch, group)
-            parts.append(self._group_states(model, replace(request, batch=rows)))
+            parts.append(self._group_states(model, replace(request, batch=rows, columns=request.batch.max_length)))
             indices.append(tokens)
         order = torch.cat(indices)
         inverse = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
@@ -190,13 +199,13 @@ class TransformersForward:
             yield torch.cat(layer).index_select(0, inverse)
 
     def _group_states(self, model: Any, request: Request) -> list[Tensor]:
-        self.use(model, packed=False)
+        self.use(model, packed=False, weights=request.attention)
         batch, layout = request.batch, RaggedLayout.of(request.batch)
         hashes = None
         if request.seed is not None:
             hashes = torch.stack([layout.pad(site) for site in self.packing.hashes(layout, request.seed)])
         tokens = torch.where(layout.mask, layout.pad(batch.tokens), padding_id(model.config))
-        more = {}
+        more: dict[str, Any] = {"output_attentions": True} if request.attention else {}
         if self._takes_global and request.first_token_is_global:
             more["global_attention_mask"] = (
                 (torch.arange(batch.max_length, device=tokens.device) == 0).long().expand_as(tokens)
@@ -207,7 +216,30 @@ class TransformersForward:
                 output_hidden_states=request.all_layers, **more,
             )  # fmt: skip
         width = batch.max_length  # some families return more columns, a multiple of a block
-        return [layout.unpad(states[:, :width]) for states in _states_of(output, request.all_layers)]
+        states = [layout.unpad(states[:, :width]) for states in _states_of(output, request.all_layers)]
+        if request.attention:
+            room = (0, request.columns - width)
+            weights = [part.transpose(1, 2) for part in output.attentions or () if part is not None]
+            states += [functional.pad(layout.unpad(part), room) for part in weights]
+        return states
+
+
+@contextmanager
+def _embeddings_in_autocasts_precision(model: Any) -> Iterator[None]:
+    """Let the states between layers have autocast's precision on CUDA, as those of this package's layers do.
+
+    A word table in float32 would make the residual sums of pre-norm layers float32: twice the memory, and slower.
+    """
+    table = model.get_input_embeddings()
+    if not (table.weight.is_cuda and torch.is_autocast_enabled("cuda")):
+        yield
+        return
+    dtype = torch.get_autocast_dtype("cuda")
+    hook = table.register_forward_hook(lambda module, inputs, output: output.to(dtype))  # noqa: ARG005
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def padding_id(config: Any) -> int:

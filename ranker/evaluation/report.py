@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ranker.data.ranking import require_finite, separate_ties
+from ranker.data.ranking import are_equal, require_finite, separate_ties
 from ranker.data.trec import write_run
 from ranker.evaluation.by_length import Lengths, measures_by_length, print_by_length
 from ranker.evaluation.metrics import Evaluation, evaluate
@@ -72,6 +72,7 @@ def write_evaluation(
         DataError: A score of the run or of the baseline is not finite.
     """
     folder = Path(folder)
+    equal = are_equal(run)
     run = separate_ties(run)
     require_finite(baseline or {})
     evaluation, reference = _UNJUDGED, None
@@ -82,6 +83,8 @@ def write_evaluation(
         "num_queries": evaluation.num_queries,
         "warnings": list(evaluation.warnings),
     }
+    if equal:
+        metrics["warnings"].append("all docs of each query have the same score, so their order is that of ids")
     if baseline is not None and evaluation.num_queries:
         reference = evaluate(baseline, collection_qrels, measures, relevance)
         metrics["warnings"] += [f"baseline: {warning}" for warning in reference.warnings]

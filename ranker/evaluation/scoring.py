@@ -20,6 +20,7 @@ from ranker.errors import DataError, RankerError
 from ranker.types import RankBatch, Run
 
 Result = TypeVar("Result")
+WORTH_A_WORKER = 16  # batches that take as long as the start of a worker process
 
 
 @dataclass(frozen=True)
@@ -182,10 +183,11 @@ def score_batches(
         batches: The batches, a dataset with a length.
         devices: The devices of the run.
         collect: Gets each batch and its scores [batch, docs], both on the device.
-        workers: Worker processes that collate ahead.
+        workers: Worker processes that collate ahead; none for so few batches that starting them would take longer.
         progress: Title of a progress bar on the first process.
         inference_mode: Whether to compute under `torch.inference_mode`.
     """
+    workers = workers if len(batches) >= WORTH_A_WORKER * workers else 0  # type: ignore[arg-type]
     loader: Any = DataLoader(batches, batch_size=None, num_workers=workers, pin_memory=devices.device.type == "cuda")
     scorer.to(devices.device)
     without_gradients = torch.inference_mode if inference_mode else torch.no_grad

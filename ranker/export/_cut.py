@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ranker.encoders.family import family_of
+from ranker.encoders.pruned_heads import KEY, head_rows, removed_heads
 from ranker.errors import CheckpointError
 from ranker.export._modules import read_weights
 from ranker.files import SUMS, write_folder
@@ -73,6 +75,24 @@ def unit_outputs(model: nn.Module, total: int, units: int) -> dict[int, nn.Linea
     return layers
 
 
+def head_outputs(model: Any, total: int) -> dict[int, nn.Linear]:
+    """Return the linear layer that reads the attention heads of each layer, by the layer's number.
+
+    Args:
+        model: The model.
+        total: Its number of layers.
+
+    Raises:
+        CheckpointError: The model does not have BERT's modules.
+    """
+    if family_of(model.config).layers != "bert":
+        raise CheckpointError(
+            f"heads: expected a family with BERT's modules, whose heads can be removed, got {model.config.model_type}; "
+            "set heads=1"
+        )
+    return {number: model.encoder.layer[number].attention.output.dense for number in range(total)}
+
+
 def units_of(config: Any) -> tuple[str, int]:
     """Return the name and value of the number of feed-forward units in a configuration.
 
@@ -86,7 +106,13 @@ def units_of(config: Any) -> tuple[str, int]:
     raise CheckpointError(f"units: expected a configuration with one of {', '.join(UNITS)}, got none; set units=1")
 
 
-def cut(source: Path, target: Path, layers: Sequence[int], units: Sequence[Tensor] | None) -> None:
+def cut(
+    source: Path,
+    target: Path,
+    layers: Sequence[int],
+    units: Sequence[Tensor] | None,
+    heads: Sequence[Sequence[int]] | None = None,
+) -> None:
     """Write a model folder with some of the layers and feed-forward units of another one.
 
     Args:
@@ -94,6 +120,7 @@ def cut(source: Path, target: Path, layers: Sequence[int], units: Sequence[Tenso
         target: The new folder; nothing may exist there.
         layers: Indices of the layers to keep, ascending.
         units: Indices of the units to keep in each layer of the source [kept]; None: all.
+        heads: Numbers of the attention heads to keep in each layer of the source, among those that it has; None: all.
 
     Raises:
         CheckpointError: The folder has no single file of weights, or another number of layers or units.
@@ -114,6 +141,11 @@ def cut(source: Path, target: Path, layers: Sequence[int], units: Sequence[Tenso
         key, size = units_of(content)
         weights = {name: _cut_units(name, tensor, size, total, units) for name, tensor in weights.items()}
         content[key] = len(units[0])
+    removed = removed_heads(content)
+    if heads is not None:
+        weights, removed = _cut_heads(weights, content, heads)
+    if removed:
+        content[KEY] = {str(new): removed[old] for new, old in enumerate(layers) if removed.get(old)}
     with write_folder(target) as partial:
         shutil.copytree(source, partial, dirs_exist_ok=True, ignore=shutil.ignore_patterns(SUMS, "*.bin"))
         folder = partial / encoder.relative_to(source)
@@ -152,3 +184,24 @@ def _cut_units(name: str, tensor: Tensor, size: int, total: int, units: Sequence
     if tensor.shape[0] == 2 * size:
         return tensor.index_select(0, torch.cat([kept, kept + size]))
     return tensor
+
+
+def _cut_heads(
+    weights: dict[str, Tensor], content: dict[str, Any], kept: Sequence[Sequence[int]]
+) -> tuple[dict[str, Tensor], dict[int, list[int]]]:
+    """Return the weights without the other heads of each layer, and all heads that the original model had beside."""
+    total, size = len(kept), content["hidden_size"] // content["num_attention_heads"]
+    before, removed, rows = removed_heads(content), {}, {}
+    for layer, heads in enumerate(kept):
+        had = [head for head in range(content["num_attention_heads"]) if head not in before.get(layer, [])]
+        rows[layer] = head_rows(len(had), [place for place in range(len(had)) if place not in heads], size)
+        removed[layer] = sorted({*before.get(layer, []), *(had[i] for i in range(len(had)) if i not in heads)})
+    parts = {}
+    for name, tensor in weights.items():
+        number = layer_of(name, total)
+        if number is not None and re.search(r"attention\.self\.(query|key|value)\.", name):
+            tensor = tensor.index_select(0, rows[number])
+        elif number is not None and name.endswith("attention.output.dense.weight"):
+            tensor = tensor.index_select(1, rows[number]).contiguous()
+        parts[name] = tensor
+    return parts, removed

@@ -10,6 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import nn
 from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -26,6 +27,7 @@ from ranker.encoders.fit import check_config, check_tokens
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.model_folder import check_model_folder
 from ranker.encoders.native_head import NativeHead, has_native_head
+from ranker.encoders.pruned_heads import removed_heads, with_fewer_heads
 from ranker.errors import CheckpointError
 from ranker.export._modules import linear_of, write_tokenizer
 
@@ -88,7 +90,8 @@ def _classifier(model: Classifier) -> PreTrainedModel:
     config._attn_implementation = None
     describe(config, model.head.out_features)
     config.classifier_dropout = model.dropout
-    classifier = AutoModelForSequenceClassification.from_config(config)
+    kind = _class_of(config)
+    classifier = kind(config) if removed_heads(config) else kind.from_config(config)
     dense, head = _layers_of(classifier)
     classifier.base_model.load_state_dict(model.encoder.model.state_dict(), strict=False)
     with torch.no_grad():
@@ -132,12 +135,9 @@ def read(folder: Path, execution: Execution) -> Classifier:
             "train a new one with encoder.name=..."
         )
     config.use_cache = False
-    model, info = AutoModelForSequenceClassification.from_pretrained(
-        folder,
-        config=config,
-        output_loading_info=True,
-        dtype=torch.float32,
-        trust_remote_code=execution.trust_remote_code,
+    options = {} if removed_heads(config) else {"trust_remote_code": execution.trust_remote_code}
+    model, info = _class_of(config).from_pretrained(
+        folder, config=config, output_loading_info=True, dtype=torch.float32, **options
     )
     if info["missing_keys"]:
         raise CheckpointError(f"{folder}: expected all weights, {', '.join(sorted(info['missing_keys']))} are missing")
@@ -163,6 +163,13 @@ def read(folder: Path, execution: Execution) -> Classifier:
     if not torch.equal(dense.weight, torch.eye(config.hidden_size) * SCALE):
         return Classifier(encoder, head, "cls", dense, dropout)
     return Classifier(encoder, linear_of(head.weight * SCALE, head.bias), "cls", None, dropout)
+
+
+def _class_of(config: PretrainedConfig) -> Any:
+    """Return the class that reads and builds a classifier, also one whose encoder lacks attention heads."""
+    if not removed_heads(config):
+        return AutoModelForSequenceClassification
+    return with_fewer_heads(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)], config)
 
 
 def is_classifier(config: PretrainedConfig) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ranker.evaluation.metrics import evaluate
+from ranker.evaluation.orders import kendall
 
 if TYPE_CHECKING:
     from ranker.types import Qrels, Run
@@ -38,15 +39,6 @@ def auc(relevant: np.ndarray, scores: np.ndarray) -> float:
         return math.nan
     above = float(rankdata(scores)[relevant].sum()) - positives * (positives + 1) / 2
     return above / (positives * negatives)
-
-
-def kendall(first: np.ndarray, second: np.ndarray) -> float:
-    """Return Kendall's tau-b of two teachers' scores [docs]; NaN for fewer than two docs or constant scores."""
-    from scipy.stats import kendalltau
-
-    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
-        return math.nan
-    return float(kendalltau(first, second).statistic)
 
 
 def mean_over_queries(values: Sequence[float]) -> tuple[float | None, int]:

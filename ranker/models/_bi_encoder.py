@@ -51,6 +51,28 @@ def new_projection(encoder: Encoder, size: int, bias: bool, activation: str = "i
     return nn.Sequential(linear, ACTIVATIONS[activation]())
 
 
+def first_numbers(encoder: Encoder, projection: nn.Sequential | None, size: int) -> nn.Sequential:
+    """Return a projection to the first `size` numbers of the vectors that an encoder and a projection give.
+
+    Args:
+        encoder: The encoder of the states.
+        projection: A linear layer and an activation, or other layers; None: the vectors are pooled states.
+        size: Size of a vector.
+    """
+    weight = next(encoder.parameters())
+    if projection is None or not isinstance(projection[0], nn.Linear) or len(projection) > 2:
+        before = [] if projection is None else list(projection)
+        linear = nn.Linear(vector_size(encoder, projection), size, bias=False, device=weight.device, dtype=weight.dtype)
+        nn.init.eye_(linear.weight)
+        return nn.Sequential(*before, linear, nn.Identity())
+    old, activation = projection[0], projection[1]
+    linear = nn.Linear(old.in_features, size, old.bias is not None, device=weight.device, dtype=weight.dtype)
+    linear.weight.data.copy_(old.weight.data[:size])
+    if old.bias is not None:
+        linear.bias.data.copy_(old.bias.data[:size])
+    return nn.Sequential(linear, activation)
+
+
 def vector_size(encoder: Encoder, projection: nn.Sequential | None) -> int:
     """Return the size of the vectors that an encoder and a projection give."""
     linears = [part for part in projection or () if isinstance(part, nn.Linear)]

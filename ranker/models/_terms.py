@@ -86,7 +86,8 @@ class TermScorer(nn.Module):
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
         assert batch.queries is not None and batch.docs is not None
-        queries, docs = self.encode_queries(batch.queries), self.encode_docs(batch.docs)
+        docs = self.encode_docs(batch.docs)  # first, as in ContrastiveModule
+        queries = self.encode_queries(batch.queries)
         owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
         with torch.autocast(docs.values.device.type, enabled=False):
             scores = (queries.values.index_select(0, owners) * docs.values).sum(1)

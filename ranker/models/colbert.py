@@ -114,9 +114,19 @@ class ColBERT(nn.Module):
 
     def layouts(self) -> tuple[Template, Template]:
         """Return the layouts of a query and of a doc: special tokens, marker, expansion."""
+        return self._layouts(self.query_prompt, self.doc_prompt)
+
+    def prompted_layouts(self, query_prompt: str, doc_prompt: str, instruction: str) -> tuple[Template, Template]:
+        """Return the layouts of a query and of a doc with other prompts; for the arguments see the class."""
+        check_instruction(instruction, query_prompt, doc_prompt)
+        prompts = {"query": query_prompt, "doc": doc_prompt}
+        markers = [prefix_of(prompt, field, instruction).strip() for field, prompt in prompts.items()]
+        return self._layouts(*(f"{marker} " if marker else "" for marker in markers))
+
+    def _layouts(self, query_prompt: str, doc_prompt: str) -> tuple[Template, Template]:
         tokenizer = self.encoder.tokenizer
         single = Template.of(tokenizer, 1)
-        query, doc = (with_prompt(tokenizer, single, prompt) for prompt in (self.query_prompt, self.doc_prompt))
+        query, doc = (with_prompt(tokenizer, single, prompt) for prompt in (query_prompt, doc_prompt))
         if not self.query_length:
             return query, doc
         expanded = replace(
@@ -179,7 +189,8 @@ class ColBERT(nn.Module):
         """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
         assert batch.queries is not None and batch.docs is not None
         owners = batch.doc_mask.nonzero_static(size=batch.docs.num_rows)[:, 0]
-        scores = maxsim_pairs(self.encode_queries(batch.queries), self.encode_docs(batch.docs), owners)
+        docs = self.encode_docs(batch.docs)  # first, as in ContrastiveModule
+        scores = maxsim_pairs(self.encode_queries(batch.queries), docs, owners)
         return to_grid(scores, batch.doc_mask)
 
     def save(self, folder: Path, max_tokens: int, max_query_tokens: int | None = None) -> None:

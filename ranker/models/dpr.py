@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,15 @@ from ranker.export import sentence_transformers
 from ranker.interactions.grid import to_grid
 from ranker.interactions.maxsim import TextVectors, full_precision
 from ranker.interactions.pooling import POOLINGS, pool
-from ranker.models._bi_encoder import ACTIVATIONS, SIMILARITIES, check_choice, new_projection, text_limit, vector_size
+from ranker.models._bi_encoder import (
+    ACTIVATIONS,
+    SIMILARITIES,
+    check_choice,
+    first_numbers,
+    new_projection,
+    text_limit,
+    vector_size,
+)
 from ranker.models._prompts import check_instruction, prefix_of, prompt_tokens, with_prompt
 from ranker.types import RankBatch, TokenBatch
 
@@ -54,13 +63,21 @@ class DPR(nn.Module):
         in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: yes,
             unless the labels are a teacher's scores.
         symmetric: Whether each positive doc is also contrasted with the step's other queries.
+        matryoshka_dims: Sizes at which the first numbers of a vector are trained to serve alone, see
+            `ranker.training.matryoshka`, as for the next three.
+        matryoshka_layers: Layers after which states are trained to serve, too.
+        matryoshka_layers_per_step: Number of these layers that each step draws.
+        matryoshka_alignment: Weight of the divergence between the vectors after these layers and after the last.
 
     Attributes:
         pools_prompt: Whether the tokens of a prompt are pooled with those of the text; only a loaded model's are not.
     """
 
     reads = "texts"
-    training_keys = ("in_batch_negatives", "symmetric")
+    training_keys = (
+        "in_batch_negatives", "symmetric", "matryoshka_dims", "matryoshka_layers", "matryoshka_layers_per_step",
+        "matryoshka_alignment",
+    )  # fmt: skip
     vectors = "one"
     takes_windows = True
 
@@ -79,6 +96,10 @@ class DPR(nn.Module):
         instruction: str = "",
         in_batch_negatives: bool | None = None,
         symmetric: bool = False,
+        matryoshka_dims: list[int] | None = None,
+        matryoshka_layers: list[int] | None = None,
+        matryoshka_layers_per_step: int = 1,
+        matryoshka_alignment: float = 1.0,
     ) -> None:
         super().__init__()
         check_choice("model.pooling", pooling, (*POOLINGS, "auto"))
@@ -95,6 +116,9 @@ class DPR(nn.Module):
         self.query_prompt = prefix_of(query_prompt, "query", instruction)
         self.doc_prompt = prefix_of(doc_prompt, "doc", instruction)
         self.in_batch_negatives, self.symmetric = in_batch_negatives, symmetric
+        self.matryoshka_dims, self.matryoshka_layers = matryoshka_dims, matryoshka_layers
+        self.matryoshka_layers_per_step = matryoshka_layers_per_step
+        self.matryoshka_alignment = matryoshka_alignment
         self.fixed_temperature = temperature
         self.log_temperature = nn.Parameter(torch.tensor(math.log(temperature))) if learn_temperature else None
         self.projection = (
@@ -121,6 +145,15 @@ class DPR(nn.Module):
         tokenizer = self.encoder.tokenizer
         single = Template.of(tokenizer, 1)
         return with_prompt(tokenizer, single, self.query_prompt), with_prompt(tokenizer, single, self.doc_prompt)
+
+    def prompted_layouts(self, query_prompt: str, doc_prompt: str, instruction: str) -> tuple[Template, Template]:
+        """Return the layouts of a query and of a doc with other prompts; for the arguments see the class."""
+        check_instruction(instruction, query_prompt, doc_prompt)
+        tokenizer = self.encoder.tokenizer
+        single = Template.of(tokenizer, 1)
+        prompts = (prefix_of(query_prompt, "query", instruction), prefix_of(doc_prompt, "doc", instruction))
+        query, doc = (with_prompt(tokenizer, single, prompt) for prompt in prompts)
+        return query, doc
 
     def settings(self) -> dict[str, Any]:
         """Return the options that change the vectors, apart from weights and tokenizer.
@@ -154,12 +187,62 @@ class DPR(nn.Module):
     def _encode(
         self, batch: TokenBatch, encoder: Encoder, projection: nn.Sequential | None, prompt: str
     ) -> TextVectors:
+        pooled = self._pooled(batch, encoder, prompt)
+        return TextVectors(self.compared(full_precision(pooled if projection is None else projection(pooled))))
+
+    def _pooled(self, batch: TokenBatch, encoder: Encoder, prompt: str) -> Tensor:
+        """The last layer's states, pooled, [texts, dim of the states]."""
         if self.pools_prompt or not prompt:
-            pooled = encoder.pooled(batch, self.pooling)
+            return encoder.pooled(batch, self.pooling)
+        return self._pool(encoder(batch), batch, prompt)
+
+    def _pool(self, states: Tensor, batch: TokenBatch, prompt: str) -> Tensor:
+        skipped = 0 if self.pools_prompt or not prompt else prompt_tokens(self.encoder.tokenizer, prompt)
+        return pool(states, batch, self.pooling, skipped=skipped)
+
+    def compared(self, vectors: Tensor) -> Tensor:
+        """Return vectors [texts, dim] as their similarities compare them: for the cosine of length 1."""
+        return functional.normalize(vectors, dim=1) if self.similarity == "cosine" else vectors
+
+    def vectors_after(self, batch: TokenBatch, layers: Sequence[int], docs: bool) -> Tensor:
+        """Return a vector per text after each of some layers, before `compared`, float32 [texts, layers, dim].
+
+        Args:
+            batch: Texts of queries, or of docs.
+            layers: Numbers of layers, ascending.
+            docs: Whether they are docs.
+        """
+        separate = docs and self.doc_encoder is not None
+        encoder, projection = (self.doc_encoder, self.doc_projection) if separate else (self.encoder, self.projection)
+        assert encoder is not None
+        prompt = self.doc_prompt if docs else self.query_prompt
+        if list(layers) == [encoder.num_layers]:
+            pooled = [self._pooled(batch, encoder, prompt)]
         else:
-            pooled = pool(encoder(batch), batch, self.pooling, skipped=prompt_tokens(encoder.tokenizer, prompt))
-        vectors = full_precision(pooled if projection is None else projection(pooled))
-        return TextVectors(functional.normalize(vectors, dim=1) if self.similarity == "cosine" else vectors)
+            pooled = [self._pool(states, batch, prompt) for states in encoder.states_after(batch, layers)]
+        return torch.stack([full_precision(part if projection is None else projection(part)) for part in pooled], 1)
+
+    def smaller(self, layers: int, dim: int) -> DPR:
+        """Return a scorer of the lower layers and of the first numbers of each vector; both share the weights.
+
+        Args:
+            layers: Number of layers to keep.
+            dim: Size of a vector; a projection that drops the other numbers is added, or cut.
+
+        Raises:
+            ConfigError: There are fewer layers or numbers, or the layers are not in one list.
+        """
+        if not 1 <= dim <= self.dim:
+            raise ConfigError(f"dims: expected 1 to {self.dim}, the size of the model's vectors, got {dim}")
+        parts = {id(weight): weight for weight in [*self.parameters(), *self.buffers()]}
+        small = copy.deepcopy(self, parts)
+        small.encoder = self.encoder.lower(layers)
+        small.doc_encoder = None if self.doc_encoder is None else self.doc_encoder.lower(layers)
+        if dim < self.dim:
+            small.projection = first_numbers(self.encoder, self.projection, dim)
+            if self.doc_encoder is not None:
+                small.doc_projection = first_numbers(self.doc_encoder, self.doc_projection, dim)
+        return small
 
     def score_block(self, queries: TextVectors, docs: TextVectors) -> Tensor:
         """Score every query with every doc, [queries, docs]."""
@@ -186,7 +269,8 @@ class DPR(nn.Module):
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs] of each query with the docs of its group; 0 in cells without a doc."""
         assert batch.queries is not None and batch.docs is not None
-        return self.score_grid(self.encode_queries(batch.queries), self.encode_docs(batch.docs), batch.doc_mask)
+        docs = self.encode_docs(batch.docs)  # first, as in ContrastiveModule
+        return self.score_grid(self.encode_queries(batch.queries), docs, batch.doc_mask)
 
     def score_grid(self, queries: TextVectors, docs: TextVectors, doc_mask: Tensor) -> Tensor:
         """Return scores [batch, docs] of each query with the docs of its group, from one vector each.

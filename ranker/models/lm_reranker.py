@@ -57,6 +57,7 @@ class LMReranker(nn.Module):
 
     reads = "pairs"
     decoder_only = True
+    default_prompt = DEFAULT_PROMPT
     takes_windows = True
     text_limits: tuple[int, int] | None = None
 
@@ -106,6 +107,25 @@ class LMReranker(nn.Module):
     def pair_layout(self) -> Template:
         """Return the layout of a query and a doc in the prompt."""
         return self._layout
+
+    def prompted_layout(self, prompt: str | None, instruction: str | None, chat: bool | str = "auto") -> Template:
+        """Return the layout of a pair in another prompt.
+
+        Args:
+            prompt: Template; None: `DEFAULT_PROMPT`.
+            instruction: Text for `{instruction}`; None: `DEFAULT_INSTRUCTION` if the template has a place for it.
+            chat: As for the class.
+
+        Raises:
+            ConfigError: The template has not the fields that it needs; or the rows of a query's docs are to share a
+                prefix, and the doc is before the query.
+        """
+        layout = pair_layout(self.encoder.tokenizer, _whole(self.encoder, prompt, instruction, chat), ends=False)
+        if layout.doc_first and self.encoder.execution.share_prefix:
+            raise ConfigError(
+                "encoder.share_prefix: expected false, since a prompt has the doc before the query; got true"
+            )
+        return layout
 
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs]; 0 in cells without a doc."""

@@ -53,6 +53,7 @@ class MonoT5(nn.Module):
 
     reads = "pairs"
     sequence_to_sequence = True
+    default_prompt = DEFAULT_PROMPT
     text_limits: tuple[int, int] | None = None
 
     def __init__(
@@ -79,6 +80,18 @@ class MonoT5(nn.Module):
     def pair_layout(self) -> Template:
         """Return the layout of a query and a doc in the prompt."""
         return self._layout
+
+    def prompted_layout(self, prompt: str | None, instruction: str | None, _chat: bool | str = "auto") -> Template:
+        """Return the layout of a pair in another prompt.
+
+        Args:
+            prompt: Template; None: the model's own, which has no place for an instruction any more.
+            instruction: Text for `{instruction}`.
+
+        Raises:
+            ConfigError: The template has not the fields that it needs.
+        """
+        return pair_layout(self.encoder.tokenizer, filled(prompt or self.prompt, instruction or ""), ends=True)
 
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs]; 0 in cells without a doc."""

@@ -53,6 +53,7 @@ class MonoBERT(nn.Module):
 
     reads = "pairs"
     takes_prompt = True
+    default_prompt: str | None = None  # where the configuration gives none
     takes_windows = True
     text_limits: tuple[int, int] | None = None
 
@@ -103,6 +104,20 @@ class MonoBERT(nn.Module):
         """Return the layout of a query and a doc in one row."""
         tokenizer = self.encoder.tokenizer
         return Template.of(tokenizer, 2) if self.prompt is None else pair_layout(tokenizer, self.prompt, ends=True)
+
+    def prompted_layout(self, prompt: str | None, instruction: str | None, _chat: bool | str = "auto") -> Template:
+        """Return the layout of a pair in another prompt.
+
+        Args:
+            prompt: Template; None: the model's own, which has no place for an instruction any more.
+            instruction: Text for `{instruction}`.
+
+        Raises:
+            ConfigError: The model has no prompt, or the template has not the fields that it needs.
+        """
+        if self.prompt is None and prompt is None:
+            raise ConfigError("model.prompt: expected a template with {instruction}, {query} and {doc}, got null")
+        return pair_layout(self.encoder.tokenizer, filled(prompt or self.prompt or "", instruction or ""), ends=True)
 
     def _take(self, model: Classifier) -> None:
         """Take the head of a folder."""
@@ -208,7 +223,8 @@ class MonoBERT(nn.Module):
         model = (cross_encoder if cross_encoder.recognises(Path(folder)) else huggingface).read(Path(folder), execution)
         prompt = read_prompt(Path(folder)) if cls.takes_prompt else None
         options: dict[str, Any] = {} if prompt is None else {"prompt": prompt}
-        scorer = cls(model.encoder, head="own", pooling="mean", dropout=model.dropout, **options)
+        scorer = cls(model.encoder, head="own", pooling="mean", **options)
+        scorer.dropout.p = model.dropout
         scorer._take(model)
         check_layout(model.encoder, 2 if scorer.prompt is None else 1, scorer.pooling)
         return scorer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -26,6 +25,7 @@ from ranker.multitask.options import (
     at_least,
     one_of,
 )
+from ranker.probing.profile import read_profile
 
 # keys of the `model` node whose values `faults_of` checks
 KEYS = ("auto", "heads", "labels", "sampling", "weighting")
@@ -271,35 +271,25 @@ def auto_layers(heads: Sequence[Head], auto: AutoLayers, encoder: Mapping[str, A
             "model.auto.report: expected the folder of a probing run for layer: auto, got none; run probe.py, or give "
             "a layer"
         )
-    path = Path(auto.report) / "probe_results.csv"
-    if not path.is_file():
-        raise ConfigError(
-            f"model.auto.report: expected a finished probing run with probe_results.csv, got {auto.report!r}"
-        )
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("control") == "none" and row.get("layer")]
-    rows = [row for row in rows if row["model"] == rows[0]["model"]]
-    allowed = _allowed_layers({int(row["layer"]) for row in rows}, auto, encoder)
-    tasks = sorted({row["task"] for row in rows})
+    profile = read_profile(auto.report, "model.auto.report")
+    allowed = _allowed_layers({layer for layers in profile.values() for layer in layers}, auto, encoder)
     chosen, faults = {}, []
     for head in wanted:
         name = reported_name(head)
-        if name not in tasks:
+        if name not in profile:
             faults.append(
-                f"model.heads.{head.label}.layer: expected {name} in {path}, got {', '.join(tasks) or 'no task'}; "
-                "probe it, or give a layer"
+                f"model.heads.{head.label}.layer: expected {name} in {auto.report}/probe_results.csv, got "
+                f"{', '.join(profile) or 'no task'}; probe it, or give a layer"
             )
             continue
-        by_layer: dict[int, list[float]] = {}
-        for row in rows:
-            if row["task"] == name and int(row["layer"]) in allowed:
-                by_layer.setdefault(int(row["layer"]), []).append(float(row["compression"]))
+        by_layer = {layer: value for layer, value in profile[name].items() if layer in allowed}
         if not by_layer:
             faults.append(
-                f"model.auto.last_layer: expected other layers than the last one in {path}, got none for {head.task}"
+                f"model.auto.last_layer: expected other layers than the last one in {auto.report}, got none for "
+                f"{head.task}"
             )
             continue
-        chosen[head.label] = max(by_layer, key=lambda layer: (sum(by_layer[layer]) / len(by_layer[layer]), -layer))
+        chosen[head.label] = max(by_layer, key=lambda layer: (by_layer[layer], -layer))
     if faults:
         raise ConfigError("\n".join(faults))
     return chosen

@@ -5,26 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from ranker.data.stop_words import STOP_WORDS
 from ranker.errors import ConfigError
 
 # As in Unicode's word boundaries (UAX 29), which Lucene's standard tokenizer follows, a word continues over ' . :
 # between letters and over . , ' between digits.
 _STANDARD = re.compile(r"\w+(?:(?:(?<=[^\W\d_])['’.:](?=[^\W\d_])|(?<=\d)[.,'’](?=\d))\w+)*")
 _PIECES = re.compile(r"\w+|[^\w\s]")
-
-# Pronouns, articles, auxiliaries, prepositions, conjunctions, and the parts of their contractions; no content words.
-STOP_WORDS = frozenset(
-    """
-    a about above after again against all am an and any are aren as at be because been before being below between both
-    but by can cannot could couldn d did didn do does doesn doing don down during each either few for from further had
-    hadn has hasn have haven having he her here hers herself him himself his how i if in into is isn it its itself just
-    ll m ma may me might mightn more most must mustn my myself needn neither no nor not now o of off on once only onto
-    or other our ours ourselves out over own per re s same shall shan she should shouldn so some such t than that the
-    their theirs them themselves then there these they this those through to too toward towards under until up upon us
-    ve very via was wasn we were weren what when where whether which while who whom whose why will with within without
-    won would wouldn y you your yours yourself yourselves
-    """.split()  # noqa: SIM905 - a list literal would take a line per word
-)
 
 
 def standard_words(text: str) -> list[str]:

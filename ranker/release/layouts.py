@@ -67,6 +67,8 @@ def _reason(scorer: Any, layout: str) -> str:
         if not _adapter.has_adapters(scorer):
             return "expected hf or sentence_transformers, since the model has no adapters to merge"
         return ""
+    if getattr(scorer, "reads_lists", False):
+        return f"expected the run's model/, since no format holds the lists of docs that {name} reads"
     if not isinstance(scorer, (MonoBERT, LMReranker, DPR, ColBERT)):
         return f"expected a model of monobert, lm_reranker, dpr or colbert, since no format is known for {name}"
     if layout == "hf":

@@ -16,10 +16,13 @@ class Tokenized(Protocol):
 
     Attributes:
         sizes: Tokens that each pair adds to a batch, int64 [pairs].
+        whole: Whether a pair's score depends on the request's other pairs, so that all of them go into one batch.
     """
 
     @property
     def sizes(self) -> np.ndarray: ...
+    @property
+    def whole(self) -> bool: ...
 
 
 @dataclass(frozen=True)

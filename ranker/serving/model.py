@@ -32,6 +32,11 @@ class TokenizedPairs:
     doc_rows: np.ndarray
     sizes: np.ndarray
 
+    @property
+    def whole(self) -> bool:
+        """Whether the pairs of a query are a list, whose docs see each other."""
+        return self.collator.whole_lists
+
 
 class RerankerModel:
     """The model of a `Reranker`, without padding where its encoder needs none.
@@ -70,7 +75,10 @@ class RerankerModel:
         """Return the scores of the parts' pairs, one part after another, float32 [pairs]."""
         collator, query_rows, doc_rows, sizes = _joined(parts)
         order = np.arange(len(doc_rows))
-        if collator.reads == "pairs":
+        if collator.whole_lists:
+            order = np.argsort(query_rows, kind="stable")  # a request's queries are rows of their own
+            query_rows, grid = _by_query(query_rows[order], doc_rows[order])
+        elif collator.reads == "pairs":
             order = np.argsort(-sizes, kind="stable")  # little padding for encoders that need it
             query_rows, grid = query_rows[order], doc_rows[order][:, None]
         else:

@@ -58,7 +58,8 @@ class PairQueue:
     def take(self, max_tokens: int) -> list[tuple[Job, Part]]:
         """Wait for pairs, and take those of the first requests up to the budget; a pair above it goes alone.
 
-        A request that filled a whole batch goes behind the others, so that large ones don't hold up small ones.
+        A request that must be whole goes with all its pairs, or waits for the next batch. A request that filled a whole
+        batch goes behind the others, so that large ones don't hold up small ones.
 
         Args:
             max_tokens: Token budget.
@@ -82,6 +83,8 @@ class PairQueue:
                 continue
             ends = np.cumsum(job.pairs.sizes[job.taken :])
             count = int(np.searchsorted(ends, room, side="right"))
+            if job.pairs.whole and count < len(ends):
+                count = 0 if batch else len(ends)
             if count == 0 and batch:
                 self._jobs.appendleft(job)
                 break

@@ -15,6 +15,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from ranker.errors import CheckpointError, DataError
 from ranker.files import beside, write_whole, zip_fault
+from ranker.training.checkpoint_shards import SHARDS, fault_of_parts, joined, other_parts, part_of
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +69,9 @@ class WholeFiles(CheckpointIO):
         return read_checkpoint(Path(path), map_location or "cpu")
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        """Remove a checkpoint file."""
-        Path(path).unlink(missing_ok=True)
+        """Remove a checkpoint with all its parts."""
+        for part in (Path(path), *other_parts(Path(path))):
+            part.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -> dict[str, Any]:
@@ -89,6 +91,14 @@ def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -
             f"{path}: expected a whole checkpoint, got {damage}; use another one, such as previous.ckpt, which was "
             "written before last.ckpt"
         )
+    content = _load(path, map_location, mmap)
+    if SHARDS not in content:
+        return content
+    return joined(content, [_load(part, map_location, mmap) for part in other_parts(path)])
+
+
+def _load(path: Path, map_location: Any, mmap: bool) -> dict[str, Any]:
+    """Read a checkpoint file; see `read_checkpoint`."""
     try:
         content = torch.load(path, map_location=map_location, weights_only=True, mmap=mmap)
     except Exception as error:
@@ -100,10 +110,16 @@ def read_checkpoint(path: Path, map_location: Any = "cpu", mmap: bool = False) -
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file a second name by a hard link, or by a copy if the file system has no links.
+    """Give a checkpoint a second name by hard links, or by copies if the file system has no links.
 
     Checkpoint files are replaced, never modified, so a later checkpoint does not change the linked content.
     """
+    for number, part in enumerate(other_parts(source), start=1):
+        _link(part, part_of(target, number))
+    _link(source, target)
+
+
+def _link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = beside(target)
     partial.unlink(missing_ok=True)
@@ -115,11 +131,19 @@ def link(source: Path, target: Path) -> None:
 
 
 def fault(path: Path) -> str | None:
-    """The fault of a checkpoint file; None if it is complete.
+    """The fault of a checkpoint; None if it is complete.
 
-    A checkpoint is a zip archive, whose checksums torch does not verify.
+    A checkpoint is a zip archive, whose checksums torch does not verify. Parts of a checkpoint must be all there.
     """
-    return zip_fault(path)
+    others = other_parts(path)
+    damage = next((found for part in (path, *others) if (found := zip_fault(part)) is not None), None)
+    if damage is not None or not path.is_file():
+        return damage
+    try:
+        first = _load(path, "cpu", mmap=True)
+        return fault_of_parts(first, [_load(part, "cpu", mmap=True) for part in others]) if SHARDS in first else None
+    except CheckpointError:  # reading it reports that it is no checkpoint
+        return None
 
 
 def to_resume_from(folder: Path) -> Path:

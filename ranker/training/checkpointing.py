@@ -85,10 +85,13 @@ class SaveLast(Checkpoint):
         path: The file.
         every_steps: Steps between two checkpoints.
         resumed: The checkpoint from which the training resumes. It is linked to `path` until a newer one is written.
+        command: The command that resumes, for the message at SIGTERM.
     """
 
-    def __init__(self, path: Path, every_steps: int, resumed: Path | None = None) -> None:
-        self.path, self.every_steps, self.resumed = path, every_steps, resumed
+    def __init__(
+        self, path: Path, every_steps: int, resumed: Path | None = None, command: str = "python train.py"
+    ) -> None:
+        self.path, self.every_steps, self.resumed, self.command = path, every_steps, resumed, command
         self._saved = -1
         self._row: dict[str, float] = {}  # values of the last step that the loggers do not have yet
         self._is_extra_validation = False  # whether the next validation is an unscheduled one at the training's end
@@ -210,7 +213,7 @@ class SaveLast(Checkpoint):
         is_child = isinstance(environment, LightningEnvironment) and trainer.local_rank > 0  # type: ignore[attr-defined]
         text = (
             f"stopped by SIGTERM after step {trainer.global_step}, which is saved; "
-            f"go on with python train.py checkpoint={self.path.parent.parent} resume=true"
+            f"go on with {self.command} checkpoint={self.path.parent.parent} resume=true"
         )
         return Preempted("" if trainer.global_rank > 0 else text, 0 if is_child else Preempted.exit_code)
 

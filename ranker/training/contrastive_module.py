@@ -7,6 +7,7 @@ budget.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -33,10 +34,10 @@ class ContrastiveModule(RerankModule):
     """Train a bi-encoder on the score matrix of a whole step: each query against its own docs and the other queries'.
 
     The method is GradCache (Gao et al., 2021, arXiv:2101.06983), over micro-batches and devices. Pass 1 encodes every
-    micro-batch without a graph. The vectors are gathered in the step's order. Each device scores its own queries
-    against all docs, and the loss is computed on the step's whole matrix, some rows at a time. Its gradient with
-    respect to the vectors is computed block by block. Pass 2 encodes again with the same dropout and continues the
-    backward pass from the vectors.
+    micro-batch, all but the last without a graph. The vectors are gathered in the step's order. Each device scores its
+    own queries against all docs, and computes their part of the loss and its gradient by the vectors, block by block;
+    the gradients by doc vectors are summed over the devices. Pass 2 continues the backward pass of the last micro-batch
+    from the vectors, and encodes the others again with the same dropout.
 
     Peak memory: one micro-batch's activations, the step's vectors (gradients of doc vectors reuse their storage; query
     vectors have a separate gradient), and the score matrix with its gradient.
@@ -69,46 +70,39 @@ class ContrastiveModule(RerankModule):
         self.symmetric = symmetric
 
     def accumulate(self, step: TrainStep) -> Tensor:
-        """Run forward and backward over this device's micro-batches.
-
-        Returns:
-            The step's loss on the first device and 0 on the others, float64 [].
-        """
+        """Run forward and backward over this device's micro-batches; returns their part of the step's loss, float64."""
         assert step.contrast is not None
         world = self.trainer.world_size
         text_rows = [_rows_in_step(batch, step.contrast) for batch in step.micro_batches]
-        queries, docs = self._encode_step(step, text_rows)
+        queries, docs, kept = self._encode_step(step, text_rows)
         vector_rows = [(queries.vector_indices(rows[0]), docs.vector_indices(rows[1])) for rows in text_rows]
         mine = torch.cat([rows[0] for rows in text_rows]).sort().values if text_rows else step.contrast.owners[:0]
         penalties = self.penalties(queries, docs, step)
-        total, grad_scores, grad_loss_parameters = self._loss_of_step(queries, docs, mine, step)
-        grad_queries, grad_docs, grad_scoring_parameters = self._backward_through_scores(
-            queries, docs, mine, grad_scores
-        )
+        total, grad_queries, grad_docs, parameters = self.gradients(queries, docs, mine, step)
+        _sum_over_devices(grad_docs)
+        if self.symmetric:  # positive docs of other devices' queries rank this device's queries, too
+            _sum_over_devices(grad_queries)
         if penalties is not None:
-            total = total + penalties.value
+            if self.trainer.is_global_zero:
+                total = total + penalties.value
             grad_queries, grad_docs = grad_queries + penalties.by_queries, grad_docs + penalties.by_docs
-        # The loss's parameters have their full gradient on each device; the scorer's parameters have only this device's
-        # share. DDP averages both, so only the second ones are multiplied by the number of devices.
-        gradients = [
-            *zip(self._loss_parameters(), grad_loss_parameters, strict=True),
-            *((p, g * world) for p, g in grad_scoring_parameters),
-        ]
-        direct = sum(((p * g).sum() for p, g in gradients), start=torch.zeros((), device=self.device))
+        # all gradients are this device's share of the step's; DDP divides their sum by the number of devices
+        direct = sum(((p * g * world).sum() for p, g in parameters), start=torch.zeros((), device=self.device))
         if not step.micro_batches:  # every device must take part in the reduction
             self.manual_backward(self.zero_loss() + direct)
-        for i, (batch, (query_rows, doc_rows)) in enumerate(zip(step.micro_batches, vector_rows, strict=True)):
-            last = i == len(step.micro_batches) - 1
-            self._seed_dropout(step, i)
-            with self._gradient_sync(only_if=last):
-                of_queries, of_docs = self._encode(batch)
+        # the micro-batch whose graph is in memory comes first, so that no second one is beside it
+        order = [len(step.micro_batches) - 1, *range(len(step.micro_batches) - 1)] if step.micro_batches else []
+        for i in order:
+            query_rows, doc_rows = vector_rows[i]
+            with self._gradient_sync(only_if=i == order[-1]):
+                if kept is None:
+                    self._seed_dropout(step, i)
+                    kept = self._encode(step.micro_batches[i])
+                (of_queries, of_docs), kept = kept, None
                 carried = (of_queries.values * grad_queries.index_select(0, query_rows)).sum()
                 carried = carried + (of_docs.values * grad_docs.index_select(0, doc_rows)).sum()
-                # DDP divides by the number of devices
-                self.manual_backward(carried * world + direct if last else carried * world)
-        return (
-            total.double() if self.trainer.is_global_zero else torch.zeros((), dtype=torch.float64, device=self.device)
-        )
+                self.manual_backward(carried * world + direct if i == order[-1] else carried * world)
+        return total.double()
 
     def penalties(self, queries: TextVectors, docs: TextVectors, step: TrainStep) -> Penalties | None:
         """Hook for subclasses: a part of the loss that is a function of all vectors of the step.
@@ -121,15 +115,21 @@ class ContrastiveModule(RerankModule):
 
     def _encode(self, batch: RankBatch) -> tuple[TextVectors, TextVectors]:
         assert batch.queries is not None and batch.docs is not None
-        return self.scorer.encode_queries(batch.queries), self.scorer.encode_docs(batch.docs)
+        # Docs first: the backward pass then begins with the few tokens of queries, and weights that both share get
+        # their gradients layer by layer in that of docs, beside which DDP sums them over the devices.
+        docs = self.scorer.encode_docs(batch.docs)
+        return self.scorer.encode_queries(batch.queries), docs
 
     def _loss_parameters(self) -> list[nn.Parameter]:
         return [p for p in self.loss.parameters() if p.requires_grad] if isinstance(self.loss, nn.Module) else []
 
-    def _encode_step(self, step: TrainStep, text_rows: list[tuple[Tensor, Tensor]]) -> tuple[TextVectors, TextVectors]:
+    def _encode_step(
+        self, step: TrainStep, text_rows: list[tuple[Tensor, Tensor]]
+    ) -> tuple[TextVectors, TextVectors, tuple[TextVectors, TextVectors] | None]:
         """The vectors of the step's queries and docs, in the step's order, on every device.
 
         Each device fills in the vectors of its texts and leaves zeros elsewhere; a sum over devices completes them.
+        Third, the vectors of this device's last micro-batch with their graph: it needs no second forward pass.
         """
         query_counts = doc_counts = None
         # several vectors per text; their number is known before encoding
@@ -145,45 +145,67 @@ class ContrastiveModule(RerankModule):
                 assert batch.docs is not None
                 doc_counts[doc_rows] = self.scorer.doc_vector_counts(batch.docs)
             _sum_over_devices(doc_counts)
-        queries, docs = self._zero_vectors(step.num_groups, query_counts), self._zero_vectors(step.num_docs, doc_counts)
-        with torch.no_grad():
-            for i, (batch, (query_rows, doc_rows)) in enumerate(zip(step.micro_batches, text_rows, strict=True)):
-                self._seed_dropout(step, i)
-                of_queries, of_docs = self._encode(batch)
-                queries.values[queries.vector_indices(query_rows)] = of_queries.values
-                docs.values[docs.vector_indices(doc_rows)] = of_docs.values
-        # Autocast caches converted weights. This pass's copies have no graph: if the second pass used them, the weights
-        # would get no gradient.
-        torch.clear_autocast_cache()
-        _sum_over_devices(queries.values)
-        _sum_over_devices(docs.values)
-        return queries, docs
-
-    def _zero_vectors(self, num_texts: int, counts: Tensor | None) -> TextVectors:
+        num_queries = step.num_groups if query_counts is None else int(query_counts.sum())
+        num_docs = step.num_docs if doc_counts is None else int(doc_counts.sum())
         dtype = torch.float64 if next(self.scorer.parameters()).dtype == torch.float64 else torch.float32
-        rows = num_texts if counts is None else int(counts.sum())
-        return TextVectors(torch.zeros(rows, self.scorer.dim, dtype=dtype, device=self.device), counts)
+        both = torch.zeros(num_queries + num_docs, self.vector_size(step), dtype=dtype, device=self.device)
+        queries, docs = TextVectors(both[:num_queries], query_counts), TextVectors(both[num_queries:], doc_counts)
+        kept = None
+        for i, (batch, (query_rows, doc_rows)) in enumerate(zip(step.micro_batches, text_rows, strict=True)):
+            last = i == len(step.micro_batches) - 1
+            if last:
+                # Autocast caches converted weights. The copies of the passes before have no graph: if this one used
+                # them, the weights would get no gradient.
+                torch.clear_autocast_cache()
+            self._seed_dropout(step, i)
+            with torch.set_grad_enabled(last):
+                of_queries, of_docs = self._encode(batch)
+            queries.values[queries.vector_indices(query_rows)] = of_queries.values.detach()
+            docs.values[docs.vector_indices(doc_rows)] = of_docs.values.detach()
+            kept = (of_queries, of_docs) if last else None
+        _sum_over_devices(both)
+        return queries, docs, kept
 
-    def _loss_of_step(
-        self, queries: TextVectors, docs: TextVectors, mine: Tensor, step: TrainStep
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The step's loss [], its gradients with respect to the scores [groups, docs] and to the loss's parameters."""
+    def vector_size(self, step: TrainStep) -> int:
+        """Return the size of the vectors that a step's texts are encoded to."""
+        return self.scorer.dim
+
+    def gradients(self, queries: TextVectors, docs: TextVectors, mine: Tensor, step: TrainStep) -> Gradients:
+        """Return this device's part of the step's loss, and its gradients.
+
+        Args:
+            queries: Vectors of the step's queries, the same on every device.
+            docs: Vectors of its docs; gradients may overwrite them.
+            mine: This device's queries, ascending, int64 [queries of this device].
+            step: The step.
+        """
         assert step.contrast is not None
         scores = queries.values.new_zeros(step.num_groups, step.num_docs)
         with torch.no_grad():
-            for query_rows in self._query_blocks(queries, mine):
-                for doc_rows in self._doc_blocks(docs):
+            for _, pairs in self._blocks(queries, docs, mine, step.contrast):
+                for query_rows, doc_rows, _ in pairs:
                     scores[query_rows.unsqueeze(1), doc_rows] = self.scorer.score_block(
                         queries.take(query_rows), docs.take(doc_rows)
                     )
-        _sum_over_devices(scores)
-        return self._loss_of_scores(scores, step.contrast)
+        total, grad_scores, by_loss_parameters = self._loss_of_scores(scores, step.contrast, mine)
+        by_queries, by_docs, by_scoring_parameters = self._backward_through_scores(
+            queries, docs, mine, grad_scores, step.contrast
+        )
+        of_loss = list(zip(self._loss_parameters(), by_loss_parameters, strict=True))
+        return Gradients(total, by_queries, by_docs, [*of_loss, *by_scoring_parameters])
 
-    def _loss_of_scores(self, scores: Tensor, contrast: Contrast) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """The loss of scores [groups, docs], its gradients with respect to the scores and to the loss's parameters.
+    def _loss_of_scores(
+        self, scores: Tensor, contrast: Contrast, mine: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """This device's part of the loss [], its gradients by the scores [groups, docs] and by the loss's parameters.
 
         A query's own docs have their labels; other queries' docs have label 0. A loss is a mean over rows (rankings),
-        so it is computed block by block, each block weighted by its share of the rows.
+        so it is computed block by block, each block weighted by its share of the step's rows.
+
+        Args:
+            scores: [groups, docs]; those that the rankings of this device read.
+            contrast: Labels and masks of the step.
+            mine: This device's queries; it computes their rankings and those of their positive docs. None: all.
         """
         assert self.loss is not None
         if scores.shape[1] == 1:
@@ -197,23 +219,29 @@ class ContrastiveModule(RerankModule):
             torch.zeros_like(scores),
             [torch.zeros_like(p) for p in parameters],
         )
-        directions = [Direction(groups, groups, contrast.owners, contrast.labels, scores, grad_scores, contrast.mask)]
+        mine = groups if mine is None else mine
+        directions = [
+            Direction(mine, len(groups), groups, contrast.owners, contrast.labels, scores, grad_scores, contrast.mask)
+        ]
         positive = contrast.positive.nonzero().squeeze(1) if self.symmetric else groups[:0]
         if len(positive):
             ones = torch.ones_like(groups, dtype=scores.dtype)
+            anchors = positive[torch.isin(contrast.owners[positive], mine)]
             directions.append(
-                Direction(positive, contrast.owners, groups, ones, scores.T, grad_scores.T, contrast.mask.T)
+                Direction(
+                    anchors, len(positive), contrast.owners, groups, ones, scores.T, grad_scores.T, contrast.mask.T
+                )
             )
         for direction in directions:
             pairwise = getattr(self.loss, "pairwise", True)
             block = max(1, BLOCK_PAIRS // direction.scores.shape[1] ** 2) if pairwise else len(direction.anchors)
-            for rows in direction.anchors.split(max(1, block)):
+            for rows in direction.anchors.split(max(1, block)) if len(direction.anchors) else ():
                 same_group = direction.anchor_groups[rows].unsqueeze(1) == direction.candidate_groups
                 labels = torch.where(same_group, direction.labels.to(scores.dtype), 0.0)
                 block_scores = direction.scores[rows].requires_grad_(True)
                 with torch.enable_grad():
                     part = self.loss(block_scores, labels, direction.mask[rows])
-                    part = part * (len(rows) / len(direction.anchors) / len(directions))
+                    part = part * (len(rows) / direction.num_anchors / len(directions))
                     by_scores, *by_parameters = torch.autograd.grad(part, [block_scores, *parameters])
                 loss += part.detach()
                 direction.gradients[rows] += by_scores
@@ -222,43 +250,73 @@ class ContrastiveModule(RerankModule):
         return loss, grad_scores, grad_loss_parameters
 
     def _backward_through_scores(
-        self, queries: TextVectors, docs: TextVectors, mine: Tensor, grad_scores: Tensor
+        self, queries: TextVectors, docs: TextVectors, mine: Tensor, grad_scores: Tensor, contrast: Contrast
     ) -> tuple[Tensor, Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        """Gradients with respect to this device's query vectors, to all doc vectors, and to the scoring parameters.
+        """This device's share of the gradients by query vectors, by doc vectors, and by the scoring parameters.
 
-        To save memory, each block of `docs.values` is overwritten by its gradient once all of this device's queries
-        have been scored against it.
+        To save memory, each block of `docs.values` is overwritten by its gradient once it has been scored.
         """
         parameters = [p for p in self.scorer.scoring_parameters() if p.requires_grad]
         grad_queries, grad_scoring_parameters = (
             torch.zeros_like(queries.values),
             [torch.zeros_like(p) for p in parameters],
         )
-        for doc_rows in self._doc_blocks(docs):
-            some_docs = docs.take(doc_rows)
-            grad_docs = torch.zeros_like(some_docs.values)
-            for query_rows in self._query_blocks(queries, mine):
-                some_queries = queries.take(query_rows)
+        for block, pairs in self._blocks(queries, docs, mine, contrast):
+            in_block = docs.take(block)
+            grad_docs = torch.zeros_like(in_block.values)
+            for query_rows, doc_rows, places in pairs:
+                some_queries, some_docs = queries.take(query_rows), in_block.take(places)
                 inputs = [some_queries.values.requires_grad_(True), some_docs.values.requires_grad_(True), *parameters]
                 with torch.enable_grad():
                     scores = self.scorer.score_block(some_queries, some_docs)
                 by_queries, by_docs, *by_parameters = torch.autograd.grad(
                     scores, inputs, grad_scores[query_rows.unsqueeze(1), doc_rows]
                 )
-                grad_docs += by_docs
+                grad_docs.index_add_(0, in_block.vector_indices(places), by_docs)
                 grad_queries.index_add_(0, queries.vector_indices(query_rows), by_queries)
                 for total, gradient in zip(grad_scoring_parameters, by_parameters, strict=True):
                     total += gradient
-            docs.values[docs.vector_indices(doc_rows)] = grad_docs
-        _sum_over_devices(docs.values)
+            docs.values[docs.vector_indices(block)] = grad_docs
         return grad_queries, docs.values, list(zip(parameters, grad_scoring_parameters, strict=True))
 
-    def _query_blocks(self, queries: TextVectors, mine: Tensor) -> list[Tensor]:
-        """This device's queries in blocks, so that their similarities with a block of docs need little memory."""
-        return blocks(mine, queries, BLOCK_QUERIES) if len(mine) else []
+    def _blocks(
+        self, queries: TextVectors, docs: TextVectors, mine: Tensor, contrast: Contrast
+    ) -> Iterator[tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]]:
+        """Yield blocks of docs, each with what this device scores of it; similarities of a part need little memory.
 
-    def _doc_blocks(self, docs: TextVectors) -> list[Tensor]:
-        return blocks(torch.arange(docs.num_texts, device=docs.values.device), docs, BLOCK_DOCS)
+        Yields:
+            The docs of a block; and queries, docs, and the docs' places in the block, of each part, all int64.
+        """
+        of_queries = blocks(mine, queries, BLOCK_QUERIES) if len(mine) else []
+        others, anchors = mine[:0], mine[:0]
+        if self.symmetric and len(mine) < contrast.mask.shape[0]:
+            is_mine = torch.zeros_like(contrast.mask[:, 0]).index_fill_(0, mine, True)
+            others = (~is_mine).nonzero().squeeze(1)
+            anchors = (contrast.positive & is_mine[contrast.owners]).nonzero().squeeze(1)
+        of_others = blocks(others, queries, BLOCK_QUERIES) if len(others) else []
+        every = torch.arange(docs.num_texts, device=docs.values.device)
+        for block in blocks(every, docs, BLOCK_DOCS):
+            parts = [(query_rows, block, block - block[0]) for query_rows in of_queries]
+            if of_others:
+                some = block[torch.isin(block, anchors)]
+                parts += [(query_rows, some, some - block[0]) for query_rows in of_others if len(some)]
+            yield block, parts
+
+
+class Gradients(NamedTuple):
+    """This device's part of a step's loss, and its gradients.
+
+    Attributes:
+        total: The part, [].
+        by_queries: Gradient by each query vector of the step, [query vectors, dim].
+        by_docs: Gradient by each doc vector, [doc vectors, dim].
+        parameters: Parameters of the loss and of the scoring, each with its gradient.
+    """
+
+    total: Tensor
+    by_queries: Tensor
+    by_docs: Tensor
+    parameters: list[tuple[nn.Parameter, Tensor]]
 
 
 class Penalties(NamedTuple):
@@ -279,7 +337,8 @@ class Direction(NamedTuple):
     """A direction of the loss: queries rank docs, or positive docs rank queries.
 
     Attributes:
-        anchors: Rows of `scores` that enter the loss; each row ranks the columns. int64 [anchors].
+        anchors: Rows of `scores` whose rankings this device computes; each row ranks the columns. int64 [anchors].
+        num_anchors: Number of such rows on all devices.
         anchor_groups: Each row's group, int64 [rows].
         candidate_groups: Each column's group, int64 [columns].
         labels: Label of each column for rows of its own group, [columns]; for other rows the label is 0.
@@ -289,6 +348,7 @@ class Direction(NamedTuple):
     """
 
     anchors: Tensor
+    num_anchors: int
     anchor_groups: Tensor
     candidate_groups: Tensor
     labels: Tensor

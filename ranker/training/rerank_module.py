@@ -15,9 +15,11 @@ import lightning.pytorch as pl
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from ranker.data.collection import Collection
 from ranker.data.dataset import ScoreBatch, ScoreBatches
+from ranker.data.ranking import are_equal
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.lora import base_fingerprint, base_names
 from ranker.errors import CheckpointError, NonFinite
@@ -28,6 +30,7 @@ from ranker.models.interface import Scorer
 from ranker.training.loss_inputs import against_reference, check_reference, loss_of, reference_scores
 from ranker.training.nonfinite import PendingStep, write_dump
 from ranker.training.set_losses import SetLosses
+from ranker.training.sharding import is_sharded, shard, whole_tensor
 from ranker.types import Loss, RankBatch, Run, TrainStep
 
 log = logging.getLogger(__name__)
@@ -103,6 +106,7 @@ class RerankModule(pl.LightningModule):
         self.shown: dict[str, float] = {}  # what the progress bar shows
         self.stop_asked = False  # this process received a signal to stop
         self.stop_agreed = False  # all processes know that one of them received it
+        self.refresh: Any = None  # mines new negatives at some steps: ranker.retrieval.refresh.RefreshedNegatives
         self._has_reference, self._step_seed = against_reference(loss), 0
         if self._has_reference:
             check_reference(scorer)  # type: ignore[arg-type]
@@ -111,6 +115,14 @@ class RerankModule(pl.LightningModule):
 
     # training
     # ----------------------------------------------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        """Shard the weights over the devices, if the strategy does; Lightning calls this before each stage."""
+        strategy = self.trainer.strategy
+        if is_sharded(strategy) and not isinstance(self.scorer, FSDPModule):
+            half = torch.bfloat16 if str(self.trainer.precision) == "bf16-mixed" else None
+            mesh: Any = strategy.device_mesh  # type: ignore[attr-defined]
+            shard(self, mesh["data_parallel"], half)
 
     def configure_optimizers(self) -> Any:
         """The configured optimizer with decay groups, and a schedule over optimizer steps."""
@@ -126,10 +138,12 @@ class RerankModule(pl.LightningModule):
 
     def training_step(self, step: TrainStep, step_idx: int) -> None:
         """One optimizer step: all micro-batches of this device, one gradient sync, clipping, update."""
+        if self.refresh is not None:
+            step = self.refresh.current(step, self)
         if isinstance(self.loss, SetLosses):
             self.loss.begin(step)
         total = self.accumulate(step)
-        norm = self._clip()
+        norm = self.clip()
         # One all-reduce sums some values over the devices: the parts of the loss; the gradient norm, divided by the
         # number of devices first because it is the same everywhere; the number of devices with a request to stop; and
         # the loss of each set of a mix. All devices thus decide alike whether the step is finite and whether to stop.
@@ -175,6 +189,8 @@ class RerankModule(pl.LightningModule):
 
         A checkpoint's learning rate comes from the run that wrote it, whose number of steps may differ.
         """
+        if self.refresh is not None:
+            self.refresh.start(self)
         scheduler: Any = self.lr_schedulers()
         if self.trainer.is_global_zero and not any(scheduler.base_lrs):
             log.warning("optim.lr: 0, so the training changes no weight")
@@ -204,12 +220,14 @@ class RerankModule(pl.LightningModule):
         self._check_pending()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store how many steps were skipped and how many groups each set gave; leave out adapters' frozen base.
+        """Store skipped steps, groups of each set and the round of negatives; leave out adapters' frozen base.
 
         The last step is checked first, so that no checkpoint is written if that step must end the training.
         """
         self._check_pending()
         checkpoint["skipped_steps"] = self.skipped_steps
+        if self.refresh is not None:
+            checkpoint["refresh"] = self.refresh.state_dict()
         if isinstance(self.loss, SetLosses):
             checkpoint["set_groups"] = self.loss.groups
         base = base_names(self)
@@ -220,12 +238,16 @@ class RerankModule(pl.LightningModule):
             }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore how many steps were skipped and how many groups each set gave.
+        """Restore skipped steps, groups of each set and the round of negatives.
 
         Raises:
             CheckpointError: The checkpoint's adapters are for another base.
         """
+        if any(value.dtype == torch.float64 for value in checkpoint.get("state_dict", {}).values()):
+            self.double()  # Lightning would do so only after loading, which would round the weights
         self.skipped_steps = checkpoint.get("skipped_steps", 0)
+        if self.refresh is not None:
+            self.refresh.load_state_dict(checkpoint["refresh"], self)
         if isinstance(self.loss, SetLosses) and "set_groups" in checkpoint:
             self.loss.groups = list(checkpoint["set_groups"])
         if checkpoint.get("base", "") != base_fingerprint(self):
@@ -261,9 +283,12 @@ class RerankModule(pl.LightningModule):
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
         """Mean loss over the micro-batch's groups."""
-        assert self.loss is not None
         reference = reference_scores(self.scorer, batch) if self._has_reference else None
-        scores = self.scorer(batch)
+        return self.loss_of_scores(self.scorer(batch), batch, reference)
+
+    def loss_of_scores(self, scores: Tensor, batch: RankBatch, reference: Tensor | None = None) -> Tensor:
+        """Mean of `loss` over the micro-batch's groups, from their scores [batch, docs]; see `loss_of`."""
+        assert self.loss is not None
         if isinstance(self.loss, SetLosses):
             return self.loss.of_batch(scores, batch, reference, self._step_seed)
         return loss_of(self.loss, scores, batch, reference, self._step_seed)
@@ -304,10 +329,17 @@ class RerankModule(pl.LightningModule):
         block = getattr(self.trainer.strategy, "block_backward_sync", None)  # missing on a single device
         return contextlib.nullcontext() if only_if or block is None else block()
 
-    def _clip(self) -> Tensor:
-        parameters = [p for p in self._all_parameters if p.grad is not None]
+    def clip(self) -> Tensor:
+        """Clip the gradients; returns their norm before that."""
+        return self.clip_part(self._all_parameters)
+
+    def clip_part(self, parameters: Iterable[nn.Parameter]) -> Tensor:
+        """Clip the gradients of some parameters by their own norm; returns it."""
+        parameters = [p for p in parameters if p.grad is not None]
         max_norm = self.optimization.max_norm
-        return nn.utils.clip_grad_norm_(parameters, max_norm if max_norm is not None and max_norm > 0 else torch.inf)
+        norm = nn.utils.clip_grad_norm_(parameters, max_norm if max_norm is not None and max_norm > 0 else torch.inf)
+        whole: Tensor = whole_tensor(norm)
+        return whole
 
     def _check_pending(self) -> bool:
         """Check the pending step, if there is one, and report it if it was not finite.
@@ -388,11 +420,22 @@ class RerankModule(pl.LightningModule):
                 if len(of_sets) == len(sets):
                     self.log(f"val/{measure}", fmean(of_sets), prog_bar=measure == shown, sync_dist=False)
 
+    def on_validation_end(self) -> None:
+        """Drop gathered weights, if the strategy shards them."""
+        if is_sharded(self.trainer.strategy):
+            self.trainer.strategy.gather_no_more()  # type: ignore[attr-defined]
+
     def _measure(self, run: Run, collection: Collection) -> dict[str, float]:
         """Return a run's means by their reported names, and also by the names in `measures` where these differ.
 
         Reported names include the collection's relevance threshold, e.g. AP(rel=2); `monitor` has the configured name.
         """
+        if are_equal(run):
+            log.warning(
+                "validation at step %d: all candidates of each query have the same score, so the measures are those of "
+                "an order by ids; the model has collapsed: lower optim.lr, or take an earlier checkpoint",
+                self.trainer.global_step,
+            )
         qrels: Any = collection.qrels
         means = evaluate(run, qrels, self.measures, collection.relevance).means
         for configured in parse_measures(self.measures):

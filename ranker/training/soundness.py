@@ -15,7 +15,7 @@ import torch
 from ranker.data.collate import pair_layout
 from ranker.data.template import Template
 from ranker.errors import ConfigError
-from ranker.models.interface import Scorer, is_bi_encoder
+from ranker.models.interface import Scorer
 from ranker.types import RankBatch, TokenBatch
 
 QUERY = "how far does the river run"
@@ -35,7 +35,8 @@ def check_scores(scorer: Scorer) -> None:
         scorer: A scorer on any device; its mode (training or evaluation) is restored.
 
     Raises:
-        ConfigError: Both docs have the same score whatever the weights are, or a doc's score depends on the other.
+        ConfigError: Both docs have the same score whatever the weights are; or a doc's score depends on the other, and
+            the model does not read lists.
     """
     module: Any = scorer
     training = module.training
@@ -51,6 +52,8 @@ def check_scores(scorer: Scorer) -> None:
                 "query, whatever the weights are: the state that is read sees no doc; set model.pooling to last or "
                 "mean, or take another encoder"
             )
+        if getattr(scorer, "reads_lists", False):
+            return
         change = float((together - alone).abs().max())
         if change > ROUNDING * max(1.0, float(together.abs().max())) and change > 0.01 * spread:
             raise ConfigError(
@@ -96,8 +99,8 @@ def _batch(scorer: Scorer, docs: Any) -> RankBatch:
         group_ids=torch.zeros(1, dtype=torch.int64),
         share=1.0,
     )
-    if is_bi_encoder(scorer):
-        query, doc = scorer.layouts()
+    if scorer.reads != "pairs":
+        query, doc = module.layouts()
         batch.queries = _rows(scorer, query, [_Texts(tokenizer, (query.prefix + QUERY,))])
         batch.docs = _rows(scorer, doc, [_Texts(tokenizer, tuple(doc.prefix + text for text in docs))])
     else:

@@ -102,9 +102,13 @@ class Throughput(pl.Callback):
         self._device = torch.device("cpu")
         self._since: float | None = None  # start of the time not counted yet; None between epochs
         self._waited = 0.0  # the loader's waiting time at that moment
+        self._refresh: Any = None  # what mines negatives during the training
+        self._mined = 0.0  # the time that it had taken at that moment
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Measure the GPU's rate; reset token counts and peak memory."""
+        self._refresh = getattr(module, "refresh", None)
+        self._mined = getattr(self._refresh, "seconds", 0.0)
         self._config = getattr(getattr(getattr(module, "scorer", None), "encoder", None), "config", None)
         self._encoders = [part for part in module.modules() if isinstance(part, Encoder)]
         for encoder in self._encoders:
@@ -162,7 +166,9 @@ class Throughput(pl.Callback):
         if self._since is not None:
             self.counts.seconds += now - self._since
             self.counts.wait_seconds += waited - self._waited
-        self._since, self._waited = now, waited
+        mined = getattr(self._refresh, "seconds", 0.0)
+        self.counts.seconds -= mined - self._mined  # the time of mining is reported by itself
+        self._since, self._waited, self._mined = now, waited, mined
 
     def _wait_for_device(self) -> None:
         if self._device.type == "cuda":

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
 from ranker.assembly.data import build_data
@@ -91,6 +92,10 @@ def test_ragged_and_padded_batches_give_the_same_scores(cfg, splits):
     ragged = build_scorer(cfg)
     values, _ = scores(cfg, splits, ragged)
     cfg.encoder.ragged = False
+    if attribute_of(cfg.model._target_, "needs_ragged", default=False):
+        with pytest.raises(InstantiationException, match=r"expected encoder\.ragged=true"):
+            build_scorer(cfg)
+        return
     torch.manual_seed(1)
     padded = build_scorer(cfg)
     assert not padded.encoder.execution.ragged

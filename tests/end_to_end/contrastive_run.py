@@ -2,6 +2,7 @@
 
 import importlib.util
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 from ranker.training import contrastive_module
 from ranker.training.contrastive_module import ContrastiveModule
+from ranker.training.matryoshka import MatryoshkaModule, Sizes
 from ranker.training.rerank_module import Optimization
 from ranker.training.schedules import linear
 
@@ -46,6 +48,10 @@ class Recorded(ContrastiveModule):
     def _is_finite(self, seen) -> bool:
         self.last_loss = seen[0].item()
         return super()._is_finite(seen)
+
+
+class RecordedMatryoshka(Recorded, MatryoshkaModule):
+    """The same at several sizes."""
 
 
 class OnePass(Recorded):
@@ -76,10 +82,8 @@ def faulty(fault: str) -> type[ContrastiveModule]:
             if fault != "no replay":
                 super()._seed_dropout(step, micro_batch)
 
-        def _backward_through_scores(self, queries, docs, mine, grad_scores):
-            grad_queries, grad_docs, grad_scoring_parameters = super()._backward_through_scores(
-                queries, docs, mine, grad_scores
-            )
+        def _backward_through_scores(self, *args):
+            grad_queries, grad_docs, grad_scoring_parameters = super()._backward_through_scores(*args)
             if fault == "detached docs":
                 grad_docs = torch.zeros_like(grad_docs)
             if fault == "temperature twice":
@@ -139,8 +143,11 @@ def train(job: Job) -> dict[str, Any]:
         cache_dir=job.cache,
         train_docs=TrainDocs(in_batch=True),
     )
+    make = OnePass if job.one_pass else faulty(job.fault)
+    if job.model == "matryoshka":
+        make = partial(RecordedMatryoshka, sizes=Sizes.of(scorer, [4, 8], [1], 1, 0.5))
     optimizer = torch.optim.AdamW if job.optimizer == "adamw" else torch.optim.SGD
-    module = (OnePass if job.one_pass else faulty(job.fault))(
+    module = make(
         scorer, ["nDCG@10", "RR"], symmetric=symmetric, loss=loss,
         optimization=Optimization(
             lambda groups: optimizer(groups, lr=3e-3 if job.optimizer == "adamw" else 0.1),

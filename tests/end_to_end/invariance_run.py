@@ -5,6 +5,7 @@ import os
 import random
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,18 @@ from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
 from ranker.data.datamodule import BatchOptions, RankData
 from ranker.data.windows import Windows
+from ranker.distillation.layers import Layers
+from ranker.distillation.module import DistillationModule
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.loading import load_encoder
 from ranker.encoders.lora import LoRA
 from ranker.encoders.ragged import pad_to_tiles
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
+from ranker.exits.early_exit import EarlyExit
+from ranker.exits.module import EarlyExitModule, ExitTraining
+from ranker.lists.duo import Duo
+from ranker.lists.listwise_lm import ListwiseLM
+from ranker.lists.set_encoder import SetEncoder
 from ranker.losses.ranknet import RankNet
 from ranker.losses.reinforce import Reinforce
 from ranker.models.lm_reranker import LMReranker
@@ -139,10 +147,52 @@ def shared_lm() -> LMReranker:
     return LMReranker(encoder, prompt="{query} [SEP] {doc} ?")
 
 
+def early_exit() -> EarlyExit:
+    """A random cross-encoder with dropout and a head at its first layer."""
+    return EarlyExit(monobert().encoder, exits=[1])
+
+
+def with_layer_drop() -> MonoBERT:
+    """A random cross-encoder with dropout whose steps leave out its first layer half of the time."""
+    scorer = monobert()
+    scorer.encoder.drop_layers(0.5)
+    return scorer
+
+
+class RecordedExits(Recorded, EarlyExitModule):
+    """Keeps the loss of a training of early heads."""
+
+
+class RecordedDistillation(Recorded, DistillationModule):
+    """Keeps the loss of a training with a teacher."""
+
+
+def module_of(job: "Job") -> Any:
+    """The training module of a job."""
+    if job.model == "early_exit":
+        return partial(RecordedExits, options=ExitTraining(trunk=True))
+    if job.model == "distilled":
+        config = tiny_config(dim=24)
+        teacher = MonoBERT(Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()))
+        return partial(RecordedDistillation, teacher=teacher, options=Layers(teacher=Path()))
+    return seed_fault(job.fault)
+
+
+def listwise_lm() -> ListwiseLM:
+    """A random language model with dropout in adapters, whose docs are in a random order in training."""
+    return ListwiseLM(load_encoder("tiny_lm", lora=LoRA(rank=2, dropout=0.2)), window=3, merge="sliding")
+
+
 SCORERS = {
     "monobert": monobert,
+    "early_exit": early_exit,
+    "distilled": monobert,
+    "layer_drop": with_layer_drop,
     "mono_t5": lambda: MonoT5(load_encoder("tiny_t5", dropout=0.1)),
     "shared_lm": shared_lm,
+    "set_encoder": lambda: SetEncoder(load_encoder("tiny", dropout=0.1, attention_dropout=0.0), window=3, stride=2),
+    "duo": lambda: Duo(load_encoder("tiny", dropout=0.1, attention_dropout=0.0), aggregation="bradley_terry"),
+    "listwise_lm": listwise_lm,
 }
 
 
@@ -164,7 +214,7 @@ def train(job: Job) -> dict[str, Any]:
         cache_dir=job.cache,
     )
     optimizer = torch.optim.AdamW if job.optimizer == "adamw" else torch.optim.SGD
-    module = seed_fault(job.fault)(
+    module = module_of(job)(
         scorer,
         ["nDCG@10", "RR"],
         loss=Reinforce() if job.loss == "reinforce" else RankNet(),

@@ -5,6 +5,8 @@ import json
 import pytest
 from commands import run_all
 
+from ranker.evaluation.calibration import Calibration
+
 CPU = ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false"]
 COMPRESS = ["ranker/__main__.py", "compress", "checkpoint=@outputs/own/*"]
 
@@ -28,9 +30,10 @@ def done(forks, where, small_files):
     train += ["batch.queries=4", "batch.docs=3"]
     commands = {
         "train": [*train, "encoder=tiny", "name=own"],
-        "small": [*COMPRESS, "name=small", "layers=1", "drop=contribution", "units=0.5", "pairs=20"],
+        "small": [*COMPRESS, "name=small", "layers=1", "drop=contribution", "units=0.5", "heads=0.5", "pairs=20"],
         "evaluate": ["evaluate.py", "checkpoint=@outputs/small/*/model", "name=evaluated", *CPU],
         "further": [*train, "checkpoint=@outputs/small/*/model", "name=further"],
+        "calibrate": ["ranker/__main__.py", "calibrate", "checkpoint=@outputs/own/*", "name=calibrated", *CPU],
         "layers": [*COMPRESS, "layers=5"],
         "indices": [*COMPRESS, "layers=[0,7]"],
         "units": [*COMPRESS, "units=0"],
@@ -49,10 +52,25 @@ def test_the_smaller_model_is_one_to_use(done, where, small_files):
     assert content["pairs"] == 20
     assert config["num_hidden_layers"] == 1 < whole["num_hidden_layers"]
     assert config["intermediate_size"] == content["units"] == whole["intermediate_size"] // 2
+    assert [len(heads) for heads in content["heads"]] == [config["num_attention_heads"] // 2]
+    assert len(config["pruned_heads"]["0"]) == config["num_attention_heads"] // 2
     assert content["after"]["parameters"] < content["before"]["parameters"]
     assert content["after"]["megabytes"] < content["before"]["megabytes"]
     evaluated = next((where / "outputs/evaluated").iterdir())
     assert (evaluated / "evaluation" / small_files.name / "metrics.json").is_file()
+
+
+def test_the_scores_of_the_run_are_calibrated(done, where):
+    """The file's errors are those of the run files, by the map in it."""
+    assert done["calibrate"]["code"] == 0, done["calibrate"]["out"]
+    folder = next((where / "outputs/calibrated").iterdir())
+    content = json.loads((folder / "calibration.json").read_text())
+    assert (folder / "pictures/reliability.png").is_file()
+    lines = [line.split() for line in (folder / "test.trec").read_text().splitlines()]
+    assert content["tested"] == {"split": "test", "pairs": len(lines)}
+    probabilities = Calibration.read(folder / "calibration.json")([float(line[4]) for line in lines])
+    assert content["calibrated"]["nll"] < content["sigmoid"]["nll"]
+    assert ((probabilities > 0) & (probabilities < 1)).all()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ TENTH = {"max_tokens": 420}
 TWO = {
     "dpr 64": {**FLOAT64}, "dpr 64 tenth": {**FLOAT64, **TENTH}, "dpr 32 tenth": {**FLOAT32, **TENTH},
     "colbert 64 tenth": {"model": "colbert", "small_blocks": True, **FLOAT64, **TENTH},
+    "matryoshka 64 tenth": {"model": "matryoshka", **FLOAT64, **TENTH},
     "fault": {"fault": "detached docs", **FLOAT64},
 }  # fmt: skip
 

@@ -29,7 +29,11 @@ LAYOUTS = {
 }
 
 # further models and losses, each in the layout that differs most
-OTHERS = {"mono_t5": {"model": "mono_t5"}, "shared_lm": {"model": "shared_lm"}, "reinforce": {"loss": "reinforce"}}
+OTHERS = {name: {"model": name} for name in ("mono_t5", "shared_lm", "set_encoder", "listwise_lm")} | {
+    "duo": {"model": "duo", "max_tokens": 2720},
+    "reinforce": {"loss": "reinforce"},
+}
+OTHERS |= {name: {"model": name} for name in ("early_exit", "distilled", "layer_drop")}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +60,7 @@ def launch(forks, cache, **jobs):
 @pytest.fixture(scope="module")
 def reference(cache):
     return {64: alone(cache, **FLOAT64), 32: alone(cache, **FLOAT32)} | {
-        name: alone(cache, **FLOAT64, **options) for name, options in OTHERS.items()
+        name: alone(cache, **{**FLOAT64, **options, "max_tokens": 100_000}) for name, options in OTHERS.items()
     }
 
 
@@ -66,7 +70,7 @@ def together(forks, cache, reference):
     layouts = {name: options for name, options in LAYOUTS.items() if "devices" in options}
     jobs = {f"64 {name}": {**FLOAT64, **options} for name, options in layouts.items()}
     jobs |= {f"32 {name}": {**FLOAT32, **options} for name, options in layouts.items()}
-    jobs |= {name: {**FLOAT64, **options, "max_tokens": 450} for name, options in OTHERS.items()}
+    jobs |= {name: {**FLOAT64, "max_tokens": 450, **options} for name, options in OTHERS.items()}
     done, results = launch(forks, cache, **jobs, **{"fault world": {**FLOAT64, "fault": "world"}})
     assert done.codes == [0, 0], done.out
     return results

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from commands import run_all, run_folder
+from commands import run_all
 from omegaconf import OmegaConf
 from transformers import AutoModelForSequenceClassification
 
@@ -36,9 +36,11 @@ def where(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def done(forks, where):
+def done(forks, where, small_files):
+    data = ["data=files", f"data.path={small_files}"]
     commands = {
         "mean": [*MERGE, "name=mean", "runs=[a,b]", "shares=[3,1]"],
+        "tuned": [*MERGE, "name=tuned", "runs=[a,b]", "tune.measure=nDCG@10", "tune.step=0.5", *data, "depth=4"],
         "one": [*MERGE, "runs=[a]"],
         "shares": [*MERGE, "runs=[a,b]", "shares=[0,0]"],
         "method": [*MERGE, "runs=[a,b,a]", "interpolation=slerp"],
@@ -49,7 +51,7 @@ def done(forks, where):
 
 def test_the_written_weights_are_the_mean_and_the_limits_stay(done, where):
     assert done["mean"]["code"] == 0, done["mean"]["out"]
-    merged = run_folder(where) / "model"
+    (merged,) = where.glob("outputs/mean/*/model")
     models = [
         AutoModelForSequenceClassification.from_pretrained(folder).state_dict()
         for folder in (where / "a", where / "b", merged)
@@ -58,6 +60,20 @@ def test_the_written_weights_are_the_mean_and_the_limits_stay(done, where):
         torch.testing.assert_close(weights, 0.75 * models[0][name] + 0.25 * models[1][name])
     assert "max_doc_tokens: 24" in (merged / "ranker.yaml").read_text()
     assert Reranker.load(merged, accelerator="cpu").score([("the river", "the sea")]).shape == (1,)
+
+
+def test_the_shares_with_the_best_measure_are_found_and_written(done, where):
+    assert done["tuned"]["code"] == 0, done["tuned"]["out"]
+    (path,) = where.glob("outputs/tuned/*/merge.json")
+    content = json.loads(path.read_text())
+    assert len(content["trials"]) == 9 and content["value"] == max(trial["value"] for trial in content["trials"])
+    share = content["shares"]["layer 2"][1]
+    name = "encoder.layer.1.output.dense.weight"
+    one, other, merged = (
+        AutoModelForSequenceClassification.from_pretrained(folder).base_model.state_dict()[name]
+        for folder in (where / "a", where / "b", path.parent / "model")
+    )
+    torch.testing.assert_close(merged, (1 - share) * one + share * other)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ CONF = Path(__file__).resolve().parents[2] / "conf"
 # another value than the default of every option
 OTHER = {
     "ragged": False, "compile": False, "attention": "library", "fused": False, "graphs": False, "checkpointing": True,
-    "share_prefix": True,
+    "share_prefix": True, "quantize_aware": True,
 }  # fmt: skip
 MODELS = {
     "monobert": [], "monobert apart": ["model.pooling=mean"], "dpr": ["model.tied=false"], "colbert": [],

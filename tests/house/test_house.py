@@ -61,12 +61,18 @@ def test_every_yaml_composes_and_passes_the_check(path, small_files, tmp_path):
     entry.register()
     group = path.parent.name
     root = next(
-        (name for name in ("train", "evaluate", "search", "probe") if name in ROOTS and hasattr(ROOTS[name], group)),
+        (
+            name
+            for name in ("train", "evaluate", "search", "probe", "pretrain")
+            if name in ROOTS and hasattr(ROOTS[name], group)
+        ),
         "train",
     )
     overrides = [f"{group}={path.stem}"]
     if path.stem == "dpo":  # its reference is the model without adapters
         overrides.append("lora=default")
+    if group == "distill" and path.stem == "layers":
+        overrides.append(f"distill.teacher={small_files}")
     if path.stem == "files":
         overrides.append(f"data.path={small_files}")
     filled = (

@@ -37,7 +37,8 @@ class Outcome:
 PATHS = {
     "bert": "bert roberta xlm-roberta camembert electra",
     "modernbert": "modernbert",
-    "packed": """distilbert albert ernie xmod data2vec-text roberta-prelayernorm eurobert nomic_bert gte
+    "distilbert": "distilbert",
+    "packed": """albert ernie xmod data2vec-text roberta-prelayernorm eurobert nomic_bert gte
         jina_embeddings_v3 embeddinggemma t5 t5-encoder umt5 mt5 t5gemma modernbert-decoder gpt2 gpt_neox opt llama
         mistral qwen2 qwen3 gemma gemma2 gemma3 phi phi3 smollm3 granite olmo2 qwen3_moe mixtral""",
     "padded": """mobilebert mpnet deberta deberta-v2 deberta-v3 squeezebert roformer megatron-bert rembert ibert xlnet

@@ -21,6 +21,7 @@ class CompressConfig:
     data: Any = None
     layers: Any = None
     drop: Text = "top"
+    heads: float = 1.0
     units: float = 1.0
     multiple: int = 8
     pairs: int = 128

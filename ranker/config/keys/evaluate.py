@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ranker.config.shared_keys import BatchConfig, ReportConfig, Text, TrainerConfig
+from ranker.config.shared_keys import BatchConfig, InferenceConfig, ReportConfig, Text, TrainerConfig
+
+
+@dataclass
+class ListsConfig:
+    """How a model of lists ranks long lists; conf/evaluate.yaml explains the keys."""
+
+    window: Any = "auto"
+    stride: Any = "auto"
+    merge: Text = "auto"
 
 
 @dataclass
@@ -28,7 +37,10 @@ class EvaluateConfig:
     depth: int | None = None
     candidates: Text | None = None
     add_positives: bool = False
+    orders: int = 1
+    lists: ListsConfig = field(default_factory=ListsConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     cache_dir: Text = ".cache"
+    inference: InferenceConfig = field(default_factory=InferenceConfig)

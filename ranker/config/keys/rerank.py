@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
-from ranker.config.shared_keys import BatchConfig, Text, TrainerConfig
+from ranker.config.shared_keys import BatchConfig, InferenceConfig, Text, TrainerConfig
 
 
 @dataclass
@@ -26,3 +26,4 @@ class RerankConfig:
     max_doc_tokens: int | None = None
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
+    inference: InferenceConfig = field(default_factory=InferenceConfig)

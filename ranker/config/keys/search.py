@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ranker.config.shared_keys import BatchConfig, ReportConfig, Text, TrainerConfig
+from ranker.config.shared_keys import BatchConfig, InferenceConfig, MiningConfig, ReportConfig, Text, TrainerConfig
 
 
 @dataclass
@@ -23,19 +23,6 @@ class LateConfig:
 
     token_depth: int = 256
     candidates: int = 1000
-
-
-@dataclass
-class MiningConfig:
-    """Choice of hard negatives; see Mining in ranker/retrieval/mining.py."""
-
-    first: int = 1
-    last: int = 100
-    count: int = 30
-    order: Text = "top"
-    margin: float | None = None
-    teacher: Text | None = None
-    teacher_margin: float = 0.0
 
 
 @dataclass
@@ -67,3 +54,4 @@ class SearchConfig:
     batch: BatchConfig = field(default_factory=BatchConfig)
     seed: int = 0
     cache_dir: Text = ".cache"
+    inference: InferenceConfig = field(default_factory=InferenceConfig)

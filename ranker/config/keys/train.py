@@ -7,7 +7,15 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from ranker.config.shared_keys import BatchConfig, ReportConfig, Text, TrainerConfig
+from ranker.config.shared_keys import BatchConfig, MiningConfig, ReportConfig, Text, TrainerConfig
+
+
+@dataclass
+class RefreshConfig(MiningConfig):
+    """Negatives that are mined again and again during the training; conf/train.yaml explains the keys."""
+
+    every: int | None = None
+    unit: Text = "steps"
 
 
 @dataclass
@@ -21,6 +29,7 @@ class TrainConfig:
     data: Any = MISSING
     suite: Any = None
     passages: Any = None
+    distill: Any = None
     optim: Any = MISSING
     schedule: Any = MISSING
     callbacks: Any = None
@@ -40,5 +49,7 @@ class TrainConfig:
     checkpoint: Text | None = None
     resume: bool = False
     save_every_steps: int = 500
+    sharded_checkpoints: bool = False
     nonfinite: Text = "stop"
+    mining: RefreshConfig = field(default_factory=RefreshConfig)
     cache_dir: Text = ".cache"

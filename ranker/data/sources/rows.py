@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from filelock import FileLock
 
 from ranker.data.collection import Collection, Splits
+from ranker.data.instructions import Half
 from ranker.data.row_build import FORMAT, RowSources, build_rows
 from ranker.data.row_files import find_files
 from ranker.data.row_pairs import Relevant, RowQrels, RowSet
@@ -163,8 +165,17 @@ class Rows:
         return held_out
 
     def _collection(self, name: str, docs: TableDocs, rows: RowSet) -> Collection:
+        queries: Mapping[str, str] = rows.queries
+        instructions = Half(queries, True) if "instruction" in (self._columns or {}) else None
         collection = Collection(
-            name, docs, rows.queries, RowQrels(rows), relevance=self._relevant.grade, rows=rows, alike=self._alike
+            name,
+            docs,
+            queries if instructions is None else Half(queries, False),
+            RowQrels(rows),
+            relevance=self._relevant.grade,
+            rows=rows,
+            alike=self._alike,
+            instructions=instructions,
         )
         if name == "train":
             return collection

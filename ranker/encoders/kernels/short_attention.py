@@ -126,13 +126,13 @@ def _store_gradient(
 
 @triton.jit
 def _tile_backward(
-    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, cos, sin, num_tokens,  # noqa: ARG001
+    grad_out, out, qkv, sums, grad, parts, cu_seqlens, cu_keys, cos, sin, num_tokens,
     SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, ROTARY: tl.constexpr, WINDOW: tl.constexpr,
-    SUMS: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
+    SUMS: tl.constexpr, WHOLE: tl.constexpr, SHORTEST: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
     """Compute all gradients of one row and head with more than SHORTEST and at most SIZE tokens, as one tile.
 
-    `out` is not read.
+    `out` is read only if the tile's keys are not the WHOLE softmax.
     """
     row, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     start = tl.load(cu_seqlens + row).to(tl.int64)
@@ -159,7 +159,12 @@ def _tile_backward(
         if SUMS:
             tl.store(summed + 2 * HEADS * DIM, tl.sum(partial, 0))
         grad_weights = tl.dot(upstream, tl.trans(value))
-        slope = (weights * (grad_weights - tl.sum(weights * grad_weights, 1)[:, None]) * SCALE).to(query.dtype)
+        if WHOLE:
+            mean = tl.sum(weights * grad_weights, 1)
+        else:
+            out_pointers = out + (start + i)[:, None] * (HEADS * DIM) + head * DIM + dims[None, :]
+            mean = tl.sum(upstream.to(tl.float32) * tl.load(out_pointers, mask=in_row, other=0.0).to(tl.float32), 1)
+        slope = (weights * (grad_weights - mean[:, None]) * SCALE).to(query.dtype)
         partial = tl.dot(slope, key)
         pointers = grad + (start + i)[:, None] * (3 * HEADS * DIM) + head * DIM
         _store_gradient(pointers, partial, in_row, i, cos, sin, SIZE, DIM, ROTARY)
@@ -338,12 +343,13 @@ def attend(
 def attend_backward(
     grad_out: Tensor, qkv: Tensor, out: Tensor, sums: Tensor, cu_seqlens: Tensor, cu_keys: Tensor,
     blocks: Tensor, wrap: Callable[..., Any] = lambda kernel: kernel, window: int | None = None, bias: bool = True,
-    angles: tuple[Tensor, Tensor] | None = None,
+    angles: tuple[Tensor, Tensor] | None = None, whole: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute the gradients of `attend`; arguments as there, `out` and `sums` are its results, `grad_out` is as `out`.
 
     With `angles`, queries and keys were rotated by `rotation.rotate_`, and the gradients are those of the values
-    before: cosines and sines as there, float32 [at least the longest row's length, dim / 2].
+    before: cosines and sines as there, float32 [at least the longest row's length, dim / 2]. Without `whole`, `out` and
+    `sums` are those of a softmax with further keys, and the gradients are the part of the row's own keys.
 
     Returns:
         d/d(qkv) [tokens, 3, heads, dim]; d/d(bias) of the linear layer that computed `qkv`, float32 [3 * heads * dim],
@@ -365,7 +371,7 @@ def attend_backward(
     # programs of rows outside a launch's range of lengths end at once
     with torch.cuda.device_of(qkv):
         for kernel, settings in launches:
-            wrap(kernel)[(rows * heads,)](*tensors, tokens, **constants, **settings)
+            wrap(kernel)[(rows * heads,)](*tensors, tokens, WHOLE=whole, **constants, **settings)
         for kernel, settings in ((_queries_backward, QUERY_BLOCKS), (_pairs_backward, KEY_BLOCKS)):
             wrap(kernel)[(blocks.shape[0] * heads,)](*block_tensors, rows, tokens, **constants, **longest, **settings)
     return grad, column_sums(parts, wrap) if bias else parts

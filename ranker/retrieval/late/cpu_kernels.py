@@ -199,7 +199,7 @@ def refine(
         count = np.int64(0)
         for vector in range(first, ends[doc]):  # without a branch, which a processor could not foresee
             near[count] = vector
-            count += np.int64(probed[codes[vector]])
+            count += np.int64(probed[codes[vector]])  # type: ignore[assignment]
         best[:] = bounds
         for some in range(count):  # reads from memory overlap here, and not in the loop below
             touched[0] ^= residuals[near[some], 0]

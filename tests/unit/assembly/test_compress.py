@@ -9,12 +9,12 @@ from omegaconf import OmegaConf
 from transformers import ModernBertConfig, ModernBertModel
 
 from ranker import Reranker
-from ranker.assembly.importance import kept_layers, layer_contributions, unit_importances
+from ranker.assembly.importance import kept_heads, kept_layers, layer_contributions, unit_importances
 from ranker.checkpoint import load_scorer
 from ranker.encoders.execution import Execution
 from ranker.encoders.loading import load_encoder
 from ranker.errors import CheckpointError
-from ranker.export._cut import cut, unit_outputs
+from ranker.export._cut import cut, head_outputs, unit_outputs
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
 from ranker.types import RankBatch, TokenBatch
@@ -35,7 +35,7 @@ def folder(request, tmp_path_factory):
         ModernBertModel(config).save_pretrained(where / "encoder")
         encoder.tokenizer.save_pretrained(where / "encoder")
     else:
-        encoder.model.config.num_hidden_layers = 4
+        encoder.model.config.num_hidden_layers, encoder.model.config.num_attention_heads = 4, 4
         type(encoder.model)(encoder.model.config).save_pretrained(where / "encoder")
         encoder.tokenizer.save_pretrained(where / "encoder")
     model = MonoBERT(load_encoder(str(where / "encoder")))
@@ -154,3 +154,64 @@ def test_kept_layers_by_hand():
     assert kept_layers(6, 1, "alternate") == [0]
     assert kept_layers(5, 5, "alternate") == [0, 1, 2, 3, 4]
     assert kept_layers(4, 3, "contribution", torch.tensor([0.9, 0.1, 0.1, 0.3])) == [0, 1, 3]
+
+
+def test_removed_heads_are_as_heads_of_0(folder, tmp_path):
+    scorer, model = whole(folder)
+    if not hasattr(model, "encoder"):
+        with pytest.raises(CheckpointError, match=r"heads: expected a family with BERT's modules, .* got modernbert"):
+            head_outputs(model, 4)
+        return
+    total = model.config.num_attention_heads
+    size = model.config.hidden_size // total
+    kept = [[0, 1], [1], list(range(total)), [0]]
+    cut(folder, tmp_path / "cut", [0, 1, 3], None, kept)
+    small = load_scorer(tmp_path / "cut")
+    assert small.encoder.path == "bert" and small.encoder.config.pruned_heads == {
+        str(place): [head for head in range(total) if head not in kept[layer]] for place, layer in enumerate([0, 1, 3])
+    }
+    stack = model.encoder
+    stack.layer = torch.nn.ModuleList(stack.layer[i] for i in (0, 1, 3))
+    model.config.num_hidden_layers = 3
+    for layer, heads in zip(stack.layer, (kept[0], kept[1], kept[3]), strict=True):
+        for head in set(range(total)) - set(heads):
+            layer.attention.output.dense.weight.data[:, head * size : (head + 1) * size] = 0.0
+    expected = scored_with(scorer)
+    torch.testing.assert_close(scores(tmp_path / "cut"), expected, rtol=0, atol=1e-5)
+    padded = load_scorer(tmp_path / "cut", execution=Execution(ragged=False)).eval()
+    torch.testing.assert_close(scored_with(padded), expected, rtol=0, atol=1e-5)
+    small.save(tmp_path / "again", max_tokens=64)  # as after further training
+    torch.testing.assert_close(scores(tmp_path / "again"), scores(tmp_path / "cut"), rtol=0, atol=0)
+    cut(tmp_path / "again", tmp_path / "twice", [0, 2], None, [[1], [0], [0]])
+    once = load_scorer(tmp_path / "twice").encoder.config.pruned_heads
+    assert once == {"0": [0, *range(2, total)], "1": list(range(1, total))}
+
+
+def test_head_importances_are_those_of_a_plain_loop(folder):
+    scorer, model = whole(folder)
+    if not hasattr(model, "encoder"):
+        return
+    total, width = model.config.num_attention_heads, model.config.hidden_size
+    size = width // total
+    found = unit_importances(scorer, batches(scorer.encoder), lambda model: head_outputs(model, 4), size)
+    expected = torch.zeros(4, total, dtype=torch.float64)
+    for batch in batches(scorer.encoder):
+        for layer in range(4):
+            for head in range(total):  # the derivative by a factor of the head
+                factor = torch.ones(width, requires_grad=True)
+
+                def scaled(_, inputs, factor=factor):
+                    return (inputs[0] * factor,)
+
+                hook = head_outputs(model, 4)[layer].register_forward_pre_hook(scaled)
+                (gradient,) = torch.autograd.grad(scorer(batch).sum(), factor)
+                hook.remove()
+                expected[layer, head] += gradient[head * size : (head + 1) * size].sum().abs().double() / len(PAIRS)
+    torch.testing.assert_close(torch.stack(found), expected, rtol=1e-3, atol=1e-7)
+
+
+def test_kept_heads_by_hand():
+    importances = [torch.tensor([3.0, 0.0, 4.0]), torch.tensor([0.1, 0.1, 0.1])]  # normed: .6 0 .8, .577 three times
+    assert kept_heads(importances, 0.5) == [[0, 2], [0]]
+    assert kept_heads(importances, 0.01) == [[2], [0]]
+    assert kept_heads(importances, 1.0) == [[0, 1, 2], [0, 1, 2]]

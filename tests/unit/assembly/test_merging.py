@@ -5,9 +5,10 @@ import math
 import pytest
 import torch
 
-from ranker.assembly.merging import linear, merge_scorers, slerp
+from ranker.assembly.merging import Merged, linear, merge_scorers, search_shares, slerp
 from ranker.encoders.loading import load_encoder
 from ranker.errors import ConfigError
+from ranker.evaluation.fusion import simplex
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
 
@@ -56,3 +57,36 @@ def test_models_that_do_not_fit_are_refused():
         merge_scorers({"a": scorer(0), "b": scorer(0, DPR)}, None, "linear")
     with pytest.raises(ConfigError, match=r"architecture, got encoder\.model\.\S+ of shape [\d x]+ in a and none in b"):
         merge_scorers({"a": scorer(0), "b": scorer(0, layers=1)}, None, "linear")
+
+
+def test_each_layer_has_its_own_share():
+    one, other = scorer(0), scorer(1)
+    states = [{name: value.clone() for name, value in part.state_dict().items()} for part in (one, other)]
+    both = Merged({"one": one, "other": other}, "linear")
+    assert both.groups == ["outside", "layer 1", "layer 2"]
+    merged = both.at({"outside": [1.0, 0.0], "layer 1": [0.0, 1.0], "layer 2": [0.5, 0.5]}).state_dict()
+    for name, value in merged.items():
+        share = 1.0 if ".layer.0." in name else 0.5 if ".layer.1." in name else 0.0
+        torch.testing.assert_close(value, (1 - share) * states[0][name] + share * states[1][name])
+    again = both.at({key: [1.0, 0.0] for key in both.groups}).state_dict()  # what is loaded changes no input
+    assert all(torch.equal(value, states[0][name]) for name, value in again.items())
+
+
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_the_search_finds_what_a_search_over_all_shares_finds(per_layer):
+    trials = simplex(2, 0.25)
+    wanted = {"outside": 0.25, "layer 1": 0.75, "layer 2": 1.0}
+    value = lambda shares: -sum((shares[name][0] - wanted[name]) ** 2 for name in wanted)  # noqa: E731
+    found, done = search_shares(list(wanted), trials, value, per_layer)
+    if per_layer:
+        assert {name: parts[0] for name, parts in found.items()} == wanted
+    else:
+        best = max(trials, key=lambda parts: value(dict.fromkeys(wanted, parts)))
+        assert all(parts == list(best) for parts in found.values())
+    assert len(done) == 5 + (12 if per_layer else 0)
+    assert max(trial["value"] for trial in done) == value(found)
+
+
+def test_equal_values_keep_equal_shares():
+    found, _ = search_shares(["a", "b"], simplex(2, 0.5), lambda shares: 1.0, per_layer=True)
+    assert found == {"a": [0.5, 0.5], "b": [0.5, 0.5]}

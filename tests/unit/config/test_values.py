@@ -53,7 +53,8 @@ COMPOSED = {
         ["model=colbert", "loss=lambda_loss", "schedule=constant", "data=msmarco_passage", "logger=wandb"],
         ["model=multitask", "loss=hinge", "data=files", "data.path=."],
         ["loss=margin_mse", "passages=parade_transformer"],
-        ["loss=listnet"],
+        ["model=early_exit"],
+        ["loss=listnet", "distill=layers", "distill.teacher=."],
         [
             "data=mixed",
             "+data@data.sets.a=cwe",
@@ -61,6 +62,7 @@ COMPOSED = {
             *(f"+data.sets.a.{key}=9" for key in ("weight", "cap", "max_query_tokens", "max_doc_tokens")),
             "+data.sets.a.max_pair_tokens=9",
             "+data.sets.a.evaluate=true",
+            *(f"+data.sets.a.{key}=x" for key in ("instruction", "prompt", "query_prompt", "doc_prompt")),
         ],
     ],
     "evaluate": [["checkpoint=."], ["run=.", "qrels=."]],
@@ -74,8 +76,14 @@ COMPOSED = {
     "compare": [["runs=[.,.]"], ["runs=[.,.]", "data=cwe", "report=none", "qrels=."]],
     "fuse": [["runs=[.,.]"], ["runs=[.,.]", "method=weighted", "weights=[1,2]"]],
     "rerank": [["checkpoint=."], ["checkpoint=.", "run=.", "queries=.", "docs=."]],
-    "merge": [["runs=[.,.]"]],
+    "pretrain": [
+        ["encoder=tiny"],
+        *([f"objective={name}"] for name in ("prop", "electra", "inverse_cloze", "body_first")),
+    ],
+    "merge": [["runs=[.,.]"], ["runs=[.,.]", "tune.measure=nDCG@10", "data=cwe"]],
     "compress": [["checkpoint=."]],
+    "sizes": [["checkpoint=."], ["checkpoint=.", "index=binary", "dims=[8]", "keep=[1,8]"]],
+    "calibrate": [["checkpoint=."]],
     "export": [["checkpoint=.", "format=onnx"]],
     "publish": [["checkpoint=.", "to=x"]],
     "serve": [["checkpoint=."]],
@@ -293,7 +301,7 @@ def test_pc2_05_a_training_of_no_step_is_refused_and_0_is_not_unset(composed, va
 
 
 def test_a_group_that_is_no_mapping_is_refused(composed):
-    for group in ("callbacks", "logger", "optim", "schedule", "data", "encoder", "model", "passages"):
+    for group in ("callbacks", "logger", "optim", "schedule", "data", "encoder", "model", "passages", "distill"):
         for value in (1, "a b", True, [1], {"a": 1}) if group != "logger" else (1, "a b", True, [1]):
             cfg = composed["train", 0].copy()
             cfg[group] = value

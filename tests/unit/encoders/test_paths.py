@@ -13,6 +13,7 @@ from ranker.encoders.encoder import Encoder, TokenCounts
 from ranker.encoders.execution import Execution
 from ranker.encoders.kernel_layer import Kernels, kernel_layer, triton_kernels
 from ranker.encoders.layer import linear_attention, post_norm_layer
+from ranker.encoders.post_norm_stack import PostNormStack
 from ranker.encoders.ragged import RaggedLayout
 from ranker.encoders.tiny import tiny_config, tiny_tokenizer
 from ranker.errors import ConfigError
@@ -52,6 +53,10 @@ def fast_device(monkeypatch):
 
 
 @pytest.mark.usefixtures("fast_device")
+def choose(model, *arguments):
+    return paths.choose_path(model, PostNormStack().activation_of(model.encoder.layer[0]), *arguments)
+
+
 @pytest.mark.parametrize(
     ("options", "run_layer", "dropout", "min_length"),
     [
@@ -65,12 +70,12 @@ def fast_device(monkeypatch):
 def test_options_choose_the_path(options, run_layer, dropout, min_length):
     model = BertModel(tiny_config(), add_pooling_layer=False)
     lines: list[str] = []
-    path = paths.choose_path(model, Execution(**options), 100, CUDA, lines.append)
+    path = choose(model, Execution(**options), 100, CUDA, lines.append)
     assert (path.run_layer, path.dropout, path.min_length, path.unpadded) == (run_layer, dropout, min_length, True)
     assert path.uses_kernels == (path.functions == triton_kernels()) == (run_layer is kernel_layer) and lines
     if min_length == 64:
         assert path.functions.attend is linear_attention(library_attention)
-    padded = paths.choose_path(model, Execution(**options), 100, None, lines.append)
+    padded = choose(model, Execution(**options), 100, None, lines.append)
     assert (padded.run_layer, padded.unpadded) == (post_norm_layer, False)
 
 
@@ -78,11 +83,11 @@ def test_options_choose_the_path(options, run_layer, dropout, min_length):
 def test_an_activation_that_the_kernel_does_not_compute_is_compiled_or_refused():
     config = BertConfig(**{**tiny_config().to_dict(), "hidden_act": "relu"})
     model = BertModel(config, add_pooling_layer=False)
-    assert paths.choose_path(model, Execution(), 100, CUDA, lambda line: None).run_layer is compiled_layer
+    assert choose(model, Execution(), 100, CUDA, lambda line: None).run_layer is compiled_layer
     with pytest.raises(
-        ConfigError, match=r"encoder.fused: expected auto or false, got true, but the activation is relu"
+        ConfigError, match=r"encoder.fused: expected auto or false, got true, but the activation is ReLU"
     ):
-        paths.choose_path(model, Execution(fused=True), 100, CUDA, lambda line: None)
+        choose(model, Execution(fused=True), 100, CUDA, lambda line: None)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +101,7 @@ def test_an_option_that_insists_on_an_unavailable_path_is_refused(options, messa
     monkeypatch.setattr(paths, "short_unavailable", lambda *arguments: "rows are long")
     monkeypatch.setattr(paths, "compile_unavailable", lambda *arguments: "no compiler")
     with pytest.raises(ConfigError, match=message):
-        paths.choose_path(BertModel(tiny_config()), Execution(**options), 600, CUDA, lambda line: None)
+        choose(BertModel(tiny_config()), Execution(**options), 600, CUDA, lambda line: None)
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])

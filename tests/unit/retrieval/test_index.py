@@ -9,8 +9,10 @@ import pytest
 
 from ranker.errors import CheckpointError, ConfigError, DataError
 from ranker.retrieval.index import VectorIndex, num_lists
+from ranker.retrieval.indexes.binary import Binary
 from ranker.retrieval.indexes.flat import Flat
 from ranker.retrieval.indexes.hnsw import HNSW
+from ranker.retrieval.indexes.int8 import Int8
 from ranker.retrieval.indexes.ivf_flat import IVFFlat
 from ranker.retrieval.indexes.ivf_pq import IVFPQ
 
@@ -44,10 +46,10 @@ def vectors(tmp_path):
     return make
 
 
-KINDS = {"flat": Flat, "ivf_flat": IVFFlat, "ivf_pq": IVFPQ, "hnsw": HNSW}
+KINDS = {"flat": Flat, "ivf_flat": IVFFlat, "ivf_pq": IVFPQ, "hnsw": HNSW, "int8": Int8, "binary": Binary}
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "binary"])  # one bit a number needs more numbers
 def test_pc59_pc61_every_kind_searches_by_inner_product(tmp_path, name):
     others = np.random.default_rng(0).normal(size=(300, 2)) * 0.1 - [1.0, 0.0]
     points = Vectors(np.concatenate([[[3.0, 4.0], [1.0, 0.0], [10.0, 40.0]], others]), tmp_path)
@@ -59,7 +61,7 @@ def test_pc59_pc61_every_kind_searches_by_inner_product(tmp_path, name):
     scores, places = index.search(np.array([[1.0, 0.0]]), 3)
     assert places.tolist() == [[2, 0, 1]]  # C, A, B; by L2 it would be B, A, C
     assert scores[0, 0] > scores[0, 1] > scores[0, 2]
-    if name != "ivf_pq":  # whose products are approximate
+    if name not in ("ivf_pq", "int8"):  # whose products are approximate
         assert scores.tolist() == [[10.0, 3.0, 1.0]]
 
 
@@ -94,7 +96,7 @@ def test_no_query_and_no_vector(vectors, tmp_path):
     assert [part.shape for part in empty.search(np.zeros((2, 16)), 5)] == [(2, 0), (2, 0)]
 
 
-@pytest.mark.parametrize("name", ["ivf_flat", "ivf_pq", "hnsw"])
+@pytest.mark.parametrize("name", ["ivf_flat", "ivf_pq", "hnsw", "int8", "binary"])
 def test_what_was_learned_is_kept_and_other_vectors_are_refused(vectors, name):
     points = vectors(count=400)
     made = VectorIndex.over(points, KINDS[name]())
@@ -109,6 +111,41 @@ def test_what_was_learned_is_kept_and_other_vectors_are_refused(vectors, name):
         CheckpointError, match=r"expected an index of .*of another model.*, got one of .*made here.*; delete"
     ):
         VectorIndex.over(points, KINDS[name]())
+
+
+def test_int8_products_are_those_of_rounded_numbers(vectors):
+    points = vectors(count=500)
+    scores, places = VectorIndex.over(points, Int8()).search(points.values[:4], 500)
+    lowest, highest = points.values.min(0), points.values.max(0)
+    # faiss takes the middle of each of 255 intervals between the smallest and the largest value of a number
+    codes = np.clip(np.trunc(255 * (points.values - lowest) / (highest - lowest)), 0, 255)
+    rounded = lowest + (codes + 0.5) / 255 * (highest - lowest)
+    apart = np.abs(scores - np.take_along_axis(points.values[:4] @ rounded.T, places, 1))
+    # a number on the border of two intervals may be rounded to the other one
+    assert np.median(apart) < 1e-6 and apart.max() < 0.01
+
+
+def test_binary_estimates_inner_products_also_of_vectors_of_different_lengths(tmp_path):
+    rng = np.random.default_rng(2)
+    values = rng.normal(size=(2000, 128)) * rng.uniform(0.2, 5, size=(2000, 1))
+    points, queries = Vectors(values, tmp_path), rng.normal(size=(20, 128))
+    scores, places = VectorIndex.over(points, Binary()).search(queries, 2000)
+    truth = np.take_along_axis(queries @ values.T, places, 1)
+    assert np.corrcoef(scores.ravel(), truth.ravel())[0, 1] > 0.75  # by distances it would be near 0
+    assert np.polyfit(truth.ravel(), scores.ravel(), 1)[0] == pytest.approx(1, abs=0.1)  # without a bias
+
+
+@pytest.mark.parametrize(("name", "share"), [("int8", 0.25), ("binary", (8 + 8 + 64 * 64 * 4 / 4000) / 256)])
+def test_small_vectors_take_their_share_of_the_bytes_and_find_the_best(vectors, name, share):
+    points = vectors(count=4000, dim=64)
+    queries = points.values[:50] + 0.05 * np.random.default_rng(1).normal(size=(50, 64))
+    kind = KINDS[name]()
+    index = VectorIndex.over(points, kind)
+    assert index.num_bytes == pytest.approx(share * points.values.nbytes, rel=0.1)
+    places = index.search(queries, kind.rescore * 10)[1]
+    best = np.argsort(-(queries @ points.values.T), axis=1)[:, :10]
+    found = np.mean([len(set(got) & set(wanted)) / 10 for got, wanted in zip(places, best, strict=True)])
+    assert found >= (1.0 if name == "int8" else 0.8)
 
 
 def test_how_it_is_searched_may_change_without_building_it_again(vectors):

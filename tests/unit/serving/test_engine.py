@@ -19,6 +19,10 @@ class Sized:
     sizes: np.ndarray
     name: str
 
+    @property
+    def whole(self) -> bool:
+        return self.name.startswith("whole")
+
 
 class Recorder:
     """A model that records its batches, and gives each pair its size as score; the first batch waits for `go`."""
@@ -85,6 +89,12 @@ def test_a_large_request_does_not_hold_up_small_ones():
 def test_a_pair_above_the_budget_goes_alone():
     batches, _ = batches_of(FIRST, ("a", [3]), ("b", [25, 3]))
     assert batches == [[("a", 0, 1)], [("b", 0, 1)], [("b", 1, 2)]]
+
+
+def test_a_request_whose_docs_see_each_other_is_never_split():
+    batches, outcomes = batches_of(FIRST, ("a", [3]), ("whole", [4, 5]), ("whole large", [8, 8]), ("b", [1]))
+    assert batches == [[("a", 0, 1)], [("whole", 0, 2)], [("whole large", 0, 2)], [("b", 0, 1)]]
+    assert [scores.tolist() for scores, _ in outcomes] == [[3], [4, 5], [8, 8], [1]]
 
 
 def test_a_score_that_is_not_finite_fails_its_request_alone():

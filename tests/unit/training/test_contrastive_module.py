@@ -118,6 +118,34 @@ def test_pc44_micro_batches_have_the_loss_and_the_gradient_of_the_whole_step(siz
     assert gradient == pytest.approx(w.grad.item(), abs=1e-12)
 
 
+@pytest.mark.parametrize(("size", "passes"), [(4, 1), (2, 3), (1, 7)])
+def test_the_last_micro_batch_is_encoded_once_and_the_others_twice(size, passes, monkeypatch):
+    seen = []
+    encode = ContrastiveModule._encode
+    monkeypatch.setattr(ContrastiveModule, "_encode", lambda self, batch: seen.append(1) or encode(self, batch))
+    trained(torch.eye(4, dtype=torch.float64), 4, size)
+    assert len(seen) == passes
+
+
+def test_docs_are_encoded_before_queries_so_that_most_gradients_are_ready_during_the_backward_pass():
+    """Both texts share w; the last encoded ones come first in the backward pass, and the long ones should come last."""
+    order = []
+
+    class Watched(Scalar):
+        def encode_queries(self, batch):
+            order.append("queries")
+            return super().encode_queries(batch)
+
+        def encode_docs(self, batch):
+            order.append("docs")
+            return super().encode_queries(batch)
+
+    scorer = Watched(torch.eye(4, dtype=torch.float64))
+    scorer.dim = 4
+    Alone(scorer, [], loss=LCE()).accumulate(step_of(4, 4))
+    assert order == ["docs", "queries"]
+
+
 def test_pc46_the_gradient_is_that_of_the_whole_matrix():
     torch.manual_seed(1)
     table = torch.randn(4, 3, dtype=torch.float64)

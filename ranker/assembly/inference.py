@@ -1,0 +1,55 @@
+"""Options of a trained model's forward passes in evaluation, re-ranking and serving."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.quantized import KINDS, fp8_unavailable
+from ranker.errors import ConfigError
+from ranker.exits.early_exit import EarlyExit
+from ranker.models.interface import Scorer
+
+log = logging.getLogger(__name__)
+
+
+def prepare(scorer: Scorer, options: Mapping[str, Any]) -> Scorer:
+    """Return the scorer with the options of the node `inference`; null options change nothing.
+
+    Args:
+        scorer: A loaded scorer, on the CPU.
+        options: `exit` and `margin`, see `EarlyExit.leave`; `quantize`, see `Encoder.quantize`.
+
+    Raises:
+        ConfigError: The scorer can't do that.
+    """
+    kind = options.get("quantize")
+    if kind is not None:
+        _quantize(scorer, str(kind))
+    exit, margin = options.get("exit"), options.get("margin")
+    if exit is not None or margin is not None:
+        if not isinstance(scorer, EarlyExit):
+            key = "exit" if exit is not None else "margin"
+            raise ConfigError(
+                f"inference.{key}: expected null, or a model with early heads (model=early_exit), got "
+                f"{type(scorer).__name__}"
+            )
+        scorer.leave(exit, margin)
+        log.info("inference: pairs leave at layer %s", exit if margin is None else f"{scorer.exits}, margin {margin}")
+    return scorer
+
+
+def _quantize(scorer: Scorer, kind: str) -> None:
+    if kind not in KINDS:
+        raise ConfigError(f"inference.quantize: expected null, {' or '.join(KINDS)}, got {kind!r}")
+    reason = fp8_unavailable(torch.device("cuda" if torch.cuda.is_available() else "cpu")) if kind == "fp8" else ""
+    if reason:
+        raise ConfigError(f"inference.quantize: expected null or int8, got fp8, but {reason}")
+    for module in scorer.modules():
+        if isinstance(module, Encoder):
+            module.quantize(kind)
+    log.info("inference: linear layers of the encoder run in %s", kind)

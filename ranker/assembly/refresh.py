@@ -1,0 +1,65 @@
+"""Build what mines new negatives during a training from the `mining` node of the configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from ranker.assembly.scorer import epoch_steps
+from ranker.data.datamodule import RankData
+from ranker.data.refreshed import Rounds
+from ranker.data.trec import read_run
+from ranker.errors import ConfigError
+from ranker.models.interface import Scorer, is_bi_encoder
+from ranker.retrieval.mining import Mining
+from ranker.retrieval.refresh import RefreshedNegatives
+
+SCHEDULE = ("every", "unit", "teacher")  # keys of the node that are no options of `Mining`
+MINED = "mined"  # folder of the rounds in the run folder
+
+
+def check_refresh(cfg: DictConfig, scorer: Scorer) -> None:
+    """Refuse refreshed negatives for a model that can't search, before the data is loaded.
+
+    Raises:
+        ConfigError: The model is no bi-encoder, or has several vectors for the windows of a doc; or a value of the node
+            is wrong.
+    """
+    if cfg.mining.every is None:
+        return
+    _mining(cfg)
+    if not is_bi_encoder(scorer) or scorer.vectors == "windows":
+        raise ConfigError(
+            f"mining.every: expected null for {type(scorer).__name__}, which can't search a collection; mine with a "
+            "bi-encoder (search.py mine=train) and set data.negatives"
+        )
+
+
+def build_refresh(cfg: DictConfig, data: RankData, folder: Path) -> RefreshedNegatives | None:
+    """Return what mines new negatives, and let the data take them; None: the configuration asks for none.
+
+    Args:
+        cfg: The configuration.
+        data: The training's data.
+        folder: The run folder.
+
+    Raises:
+        ConfigError: The training groups take no other negatives.
+    """
+    options = cfg.mining
+    if options.every is None:
+        return None
+    data.rounds = Rounds(folder / MINED, options.every, 1)
+    data.rounds.epoch_steps = epoch_steps(cfg, len(data.train_steps().plan))
+    if options.unit == "epochs":
+        data.rounds.every *= max(1, data.rounds.epoch_steps)
+    teacher = read_run(Path(options.teacher), single=True) if options.teacher else None
+    earlier = Path(cfg.checkpoint) / MINED if cfg.resume else None
+    return RefreshedNegatives(data.rounds, _mining(cfg), data, teacher, earlier)
+
+
+def _mining(cfg: DictConfig) -> Mining:
+    options: dict[str, Any] = {key: value for key, value in cfg.mining.items() if key not in SCHEDULE}
+    return Mining(**options, seed=cfg.seed)

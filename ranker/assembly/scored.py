@@ -1,0 +1,41 @@
+"""The run of a loaded scorer over a collection's candidates, on one device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+
+from ranker.assembly.data import batch_options, text_limits
+from ranker.data.collate import ScorerInputs
+from ranker.data.collection import Collection, Splits
+from ranker.data.datamodule import RankData
+from ranker.evaluation.scoring import Devices, score_collection
+from ranker.models.interface import Scorer
+from ranker.types import Run
+
+
+def run_of(cfg: DictConfig, scorer: Scorer, trained: Any, collection: Collection, progress: str | None = None) -> Run:
+    """Score the candidates of a collection.
+
+    Args:
+        cfg: Has `batch` and `cache_dir`.
+        scorer: The scorer, which is moved to the GPU if there is one.
+        trained: Description of its training, with its text limits.
+        collection: The collection.
+        progress: Name on a progress bar; None: there is none.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    module: Any = scorer.to(device).eval()
+    data = RankData(
+        Splits(None, None, {}),
+        ScorerInputs.of(scorer),
+        batch_options(cfg),
+        text_limits(scorer, trained),
+        depth=None,
+        cache_dir=cfg.cache_dir,
+    )
+    run = score_collection(module, data.score_batches(collection), Devices(device), progress=progress)
+    assert run is not None
+    return run

@@ -1,0 +1,88 @@
+"""How much a model's loss would suffer from few bits for each weight: the Hessian's trace times the rounding error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+def in_groups(weight: Tensor, bits: int = 4, group: int = 128) -> Tensor:
+    """Return a weight rounded to whole multiples of a unit, one for each group of an output's inputs.
+
+    Groups as in Q-BERT (Shen et al., 2020, arXiv:1909.05840, section 3.2), with symmetric ranges.
+
+    Args:
+        weight: [out, in].
+        bits: Bits of a number, at least 2.
+        group: Inputs of a group; the last group may have fewer.
+    """
+    most = 2 ** (bits - 1) - 1
+    parts = []
+    for part in weight.split(group, dim=1):
+        largest = part.abs().amax(1, keepdim=True)
+        unit = torch.where(largest > 0, largest / most, torch.ones_like(largest))
+        parts.append((part / unit).round().clamp(-most, most) * unit)
+    return torch.cat(parts, 1)
+
+
+def hessian_traces(
+    losses: Iterable[Callable[[], Tensor]], weights: Mapping[str, Tensor], draws: int, seed: int = 0
+) -> dict[str, float]:
+    """Return the trace of the mean loss's Hessian by each weight (Hutchinson's estimate).
+
+    For random signs v, the expectation of v . (H v) is the trace of H. H v is the gradient of (gradient . v).
+
+    Args:
+        losses: Functions that return a loss, a scalar; the mean over them is taken.
+        weights: Name -> weight, which the losses depend on.
+        draws: Number of random vectors for each loss.
+        seed: Seeds them.
+    """
+    names, values = list(weights), list(weights.values())
+    device = values[0].device
+    generator = torch.Generator(device=device).manual_seed(seed)
+    sums, count = dict.fromkeys(names, 0.0), 0
+    for loss in losses:
+        with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention have no second derivative
+            gradients = torch.autograd.grad(loss(), values, create_graph=True)
+        for _ in range(draws):
+            signs = [
+                torch.randint(0, 2, value.shape, generator=generator, device=device).to(value.dtype) * 2 - 1
+                for value in values
+            ]
+            products: Any = torch.autograd.grad(gradients, values, signs, retain_graph=True)
+            for name, sign, product in zip(names, signs, products, strict=True):
+                sums[name] += float((sign * product).sum())
+            count += 1
+        del gradients
+    return {name: total / max(count, 1) for name, total in sums.items()}
+
+
+def sensitivities(
+    weights: Mapping[str, Tensor], traces: Mapping[str, float], bits: int = 4, group: int = 128
+) -> list[dict[str, Any]]:
+    """Return each weight's facts, the most sensitive first.
+
+    Args:
+        weights: Name -> weight [out, in].
+        traces: Name -> trace of the Hessian.
+        bits: Bits of a number.
+        group: Inputs of a group.
+
+    Returns:
+        `weight`, `numbers`, `trace` (the mean over numbers), `error` (squared norm of the rounding) and `sensitivity`,
+        their product: twice the expected change of the loss, to second order, for rounding errors like white noise
+        (HAWQ-V2, Dong et al., 2020, arXiv:1911.03852).
+    """
+    rows = []
+    for name, weight in weights.items():
+        error = float((in_groups(weight.detach(), bits, group) - weight.detach()).double().square().sum())
+        mean = traces[name] / weight.numel()
+        rows.append(
+            {"weight": name, "numbers": weight.numel(), "trace": mean, "error": error, "sensitivity": mean * error}
+        )
+    return sorted(rows, key=lambda row: -float(row["sensitivity"]))

@@ -1,0 +1,60 @@
+"""Options of `distill=layers`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ranker.errors import ConfigError
+
+MAPS = ("uniform", "last", "auto")
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What a student learns of a teacher's layers, and how much each part counts.
+
+    The loss of a group is the weighted sum of its parts. The parts of several layers are averaged.
+
+    Args:
+        teacher: Run folder or model folder of a cross-encoder that reads the student's tokens.
+        layers: The teacher's layer for each layer of the student: `uniform`, `last`, `auto` (see `layer_map`), or a
+            list of numbers from 1.
+        report: Folder of a probing run of the teacher, for `auto`.
+        start: Whether a new student starts from the teacher's layers, embeddings and head where shapes agree; one of
+            `checkpoint=` keeps its weights.
+        labels: Weight of `loss=` on the labels.
+        scores: Weight of the squared error of scores.
+        states: Weight of the squared error of hidden states, embeddings included (TinyBERT, Jiao et al., 2020,
+            arXiv:1909.10351, equations 8 and 9). Where widths differ, a linear map of each layer is trained.
+        attention: Weight of the Kullback-Leibler divergence of attention distributions (MobileBERT, Sun et al., 2020,
+            arXiv:2004.02984, section 3.4).
+
+    Raises:
+        ConfigError: A weight is below 0, all are 0, or `layers` is none of these.
+    """
+
+    teacher: Path
+    layers: int | str | list[int] = "uniform"
+    report: Path | None = None
+    start: bool = True
+    labels: float = 1.0
+    scores: float = 1.0
+    states: float = 1.0
+    attention: float = 0.0
+
+    def __post_init__(self) -> None:
+        weights = {key: getattr(self, key) for key in ("labels", "scores", "states", "attention")}
+        for key, weight in weights.items():
+            if not 0 <= weight < float("inf"):
+                raise ConfigError(f"distill.{key}: expected a finite weight of at least 0, got {weight}")
+        if not any(weights.values()):
+            raise ConfigError("distill: expected a weight above 0 among labels, scores, states and attention, got none")
+        chosen: Any = self.layers
+        chosen = [chosen] if isinstance(chosen, int) else chosen
+        numbers = not isinstance(chosen, str) and all(isinstance(layer, int) and layer >= 1 for layer in chosen)
+        if chosen not in MAPS and not numbers:
+            raise ConfigError(f"distill.layers: expected {', '.join(MAPS)} or a list of layers from 1, got {chosen!r}")
+        if chosen == "auto" and self.report is None:
+            raise ConfigError("distill.report: expected a probing run of the teacher with layers=auto, got none")

@@ -1,0 +1,118 @@
+"""Attention of lists of rows: a token sees its own row, and the first token of each other row of its list.
+
+This is the attention of the Set-Encoder (Schlatt et al., 2024, arXiv:2404.06912). First tokens have the position that
+they have in their rows, so nothing depends on the order of a list.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ranker.encoders.ragged import RaggedLayout
+
+
+def list_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    layout: RaggedLayout,
+    scale: float | None = None,
+    window: int | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Attend by SDPA with the first tokens of a row's list as further keys: row by row on a CPU, else over padded rows.
+
+    Args:
+        query: [tokens, heads, head size].
+        key: [tokens, key heads, head size]; heads is a multiple of key heads.
+        value: As `key`.
+        layout: The rows, whose batch has `lists`.
+        scale: Factor of the logits; None: head size ** -0.5.
+        window: Largest distance between a token and those of its row that it attends to; None: no limit. The first
+            tokens of other rows have no distance.
+        dropout: Probability of dropping an attention weight.
+
+    Returns:
+        [tokens, heads, head size]
+    """
+    if query.device.type == "cpu" and window is None and dropout == 0:
+        return _by_row(query, key, value, layout, scale)
+    own, sharing = _list_of_row(layout), _others(layout)
+    extra = [_of_lists(part, layout) for part in (key, value)]
+    mixed = []
+    for group in layout.groups:
+        padded = [group.pad(part).transpose(1, 2) for part in (query, key, value)]
+        # a product with 0 and 1 and not an index: its backward pass adds in a fixed order
+        chosen = own.index_select(0, group.rows).to(extra[0].dtype)
+        shared = [(chosen @ part.flatten(1)).view(-1, *part.shape[1:]).transpose(1, 2) for part in extra]
+        keys, values = (torch.cat(parts, 2) for parts in zip(padded[1:], shared, strict=True))
+        length = group.key_mask.shape[1]
+        mask = group.key_mask[:, None, :].expand(-1, length, -1)
+        if window is not None and window < length - 1:
+            positions = torch.arange(length, device=query.device)
+            mask = mask & ((positions.unsqueeze(1) - positions).abs() <= window)
+        mask = torch.cat([mask, sharing.index_select(0, group.rows)[:, None, :].expand(-1, length, -1)], 2)
+        mask = mask | ~mask.any(2, keepdim=True)  # a padding query without keys would give NaN
+        attended = functional.scaled_dot_product_attention(
+            padded[0], keys, values, mask[:, None], dropout, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
+        mixed.append(group.unpad(attended.transpose(1, 2)))
+    return torch.cat(mixed).index_select(0, layout.from_groups) if mixed else query
+
+
+def _by_row(query: Tensor, key: Tensor, value: Tensor, layout: RaggedLayout, scale: float | None) -> Tensor:
+    """Attend row by row, without padding and without a mask."""
+    if not len(query):
+        return query
+    gqa = query.shape[1] != key.shape[1]
+    firsts = layout.batch.cu_seqlens[:-1].long()
+    parts = [part.transpose(0, 1).split(layout.lengths, 1) for part in (query, key, value)]
+    shared = [part.index_select(0, firsts).transpose(0, 1) for part in (key, value)]
+    mixed, start = [], 0
+    for rows in _lists(layout).tolist():
+        for row in range(start, start + rows):
+            queries = parts[0][row]
+            keys, values = (
+                torch.cat([part[row], of[:, start:row], of[:, row + 1 : start + rows]], 1)
+                for part, of in zip(parts[1:], shared, strict=True)
+            )
+            attended = functional.scaled_dot_product_attention(
+                queries[None], keys[None], values[None], scale=scale, enable_gqa=gqa
+            )
+            mixed.append(attended[0].transpose(0, 1))
+        start += rows
+    return torch.cat(mixed)
+
+
+def _of_lists(states: Tensor, layout: RaggedLayout) -> Tensor:
+    """Return the states of the first tokens [lists, max_list, ...] of states [tokens, ...]; 0 where a list has none."""
+    lists, cells = _lists(layout), layout.batch.cu_seqlens[:-1].long()
+    rows = torch.arange(layout.batch.max_list, device=states.device)
+    places = (torch.arange(len(lists), device=states.device)[:, None] * layout.batch.max_list + rows).flatten()
+    places = places[(rows < lists[:, None]).flatten().nonzero_static(size=len(cells))[:, 0]]
+    grid = states.new_zeros(len(lists) * layout.batch.max_list, *states.shape[1:])
+    return grid.index_copy(0, places, states.index_select(0, cells)).unflatten(0, (len(lists), -1))
+
+
+def _list_of_row(layout: RaggedLayout) -> Tensor:
+    """Return which list each row is of, bool [rows, lists]."""
+    lists, rows = _lists(layout), torch.arange(layout.batch.num_rows, device=layout.row_indices.device)
+    ends = lists.cumsum(0)
+    return (rows[:, None] < ends) & (rows[:, None] >= ends - lists)
+
+
+def _others(layout: RaggedLayout) -> Tensor:
+    """Return which places of its list are other rows than the row itself, bool [rows, max_list]."""
+    lists, rows = _lists(layout), torch.arange(layout.batch.num_rows, device=layout.row_indices.device)
+    list_of_row = lists.repeat_interleave(lists, output_size=len(rows))
+    place = rows - (lists.cumsum(0) - lists).repeat_interleave(lists, output_size=len(rows))
+    columns = torch.arange(layout.batch.max_list, device=rows.device)
+    return (columns < list_of_row[:, None]) & (columns != place[:, None])
+
+
+def _lists(layout: RaggedLayout) -> Tensor:
+    lists = layout.batch.lists
+    assert lists is not None
+    return lists

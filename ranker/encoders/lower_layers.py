@@ -1,0 +1,69 @@
+"""The lower layers of a model as a model of their own, which shares the weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from torch import nn
+
+from ranker.encoders.text_model import keep_layers
+from ranker.errors import ConfigError
+
+# names of the norm behind the last layer, beside the list of layers, in models with a norm before each sublayer
+FINAL_NORMS = ("final_norm", "norm", "final_layer_norm", "final_layernorm", "ln_f")
+
+
+def layers_of(model: nn.Module, total: int) -> tuple[nn.Module, str]:
+    """Return the module that holds a model's list of layers, and its name there.
+
+    Args:
+        model: A transformers model.
+        total: Its number of layers.
+
+    Raises:
+        ConfigError: There is not exactly one list of so many modules.
+    """
+    found = [
+        (module, name)
+        for module in model.modules()
+        for name, child in module.named_children()
+        if isinstance(child, nn.ModuleList) and len(child) == total
+    ]
+    if len(found) != 1:
+        config: Any = model.config
+        raise ConfigError(
+            f"encoder: expected a model with one list of {total} layers to take the lower ones, got {len(found)} "
+            f"({config.model_type})"
+        )
+    return found[0]
+
+
+def final_norm(model: nn.Module, total: int) -> nn.Module | None:
+    """Return the norm behind a model's last layer; None: it has none.
+
+    Args:
+        model: A transformers model.
+        total: Its number of layers.
+    """
+    holder, _ = layers_of(model, total)
+    return next((getattr(holder, name) for name in FINAL_NORMS if hasattr(holder, name)), None)
+
+
+def with_lower_layers(encoder: Any, layers: int) -> Any:
+    """Return a copy of an `Encoder` without its model's upper layers; both share the weights.
+
+    Args:
+        encoder: The encoder.
+        layers: Number of layers to keep.
+
+    Raises:
+        ConfigError: The encoder has fewer, or its layers are not in one list.
+    """
+    layers_of(encoder.model, encoder.num_layers)
+    shared = [*encoder.model.parameters(), *encoder.model.buffers()]
+    copied = copy.deepcopy(encoder, {id(weight): weight for weight in shared})
+    keep_layers(copied.model.config, layers, copied.model.config.name_or_path)
+    holder, name = layers_of(copied.model, encoder.num_layers)
+    setattr(holder, name, getattr(holder, name)[:layers])
+    return copied

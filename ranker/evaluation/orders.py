@@ -1,0 +1,106 @@
+"""How much a model of lists depends on the order in which it gets a query's docs: one list, scored several times."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ranker.data.ranking import separate_ties
+from ranker.data.trec import write_run
+from ranker.evaluation.metrics import evaluate
+from ranker.files import write_whole
+
+if TYPE_CHECKING:
+    from ranker.data.collection import Collection
+    from ranker.types import Qrels, Run
+
+log = logging.getLogger(__name__)
+
+
+def kendall(first: np.ndarray, second: np.ndarray) -> float:
+    """Return Kendall's tau-b of two lists of scores of the same docs [docs].
+
+    Returns:
+        NaN for fewer than two docs or constant scores.
+    """
+    from scipy.stats import kendalltau  # takes a second
+
+    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
+        return math.nan
+    return float(kendalltau(first, second).statistic)
+
+
+def order_sensitivity(runs: Sequence[Run], qrels: Qrels, measures: Sequence[str], relevance: int = 1) -> dict[str, Any]:
+    """Compare the runs of several orders of the same lists.
+
+    Args:
+        runs: One run for each order.
+        qrels: The judgements; may be empty.
+        measures: ir-measures names.
+        relevance: See `write_evaluation`.
+
+    Returns:
+        `orders`: their number. `kendall_tau`: `mean` over queries of the mean tau-b between two orders, `lowest` query,
+        and number of `queries` with two docs or more. `measures`: for each measure its `values`, one for each order.
+    """
+    taus = []
+    for query_id, docs in runs[0].items():
+        scores = [np.array([run[query_id][doc_id] for doc_id in docs]) for run in runs]
+        found = [kendall(*pair) for pair in combinations(scores, 2)]
+        found = [tau for tau in found if not math.isnan(tau)]
+        if found:
+            taus.append(fmean(found))
+    values: dict[str, list[float]] = {}
+    if any(qrels.values()):
+        for run in runs:
+            for name, value in evaluate(separate_ties(run), qrels, measures, relevance).means.items():
+                values.setdefault(name, []).append(value)
+    return {
+        "orders": len(runs),
+        "kendall_tau": {
+            "mean": fmean(taus) if taus else None,
+            "lowest": min(taus, default=None),
+            "queries": len(taus),
+        },
+        "measures": {name: {"values": parts} for name, parts in values.items()},
+    }
+
+
+def write_orders(folder: Path, runs: Sequence[Run], collection: Collection, measures: Sequence[str]) -> None:
+    """Write the runs of several orders, `order-2.trec` and on, and `orders.json`; log what it says.
+
+    Args:
+        folder: The set's folder, which has the run of the given order as `run.trec`.
+        runs: The run of the given order, then those of the others.
+        collection: The set.
+        measures: ir-measures names.
+    """
+    content = order_sensitivity(runs, dict(collection.qrels), measures, collection.relevance)
+    for number, run in enumerate(runs[1:], start=2):
+        write_run(folder / f"order-{number}.trec", separate_ties(run), f"order{number}")
+    with write_whole(folder / "orders.json") as file:
+        json.dump(content, file, allow_nan=False, indent=2)
+        file.write("\n")
+    _report(content)
+
+
+def _report(content: Mapping[str, Any]) -> None:
+    tau = content["kendall_tau"]
+    if tau["mean"] is None:
+        log.info("%d orders: no query has two docs with different scores", content["orders"])
+        return
+    log.info(
+        "%d orders of each list: Kendall's tau between two of them is %.4f on average, and %.4f for the query that "
+        "depends on the order most (%d queries)",
+        content["orders"], tau["mean"], tau["lowest"], tau["queries"],
+    )  # fmt: skip
+    for name, entry in content["measures"].items():
+        log.info("  %s: %.4f to %.4f", name, min(entry["values"]), max(entry["values"]))

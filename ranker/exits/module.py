@@ -1,0 +1,96 @@
+"""Train the heads of `EarlyExit` together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from ranker.errors import ConfigError
+from ranker.exits.early_exit import EarlyExit
+from ranker.losses.mse import MSE
+from ranker.training.rerank_module import NonFiniteOptions, Optimization, RerankModule
+from ranker.types import Loss, RankBatch
+
+
+@dataclass(frozen=True)
+class ExitTraining:
+    """How early heads are trained.
+
+    Args:
+        trunk: Whether they train the encoder, too. If not, the last layer is trained as without them.
+        weight: Weight of the mean of their losses beside the last layer's loss.
+        distilled: Share of an early head's loss that is the squared error to the last layer's score (self-distillation,
+            as in FastBERT, Liu et al., 2020, arXiv:2004.02178); the rest is the loss on the labels.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    trunk: bool = False
+    weight: float = 1.0
+    distilled: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < float("inf"):
+            raise ConfigError(f"model.weight: expected a finite weight of at least 0, got {self.weight}")
+        if not 0 <= self.distilled <= 1:
+            raise ConfigError(f"model.distilled: expected a share from 0 to 1, got {self.distilled}")
+
+
+class EarlyExitModule(RerankModule):
+    """`RerankModule` that trains early heads beside the last one. Validation measures the last layer's scores.
+
+    Args:
+        scorer: As in RerankModule.
+        measures: As in RerankModule.
+        loss: As in RerankModule.
+        optimization: As in RerankModule.
+        nonfinite: As in RerankModule.
+        options: How early heads are trained.
+    """
+
+    scorer: EarlyExit
+
+    def __init__(
+        self,
+        scorer: EarlyExit,
+        measures: list[str],
+        loss: Loss | None = None,
+        optimization: Optimization | None = None,
+        nonfinite: NonFiniteOptions | None = None,
+        *,
+        options: ExitTraining,
+    ) -> None:
+        super().__init__(scorer, measures, loss, optimization, nonfinite)
+        self.options = options
+        self._distance = MSE()
+
+    def micro_batch_loss(self, batch: RankBatch) -> Tensor:
+        """Loss of the last layer's scores, and weighted mean of the early heads' losses; means over groups."""
+        options = self.options
+        last, early = self.scorer.all_scores(batch, options.trunk)
+        losses = []
+        for scores in early:
+            labels = self.loss_of_scores(scores, batch) if options.distilled < 1 else scores.new_zeros(())
+            distance = self._distance(scores, last.detach(), batch.doc_mask)
+            losses.append((1 - options.distilled) * labels + options.distilled * distance)
+        return self.loss_of_scores(last, batch) + options.weight * torch.stack(losses).mean()
+
+    @cached_property
+    def _early(self) -> list[nn.Parameter]:
+        return list(self.scorer.exit_heads.parameters())
+
+    @cached_property
+    def _others(self) -> list[nn.Parameter]:
+        early = set(map(id, self._early))
+        return [parameter for parameter in self.parameters() if id(parameter) not in early]
+
+    def clip(self) -> Tensor:
+        """Clip; early heads that do not train the encoder are clipped apart, so that they do not change its step."""
+        if self.options.trunk:
+            return super().clip()
+        self.clip_part(self._early)
+        return self.clip_part(self._others)

@@ -1,0 +1,64 @@
+"""From comparisons of docs, two by two, to a score of each doc."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+STEPS = 30  # of Newton's method; it converges in a few
+RIDGE = 1e-2  # of the strengths' squares, which keeps them finite where a doc wins or loses all its duels
+
+
+def sum_of_wins(logits: Tensor, mask: Tensor) -> Tensor:
+    r"""Return :math:`s_i = \sum_{j \ne i} \sigma(l_{ij})`, SUM of duoBERT, [lists, docs]; 0 where there is no doc.
+
+    Args:
+        logits: How sure it is that doc i is better than doc j [lists, docs, docs]; the diagonal is not read.
+        mask: True where a list has a doc, bool [lists, docs].
+    """
+    return (logits.sigmoid() * _pairs(mask)).sum(2)
+
+
+def bradley_terry(logits: Tensor, mask: Tensor) -> Tensor:
+    r"""Return the strengths of a Bradley-Terry model of the comparisons (1952, Biometrika 39), [lists, docs].
+
+    .. math:: \max_\theta \sum_{i \ne j} w_{ij} \log \sigma(\theta_i - \theta_j) - \lambda/2 \, \|\theta\|^2, \quad
+        w_{ij} = (\sigma(l_{ij}) + 1 - \sigma(l_{ji})) / 2
+
+    where the share of wins of i over j is the mean of both orders, and :math:`\lambda` is `RIDGE`. The gradient is
+    that of the maximum (implicit differentiation).
+
+    Args:
+        logits: See `sum_of_wins`.
+        mask: See `sum_of_wins`.
+    """
+    pairs, wins = _pairs(mask), logits.double().sigmoid()
+    wins = 0.5 * (wins + 1 - wins.transpose(1, 2)) * pairs
+    with torch.no_grad():
+        strengths = wins.new_zeros(mask.shape)
+        for _ in range(STEPS):
+            strengths = strengths + _newton(strengths, wins, pairs)
+    return strengths + _newton(strengths, wins, pairs)  # 0 at the maximum, and its derivative is that of the maximum
+
+
+def _newton(strengths: Tensor, wins: Tensor, pairs: Tensor) -> Tensor:
+    """Return Newton's step; the Hessian is a constant."""
+    expected = (strengths.unsqueeze(2) - strengths.unsqueeze(1)).sigmoid() * pairs
+    slope = (wins - expected).sum(2) - RIDGE * strengths
+    curvature = (expected * (1 - expected)).detach()
+    hessian = torch.diag_embed(curvature.sum(2) + RIDGE) - curvature
+    return torch.linalg.solve(hessian, slope.unsqueeze(2))[:, :, 0]
+
+
+def _pairs(mask: Tensor) -> Tensor:
+    """Return which cells hold two docs of a list, bool [lists, docs, docs]."""
+    others = ~torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
+    return mask.unsqueeze(2) & mask.unsqueeze(1) & others
+
+
+AGGREGATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": sum_of_wins,
+    "bradley_terry": bradley_terry,
+}

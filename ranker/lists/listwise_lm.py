@@ -1,0 +1,264 @@
+"""A language model that reads the query and all docs of a list in one row.
+
+"Last but not late interaction", Wang et al., 2025 (arXiv:2509.25085).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ranker.data.list_rows import JoinedRows, ListTexts, Pieces
+from ranker.data.template import Template
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import DEFAULT, Execution
+from ranker.encoders.loading import load_encoder
+from ranker.errors import CheckpointError, ConfigError
+from ranker.export._list_model import ELSEWHERE, read_options, write_options
+from ranker.export._modules import write_tokenizer
+from ranker.hashing import mix
+from ranker.interactions.grid import to_grid
+from ranker.interactions.list_windows import ListWindows, Part, score_lists
+from ranker.interactions.maxsim import full_precision
+from ranker.models._prompts import prefix_of, with_prompt
+from ranker.types import RankBatch
+
+log = logging.getLogger(__name__)
+
+TEXT = Template(specials=((), ()), segments=(0,))  # texts without special tokens
+PROMPTS = ("Query: {query}", "Document: {doc}")
+ORDER = 11  # mixed into the step's seed, so that the order of docs has a seed of its own
+WEIGHTS = "projection.safetensors"
+
+
+class ListwiseLM(nn.Module):
+    r"""Score all docs of a list from one row: a vector at the end of each doc, and one at the end of the query.
+
+    The row is `<s> Query: q </s> Document: d_1 </s> ... Document: d_n </s> Query: q </s>`. In a causal model a doc sees
+    the query and the docs before it, and the query at the end sees all. With h the states of the last layer at the end
+    marks, and g the projection,
+
+    .. math:: s(q, d_i) = g(h_q) \cdot g(h_i) \quad\text{or}\quad \cos(g(h_q), g(h_i)) / \tau
+
+    The paper has cosines, and special tokens as end marks. Here the tokenizer's own end token ends each text, and dot
+    products are the default: they learn faster, for at the start all states at end marks are alike.
+
+    Args:
+        encoder: A language model, or an encoder with room for the rows.
+        similarity: `dot`, or `cosine` with a division by the temperature.
+        projection: Size of the vectors after two linear layers with a ReLU between them; None: the states.
+        temperature: The divisor of cosines.
+        shuffle: Whether docs are in a random order in training, drawn from the seed, the step and the query.
+        window: In inference: most docs in a row, see `ListWindows`; None: all ("full ranking", arXiv:2412.14574). A row
+            that would be longer than the encoder's positions is cut into as few rows of equal numbers of docs as fit.
+        stride: In inference: docs from one window to the next.
+        merge: In inference: `mean` or `sliding`.
+
+    Raises:
+        ConfigError: An option has an unknown value, or the tokenizer has no end token.
+    """
+
+    reads = "lists"
+    reads_lists = True
+    decoder_only = True
+    text_limits: tuple[int, int] | None = None
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        similarity: str = "dot",
+        projection: int | None = 128,
+        temperature: float = 0.05,
+        shuffle: bool = True,
+        window: int | None = None,
+        stride: int | None = None,
+        merge: str = "mean",
+    ) -> None:
+        super().__init__()
+        if similarity not in ("cosine", "dot"):
+            raise ConfigError(f"model.similarity: expected cosine or dot, got {similarity!r}")
+        if not temperature > 0:
+            raise ConfigError(f"model.temperature: expected a number above 0, got {temperature}")
+        if projection is not None and projection < 1:
+            raise ConfigError(f"model.projection: expected at least 1, or null; got {projection}")
+        self.encoder, self.similarity, self.temperature, self.shuffle = encoder, similarity, temperature, shuffle
+        self.lists = ListWindows(window, stride, merge)
+        self.projection: nn.Module = nn.Identity()
+        if projection is not None:
+            inner, outer = nn.Linear(encoder.dim, projection), nn.Linear(projection, projection)
+            self.projection = nn.Sequential(inner, nn.ReLU(), outer)
+        tokenizer = encoder.tokenizer
+        end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+        if end is None:
+            raise ConfigError("encoder: expected a tokenizer with an end token for model=listwise_lm, got none")
+        self._literals = [Template.of(tokenizer, 1).specials[0], (int(end),)]
+        self._layouts = tuple(
+            with_prompt(tokenizer, TEXT, prefix_of(prompt, field, ""))
+            for prompt, field in zip(PROMPTS, ("query", "doc"), strict=True)
+        )
+        self._warned = False
+
+    @property
+    def list_rows(self) -> JoinedRows:
+        """The row that is made of a list."""
+        query, doc = (layout.num_special for layout in self._layouts)
+        return JoinedRows(2, len(self._literals[0]) + 2 * (query + 1), doc + 1)
+
+    def layouts(self) -> tuple[Template, Template]:
+        """Return the layouts of a query and of a doc, with their prompts and without special tokens."""
+        query, doc = self._layouts
+        return query, doc
+
+    def forward(self, batch: RankBatch) -> Tensor:
+        """Return scores [batch, docs]; 0 in cells without a doc."""
+        texts = ListTexts.of(batch, self._literals)
+        if self.training or self.lists.are_whole(int(texts.counts.max())):
+            scores = self._scores(texts, self._parts(batch, texts), _row_ids(batch))
+            return to_grid(scores, batch.doc_mask)
+
+        def score(parts: Sequence[Part]) -> list[np.ndarray]:
+            values = self._scores(texts, parts, None, apart=True).double().cpu().numpy()
+            return np.split(values, np.cumsum([len(places) for _, places in parts])[:-1])
+
+        found = torch.from_numpy(np.concatenate(score_lists(texts.counts.tolist(), self.lists, score)))
+        double = self.encoder.model.dtype == torch.float64
+        return to_grid(found.to(texts.tokens.device, torch.float64 if double else torch.float32), batch.doc_mask)
+
+    def _parts(self, batch: RankBatch, texts: ListTexts) -> list[Part]:
+        """Return whole lists; in training in a random order that depends on the step and the query."""
+        orders = [np.arange(count) for count in texts.counts]
+        if self.training and self.shuffle:
+            seed = self.encoder.dropout_seed
+            seed = int(torch.randint(2**62, ())) if seed is None else seed
+            ids = batch.group_ids.cpu().numpy()
+            orders = [np.argsort(mix(seed, ORDER, number, order)) for number, order in zip(ids, orders, strict=True)]
+        return list(enumerate(orders))
+
+    def _scores(
+        self, texts: ListTexts, parts: Sequence[Part], row_ids: np.ndarray | None, apart: bool = False
+    ) -> Tensor:
+        """Return the scores of docs.
+
+        Args:
+            texts: The texts of the batch.
+            parts: Lists with the places of their docs in the order of the row.
+            row_ids: Row id of each list's row; None: none.
+            apart: Whether to return the scores in the order of the parts; else in the order of the batch's docs.
+
+        Returns:
+            [docs]
+        """
+        rows = [(number, cut) for number, places in parts for cut in self._rows(texts, number, places)]
+        pieces, docs, queries = self._pieces(texts, rows)
+        ids = None
+        if row_ids is not None:
+            owners = np.array([number for number, _ in rows])
+            ids = row_ids[owners] + np.arange(len(rows)) - np.searchsorted(owners, owners)
+        device = texts.tokens.device
+        states = self.encoder(pieces.joined(texts.tokens, ids))
+        ends = torch.from_numpy(pieces.ends()).to(device)
+        vectors = full_precision(states.index_select(0, ends.index_select(0, torch.from_numpy(docs).to(device))))
+        of_queries = full_precision(states.index_select(0, ends.index_select(0, torch.from_numpy(queries).to(device))))
+        sizes = torch.tensor([len(cut) for _, cut in rows], device=device)
+        with torch.autocast(device.type, enabled=False):
+            vectors, of_queries = self.projection(vectors), self.projection(of_queries)
+            if self.similarity == "cosine":
+                vectors, of_queries = (functional.normalize(part, dim=1) for part in (vectors, of_queries))
+                of_queries = of_queries / self.temperature
+            scores = (vectors * of_queries.repeat_interleave(sizes, 0, output_size=len(docs))).sum(1)
+        if apart:
+            return scores
+        first = texts.first_docs()
+        order = np.concatenate([first[number] + cut for number, cut in rows])
+        return torch.zeros_like(scores).index_copy(0, torch.from_numpy(order).to(device), scores)
+
+    def _rows(self, texts: ListTexts, number: int, places: np.ndarray) -> list[np.ndarray]:
+        """Cut the docs of a row into as few rows as the encoder's positions need, of equal numbers of docs."""
+        fixed = len(self._literals[0]) + 2 * (int(texts.query_lengths[number]) + 1)
+        docs = texts.doc_lengths[texts.first_docs()[number] + places] + 1
+        for rows in range(1, len(places) + 1):
+            cuts = np.array_split(np.arange(len(places)), rows)
+            if fixed + max(int(docs[cut].sum()) for cut in cuts) <= self.encoder.max_tokens:
+                break
+        else:
+            raise CheckpointError(
+                f"max_doc_tokens: expected rows of at most {self.encoder.max_tokens} tokens, got "
+                f"{fixed + int(docs.max())} for a query, twice, and a single doc; lower max_doc_tokens"
+            )
+        if rows > 1 and not self._warned:
+            self._warned = True
+            log.warning(
+                "model: a list of %d docs has more tokens than the %d positions of the encoder, so it is read in %d "
+                "rows, whose docs do not see each other; lower max_doc_tokens for fewer",
+                len(places), self.encoder.max_tokens, rows,
+            )  # fmt: skip
+        return [places[cut] for cut in cuts]
+
+    def _pieces(self, texts: ListTexts, rows: Sequence[Part]) -> tuple[Pieces, np.ndarray, np.ndarray]:
+        """Return rows, and the pieces at which the vectors of docs and of queries are."""
+        (begin, end), (begin_length, _) = texts.literal_starts, texts.literal_lengths
+        first = texts.first_docs()
+        starts, lengths, docs, queries, counts = [], [], [], [], []
+        at = 0
+        for number, places in rows:
+            query = (int(texts.query_starts[number]), int(texts.query_lengths[number]))
+            numbers = first[number] + places
+            found = [(int(begin), int(begin_length)), query, (int(end), 1)]
+            for start, length in zip(texts.doc_starts[numbers], texts.doc_lengths[numbers], strict=True):
+                found += [(int(start), int(length)), (int(end), 1)]
+            found += [query, (int(end), 1)]
+            docs.append(at + 4 + 2 * np.arange(len(places)))
+            queries.append(at + len(found) - 1)
+            counts.append(len(found))
+            starts += [start for start, _ in found]
+            lengths += [length for _, length in found]
+            at += len(found)
+        pieces = Pieces(np.array(starts), np.array(lengths), np.zeros(at, dtype=np.int64), np.array(counts))
+        return pieces, np.concatenate(docs), np.array(queries)
+
+    def elsewhere(self) -> str:
+        """Say what the scores of the stored model mean in other programs."""
+        return ELSEWHERE
+
+    def save(self, folder: Path, max_tokens: int) -> None:
+        """Write the encoder as transformers does, and beside it the options and the projection."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.encoder.model.save_pretrained(folder)
+        write_tokenizer(folder, self.encoder, max_tokens)
+        state = {name: value.detach().cpu().contiguous() for name, value in self.projection.state_dict().items()}
+        if state:
+            save_file(state, folder / WEIGHTS)
+        options: dict[str, Any] = {"similarity": self.similarity, "temperature": self.temperature}
+        options |= {"shuffle": self.shuffle, "projection": len(state["0.bias"]) if state else None}
+        lists = asdict(self.lists)
+        write_options(folder, {**options, "window": lists.pop("size"), **lists})
+
+    @classmethod
+    def load(cls, folder: Path, execution: Execution = DEFAULT) -> Self:
+        """Load a folder that `save` wrote.
+
+        Raises:
+            CheckpointError: The folder is not one.
+        """
+        options = read_options(Path(folder))
+        if "similarity" not in options:
+            raise CheckpointError(f"{folder}: expected a folder that model=listwise_lm wrote, got one without options")
+        scorer = cls(load_encoder(str(folder), **vars(execution)), **options)
+        if options["projection"] is not None:
+            scorer.projection.load_state_dict(load_file(Path(folder) / WEIGHTS))
+        return scorer
+
+
+def _row_ids(batch: RankBatch) -> np.ndarray | None:
+    """Return the id of each list's row within the step; None: the batch has none."""
+    assert batch.queries is not None
+    return None if batch.queries.row_ids is None else batch.queries.row_ids.cpu().numpy()

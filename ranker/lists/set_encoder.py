@@ -1,0 +1,149 @@
+"""Set-Encoder: a cross-encoder whose rows see the other docs of the list (Schlatt et al., 2024, arXiv:2404.06912)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ranker.encoders.causality import is_causal
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.execution import DEFAULT, Execution
+from ranker.encoders.row_groups import RowGroup, select_rows
+from ranker.errors import ConfigError
+from ranker.export._list_model import ELSEWHERE, read_options, write_options
+from ranker.interactions.list_windows import ListWindows, Part, score_lists
+from ranker.models.monobert import MonoBERT
+from ranker.types import RankBatch, TokenBatch
+
+PATHS = ("bert", "modernbert", "packed")  # of encoders whose attention can read other rows
+
+
+class SetEncoder(MonoBERT):
+    r"""Score each doc of a list in a row of its own, which also attends to the first tokens of the list's other rows.
+
+    The row `[CLS] query [SEP] doc [SEP]` of doc i has in every layer the keys and values
+
+    .. math:: K_i = [k_{i,1}, \dots, k_{i,n_i}; k_{j,1} \text{ for } j \ne i]
+
+    so the `[CLS]` token of each row tells the others what its doc says. Other rows have no order, so the scores do not
+    depend on the order of the list, and a list of one doc has the score of monoBERT.
+
+    Args:
+        encoder: An encoder of an own path or a packed one, whose tokens attend in both directions.
+        head: As in `MonoBERT`.
+        pooling: As in `MonoBERT`.
+        pooler: As in `MonoBERT`.
+        num_labels: As in `MonoBERT`.
+        window: In inference: most docs that are seen together, see `ListWindows`; None: the whole list.
+        stride: In inference: docs from one window to the next.
+        merge: In inference: `mean` or `sliding`.
+
+    Raises:
+        ConfigError: An option has an unknown value, or the encoder's attention can't read other rows.
+    """
+
+    reads_lists = True
+    needs_ragged = True
+    takes_windows = False
+    takes_prompt = False
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        head: str = "auto",
+        pooling: str = "auto",
+        pooler: bool = False,
+        num_labels: int = 1,
+        window: int | None = None,
+        stride: int | None = None,
+        merge: str = "mean",
+    ) -> None:
+        super().__init__(encoder, head, pooling, pooler, num_labels)
+        self.lists = ListWindows(window, stride, merge)
+        _check(encoder)
+
+    def forward(self, batch: RankBatch) -> Tensor:
+        """Return scores [batch, docs]; 0 in cells without a doc."""
+        assert batch.pairs is not None
+        docs = batch.doc_mask.shape[1]
+        if self.training or self.lists.are_whole(docs):
+            rows = replace(batch.pairs, lists=batch.doc_mask.sum(1), max_list=docs)
+            return super().forward(replace(batch, pairs=rows))
+        return self._by_windows(batch, batch.pairs)
+
+    def _by_windows(self, batch: RankBatch, pairs: TokenBatch) -> Tensor:
+        """Score lists of which some are longer than a window; the host waits for the scores of each round."""
+        counts: list[int] = batch.doc_mask.sum(1).tolist()
+        first_rows, lengths = np.cumsum([0, *counts]), pairs.cu_seqlens.diff().long()
+
+        def score(parts: Sequence[Part]) -> list[np.ndarray]:
+            rows = torch.from_numpy(np.concatenate([first_rows[number] + places for number, places in parts]))
+            sizes = [len(places) for _, places in parts]
+            rows = rows.to(lengths.device)
+            chosen = lengths.index_select(0, rows)
+            taken, _ = select_rows(pairs, RowGroup(rows, chosen, int(chosen.max()), False))
+            mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
+            pairs_taken = replace(taken, lists=torch.tensor(sizes, device=rows.device), max_list=max(sizes))
+            part = replace(batch, doc_mask=mask.to(rows.device), pairs=pairs_taken)
+            values = MonoBERT.forward(self, part).cpu().double()
+            return [row[:size].numpy() for row, size in zip(values, sizes, strict=True)]
+
+        scores = np.concatenate(score_lists(counts, self.lists, score))
+        weight = next(self.head.parameters())
+        cells = torch.zeros(batch.doc_mask.shape, dtype=weight.dtype, device=weight.device)
+        return cells.masked_scatter(batch.doc_mask, torch.from_numpy(scores).to(cells))
+
+    def elsewhere(self) -> str:
+        """Say what the scores of the stored model mean in other programs."""
+        return ELSEWHERE
+
+    def save(self, folder: Path, max_tokens: int) -> None:
+        """Write the folder as `MonoBERT.save` does, and the options of inference beside the weights."""
+        super().save(folder, max_tokens)
+        write_options(folder, asdict(self.lists))
+
+    @classmethod
+    def load(cls, folder: Path, execution: Execution = DEFAULT) -> Self:
+        """Load a folder that `save` wrote, or one of a cross-encoder, which then starts to read lists."""
+        scorer = super().load(folder, execution)
+        scorer.lists = ListWindows(**read_options(Path(folder)))
+        return scorer
+
+
+def _check(encoder: Encoder) -> None:
+    """Refuse an encoder whose rows can't see each other.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if encoder.path not in PATHS:
+        ragged = "encoder.ragged=true and " if not encoder.execution.ragged else ""
+        raise ConfigError(
+            f"encoder: expected {ragged}a family without padding for model=set_encoder, such as bert, modernbert or "
+            f"electra, got {encoder.config.model_type} on the path {encoder.path}"
+        )
+    if is_causal(encoder.model):
+        raise ConfigError(
+            "encoder: expected one whose tokens attend in both directions for model=set_encoder, got the causal "
+            f"{encoder.config.model_type}; model=listwise_lm takes it"
+        )
+    row = torch.tensor([0, 1, 2], dtype=torch.int32, device=next(encoder.parameters()).device)
+    tokens = torch.zeros(2, dtype=torch.int64, device=row.device)
+    probe = TokenBatch(tokens, tokens, row, 1, lists=torch.tensor([2], device=row.device), max_list=2)
+    training = encoder.training
+    try:
+        with torch.no_grad():
+            encoder.eval()(probe)
+    except NotImplementedError as error:
+        raise ConfigError(
+            f"encoder: expected a family with plain attention for model=set_encoder, got {encoder.config.model_type}: "
+            f"{error}"
+        ) from error
+    finally:
+        encoder.train(training)

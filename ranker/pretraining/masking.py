@@ -1,0 +1,191 @@
+"""Masked words: which tokens of a row are hidden, and what the model sees in their place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ranker.data.ragged import ranges
+from ranker.encoders.masked_lm import MaskedLMHead
+from ranker.errors import ConfigError
+from ranker.hashing import mix
+from ranker.pretraining.texts import Ragged, Texts, below, rows_of, uniform
+from ranker.types import Movable, RankBatch, TokenBatch
+
+WHICH, HOW, WORD, SAMPLE = 101, 102, 103, 104  # purposes of the draws, which keep them independent
+BLOCK = 2048  # masked tokens whose logits exist at a time
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How tokens are hidden (BERT, Devlin et al., 2019, arXiv:1810.04805, section 3.1).
+
+    Args:
+        share: Share of each row's tokens to predict, rounded, at least one.
+        masked: Share of these that become the mask token.
+        random: Share of these that become a random word; the others stay.
+
+    Raises:
+        ConfigError: A share is out of range.
+    """
+
+    share: float = 0.15
+    masked: float = 0.8
+    random: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share < 1:
+            raise ConfigError(f"objective.share: expected a share above 0 and below 1, got {self.share!r}")
+        if min(self.masked, self.random) < 0 or self.masked + self.random > 1:
+            raise ConfigError(
+                "objective.masked: expected shares of at least 0 that sum to at most 1 with objective.random, got "
+                f"{self.masked!r} and {self.random!r}"
+            )
+
+
+class Masked(NamedTuple):
+    """Rows with hidden tokens.
+
+    Attributes:
+        rows: The rows as the model sees them.
+        row: Row of each hidden token, ascending, int64 [hidden].
+        position: Its position in the row, ascending in each row, int64 [hidden].
+        words: Its token id before, int64 [hidden].
+        draws: A uniform number of each, for a generator's sample, float64 [hidden].
+    """
+
+    rows: Ragged
+    row: np.ndarray
+    position: np.ndarray
+    words: np.ndarray
+    draws: np.ndarray
+
+
+def mask(rows: Ragged, numbers: np.ndarray, epoch: int, masking: Masking, texts: Texts) -> Masked:
+    """Hide tokens of rows. The draw depends on the seed, the epoch, the row's number and the position only.
+
+    In each row the tokens with the smallest hashes are hidden, so the count of them is known from its length.
+
+    Args:
+        rows: The rows [tokens of a block], without special tokens.
+        numbers: A number of each row, the same in each epoch [rows].
+        epoch: The epoch.
+        masking: How tokens are hidden.
+        texts: Tokenizer and seed.
+    """
+    lengths, row = rows.lengths, rows_of(rows)
+    position, number = ranges(0, lengths), numbers[row]
+    hashes = mix(texts.seed, epoch, WHICH, number, position)
+    order = np.lexsort((hashes, row))
+    counts = np.where(lengths > 0, np.maximum(1, np.floor(masking.share * lengths + 0.5)), 0).astype(np.int64)
+    chosen = np.sort(order[ranges(rows.offsets[:-1], counts)])
+    number, at = number[chosen], position[chosen]
+    how = uniform(texts.seed, epoch, HOW, number, at)
+    known = texts.words
+    words = rows.tokens[chosen]
+    new = np.where(how < masking.masked + masking.random, known[below(len(known), texts.seed, epoch, WORD, number, at)],
+                   words)  # fmt: skip
+    new = np.where(how < masking.masked, mask_token(texts), new)
+    tokens = rows.tokens.copy()
+    tokens[chosen] = new
+    draws = uniform(texts.seed, epoch, SAMPLE, number, at)
+    return Masked(Ragged(tokens, rows.offsets), row[chosen], at, words, draws)
+
+
+def mask_token(texts: Texts) -> int:
+    """Return the id of the mask token.
+
+    Raises:
+        ConfigError: The tokenizer has none.
+    """
+    token = texts.tokenizer.mask_token_id
+    if token is None:
+        raise ConfigError("encoder: expected a tokenizer with a mask token for this objective, got one without")
+    return int(token)
+
+
+@dataclass
+class Hidden(Movable):
+    """The hidden tokens of a micro-batch.
+
+    Args:
+        positions: Their positions in the micro-batch, int64 [hidden].
+        words: Their token ids before, int64 [hidden].
+        draws: A uniform number of each, float64 [hidden].
+        of_step: Number of hidden tokens of the whole step, over all devices.
+    """
+
+    positions: Tensor
+    words: Tensor
+    draws: Tensor
+    of_step: int
+
+
+def hidden_of(masked: Masked, chosen: np.ndarray, starts: np.ndarray) -> Hidden:
+    """Return the hidden tokens of some rows of a step.
+
+    Args:
+        masked: The rows of the step.
+        chosen: The rows of the micro-batch, in its order [chosen].
+        starts: Where the text of each of them begins in the micro-batch [chosen].
+    """
+    begin = np.searchsorted(masked.row, chosen)
+    counts = np.searchsorted(masked.row, chosen, side="right") - begin
+    where = ranges(begin, counts)
+    positions = np.repeat(starts, counts) + masked.position[where]
+    arrays = (positions, masked.words[where], masked.draws[where])
+    position, words, draws = map(torch.from_numpy, arrays)
+    return Hidden(position, words, draws, len(masked.words))
+
+
+@dataclass
+class MaskedBatch(RankBatch):
+    """A micro-batch with hidden tokens; `share` is 1, since losses are divided by counts of the whole step.
+
+    Args:
+        hidden: The hidden tokens of its rows.
+        of_step: A second count of the whole step that the objective divides by.
+    """
+
+    hidden: Hidden | None = None
+    of_step: int = 0
+
+
+def masked_batch(rows: TokenBatch, chosen: np.ndarray, hidden: Hidden, of_step: int = 0) -> MaskedBatch:
+    """Return the micro-batch of some groups of one row each.
+
+    Args:
+        rows: The rows.
+        chosen: Numbers of the groups in the step [groups].
+        hidden: The hidden tokens.
+        of_step: See `MaskedBatch`.
+    """
+    labels = torch.zeros(len(chosen), 1)
+    numbers = torch.from_numpy(chosen.astype(np.int64))
+    return MaskedBatch(labels, labels == 0, numbers, 1.0, docs=rows, hidden=hidden, of_step=of_step)
+
+
+def masked_loss(head: MaskedLMHead, states: Tensor, hidden: Hidden) -> Tensor:
+    """Return a micro-batch's part of the mean cross-entropy of the step's hidden words, [].
+
+    Args:
+        head: The head of the masked language model.
+        states: Last states of the micro-batch [tokens, dim].
+        hidden: Its hidden tokens.
+    """
+    total = states.new_zeros(())
+    for where, words in zip(hidden.positions.split(BLOCK), hidden.words.split(BLOCK), strict=True):
+        logits = masked_logits(head, states.index_select(0, where))
+        total = total + functional.cross_entropy(logits, words, reduction="sum")
+    return total / hidden.of_step
+
+
+def masked_logits(head: MaskedLMHead, states: Tensor) -> Tensor:
+    """Return the logits of all words, at least float32 [tokens, words], of states [tokens, dim]."""
+    logits = functional.linear(head(states), head.weight, head.bias)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

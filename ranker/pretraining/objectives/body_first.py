@@ -1,0 +1,84 @@
+"""Body-first selection: which passage comes after a sentence? (Chang et al., 2020, arXiv:2002.03932, section 3)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ranker.encoders.encoder import Encoder
+from ranker.errors import ConfigError
+from ranker.models.dpr import DPR
+from ranker.pretraining.sentences import PseudoQueries, bi_encoder, contrastive, sentence_ends, sentences
+from ranker.pretraining.texts import Texts, below
+from ranker.training.rerank_module import RerankModule
+
+SENTENCE, PASSAGE = 121, 122  # purposes of the draws
+
+
+class BodyFirst:
+    r"""Softmax over the step's passages: a sentence of a doc's beginning is the query, a passage of its body relevant.
+
+    .. math:: L = \mathrm{mean}_q -\log \frac{e^{s(q, b_q)}}{\sum_b e^{s(q, b)}}
+
+    The beginning is a doc's first sentences, where the paper has a page's first section. The body is what follows, in
+    passages of nearly equal length. A doc of a single sentence is left out; one with fewer sentences than the beginning
+    has its last sentence as the body.
+
+    Args:
+        first: Sentences of the beginning.
+        shortest: Smallest number of tokens of a sentence; a shorter one is joined with the next.
+        pooling: How states become a vector, as in `DPR`.
+        temperature: Divides the cosine of two vectors.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    pairs = False
+    compares_texts = True
+
+    def __init__(self, first: int = 3, shortest: int = 5, pooling: str = "mean", temperature: float = 0.05) -> None:
+        if first < 1:
+            raise ConfigError(f"objective.first: expected at least 1 sentence, got {first!r}")
+        self.first, self.shortest, self.pooling, self.temperature = first, shortest, pooling, temperature
+
+    def model(self, encoder: Encoder) -> DPR:
+        """Return the bi-encoder."""
+        return bi_encoder(encoder, self.pooling, self.temperature)
+
+    def draws(self, texts: Texts) -> BodyPairs:
+        """Return sentences of docs' beginnings with passages of their bodies."""
+        return BodyPairs(texts, self.first, self.shortest)
+
+    def module(self, model: Any, **options: Any) -> RerankModule:
+        """Return the module that trains the bi-encoder."""
+        return contrastive(model, options)
+
+
+class BodyPairs(PseudoQueries):
+    """Sentences of docs' beginnings with passages of their bodies.
+
+    Args:
+        texts: The docs.
+        first: See `BodyFirst`, as for the next.
+        shortest: See `BodyFirst`.
+    """
+
+    def __init__(self, texts: Texts, first: int, shortest: int) -> None:
+        self.first, self.shortest, self.ends = first, shortest, sentence_ends(texts.tokenizer)
+        store = texts.store
+        docs = [doc for doc in range(len(store)) if len(sentences(store[doc], self.ends, shortest)) > 2]
+        super().__init__(texts, np.array(docs, dtype=np.int64), ("body first", first, shortest))
+
+    def pair(self, epoch: int, group: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draw a sentence of the beginning and a passage of the body."""
+        tokens = self.texts.store[int(self.owners[group])].astype(np.int64)
+        borders = sentences(tokens, self.ends, self.shortest)
+        beginning = min(self.first, len(borders) - 2)
+        number = int(below(beginning, self.texts.seed, epoch, SENTENCE, group))
+        body = tokens[borders[beginning] :]
+        parts = -(-len(body) // self.texts.max_tokens)
+        part = int(below(parts, self.texts.seed, epoch, PASSAGE, group))
+        passage = body[part * len(body) // parts : (part + 1) * len(body) // parts]
+        return tokens[borders[number] : borders[number + 1]], passage

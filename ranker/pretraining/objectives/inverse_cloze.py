@@ -1,0 +1,81 @@
+"""Inverse cloze: which passage is a sentence taken from? (ORQA, Lee et al., 2019, arXiv:1906.00300, section 4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ranker.encoders.encoder import Encoder
+from ranker.errors import ConfigError
+from ranker.models.dpr import DPR
+from ranker.pretraining.sentences import PseudoQueries, bi_encoder, contrastive, sentence_ends, sentences
+from ranker.pretraining.texts import Texts, below, uniform
+from ranker.training.rerank_module import RerankModule
+
+SENTENCE, KEPT = 111, 112  # purposes of the draws
+
+
+class InverseCloze:
+    r"""Softmax over the step's passages: a sentence is the query, and the rest of its block the relevant doc.
+
+    .. math:: L = \mathrm{mean}_q -\log \frac{e^{s(q, b_q)}}{\sum_b e^{s(q, b)}}
+
+    A block that gives fewer than two sentences is left out.
+
+    Args:
+        keep: Share of the draws in which the sentence also stays in its block, so that words in common count, too.
+        shortest: Smallest number of tokens of a sentence; a shorter one is joined with the next.
+        pooling: How states become a vector, as in `DPR`.
+        temperature: Divides the cosine of two vectors.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    pairs = False
+    compares_texts = True
+
+    def __init__(self, keep: float = 0.1, shortest: int = 5, pooling: str = "mean", temperature: float = 0.05) -> None:
+        if not 0 <= keep <= 1:
+            raise ConfigError(f"objective.keep: expected a share from 0 to 1, got {keep!r}")
+        self.keep, self.shortest, self.pooling, self.temperature = keep, shortest, pooling, temperature
+
+    def model(self, encoder: Encoder) -> DPR:
+        """Return the bi-encoder."""
+        return bi_encoder(encoder, self.pooling, self.temperature)
+
+    def draws(self, texts: Texts) -> ClozePairs:
+        """Return sentences with their blocks."""
+        return ClozePairs(texts, self.keep, self.shortest)
+
+    def module(self, model: Any, **options: Any) -> RerankModule:
+        """Return the module that trains the bi-encoder."""
+        return contrastive(model, options)
+
+
+class ClozePairs(PseudoQueries):
+    """Sentences with the blocks that they are from.
+
+    Args:
+        texts: The docs.
+        keep: See `InverseCloze`, as for the next.
+        shortest: See `InverseCloze`.
+    """
+
+    def __init__(self, texts: Texts, keep: float, shortest: int) -> None:
+        self.keep, self.shortest, self.ends = keep, shortest, sentence_ends(texts.tokenizer)
+        blocks = texts.blocks()
+        every = range(len(blocks.docs))
+        kept = [i for i in every if len(sentences(blocks.take(np.array([i]))[0], self.ends, shortest)) > 2]
+        self.blocks = blocks.those(np.array(kept, dtype=np.int64))
+        super().__init__(texts, self.blocks.docs, ("inverse cloze", keep, shortest))
+
+    def pair(self, epoch: int, group: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draw a sentence, and whether it stays in its block."""
+        tokens = self.blocks.take(np.array([group]))[0]
+        borders = sentences(tokens, self.ends, self.shortest)
+        number = int(below(len(borders) - 1, self.texts.seed, epoch, SENTENCE, group))
+        first, last = borders[number], borders[number + 1]
+        whole = uniform(self.texts.seed, epoch, KEPT, group) < self.keep
+        return tokens[first:last], tokens if whole else np.concatenate([tokens[:first], tokens[last:]])

@@ -1,0 +1,55 @@
+"""Stored vectors cut to their first numbers, without encoding the docs again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from ranker.interactions.maxsim import TextVectors
+from ranker.retrieval.vector_store import VectorStore
+
+
+class Shortened(VectorStore):
+    """The first numbers of each vector of a folder; for the cosine of length 1 again.
+
+    Args:
+        store: The whole vectors, one per doc.
+        dim: Number of numbers to keep.
+
+    Attributes:
+        folder: A folder inside the store's, for indexes over these vectors.
+    """
+
+    def __init__(self, store: VectorStore, dim: int) -> None:
+        self._whole, self._dim = store, dim
+        self.folder = store.folder / f"dim-{dim}"
+        self.folder.mkdir(exist_ok=True)
+        self.description = replace(store.description, dim=dim)
+        self.doc_ids, self.counts, self.ends = store.doc_ids, store.counts, store.ends
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of these vectors on disk, if they were stored, in bytes."""
+        return self.num_vectors * self._dim * np.dtype(self.description.dtype).itemsize
+
+    def chunks(self, max_vectors: int = 65536) -> Iterator[np.ndarray]:
+        """Yield all vectors in order, float32 [vectors, dim], at most `max_vectors` at a time."""
+        return (self._cut(chunk) for chunk in self._whole.chunks(max_vectors))
+
+    def sample(self, count: int, seed: int = 0) -> np.ndarray:
+        """Return `count` vectors (or all), drawn without replacement, float32 [vectors, dim]."""
+        return self._cut(self._whole.sample(count, seed))
+
+    def take(self, rows: np.ndarray) -> TextVectors:
+        """Return the vectors of docs by their rows, int64 [docs], in that order."""
+        return TextVectors(torch.from_numpy(self._cut(self._whole.take(rows).values.numpy())))
+
+    def _cut(self, vectors: np.ndarray) -> np.ndarray:
+        short = np.ascontiguousarray(vectors[:, : self._dim])
+        if self.description.similarity != "cosine":
+            return short
+        lengths = np.linalg.norm(short, axis=1, keepdims=True)
+        return short / np.maximum(lengths, 1e-12)

@@ -1,0 +1,101 @@
+"""Checkpoints of which each device writes its part: `last.ckpt` of the first one, `last.ckpt.1` of the second, ...
+
+A part is a checkpoint file with the device's shards in place of whole tensors. Read together, the parts give the same
+content as a whole checkpoint, so any number of devices resumes it, with or without shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+SHARDS = "shards"  # key of a part: number of parts, this one's number, the step, and the paths of sharded tensors
+NEW = ".new"  # ending of a part that waits for the others
+
+
+def part_of(path: Path, number: int) -> Path:
+    """Return the file of a device's part.
+
+    >>> part_of(Path("last.ckpt"), 0).name, part_of(Path("last.ckpt"), 2).name
+    ('last.ckpt', 'last.ckpt.2')
+    """
+    return path if number == 0 else path.with_name(f"{path.name}.{number}")
+
+
+def other_parts(path: Path) -> list[Path]:
+    """Return the files of a checkpoint's parts but the first; empty for a whole checkpoint."""
+    found: list[Path] = []
+    while part_of(path, len(found) + 1).is_file():
+        found.append(part_of(path, len(found) + 1))
+    return found
+
+
+def as_part(checkpoint: dict[str, Any], number: int, count: int, sharded: list[str]) -> dict[str, Any]:
+    """Return a device's part of a checkpoint.
+
+    Args:
+        checkpoint: The checkpoint with this device's shards.
+        number: Number of the device.
+        count: Number of devices.
+        sharded: Paths of the tensors that are shards, see `leaves`.
+    """
+    about = {"number": number, "count": count, "step": int(checkpoint["global_step"]), "sharded": sharded}
+    kept = checkpoint if number == 0 else {key: checkpoint[key] for key in ("state_dict", "optimizer_states")}
+    return kept | {SHARDS: about}
+
+
+def fault_of_parts(first: dict[str, Any], others: list[dict[str, Any]]) -> str | None:
+    """Return why parts do not belong together; None if they do.
+
+    Args:
+        first: Content of the first part.
+        others: Content of the parts that were found beside it.
+    """
+    about = first[SHARDS]
+    if len(others) + 1 < about["count"]:
+        return f"{len(others) + 1} of {about['count']} parts"
+    parts = [part.get(SHARDS, {}) for part in others[: about["count"] - 1]]
+    if any(part.get("step") != about["step"] or part.get("count") != about["count"] for part in parts):
+        return "parts of different steps"
+    return None
+
+
+def joined(first: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the whole checkpoint of its parts, in their order."""
+    about = first.pop(SHARDS)
+    parts = [dict(leaves(part)) for part in others[: about["count"] - 1]]
+    sharded = set(about["sharded"])
+
+    def whole(path: str, value: Any) -> Any:
+        return torch.cat([value, *(part[path] for part in parts)]) if path in sharded else value
+
+    result: dict[str, Any] = mapped(first, whole)
+    return result
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield each tensor of a nested state with its path."""
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else ()
+    for key, entry in entries:
+        yield from [(f"{path}/{key}", entry)] if isinstance(entry, Tensor) else leaves(entry, f"{path}/{key}")
+
+
+def mapped(value: Any, change: Callable[[str, Any], Any], path: str = "") -> Any:
+    """Return a nested state with each tensor changed.
+
+    Args:
+        value: The state.
+        change: Returns the new value of a path and a tensor.
+        path: The state's path.
+    """
+    if isinstance(value, Tensor):
+        return change(path, value)
+    if isinstance(value, dict):
+        return {key: mapped(entry, change, f"{path}/{key}") for key, entry in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(entry, change, f"{path}/{i}") for i, entry in enumerate(value))
+    return value

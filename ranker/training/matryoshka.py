@@ -1,0 +1,246 @@
+"""Matryoshka training: one loss at several sizes of the vectors and after several layers of the encoder.
+
+A loss of scores can't do this by itself, since each size has scores of its own; so the modules here compute the scores
+of each size and average their losses. Sources: Kusupati et al., 2022, arXiv:2205.13147 (sizes); Li et al., 2024,
+arXiv:2402.14776 (layers).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ranker.errors import ConfigError
+from ranker.hashing import mix
+from ranker.interactions.maxsim import TextVectors
+from ranker.models.dpr import DPR
+from ranker.training.contrastive_module import ContrastiveModule, Gradients, Penalties
+from ranker.training.loss_inputs import loss_of
+from ranker.training.rerank_module import RerankModule
+from ranker.training.set_losses import SetLosses
+from ranker.types import RankBatch, TrainStep
+
+SOFTENING = 0.3  # temperature of the divergence between layers, as in sentence-transformers' AdaptiveLayerLoss
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes and layers at which a model is trained.
+
+    Args:
+        dims: Sizes of a vector, ascending; the last is the full one.
+        layers: Numbers of layers, ascending; the last is the encoder's last one.
+        layers_per_step: Number of the other layers that each step draws.
+        alignment: Weight of the divergence between the vectors after these layers and after the last.
+    """
+
+    dims: tuple[int, ...]
+    layers: tuple[int, ...]
+    layers_per_step: int = 1
+    alignment: float = 1.0
+
+    @classmethod
+    def of(
+        cls, scorer: DPR, dims: list[int] | None, layers: list[int] | None, layers_per_step: int, alignment: float
+    ) -> Sizes:
+        """Add the full size and the last layer to the given ones, and check them.
+
+        Args:
+            scorer: The scorer.
+            dims: Sizes of a vector; None: the full one.
+            layers: Numbers of layers; None: the last one.
+            layers_per_step: See above, as for the next.
+            alignment: See above.
+
+        Raises:
+            ConfigError: A size or layer that the scorer does not have, or layers that are not in one list.
+        """
+        found = []
+        for key, given, largest in (("dims", dims, scorer.dim), ("layers", layers, scorer.encoder.num_layers)):
+            if given is not None and (not given or not 1 <= min(given) <= max(given) <= largest):
+                raise ConfigError(
+                    f"model.matryoshka_{key}: expected numbers from 1 to {largest}, the model's own, got {given}"
+                )
+            found.append(tuple(sorted({*(given or ()), largest})))
+        most = max(1, len(found[1]) - 1)
+        if not 1 <= layers_per_step <= most:
+            raise ConfigError(
+                f"model.matryoshka_layers_per_step: expected 1 to {most}, the number of layers in "
+                f"model.matryoshka_layers below the last one, got {layers_per_step}"
+            )
+        for encoder in (scorer.encoder, scorer.doc_encoder):
+            if len(found[1]) > 1 and encoder is not None:
+                encoder.lower(found[1][0])
+        return cls(found[0], found[1], layers_per_step, alignment)
+
+    def layers_of(self, step: TrainStep, seed: int) -> tuple[int, ...]:
+        """Return the layers of a step, ascending: the last, and some of the others, drawn by (seed, epoch, step)."""
+        others = np.array(self.layers[:-1], dtype=np.int64)
+        keys = mix(seed, step.epoch, step.index, 4, np.arange(len(others)))
+        drawn = others[np.argsort(keys, kind="stable")[: self.layers_per_step]]
+        return (*sorted(drawn.tolist()), self.layers[-1])
+
+
+class MatryoshkaModule(ContrastiveModule):
+    """Train with in-batch negatives at several sizes; the loss is the mean over all pairs of a layer and a size.
+
+    Pass 1 of GradCache gathers the vectors after all layers of the step, side by side; the gradients by them are those
+    of all losses together. So the encoder runs as often as without Matryoshka.
+
+    Args:
+        args: As in ContrastiveModule.
+        sizes: The sizes and layers.
+        options: As in ContrastiveModule.
+    """
+
+    scorer: DPR
+
+    def __init__(self, *args: Any, sizes: Sizes, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.sizes = sizes
+        self._layers: tuple[int, ...] = sizes.layers[-1:]
+
+    def accumulate(self, step: TrainStep) -> Tensor:
+        """Run forward and backward over this device's micro-batches; returns their part of the step's loss, float64."""
+        self._layers = self.sizes.layers_of(step, self.seed)
+        return super().accumulate(step)
+
+    def vector_size(self, step: TrainStep) -> int:
+        """Return the size of the vectors after all layers of a step, side by side."""
+        return self.scorer.dim * len(self.sizes.layers_of(step, self.seed))
+
+    def _encode(self, batch: RankBatch) -> tuple[TextVectors, TextVectors]:
+        queries, docs = encode(self.scorer, batch, self._layers)
+        return TextVectors(queries.flatten(1)), TextVectors(docs.flatten(1))
+
+    def gradients(self, queries: TextVectors, docs: TextVectors, mine: Tensor, step: TrainStep) -> Gradients:
+        """Return this device's part of the mean loss over all sizes, and its gradients; see `ContrastiveModule`."""
+        total = queries.values.new_zeros(())
+        by_queries, by_docs = torch.zeros_like(queries.values), torch.zeros_like(docs.values)
+        parameters: dict[int, tuple[Any, Tensor]] = {}
+        views = list(_views(self.scorer.dim, len(self._layers), self.sizes.dims))
+        for columns in views:
+            some_queries, some_docs = (self.scorer.compared(part.values[:, columns]) for part in (queries, docs))
+            found = super().gradients(TextVectors(some_queries), TextVectors(some_docs.clone()), mine, step)
+            total += found.total / len(views)
+            for sums, part, gradient in (
+                (by_queries, queries, found.by_queries),
+                (by_docs, docs, found.by_docs),
+            ):
+                sums[:, columns] += self._before_comparison(part.values[:, columns], gradient) / len(views)
+            for parameter, gradient in found.parameters:
+                before = parameters[id(parameter)][1] if id(parameter) in parameters else 0
+                parameters[id(parameter)] = parameter, before + gradient / len(views)
+        return Gradients(total, by_queries, by_docs, list(parameters.values()))
+
+    def _before_comparison(self, vectors: Tensor, gradient: Tensor) -> Tensor:
+        """Return the gradient by vectors, from that by the vectors as they are compared."""
+        with torch.enable_grad():
+            leaf = vectors.detach().requires_grad_(True)
+            (before,) = torch.autograd.grad(self.scorer.compared(leaf) * 1, leaf, gradient)
+        return before
+
+    def penalties(self, queries: TextVectors, docs: TextVectors, step: TrainStep) -> Penalties | None:
+        """Return the divergence between layers, and its gradients."""
+        if len(self._layers) == 1 or not self.sizes.alignment:
+            return None
+        assert step.contrast is not None
+        with torch.enable_grad():
+            leaves = [part.values.detach().requires_grad_(True) for part in (queries, docs)]
+            of_queries, of_docs = (leaf.unflatten(1, (len(self._layers), -1)) for leaf in leaves)
+            value = alignment(of_queries, of_docs, step.contrast.owners).mean() * self.sizes.alignment
+            by_queries, by_docs = torch.autograd.grad(value, leaves)
+        return Penalties(value.detach(), by_queries, by_docs)
+
+
+class OwnDocsMatryoshkaModule(RerankModule):
+    """Train on each query's own docs, as `RerankModule`, at several sizes.
+
+    Args:
+        args: As in RerankModule.
+        sizes: The sizes and layers.
+        options: As in RerankModule.
+
+    Raises:
+        ConfigError: The loss compares with a frozen reference.
+    """
+
+    scorer: DPR
+
+    def __init__(self, *args: Any, sizes: Sizes, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self._has_reference:
+            raise ConfigError("loss: expected one without a reference with model.matryoshka_dims or _layers, got dpo")
+        self.sizes = sizes
+        self._layers: tuple[int, ...] = sizes.layers[-1:]
+
+    def accumulate(self, step: TrainStep) -> Tensor:
+        """Run forward and backward over this device's micro-batches; returns their part of the step's loss, float64."""
+        self._layers = self.sizes.layers_of(step, self.seed)
+        return super().accumulate(step)
+
+    def micro_batch_loss(self, batch: RankBatch) -> Tensor:
+        """Return the mean over sizes, and over the micro-batch's groups, of the loss."""
+        assert self.loss is not None
+        queries, docs = encode(self.scorer, batch, self._layers)
+        total: Tensor | float = 0.0
+        views = list(_views(self.scorer.dim, len(self._layers), self.sizes.dims))
+        for columns in views:
+            parts = [TextVectors(self.scorer.compared(part.flatten(1)[:, columns])) for part in (queries, docs)]
+            scores = self.scorer.score_grid(parts[0], parts[1], batch.doc_mask)
+            if isinstance(self.loss, SetLosses):
+                of_view = replace(batch, share=batch.share / len(views))  # the sums of the sets are means over sizes
+                loss = self.loss.of_batch(scores, of_view, None, self._step_seed)
+            else:
+                loss = loss_of(self.loss, scores, batch, None, self._step_seed)
+            total = total + loss / len(views)
+        if len(self._layers) > 1 and self.sizes.alignment:
+            owners = batch.doc_mask.nonzero_static(size=docs.shape[0])[:, 0]
+            total = total + alignment(queries, docs, owners).mean() * self.sizes.alignment
+        assert isinstance(total, Tensor)
+        return total
+
+
+def encode(scorer: DPR, batch: RankBatch, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return the vectors of a batch's queries and docs after some layers, [texts, layers, dim]."""
+    assert batch.queries is not None and batch.docs is not None
+    docs = scorer.vectors_after(batch.docs, layers, True)  # first, as in `ContrastiveModule`
+    return scorer.vectors_after(batch.queries, layers, False), docs
+
+
+def alignment(queries: Tensor, docs: Tensor, owners: Tensor) -> Tensor:
+    r"""Return how far each group's vectors after the other layers are from those after the last, [groups].
+
+    .. math:: T^2 \, \mathrm{KL}(\mathrm{softmax}(v_L / T) \,\|\, \mathrm{softmax}(v_l / T))
+
+    with a temperature T of 0.3, averaged over the layers l and over the texts of the group; v_L has no gradient.
+
+    Args:
+        queries: Vectors of the groups' queries after each layer, [groups, layers, dim].
+        docs: Vectors of the docs, [docs, layers, dim].
+        owners: Group of each doc, int64 [docs].
+    """
+    of_queries, of_docs = _divergences(queries), _divergences(docs)
+    sums = of_queries.index_add(0, owners, of_docs)
+    counts = torch.ones_like(of_queries).index_add(0, owners, torch.ones_like(of_docs))
+    return sums / counts
+
+
+def _divergences(vectors: Tensor) -> Tensor:
+    """Return the mean divergence of each text [texts], of vectors [texts, layers, dim]."""
+    logs = functional.log_softmax(vectors / SOFTENING, dim=2)
+    last = logs[:, -1:].detach()
+    return (last.exp() * (last - logs[:, :-1])).sum(2).mean(1) * SOFTENING**2
+
+
+def _views(dim: int, layers: int, dims: tuple[int, ...]) -> Iterator[slice]:
+    """Yield the columns of each pair of a layer and a size, in vectors of all layers side by side."""
+    for layer in range(layers):
+        for size in dims:
+            yield slice(layer * dim, layer * dim + size)

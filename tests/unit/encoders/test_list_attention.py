@@ -1,0 +1,182 @@
+"""Attention of lists against a plain loop over tokens and heads, and whole encoders against rows with a mask."""
+
+import os
+import subprocess
+import sys
+from itertools import product
+
+import pytest
+import torch
+from transformers import BertModel, ModernBertConfig, ModernBertModel
+
+from ranker.encoders.encoder import Encoder
+from ranker.encoders.list_attention import list_attention
+from ranker.encoders.ragged import RaggedLayout
+from ranker.encoders.tiny import tiny_config, tiny_tokenizer
+from ranker.types import TokenBatch
+
+LENGTHS, LISTS = [5, 1, 2, 9, 3, 4], [3, 1, 2]
+HEADS, SIZE = 4, 8
+
+
+def batch(seed: int = 0) -> TokenBatch:
+    tokens = torch.randint(5, 60, (sum(LENGTHS),), generator=torch.Generator().manual_seed(seed))
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0).int()
+    return TokenBatch(tokens, tokens % 2, ends, max(LENGTHS), lists=torch.tensor(LISTS), max_list=max(LISTS))
+
+
+def read_by(row: int) -> list[int]:
+    """The first tokens of the other rows of a row's list."""
+    starts = [sum(LENGTHS[:other]) for other in range(len(LENGTHS))]
+    begin = 0
+    for size in LISTS:
+        if begin <= row < begin + size:
+            return [starts[other] for other in range(begin, begin + size) if other != row]
+        begin += size
+    raise AssertionError
+
+
+def plain(query, key, value, scale, window=None):
+    """softmax(scale q . k) v for each token of each row and head."""
+    group, outputs, start = query.shape[1] // key.shape[1], [], 0
+    for row, length in enumerate(LENGTHS):
+        for token in range(length):
+            near = [start + other for other in range(length) if window is None or abs(other - token) <= window]
+            read = [*near, *read_by(row)]
+            heads = []
+            for head in range(query.shape[1]):
+                logits = scale * key[read, head // group] @ query[start + token, head]
+                heads.append(logits.softmax(0) @ value[read, head // group])
+            outputs.append(torch.stack(heads))
+        start += length
+    return torch.stack(outputs)
+
+
+def states_and_gradients(attend, *parts):
+    leaves = [part.clone().requires_grad_() for part in parts]
+    mixed = attend(*leaves)
+    (mixed * torch.arange(mixed.numel(), dtype=mixed.dtype).view_as(mixed).sin()).sum().backward()
+    return [mixed.detach(), *(leaf.grad for leaf in leaves)]
+
+
+@pytest.mark.parametrize(("window", "key_heads"), product([None, 2, 20], [4, 2]))
+def test_states_and_gradients_are_those_of_a_plain_loop(window, key_heads):
+    """Without a window row by row, with one over padded rows; one of 20 limits nothing."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(sum(LENGTHS), n, SIZE, dtype=torch.float64) for n in (HEADS, key_heads, key_heads))
+    layout = RaggedLayout.of(batch())
+    got = states_and_gradients(lambda *p: list_attention(*p, layout, 0.3, window), query, key, value)
+    expected = states_and_gradients(lambda *p: plain(*p, 0.3, window), query, key, value)
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-12)
+
+
+def bert():
+    return BertModel(tiny_config(dim=16), add_pooling_layer=False)
+
+
+def modernbert():
+    return ModernBertModel(
+        ModernBertConfig(
+            vocab_size=120, hidden_size=16, intermediate_size=24, num_hidden_layers=4, num_attention_heads=2,
+            local_attention=6, max_position_embeddings=64, pad_token_id=0, cls_token_id=2, sep_token_id=3,
+            bos_token_id=2, eos_token_id=3,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("model", [bert, modernbert])
+def test_an_encoder_computes_what_transformers_computes_under_a_mask(model):
+    """transformers' own layers on one row [1, tokens] of all texts, with the mask of lists and each row's positions."""
+    torch.manual_seed(0)
+    whole = model().double().eval()
+    for weight in whole.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    rows = batch()
+    encoder = Encoder(whole, tiny_tokenizer()).double().eval()
+    mask = torch.zeros(sum(LENGTHS), sum(LENGTHS), dtype=torch.bool)
+    start = 0
+    for row, length in enumerate(LENGTHS):
+        mask[start : start + length, start : start + length] = True
+        mask[start : start + length, read_by(row)] = True
+        start += length
+    positions = torch.cat([torch.arange(length) for length in LENGTHS])
+    options = {"position_ids": positions[None], "output_hidden_states": False}
+    if model is bert:
+        attention = mask[None, None]
+        options["token_type_ids"] = rows.segments[None]
+    else:  # its layers with a window also see the other rows' first tokens, which have no distance
+        distance = (positions[:, None] - positions).abs() <= whole.config.sliding_window
+        own = torch.arange(len(LENGTHS)).repeat_interleave(torch.tensor(LENGTHS))
+        near = mask & (distance | (own[:, None] != own))
+        attention = {"full_attention": mask[None, None], "sliding_attention": near[None, None]}
+        whole.config._attn_implementation = "sdpa"
+    with torch.no_grad():
+        expected = whole(rows.tokens[None], attention_mask=attention, **options).last_hidden_state[0]
+        got, first = encoder(rows), encoder.pooled(rows, "cls")
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+    torch.testing.assert_close(first, expected[rows.cu_seqlens[:-1].long()], rtol=0, atol=1e-10)
+
+
+KERNELS = """
+import torch
+from ranker.encoders.kernels.list_attention import attend_lists, attend_lists_backward, list_tensors
+from ranker.encoders.list_attention import list_attention
+from ranker.encoders.ragged import RaggedLayout
+from ranker.types import TokenBatch
+
+torch.manual_seed(0)
+lengths = [5, 66, 3, *[2] * 34, 1, 7]  # the last row is padding, and is of no list
+lists, heads, size = [2, 1, 35], 1, 16
+ends, zeros = torch.tensor([0, *lengths]).cumsum(0).int(), torch.zeros(sum(lengths), dtype=torch.long)
+batch = TokenBatch(zeros, zeros, ends, max(lengths), lists=torch.tensor([*lists, 1]), max_list=max(lists))
+layout = RaggedLayout.of(batch)
+tensors = list_tensors(torch.tensor(lists), ends, layout.row_indices)
+qkv, grad_out = torch.randn(sum(lengths), 3, heads, size), torch.randn(sum(lengths), heads, size)
+states = qkv.double().requires_grad_()
+expected = list_attention(*states.unbind(1), layout)
+expected.backward(grad_out.double())
+out, sums = attend_lists(qkv, ends, ends, layout.blocks, *tensors)
+grad, bias = attend_lists_backward(grad_out, qkv, out, sums, ends, ends, layout.blocks, *tensors)
+assert (out - expected).abs().max() < 2e-6, (out - expected).abs().max()
+assert (grad - states.grad).abs().max() < 5e-6, (grad - states.grad).abs().max()
+assert (bias - states.grad.sum(0).flatten()).abs().max() < 1e-4
+"""
+
+
+def test_kernels_compute_the_same_in_tritons_interpreter():
+    pytest.importorskip("triton", reason="needs Triton (on Linux a part of the extra dev)")
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, "-c", KERNELS], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; set CUDA_VISIBLE_DEVICES=0")
+@pytest.mark.parametrize("output", ["all", "first"])
+def test_the_kernels_equal_float64_and_repeat_their_bits(output):
+    """States and gradients of a BERT in bf16 through the kernels, beside float64 with padding."""
+    torch.manual_seed(0)
+    config = tiny_config(dim=128)
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    lengths = [87] * 40 + [5, 130, 3, 64] + [30]
+    tokens = torch.randint(5, 60, (sum(lengths),))
+    ends = torch.tensor([0, *lengths]).cumsum(0).int()
+    lists = torch.tensor([40, 4, 1])
+    rows = TokenBatch(tokens, tokens % 2, ends, max(lengths), lists=lists, max_list=40).to("cuda")
+    encoder = Encoder(BertModel(config, add_pooling_layer=False), tiny_tokenizer()).cuda()
+
+    def run(half: bool) -> list[torch.Tensor]:
+        encoder.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            states = encoder.pooled(rows, "cls") if output == "first" else encoder(rows)
+            (states.double() * torch.arange(states.numel(), device="cuda").view_as(states).sin()).sum().backward()
+        return [states.detach().double(), *(p.grad.double() for p in encoder.parameters() if p.grad is not None)]
+
+    one, again = run(half=True), run(half=True)
+    assert all(torch.equal(mine, other) for mine, other in zip(one, again, strict=True))
+    encoder.double()
+    exact = run(half=False)
+    noise = 1e-4 * max(theirs.norm() for theirs in exact)  # the gradients of the keys' biases are 0
+    for mine, theirs in zip(one, exact, strict=True):
+        assert (mine - theirs).norm() <= 0.03 * theirs.norm() + noise

@@ -1,0 +1,60 @@
+"""Batches of lists, and a task that a model solves only if it compares the docs of a list."""
+
+from itertools import permutations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from ranker.data.collate import Collator, ScorerInputs, TextLimits
+from ranker.data.memory_store import MemoryStore
+from ranker.data.token_writer import TextEncoder
+
+DOCS = ["an apple is red.", "the sky", "green grass, and more of it, and more", "x y z", "red", "an apple"]
+
+
+@pytest.fixture(scope="session")
+def lists():
+    """Make the batch of some lists of `DOCS`, all of one query."""
+
+    def make(scorer, grid, docs=DOCS, queries=None):
+        rows, inputs = np.array(grid), ScorerInputs.of(scorer)
+        parts = ["red apple"] * len(rows) if queries is None else queries, docs
+        stores = [
+            MemoryStore(
+                TextEncoder(scorer.encoder.tokenizer, 64),
+                {str(i): inputs.affixes(side).around(text) for i, text in enumerate(part)},
+            )
+            for side, part in enumerate(parts)
+        ]
+        collator = Collator.of(inputs, *stores, TextLimits(64, 64))
+        return collator.collate(np.arange(len(rows)), rows, np.zeros(rows.shape), np.arange(len(rows)), 1.0)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def repeats(lists):
+    """Train on lists of which half have the best doc twice, and then it counts 0; return the share of right first docs.
+
+    Without a repeat the best doc is to be first, else the second best. A model that sees each doc alone gives the best
+    doc the same score in both cases, so it is right in one of them.
+    """
+    docs, grades = ["b best", "s second", "a junk", "c junk", "d junk"], [2.0, 1.0, 0.0, 0.0, 0.0]
+    grid = [list(order) for junk in (2, 3, 4) for order in permutations((0, 1, junk))]
+    once = len(grid)
+    grid += [[0, 0, 1], [0, 1, 0], [1, 0, 0]] * 6
+    labels = [[grades[doc] * (number < once or doc > 0) for doc in row] for number, row in enumerate(grid)]
+
+    def train(scorer, steps, rate=3e-3):
+        batch, target = lists(scorer, grid, docs, ["q"] * len(grid)), torch.tensor(labels)
+        optimizer = torch.optim.AdamW(scorer.parameters(), lr=rate)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            functional.mse_loss(scorer(batch), target).backward()
+            optimizer.step()
+        with torch.no_grad():
+            return (scorer.eval()(batch).argmax(1) == target.argmax(1)).float().mean().item()
+
+    return train
