@@ -89,6 +89,7 @@ def main() -> None:
             sys.argv = [
                 "evaluate.py", "--config-dir", str(root / "conf"), f"checkpoint={root / 'model'}", "suite=generated",
                 f"depth={options.docs}", f"cache_dir={root / 'cache'}", f"hydra.run.dir={root / f'run{number}'}",
+                *(["trainer.precision=bf16-mixed"] if torch.cuda.is_available() else []),
             ]  # fmt: skip
             started = time.perf_counter()
             cli.run("evaluate")

@@ -27,8 +27,13 @@ class Scorer(Protocol):
     a cross-encoder `row_vectors` and `vector_scores`, for aggregations of window vectors (see `MonoBERT`); a
     bi-encoder has `score_grid` (see `DPR`).
 
+    `reads_lists = True` says that the score of a doc depends on the query's other docs: a list is then never split
+    between batches. Such a scorer may read `lists`; then it has `layouts` as a `BiEncoder` has, and `list_rows`, the
+    rows that it makes of a list (`ranker.data.list_rows`). With `needs_ragged = True` it takes no encoder that pads.
+
     Attributes:
-        reads: `pairs` (query and doc in one sequence: a cross-encoder) or `texts` (each by itself: a `BiEncoder`).
+        reads: `pairs` (query and doc in one sequence: a cross-encoder), `texts` (each by itself: a `BiEncoder`) or
+            `lists` (texts of which the scorer makes rows with several docs).
         encoder: Encodes the pairs, or the queries. Its tokenizer and its number of positions decide the token stores
             and the batches.
         text_limits: Longest query and longest doc in tokens, special tokens not counted, where the folder that the

@@ -60,6 +60,7 @@ def done(forks, where, haystack):
     commands = {
         "firstp": [*needle, "name=firstp", "passages=firstp"],
         "maxp": [*needle, "name=maxp", "passages=maxp", "length_buckets=[10,61]"],
+        "native": [*needle[:-5], *needle[-2:], "name=native", "max_doc_tokens=62"],
         "evaluate": ["evaluate.py", "checkpoint=@outputs/maxp/*", "name=again", "batch.max_tokens=90", *CPU],
         "whole": [*few, "name=whole", "trainer.max_steps=4"],
         "half": [*few, "name=half", "trainer.max_steps=2"],
@@ -90,11 +91,12 @@ def metrics(where, name, haystack):
     return json.loads((folder_of(where, name) / "evaluation" / haystack.name / "metrics.json").read_text())
 
 
-def test_maxp_finds_the_needle_that_firstp_does_not_see(done, where, haystack):
-    for name in ("firstp", "maxp"):
+def test_maxp_and_whole_rows_find_the_needle_that_firstp_does_not_see(done, where, haystack):
+    for name in ("firstp", "maxp", "native"):
         assert done[name]["code"] == 0, done[name]["out"]
-    found = {name: metrics(where, name, haystack)["measures"]["nDCG@10"] for name in ("firstp", "maxp")}
+    found = {name: metrics(where, name, haystack)["measures"]["nDCG@10"] for name in ("firstp", "maxp", "native")}
     assert found["maxp"] == 1
+    assert found["native"] > 0.97  # whole docs as rows
     assert found["firstp"] < 0.9
 
 
@@ -105,6 +107,7 @@ def test_measures_by_length(done, where, haystack):
     assert only["measures"] == content["measures"]
     assert only["baseline"] == {name: entry["baseline"] for name, entry in content["comparison"].items()}
     assert "61 or more" in done["maxp"]["out"]
+    assert (folder_of(where, "maxp") / f"pictures/{haystack.name}_by_length.png").stat().st_size > 1000
     (only,) = metrics(where, "firstp", haystack)["by_length"]
     assert only["words"] == [0, 128]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from ranker.errors import ConfigError
 from ranker.interactions.pooling import pool
 from ranker.pretraining.masking import Masked, MaskedBatch, Masking, hidden_of, mask, masked_loss
 from ranker.pretraining.module import MaskedModel, PretrainModule, linear_layer
-from ranker.pretraining.texts import Blocks, Ragged, Texts, lay_out, uniform
+from ranker.pretraining.texts import Ragged, Texts, lay_out, uniform
 from ranker.pretraining.words import Vocabulary, WordModel, words_of
 from ranker.training.rerank_module import RerankModule
 
@@ -103,7 +102,7 @@ class PROPModel(MaskedModel):
 
 
 class WordSets:
-    """Two sets of words for each block that has two different words.
+    """Two sets of words for each block that has at least two words.
 
     Args:
         texts: The docs.
@@ -116,18 +115,10 @@ class WordSets:
         self.texts, self.words, self.mu, self.masking = texts, words, mu, masking
         self.vocabulary = Vocabulary.of(texts.tokenizer)
         self.layout = Template.of(texts.tokenizer, 2)
-
-    @cached_property
-    def blocks(self) -> Blocks:
-        """The blocks with at least two words."""
-        blocks = self.texts.blocks()
+        self.model = WordModel(texts.store, self.vocabulary, mu)
+        blocks = texts.blocks()
         found = (len(words_of(blocks.take(np.array([i]))[0], self.vocabulary).starts) for i in range(len(blocks.docs)))
-        return blocks.those(np.array([i for i, count in enumerate(found) if count > 1], dtype=np.int64))
-
-    @cached_property
-    def model(self) -> WordModel:
-        """The collection's language model."""
-        return WordModel(self.texts.store, self.vocabulary, self.mu)
+        self.blocks = blocks.those(np.array([i for i, count in enumerate(found) if count > 1], dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.blocks.docs)

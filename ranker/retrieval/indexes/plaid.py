@@ -38,8 +38,8 @@ class Plaid:
         bits: int = 2,
         centroids: int | None = None,
         probes: int | None = None,
-        candidates: int = 10,
-        rescore: int = 2,
+        candidates: int = 20,
+        rescore: int = 3,
         stored: bool = True,
         gpu: bool | None = None,
     ) -> None:

@@ -189,17 +189,25 @@ def refine(
     words = np.empty((1, WORDS), dtype=np.uint64)
     lanes = words.view(np.uint16)
     best = np.empty(LANES, dtype=np.uint16)
+    near = np.empty(1024, dtype=np.int64)
+    touched = np.zeros(1, dtype=np.uint8)
     for number in range(len(docs)):
         doc = docs[number]
         first = ends[doc - 1] if doc > 0 else 0
+        if ends[doc] - first > len(near):
+            near = np.empty(2 * (ends[doc] - first), dtype=np.int64)
+        count = 0
+        for vector in range(first, ends[doc]):  # without a branch, which a processor could not foresee
+            near[count] = vector
+            count += np.int64(probed[codes[vector]])  # type: ignore[assignment]
         best[:] = bounds
-        for vector in range(np.uint64(first), np.uint64(ends[doc])):
-            code = np.uint64(codes[vector])
-            if not probed[code]:
-                continue
-            start = centroids[code]
+        for some in range(count):  # reads from memory overlap here, and not in the loop below
+            touched[0] ^= residuals[near[some], 0]
+        for some in range(count):
+            row = np.uint64(near[some])
+            start = centroids[np.uint64(codes[row])]
             sum0, sum1, sum2, sum3 = start[0], start[1], start[2], start[3]
-            packed = residuals[vector]
+            packed = residuals[row]
             for place in range(np.uint64(packed.shape[0])):
                 part = parts[(np.uint64(place) << np.uint64(8)) + np.uint64(packed[place])]
                 sum0 += part[0]

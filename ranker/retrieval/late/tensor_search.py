@@ -110,7 +110,7 @@ class TensorSearch:
             self.stored = torch.empty(store.num_vectors, store.description.dim, device=self.device)
             done = 0
             for chunk in store.chunks():
-                self.stored[done : done + len(chunk)] = torch.from_numpy(chunk).to(self.device)
+                self.stored[done : done + len(chunk)] = torch.tensor(chunk, device=self.device)
                 done += len(chunk)
 
     def exhaustive(self, queries: TextVectors, present: np.ndarray, count: int) -> list[np.ndarray]:

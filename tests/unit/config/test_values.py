@@ -66,7 +66,11 @@ COMPOSED = {
         ],
     ],
     "evaluate": [["checkpoint=."], ["run=.", "qrels=."]],
-    "search": [["model=bm25", "data=ir_datasets", "index=ivf_pq"], ["checkpoint=.", "index=hnsw"]],
+    "search": [
+        ["model=bm25", "data=ir_datasets", "index=ivf_pq"],
+        ["checkpoint=.", "index=hnsw"],
+        ["checkpoint=.", "index=plaid"],
+    ],
     "probe": [["encoder=tiny"], ["encoder=tiny", "probe=[gap,jsonl,ner_rules,fact_synth]"]],
     "label": [["teacher=[.]"], ["teacher=.", "data=cwe"]],
     "compare": [["runs=[.,.]"], ["runs=[.,.]", "data=cwe", "report=none", "qrels=."]],

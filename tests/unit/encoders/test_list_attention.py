@@ -176,5 +176,7 @@ def test_the_kernels_equal_float64_and_repeat_their_bits(output):
     one, again = run(half=True), run(half=True)
     assert all(torch.equal(mine, other) for mine, other in zip(one, again, strict=True))
     encoder.double()
-    for mine, theirs in zip(one, run(half=False), strict=True):
-        assert (mine - theirs).norm() <= 0.03 * theirs.norm() + 1e-6
+    exact = run(half=False)
+    noise = 1e-4 * max(theirs.norm() for theirs in exact)  # the gradients of the keys' biases are 0
+    for mine, theirs in zip(one, exact, strict=True):
+        assert (mine - theirs).norm() <= 0.03 * theirs.norm() + noise

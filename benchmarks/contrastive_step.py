@@ -1,0 +1,154 @@
+"""Time of a contrastive step of dpr, with and without what saves time in it, interleaved in one run.
+
+    python benchmarks/contrastive_step.py                                    # one GPU, or a small model on a CPU
+    torchrun --nproc-per-node 2 benchmarks/contrastive_step.py --devices 2   # two GPUs
+
+Variants: as it is; each micro-batch encoded twice (no graph is kept from the first pass); queries encoded before docs,
+so that shared weights get their gradients at the end of the backward pass only. Texts and sizes are those of
+scaling.py. The first step of each round is left out. On a CPU, seconds are processor time, and the last lines have the
+share of weights whose gradient is ready during the backward pass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import replace
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from scaling_part import Part, data_of, rank, scorer_of, trainer_of
+from train_throughput import DOCS, collection
+
+from ranker.data.collection import Splits
+from ranker.losses.lce import LCE
+from ranker.training.contrastive_module import ContrastiveModule
+from ranker.training.rerank_module import Optimization
+
+ROUNDS = 3
+GPU = torch.cuda.is_available()
+
+
+class Twice(ContrastiveModule):
+    """Encodes each micro-batch twice."""
+
+    def _encode_step(self, *args: Any) -> Any:
+        with torch.no_grad():
+            queries, docs, _ = super()._encode_step(*args)
+        return queries, docs, None
+
+
+class QueriesFirst(ContrastiveModule):
+    """Encodes queries before docs."""
+
+    def _encode(self, batch: Any) -> Any:
+        return self.scorer.encode_queries(batch.queries), self.scorer.encode_docs(batch.docs)
+
+
+VARIANTS = {"as it is": ContrastiveModule, "encoded twice": Twice, "queries first": QueriesFirst}
+
+
+class Clock(pl.Callback):
+    """Seconds of each step, and when each weight got its gradient in the backward pass of the last one."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.ready: list[tuple[float, int]] = []
+        self.started = 0.0
+
+    def now(self) -> float:
+        """The time, once the device has done its work."""
+        if GPU:
+            torch.cuda.synchronize()
+        return time.perf_counter() if GPU else time.process_time()
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Note the end of a step."""
+        self.ends.append(self.now())
+
+    def on_before_backward(self, *_: Any) -> None:
+        """Note the start of a backward pass."""
+        self.ready, self.started = [], time.perf_counter()
+
+    def watch(self, module: torch.nn.Module) -> None:
+        """Note when each weight of a module gets its gradient; by the host's clock, so of use on a CPU only."""
+        for weight in module.parameters():
+            weight.register_post_accumulate_grad_hook(
+                lambda weight: self.ready.append((time.perf_counter() - self.started, weight.numel()))
+            )
+
+
+def measure(part: Part, kind: type[ContrastiveModule], watch: bool = False) -> Clock:
+    """Train for a few steps."""
+    scorer, clock = scorer_of(part, dropout=True), Clock()
+    make: Any = lambda groups: torch.optim.AdamW(groups, lr=1e-5, fused=GPU)  # noqa: E731
+    options = Optimization(make, lambda step, total: 1.0, total_steps=part.steps)
+    module = kind(scorer, ["nDCG@10"], loss=LCE(), optimization=options)
+    if watch:
+        clock.watch(module)
+    data = collection(part.groups, seed=1)
+    pairs = part.pairs * part.devices
+    trainer = trainer_of(part, "bf16" if GPU else "float32", clock, max_steps=part.steps)
+    trainer.fit(module, datamodule=data_of(part, scorer, Splits(data, None, {}), pairs, part.max_tokens))
+    return clock
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, default=1)
+    parser.add_argument("--size", choices=["tiny", "minilm", "base", "large"], default="base" if GPU else "minilm")
+    parser.add_argument("--pairs", type=int, default=744 if GPU else 32, help="pairs per step and device")
+    parser.add_argument("--max-tokens", type=int, nargs="+", default=[69632, 17408] if GPU else [8192, 2048])
+    parser.add_argument("--steps", type=int, default=20 if GPU else 4, help="steps of a variant in a round")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        groups = (args.steps + 1) * args.pairs * args.devices // DOCS
+        part = Part(
+            "speed",
+            args.devices,
+            "dpr",
+            args.size,
+            args.pairs,
+            0,
+            args.steps,
+            0,
+            0,
+            "auto",
+            groups,
+            0,
+            folder,
+            "",
+            600,
+            0,
+        )
+        for budget in args.max_tokens:
+            seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
+            for _ in range(ROUNDS):
+                for name, kind in VARIANTS.items():
+                    ends = measure(replace(part, max_tokens=budget), kind).ends
+                    seconds[name] += [end - start for start, end in pairwise(ends)]
+            if rank() == 0:
+                for name, values in seconds.items():
+                    found = {"max_tokens": budget, "variant": name, "seconds_a_step": round(median(values), 4)}
+                    print(json.dumps(found | {"pairs_per_second": round(args.pairs * args.devices / median(values))}))
+        if GPU:
+            return
+        for name in ("as it is", "queries first"):
+            clock = measure(replace(part, max_tokens=args.max_tokens[0]), VARIANTS[name], watch=True)
+            total, last = sum(numel for _, numel in clock.ready), max(at for at, _ in clock.ready)
+            shares = {
+                f"before {percent} %": round(
+                    sum(numel for at, numel in clock.ready if at < last * percent / 100) / total, 2
+                )
+                for percent in (50, 90)
+            }
+            print(json.dumps({"gradients ready": name, **shares}))
+
+
+if __name__ == "__main__":
+    main()
