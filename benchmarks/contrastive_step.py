@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=1)
     parser.add_argument("--size", choices=["tiny", "minilm", "base", "large"], default="base" if GPU else "minilm")
     parser.add_argument("--pairs", type=int, default=744 if GPU else 32, help="pairs per step and device")
-    parser.add_argument("--max-tokens", type=int, nargs="+", default=[69632, 17408] if GPU else [8192, 2048])
+    parser.add_argument("--max-tokens", type=int, nargs="+", default=[69632, 17408] if GPU else [8192, 2304])
     parser.add_argument("--steps", type=int, default=20 if GPU else 4, help="steps of a variant in a round")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

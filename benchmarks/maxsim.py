@@ -16,6 +16,7 @@ import torch
 
 from ranker.interactions import maxsim as interactions
 from ranker.interactions.maxsim import TextVectors, blocks, maxsim_all
+from ranker.interactions.maxsim_pairs import Pairs
 
 QUERY_TOKENS, DIM = 32, 128
 
@@ -105,6 +106,17 @@ def main() -> None:
         print("| forward | ms | MB added |\n| --- | --- | --- |")
         for name, kernel in forms:
             measured(name, with_form(kernel, lambda: maxsim_all(one, docs)), args.device, args.repeats)  # noqa: B023
+        if args.device == "cuda":
+            from ranker.interactions.kernels.maxsim import maxsim as kernel_alone
+
+            every = torch.arange(args.docs, device=args.device)
+            pairs = Pairs.of(one.counts, docs.counts, torch.zeros_like(every), every)
+            measured(
+                "this package's kernel, indices of the pairs ready",
+                lambda: kernel_alone(one.values, docs.values, pairs),  # noqa: B023
+                args.device,
+                args.repeats,
+            )
         if args.device == "cuda" and find_spec("late_interaction_kernels") is not None:
             from late_interaction_kernels import maxsim as theirs
 

@@ -70,8 +70,9 @@ def save_model(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:
         scorer, cfg = without_adapters(scorer, cfg)
     with write_folder(folder) as partial:
         write_model(partial, scorer, cfg)
-    if hasattr(scorer, "elsewhere"):
-        log.warning("%s/: %s", folder.name, scorer.elsewhere())
+    elsewhere = scorer.elsewhere() if hasattr(scorer, "elsewhere") else ""
+    if elsewhere:
+        log.warning("%s/: %s", folder.name, elsewhere)
 
 
 def save_merged(folder: Path, scorer: Scorer, cfg: DictConfig) -> None:

@@ -169,6 +169,9 @@ def write_set(
     if compared and means:  # there are none if no query is judged
         measure = next(iter(means))
         pictures.write_comparison(folder, name, measure, run, compared, dict(collection.qrels), collection.relevance)
+    if written.get("by_length"):
+        rows, measure = written["by_length"], next(iter(means))
+        pictures.save(pictures.draw_by_length(rows, measure, name, label), folder, f"{name}_by_length")
     if report is not None:
         before = (label, compared) if compared else None
         report.add(folder, name, run, before, dict(collection.qrels), collection)

@@ -28,6 +28,7 @@ from ranker.data.dataset import top_candidates
 from ranker.data.pair_cuts import cut_otherwise
 from ranker.encoders.pruned_heads import removed_heads
 from ranker.errors import CheckpointError, ConfigError
+from ranker.exits.early_exit import EarlyExit
 from ranker.export import _adapter
 from ranker.export._modules import has_modules, is_cross_encoder, is_multi_vector
 from ranker.files import write_folder
@@ -82,6 +83,11 @@ def export_checkpoint(cfg: DictConfig) -> None:
         raise CheckpointError(
             f"checkpoint: expected a model with all of its attention heads, got {str(path)!r}, from which ranker "
             "compress removed some; other programs can't read it"
+        )
+    if isinstance(scorer, EarlyExit) and scorer.elsewhere():
+        raise ConfigError(
+            f"checkpoint: expected a model that scores with its last layer, got exit={scorer.exit} and "
+            f"margin={scorer.margin}; train with model.exit=null model.margin=null, and exit with inference.exit= here"
         )
     check_format(scorer, cfg.format, cfg.dtype)
     target = Path(cfg.to or Path(HydraConfig.get().runtime.output_dir) / cfg.format).absolute()

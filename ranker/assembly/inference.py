@@ -15,6 +15,7 @@ from ranker.exits.early_exit import EarlyExit
 from ranker.models.interface import Scorer
 
 log = logging.getLogger(__name__)
+OPTIONS = ("exit", "margin", "quantize")
 
 
 def prepare(scorer: Scorer, options: Mapping[str, Any]) -> Scorer:
@@ -27,6 +28,9 @@ def prepare(scorer: Scorer, options: Mapping[str, Any]) -> Scorer:
     Raises:
         ConfigError: The scorer can't do that.
     """
+    unknown = sorted(set(options) - set(OPTIONS))
+    if unknown:
+        raise ConfigError(f"inference.{unknown[0]}: expected one of {', '.join(OPTIONS)}")
     kind = options.get("quantize")
     if kind is not None:
         _quantize(scorer, str(kind))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ranker.errors import ConfigError
 from ranker.export._cut import layer_of
-from ranker.models.interface import Scorer
+from ranker.models.interface import Scorer, scoring_options
 
 Shares = Mapping[str, Sequence[float]]  # group of weights -> a share for each scorer, of sum 1
 OUTSIDE = "outside"  # the group of weights that are in no layer
@@ -167,6 +167,13 @@ def _check_fit(first_name: str, first: Scorer, name: str, scorer: Scorer) -> Non
         raise ConfigError(
             f"runs: expected models of one architecture, got {key} of shape {_shape(shapes, key)} in {first_name} and "
             f"{_shape(given, key)} in {name}"
+        )
+    mine, theirs = scoring_options(one), scoring_options(other)
+    different = next((key for key in mine if mine[key] != theirs[key]), None)
+    if different is not None:
+        raise ConfigError(
+            f"runs: expected models with one {different}, got {mine[different]} in {first_name} and "
+            f"{theirs[different]} in {name}"
         )
     if one.encoder.tokenizer.get_vocab() != other.encoder.tokenizer.get_vocab():
         raise ConfigError(f"runs: expected models of one vocabulary, got others in {first_name} and {name}")

@@ -18,8 +18,10 @@ from ranker.config.sets import sets_of, source_nodes
 from ranker.config.targets import constructor_keys
 from ranker.distillation.layers import Layers
 from ranker.distillation.module import DistillationModule
+from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.errors import CheckpointError, ConfigError
+from ranker.exits.early_exit import EarlyExit
 from ranker.exits.module import EarlyExitModule, ExitTraining
 from ranker.export import sentence_transformers
 from ranker.models.dpr import DPR
@@ -50,6 +52,9 @@ def build_scorer(cfg: DictConfig) -> Scorer:
             raise ConfigError(
                 f"model: expected model={name.lower()}, which {cfg.checkpoint} holds, got {configured.lower()}"
             )
+        if isinstance(scorer, EarlyExit) and (cfg.model.exit is not None or cfg.model.margin is not None):
+            scorer.leave(cfg.model.exit, cfg.model.margin, cfg.model.center)
+        _drop_layers(scorer, cfg)
         # from_pretrained returns it in evaluation mode, and Lightning does not change modes: dropout would be off
         return with_passages(scorer, cfg.get("passages")).train()
     if cfg.model.get("_partial_"):
@@ -58,13 +63,23 @@ def build_scorer(cfg: DictConfig) -> Scorer:
             "python search.py model=... searches with it"
         )
     if cfg.get("resume"):
-        return built_for(Path(cfg.checkpoint), cfg, Execution.of(cfg.encoder)).train()
+        scorer = built_for(Path(cfg.checkpoint), cfg, Execution.of(cfg.encoder)).train()
+        _drop_layers(scorer, cfg)
+        return scorer
     scorer = instantiate(
         constructor_keys("model", cfg.model), encoder=instantiate(constructor_keys("encoder", cfg.encoder))
     )
     if is_bi_encoder(scorer):
         _warn_of_parts_left_behind(scorer)
     return with_passages(scorer, cfg.get("passages"))
+
+
+def _drop_layers(scorer: Any, cfg: DictConfig) -> None:
+    """Set `encoder.layer_drop`, which belongs to a training and not to a stored model."""
+    rate = (cfg.get("encoder") or {}).get("layer_drop", 0.0)
+    for module in scorer.modules():
+        if isinstance(module, Encoder):
+            module.drop_layers(rate)
 
 
 def _warn_of_parts_left_behind(scorer: Any) -> None:

@@ -18,6 +18,8 @@ from ranker.assembly.importance import kept_heads, kept_layers, kept_units, laye
 from ranker.assembly.labelling import docs_to_score
 from ranker.assembly.run import one_run, open_run, quiet_libraries
 from ranker.checkpoint import load_scorer, read_description
+from ranker.cli.sweep import run_in_separate_process
+from ranker.config.stored import load_stored
 from ranker.data.collate import ScorerInputs
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.datamodule import RankData
@@ -37,6 +39,8 @@ log = logging.getLogger(__name__)
 def compress(cfg: DictConfig) -> None:
     """Write `model/` with the kept layers, heads and units, and `compress.json` with sizes and times of both models.
 
+    With `tune` the smaller model is trained further, into `tuned/`.
+
     Raises:
         RankerError: The model can't be cut so, or the data is wrong.
     """
@@ -50,11 +54,15 @@ def compress(cfg: DictConfig) -> None:
         raise ConfigError(f"checkpoint: expected merged weights, got adapters in {path}; train with lora.merge=true")
     if not source.is_dir() or cfg.weights != "best":
         raise ConfigError(f"checkpoint: expected a finished run or a model folder, got {path} without model/")
+    if cfg.tune and not (path / "config.yaml").is_file():
+        raise ConfigError(f"tune: expected false without a run, whose training is repeated, got true with {path}")
     encoder_folder(source)  # before the long work, refuse what can't be cut
     total = scorer.encoder.num_layers
     _, size = units_of(scorer.encoder.config) if cfg.units < 1 else ("", 0)
     if cfg.heads < 1:
         head_outputs(scorer.encoder.model, total)
+    if getattr(scorer, "reads_lists", False):
+        raise ConfigError(f"checkpoint: expected a model that scores each doc alone, got {type(scorer).__name__}")
     if isinstance(scorer, EarlyExit):
         raise ConfigError(
             f"checkpoint: expected a model without early heads, whose layers are fixed, got {path}; inference.exit= "
@@ -113,6 +121,18 @@ def compress(cfg: DictConfig) -> None:
         content["pairs"],
     )
     log.info("smaller model: evaluate it, or train it further, with checkpoint=%s", folder / "model")
+    if cfg.tune:
+        _tune(path, folder)
+
+
+def _tune(run: Path, folder: Path) -> None:
+    """Train `model/` further with the configuration of the run that it was cut from, into `tuned/`."""
+    training = load_stored(run / "config.yaml")
+    training.checkpoint, training.resume = str(folder / "model"), False
+    tuned = folder / "tuned"
+    tuned.mkdir()
+    run_in_separate_process("train", tuned, OmegaConf.to_yaml(training))
+    log.info("smaller model, trained further: checkpoint=%s", tuned)
 
 
 def _layers(cfg: DictConfig, scorer: Scorer, total: int, batches: list[RankBatch]) -> list[int]:

@@ -29,8 +29,7 @@ from ranker.evaluation.report import write_evaluation
 from ranker.export._adapter import has_adapters
 from ranker.models.dpr import DPR
 from ranker.retrieval.encode import Device
-from ranker.retrieval.index import VectorIndex
-from ranker.retrieval.pipeline import EncodeOptions, encode_sets, in_words, index_of, search_set
+from ranker.retrieval.pipeline import EncodeOptions, encode_sets, in_words, index_of, open_index, search_set
 from ranker.retrieval.search import VectorEngine
 from ranker.retrieval.shortened import Shortened
 from ranker.retrieval.vector_store import VectorStore
@@ -176,7 +175,7 @@ def _searched(
     """Search a set at one pair of layers and size, and write its run; returns measures, sizes and times."""
     (scorer, layers, dim), (name, collection) = model, what
     short = Shortened(store, dim)
-    index = VectorIndex.over(short, instantiate(cfg.index))
+    index = open_index(short, index_of(scorer, instantiate(cfg.index)))
     engine = VectorEngine(scorer.smaller(layers, dim), data.collator(collection), short, index, device)
     run, figures = search_set(engine, collection, cfg.depth, cfg.latency_queries)
     compared = whole.setdefault(name, run)  # the first is that of all layers and the full size

@@ -49,9 +49,9 @@ def check_fit(student: Any, teacher: Any, attention: bool) -> None:
         ConfigError: They do not fit.
     """
     for name, scorer in {"teacher": teacher, "student": student}.items():
-        if scorer.reads != "pairs" or not hasattr(scorer, "read"):
+        if scorer.reads != "pairs" or not hasattr(scorer, "read") or getattr(scorer, "reads_lists", False):
             raise ConfigError(
-                f"distill.teacher: expected a cross-encoder as {name}, whose head reads states (model=monobert), got "
+                f"distill.teacher: expected a cross-encoder as {name} that scores each doc alone (model=monobert), got "
                 f"{type(scorer).__name__}"
             )
     if student.encoder.tokenizer.get_vocab() != teacher.encoder.tokenizer.get_vocab():

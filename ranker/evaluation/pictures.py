@@ -259,6 +259,34 @@ def draw_rank_changes(changes: Mapping[tuple[int, int], int], title: str) -> Fig
 # -------------------------------------------------------------------------------------------------------------------
 
 
+def draw_by_length(rows: Sequence[Mapping[str, Any]], measure: str, title: str, label: str = "baseline") -> Figure:
+    """Draw a measure by the length of relevant docs, bars of the run and of the baseline.
+
+    Args:
+        rows: As `measures_by_length` returns them.
+        measure: One of their measures.
+        title: Title.
+        label: Name of the baseline.
+    """
+    figure, (axes,) = new_figure(5, 3)
+    names = [name for name in ("baseline", "measures") if name in rows[0]]
+    width, places = 0.8 / len(names), np.arange(len(rows))
+    for number, name in enumerate(names):
+        values = [row[name][measure] for row in rows]
+        shift = (number - (len(names) - 1) / 2) * width
+        is_run = name == "measures"
+        axes.bar(places + shift, values, width, color=BLUE if is_run else GREY, label="run" if is_run else label)
+    ends = [
+        f"{row['words'][0]}+" if row["words"][1] is None else f"{row['words'][0]}-{row['words'][1] - 1}" for row in rows
+    ]
+    axes.set_xticks(places, [f"{end}\n{row['num_queries']} queries" for end, row in zip(ends, rows, strict=True)])
+    axes.set_xlabel("words of relevant docs")
+    axes.set_ylabel(measure)
+    axes.set_title(title)
+    axes.legend(frameon=False)
+    return figure
+
+
 def write_curves(folders: Sequence[Path], monitor: str | None, title: str) -> Path | None:
     """Draw the learning curves of `read_curves` into the last folder's `pictures/learning_curves.png`.
 

@@ -49,6 +49,7 @@ class EarlyExit(MonoBERT):
 
     program_keys = ("report", "trunk", "weight", "distilled")
     training_keys = ("trunk", "weight", "distilled", "exit", "margin", "center")
+    scoring_keys = ("exits", "exit", "margin", "center")
     takes_windows = False
 
     def __init__(
@@ -104,6 +105,12 @@ class EarlyExit(MonoBERT):
         self.exit = None if exit == self.encoder.num_layers else exit
         self.margin = margin
         self.center: float = getattr(self, "center", 0.0) if center is None else center
+
+    def elsewhere(self) -> str:
+        """Say what the scores of the stored model mean in other programs; empty if they are the same."""
+        if self.exit is None and self.margin is None:
+            return ""
+        return "other programs score with the head of the last layer, and know no early heads"
 
     def forward(self, batch: RankBatch) -> Tensor:
         """Return scores [batch, docs], in evaluation by the rule; 0 in cells without a doc."""

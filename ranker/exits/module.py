@@ -41,7 +41,7 @@ class ExitTraining:
 
 
 class EarlyExitModule(RerankModule):
-    """`RerankModule` that trains early heads beside the last one. Validation measures the last layer's scores.
+    """`RerankModule` that trains early heads beside the last one. Validation measures the scores of `model.exit`.
 
     Args:
         scorer: As in RerankModule.
@@ -92,5 +92,5 @@ class EarlyExitModule(RerankModule):
         """Clip; early heads that do not train the encoder are clipped apart, so that they do not change its step."""
         if self.options.trunk:
             return super().clip()
-        self.clip_part(self._early)
-        return self.clip_part(self._others)
+        early = self.clip_part(self._early)
+        return torch.hypot(early, self.clip_part(self._others))

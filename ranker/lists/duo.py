@@ -51,6 +51,7 @@ class Duo(nn.Module):
 
     reads = "lists"
     reads_lists = True
+    scoring_keys = ("top", "aggregation")
     text_limits: tuple[int, int] | None = None
 
     def __init__(

@@ -69,6 +69,7 @@ class ListwiseLM(nn.Module):
 
     reads = "lists"
     reads_lists = True
+    scoring_keys = ("lists", "similarity", "temperature")
     decoder_only = True
     text_limits: tuple[int, int] | None = None
 
@@ -126,7 +127,7 @@ class ListwiseLM(nn.Module):
             return to_grid(scores, batch.doc_mask)
 
         def score(parts: Sequence[Part]) -> list[np.ndarray]:
-            values = self._scores(texts, parts, None, apart=True).double().cpu().numpy()
+            values = self._scores(texts, parts, None, apart=True).detach().double().cpu().numpy()
             return np.split(values, np.cumsum([len(places) for _, places in parts])[:-1])
 
         found = torch.from_numpy(np.concatenate(score_lists(texts.counts.tolist(), self.lists, score)))
@@ -170,7 +171,7 @@ class ListwiseLM(nn.Module):
         of_queries = full_precision(states.index_select(0, ends.index_select(0, torch.from_numpy(queries).to(device))))
         sizes = torch.tensor([len(cut) for _, cut in rows], device=device)
         with torch.autocast(device.type, enabled=False):
-            vectors, of_queries = self.projection(vectors), self.projection(of_queries)
+            vectors, of_queries = self._projected(vectors), self._projected(of_queries)
             if self.similarity == "cosine":
                 vectors, of_queries = (functional.normalize(part, dim=1) for part in (vectors, of_queries))
                 of_queries = of_queries / self.temperature
@@ -180,6 +181,11 @@ class ListwiseLM(nn.Module):
         first = texts.first_docs()
         order = np.concatenate([first[number] + cut for number, cut in rows])
         return torch.zeros_like(scores).index_copy(0, torch.from_numpy(order).to(device), scores)
+
+    def _projected(self, states: Tensor) -> Tensor:
+        """Return the vectors of states, in full precision; the projection runs in the precision of its weights."""
+        weight = next(self.projection.parameters(), states)
+        return full_precision(self.projection(states.to(weight.dtype)))
 
     def _rows(self, texts: ListTexts, number: int, places: np.ndarray) -> list[np.ndarray]:
         """Cut the docs of a row into as few rows as the encoder's positions need, of equal numbers of docs."""

@@ -17,6 +17,7 @@ from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.row_groups import RowGroup, select_rows
 from ranker.errors import ConfigError
 from ranker.export._list_model import ELSEWHERE, read_options, write_options
+from ranker.interactions.grid import to_grid
 from ranker.interactions.list_windows import ListWindows, Part, score_lists
 from ranker.models.monobert import MonoBERT
 from ranker.types import RankBatch, TokenBatch
@@ -49,6 +50,7 @@ class SetEncoder(MonoBERT):
     """
 
     reads_lists = True
+    scoring_keys = ("lists",)
     needs_ragged = True
     takes_windows = False
     takes_prompt = False
@@ -91,13 +93,12 @@ class SetEncoder(MonoBERT):
             mask = torch.arange(max(sizes)) < torch.tensor(sizes)[:, None]
             pairs_taken = replace(taken, lists=torch.tensor(sizes, device=rows.device), max_list=max(sizes))
             part = replace(batch, doc_mask=mask.to(rows.device), pairs=pairs_taken)
-            values = MonoBERT.forward(self, part).cpu().double()
+            values = MonoBERT.forward(self, part).detach().cpu().double()
             return [row[:size].numpy() for row, size in zip(values, sizes, strict=True)]
 
-        scores = np.concatenate(score_lists(counts, self.lists, score))
-        weight = next(self.head.parameters())
-        cells = torch.zeros(batch.doc_mask.shape, dtype=weight.dtype, device=weight.device)
-        return cells.masked_scatter(batch.doc_mask, torch.from_numpy(scores).to(cells))
+        scores = torch.from_numpy(np.concatenate(score_lists(counts, self.lists, score)))
+        double = self.encoder.model.dtype == torch.float64
+        return to_grid(scores.to(lengths.device, torch.float64 if double else torch.float32), batch.doc_mask)
 
     def elsewhere(self) -> str:
         """Say what the scores of the stored model mean in other programs."""

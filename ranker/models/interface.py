@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeGuard
 
@@ -30,6 +31,8 @@ class Scorer(Protocol):
     `reads_lists = True` says that the score of a doc depends on the query's other docs: a list is then never split
     between batches. Such a scorer may read `lists`; then it has `layouts` as a `BiEncoder` has, and `list_rows`, the
     rows that it makes of a list (`ranker.data.list_rows`). With `needs_ragged = True` it takes no encoder that pads.
+
+    `scoring_keys` names attributes that decide the scores beside the weights (`scoring_options`).
 
     Attributes:
         reads: `pairs` (query and doc in one sequence: a cross-encoder), `texts` (each by itself: a `BiEncoder`) or
@@ -139,3 +142,17 @@ class BiEncoder(Scorer, Protocol):
 def is_bi_encoder(scorer: Scorer) -> TypeGuard[BiEncoder]:
     """Whether a scorer reads queries and docs separately."""
     return scorer.reads == "texts"
+
+
+def scoring_options(scorer: Any) -> dict[str, Any]:
+    """Return what decides a scorer's scores beside its weights: its class and the attributes `scoring_keys`.
+
+    Empty for a scorer without such attributes.
+    """
+    keys = getattr(scorer, "scoring_keys", ())
+    values: dict[str, Any] = {key: getattr(scorer, key) for key in keys}
+    plain = {
+        key: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        for key, value in values.items()
+    }
+    return {"scorer": type(scorer).__name__, **plain} if keys else {}

@@ -26,7 +26,7 @@ from ranker.data.token_writer import tokenizer_fingerprint
 from ranker.errors import DataError
 from ranker.files import write_folder
 from ranker.interactions.maxsim import TextVectors
-from ranker.models.interface import BiEncoder, Scorer, is_bi_encoder
+from ranker.models.interface import BiEncoder, Scorer, is_bi_encoder, scoring_options
 from ranker.retrieval.impact_store import write_impacts
 from ranker.retrieval.vector_store import LOG_SECONDS, Description, ShardWriter, shard_folder
 from ranker.types import TokenBatch
@@ -56,6 +56,7 @@ def scorer_hash(scorer: Scorer) -> str:
     digest.update(tokenizer_fingerprint(scorer.encoder.tokenizer).encode())
     own = getattr(scorer, "settings", None)
     settings = {"pooling": getattr(scorer, "pooling", None)} if own is None else own()
+    settings |= scoring_options(scorer)
     prompt = {key: getattr(scorer, key, None) for key in ("prompt", "words")}
     settings |= {key: value for key, value in prompt.items() if value is not None}
     digest.update(json.dumps(settings, sort_keys=True).encode())

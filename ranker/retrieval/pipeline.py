@@ -131,8 +131,7 @@ def vector_engines(
         if fingerprint not in opened:
             store = VectorStore(folders[fingerprint])
             started = time.perf_counter()
-            has_own = hasattr(index_type, "over")
-            opened[fingerprint] = store, index_type.over(store) if has_own else VectorIndex.over(store, index_type)
+            opened[fingerprint] = store, open_index(store, index_type)
             log.info(
                 "index over %d vectors of %d docs ready in %.1f s",
                 store.num_vectors,
@@ -141,6 +140,16 @@ def vector_engines(
             )
         engines[name] = VectorEngine(scorer, data.collator(collection), *opened[fingerprint], device, late)
     return engines
+
+
+def open_index(store: VectorStore, index_type: Any) -> Any:
+    """Open the index of this type over vectors, or build it.
+
+    Args:
+        store: The vectors.
+        index_type: The index and its options; one that is not of faiss has a method `over`.
+    """
+    return index_type.over(store) if hasattr(index_type, "over") else VectorIndex.over(store, index_type)
 
 
 def index_of(scorer: BiEncoder, index_type: Any) -> Any:

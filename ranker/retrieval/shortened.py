@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-import torch
 
-from ranker.interactions.maxsim import TextVectors
 from ranker.retrieval.vector_store import VectorStore
 
 
@@ -39,13 +37,13 @@ class Shortened(VectorStore):
         """Yield all vectors in order, float32 [vectors, dim], at most `max_vectors` at a time."""
         return (self._cut(chunk) for chunk in self._whole.chunks(max_vectors))
 
-    def sample(self, count: int, seed: int = 0) -> np.ndarray:
-        """Return `count` vectors (or all), drawn without replacement, float32 [vectors, dim]."""
-        return self._cut(self._whole.sample(count, seed))
+    def between(self, first: int, end: int, max_vectors: int = 65536) -> Iterator[np.ndarray]:
+        """Yield the vectors `first` to `end` in order, float32 [vectors, dim], at most `max_vectors` at a time."""
+        return (self._cut(chunk) for chunk in self._whole.between(first, end, max_vectors))
 
-    def take(self, rows: np.ndarray) -> TextVectors:
-        """Return the vectors of docs by their rows, int64 [docs], in that order."""
-        return TextVectors(torch.from_numpy(self._cut(self._whole.take(rows).values.numpy())))
+    def vectors_at(self, indices: np.ndarray) -> np.ndarray:
+        """Return vectors by their indices, int64 [vectors]; float32 [vectors, dim]."""
+        return self._cut(self._whole.vectors_at(indices))
 
     def _cut(self, vectors: np.ndarray) -> np.ndarray:
         short = np.ascontiguousarray(vectors[:, : self._dim])

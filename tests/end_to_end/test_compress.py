@@ -4,6 +4,7 @@ import json
 
 import pytest
 from commands import run_all
+from safetensors.torch import load_file
 
 from ranker.evaluation.calibration import Calibration
 
@@ -33,6 +34,8 @@ def done(forks, where, small_files):
         "small": [*COMPRESS, "name=small", "layers=1", "drop=contribution", "units=0.5", "heads=0.5", "pairs=20"],
         "evaluate": ["evaluate.py", "checkpoint=@outputs/small/*/model", "name=evaluated", *CPU],
         "further": [*train, "checkpoint=@outputs/small/*/model", "name=further"],
+        "tuned": [*COMPRESS, "name=tuned", "layers=1", "heads=0.5", "pairs=8", "tune=true"],
+        "no_run": ["ranker/__main__.py", "compress", "checkpoint=@outputs/small/*/model", "layers=1", "tune=true"],
         "calibrate": ["ranker/__main__.py", "calibrate", "checkpoint=@outputs/own/*", "name=calibrated", *CPU],
         "layers": [*COMPRESS, "layers=5"],
         "indices": [*COMPRESS, "layers=[0,7]"],
@@ -60,6 +63,15 @@ def test_the_smaller_model_is_one_to_use(done, where, small_files):
     assert (evaluated / "evaluation" / small_files.name / "metrics.json").is_file()
 
 
+def test_a_smaller_model_is_trained_further_as_its_run_was(done, where):
+    assert done["tuned"]["code"] == 0, done["tuned"]["out"][-2000:]
+    (folder,) = where.glob("outputs/tuned/*/tuned")
+    cut, trained = (load_file(part / "model/model.safetensors") for part in (folder.parent, folder))
+    assert json.loads((folder / "result.json").read_text())["steps"] == 2
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    assert cut[name].shape == trained[name].shape and not (cut[name] == trained[name]).all()
+
+
 def test_the_scores_of_the_run_are_calibrated(done, where):
     """The file's errors are those of the run files, by the map in it."""
     assert done["calibrate"]["code"] == 0, done["calibrate"]["out"]
@@ -78,6 +90,7 @@ def test_the_scores_of_the_run_are_calibrated(done, where):
     [
         ("layers", "layers: expected 1 to 2, the layers of the model, got 5"),
         ("indices", "layers: expected different indices from 0 to 1, got [0, 7]"),
+        ("no_run", "tune: expected false without a run, whose training is repeated, got true with"),
         ("units", "units: expected a number above 0 and at most 1, got 0"),
         ("drop", "drop: expected one of top, alternate, contribution; got 'bottom'"),
     ],

@@ -107,6 +107,7 @@ def test_measures_by_length(done, where, haystack):
     assert only["measures"] == content["measures"]
     assert only["baseline"] == {name: entry["baseline"] for name, entry in content["comparison"].items()}
     assert "61 or more" in done["maxp"]["out"]
+    assert (folder_of(where, "maxp") / f"pictures/{haystack.name}_by_length.png").stat().st_size > 1000
     (only,) = metrics(where, "firstp", haystack)["by_length"]
     assert only["words"] == [0, 128]
 

@@ -24,6 +24,7 @@ class CompressConfig:
     heads: float = 1.0
     units: float = 1.0
     multiple: int = 8
+    tune: bool = False
     pairs: int = 128
     split: Text = "train"
     candidates: Text | None = None

@@ -129,7 +129,7 @@ class _MaxSim(torch.autograd.Function):
         sizes = _sizes(pairs, queries.shape[1])
         parts = triton.cdiv(pairs.widest_query, sizes["QUERY_ROWS"])
         save = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        sums = torch.zeros(pairs.count, max(1, parts), device=queries.device)
+        sums = torch.empty(pairs.count, parts, device=queries.device)
         place_type = torch.int16 if pairs.widest_doc < 2**15 else torch.int32
         places = torch.empty(pairs.count if save else 0, pairs.widest_query, dtype=place_type, device=queries.device)
         if pairs.count and parts:
@@ -141,7 +141,7 @@ class _MaxSim(torch.autograd.Function):
                 )  # fmt: skip
         ctx.save_for_backward(queries, docs, places)
         ctx.pairs = pairs
-        return sums.sum(1)
+        return sums.squeeze(1) if parts == 1 else sums.sum(1)
 
     @staticmethod
     @once_differentiable

@@ -38,7 +38,7 @@ class Plaid:
         bits: int = 2,
         centroids: int | None = None,
         probes: int | None = None,
-        candidates: int = 20,
+        candidates: int = 15,
         rescore: int = 3,
         stored: bool = True,
         gpu: bool | None = None,

@@ -196,7 +196,7 @@ def refine(
         first = ends[doc - 1] if doc > 0 else 0
         if ends[doc] - first > len(near):
             near = np.empty(2 * (ends[doc] - first), dtype=np.int64)
-        count = 0
+        count = np.int64(0)
         for vector in range(first, ends[doc]):  # without a branch, which a processor could not foresee
             near[count] = vector
             count += np.int64(probed[codes[vector]])  # type: ignore[assignment]

@@ -107,3 +107,14 @@ def test_pictures_of_a_set_lie_in_the_run_folder(tmp_path):
 def test_a_picture_of_few_and_of_many_queries(queries):
     (axes,) = pictures.draw_gains([(f"q{i}", 1.0 - i / 40) for i in range(queries)], "RR", "x").axes
     assert axes.get_xlim()[1] > queries
+
+
+def test_bars_by_length_are_the_measures_of_each_bucket():
+    rows = [
+        {"words": [0, 128], "num_queries": 5, "measures": {"RR": 0.5}, "baseline": {"RR": 0.25}},
+        {"words": [512, None], "num_queries": 2, "measures": {"RR": 0.75}, "baseline": {"RR": 1.0}},
+    ]
+    axes = pictures.draw_by_length(rows, "RR", "set", "first stage").axes[0]
+    assert [[bar.get_height() for bar in bars] for bars in axes.containers] == [[0.25, 1.0], [0.5, 0.75]]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["first stage", "run"]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["0-127\n5 queries", "512+\n2 queries"]

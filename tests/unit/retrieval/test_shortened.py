@@ -27,3 +27,4 @@ def test_the_first_numbers_at_length_one_for_the_cosine(tmp_path, similarity, fi
     np.testing.assert_allclose(chunk, first, rtol=1e-6)
     np.testing.assert_allclose(short.take(np.array([1])).values, first[1:], rtol=1e-6)
     np.testing.assert_allclose(short.sample(5), first, rtol=1e-6)
+    np.testing.assert_allclose(next(iter(short.between(1, 2))), first[1:], rtol=1e-6)
