@@ -197,7 +197,7 @@ def evaluate_checkpoint(cfg: DictConfig) -> None:
     rehearse_trainer(cfg)  # the evaluation uses Fabric, but all trainer.* options are checked and set as for a training
     baseline = read_run(Path(cfg.baseline)) if cfg.baseline else None
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
-    scorer = prepare(with_list_options(scorer, cfg), cfg.inference)
+    scorer = prepare(with_list_options(scorer, cfg), cfg.inference, cfg.trainer.accelerator)
     if cfg.length_buckets is None:
         cfg.length_buckets = trained.get("length_buckets")
     depth = cfg.depth or trained.get("depth", 100)

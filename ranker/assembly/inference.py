@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ranker.assembly.precision import device_type
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.quantized import KINDS, fp8_unavailable
 from ranker.errors import ConfigError
@@ -18,12 +19,13 @@ log = logging.getLogger(__name__)
 OPTIONS = ("exit", "margin", "quantize")
 
 
-def prepare(scorer: Scorer, options: Mapping[str, Any]) -> Scorer:
+def prepare(scorer: Scorer, options: Mapping[str, Any], accelerator: str = "auto") -> Scorer:
     """Return the scorer with the options of the node `inference`; null options change nothing.
 
     Args:
         scorer: A loaded scorer, on the CPU.
         options: `exit` and `margin`, see `EarlyExit.leave`; `quantize`, see `Encoder.quantize`.
+        accelerator: Where the scorer will run, as `trainer.accelerator`.
 
     Raises:
         ConfigError: The scorer can't do that.
@@ -33,7 +35,7 @@ def prepare(scorer: Scorer, options: Mapping[str, Any]) -> Scorer:
         raise ConfigError(f"inference.{unknown[0]}: expected one of {', '.join(OPTIONS)}")
     kind = options.get("quantize")
     if kind is not None:
-        _quantize(scorer, str(kind))
+        _quantize(scorer, str(kind), accelerator)
     exit, margin = options.get("exit"), options.get("margin")
     if exit is not None or margin is not None:
         if not isinstance(scorer, EarlyExit):
@@ -47,12 +49,33 @@ def prepare(scorer: Scorer, options: Mapping[str, Any]) -> Scorer:
     return scorer
 
 
-def _quantize(scorer: Scorer, kind: str) -> None:
+def check_quantize(kind: str, accelerator: str) -> None:
+    """Refuse a precision of the linear layers that the device does not multiply.
+
+    Args:
+        kind: `inference.quantize`.
+        accelerator: `trainer.accelerator`.
+
+    Raises:
+        ConfigError: The device has no products in that precision.
+    """
     if kind not in KINDS:
         raise ConfigError(f"inference.quantize: expected null, {' or '.join(KINDS)}, got {kind!r}")
-    reason = fp8_unavailable(torch.device("cuda" if torch.cuda.is_available() else "cpu")) if kind == "fp8" else ""
+    device = device_type({"accelerator": accelerator})
+    if kind == "int8" and device != "cpu":
+        other = "null or fp8" if not fp8_unavailable(torch.device(device)) else "null"
+        raise ConfigError(
+            f"inference.quantize: expected {other} on {device}, got int8, which runs on a CPU; or set "
+            "trainer.accelerator=cpu"
+        )
+    reason = fp8_unavailable(torch.device(device)) if kind == "fp8" else ""
     if reason:
-        raise ConfigError(f"inference.quantize: expected null or int8, got fp8, but {reason}")
+        other = "null or int8" if device == "cpu" else "null"
+        raise ConfigError(f"inference.quantize: expected {other}, got fp8, but {reason}")
+
+
+def _quantize(scorer: Scorer, kind: str, accelerator: str) -> None:
+    check_quantize(kind, accelerator)
     for module in scorer.modules():
         if isinstance(module, Encoder):
             module.quantize(kind)

@@ -56,7 +56,7 @@ def checked_precision(trainer: Mapping[str, Any]) -> Any:
         ConfigError: It is bfloat16, and this CPU would only imitate that, slower than float32.
     """
     precision = trainer["precision"]
-    if str(precision).startswith("bf16") and _device(trainer) == "cpu" and not cpu_has_bf16():
+    if str(precision).startswith("bf16") and device_type(trainer) == "cpu" and not cpu_has_bf16():
         raise ConfigError(
             f"trainer.precision: expected 32-true, because {NO_BF16}; got {precision}; set trainer.precision=32-true"
         )
@@ -65,7 +65,7 @@ def checked_precision(trainer: Mapping[str, Any]) -> Any:
 
 def chosen(trainer: Mapping[str, Any], encoder: Encoder) -> tuple[str, str]:
     """Return the precision for `trainer.precision=null`, and why."""
-    device = _device(trainer)
+    device = device_type(trainer)
     if device == "cuda":
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         return ("bf16-mixed", "the GPU has bfloat16") if bf16 else ("32-true", "the GPU has no bfloat16")
@@ -121,7 +121,7 @@ def _no_gain(trainer: Mapping[str, Any], encoder: Encoder) -> str:
     return ""
 
 
-def _device(trainer: Mapping[str, Any]) -> str:
+def device_type(trainer: Mapping[str, Any]) -> str:
     """Return the type of device that Lightning takes: cuda, mps or cpu."""
     accelerator = trainer["accelerator"]
     if accelerator in ("auto", "gpu"):

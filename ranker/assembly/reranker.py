@@ -128,7 +128,8 @@ class Reranker:
             verify_folder(path, error=CheckpointError)
             scorer = OnnxProgram(path)
         else:
-            scorer = prepare(load_scorer(path, weights, trust_remote_code=trust_remote_code), inference)
+            scorer = load_scorer(path, weights, trust_remote_code=trust_remote_code)
+            scorer = prepare(scorer, inference, options.get("accelerator", "auto"))
         limits = text_limits(scorer, trained)
         limits = replace(limits, query=max_query_tokens or limits.query, doc=max_doc_tokens or limits.doc)
         return cls(scorer, limits, **options)

@@ -49,7 +49,7 @@ def evaluate_suite(cfg: DictConfig) -> None:
     trained = OmegaConf.create(read_description(Path(cfg.checkpoint)))
     rehearse_trainer(cfg)
     scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
-    scorer = prepare(with_list_options(scorer, cfg), cfg.inference)
+    scorer = prepare(with_list_options(scorer, cfg), cfg.inference, cfg.trainer.accelerator)
     depth = cfg.depth or trained.get("depth", 100)
     sets, missing = load_suite(cfg, depth)
     baselines = _baselines(cfg, sets)

@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import batch_options, chosen_sets, load_source, mined_set, print_notice, text_limits
-from ranker.assembly.inference import prepare
+from ranker.assembly.inference import check_quantize, prepare
 from ranker.assembly.precision import settle_precision
 from ranker.assembly.rehearsal import rehearse_fabric
 from ranker.assembly.report import Report
@@ -65,6 +65,8 @@ def search(cfg: DictConfig) -> None:
     mining = Mining(**{key: value for key, value in cfg.mining.items() if key != "teacher"}, seed=cfg.seed)
     if cfg.model is None:
         rehearse_fabric(cfg)
+        if cfg.inference.quantize is not None:
+            check_quantize(cfg.inference.quantize, cfg.trainer.accelerator)
         _index(cfg)  # discarded; it only reports wrong options before the docs are encoded
     candidates = None if cfg.candidates is None else read_candidates(Path(cfg.candidates))
     pair = explained_pair(cfg.explain)
@@ -169,9 +171,8 @@ def _vector_engines(
     Returns:
         Set name -> engine on the first process, None on the others.
     """
-    scorer = prepare(
-        load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code), cfg.inference
-    )
+    scorer = load_scorer(Path(cfg.checkpoint), cfg.weights, trust_remote_code=cfg.trust_remote_code)
+    scorer = prepare(scorer, cfg.inference, cfg.trainer.accelerator)
     if not is_bi_encoder(scorer):
         raise ConfigError(
             f"checkpoint: expected a bi-encoder (dpr, colbert, splade, tildev2), got {type(scorer).__name__}; "

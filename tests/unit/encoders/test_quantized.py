@@ -101,7 +101,7 @@ def batch(rows=6):
 def test_scores_in_int8_are_near_and_those_of_aware_training(kind):
     plain, small = scorer(kind)(batch()), scorer(kind)
     before = scorer_hash(small)
-    prepare(small, {"quantize": "int8"})
+    prepare(small, {"quantize": "int8"}, "cpu")
     assert small.encoder.path == kind and scorer_hash(small) != before
     got = small(batch())
     spread = float(plain.std())
@@ -110,13 +110,16 @@ def test_scores_in_int8_are_near_and_those_of_aware_training(kind):
     assert imitated.encoder.path in ("packed", "padded")
     # equal but for numbers that rounding in float32 moves to another whole number
     assert float((imitated(batch()) - got).abs().max()) < 0.05 * spread
-    converted = prepare(imitated, {"quantize": "int8"})
+    converted = prepare(imitated, {"quantize": "int8"}, "cpu")
     assert float((converted(batch()) - got).abs().max()) < 0.05 * spread
 
 
 @torch.no_grad()
 def test_the_last_layer_of_first_tokens_alone_is_near_too():
-    plain, small = scorer("bert", pooling="cls")(batch()), prepare(scorer("bert", pooling="cls"), {"quantize": "int8"})
+    plain, small = (
+        scorer("bert", pooling="cls")(batch()),
+        prepare(scorer("bert", pooling="cls"), {"quantize": "int8"}, "cpu"),
+    )
     gap = float((small(batch()) - plain).abs().max()) / float(plain.std())
     assert 1e-5 < gap < 0.2
 
@@ -141,6 +144,18 @@ def test_what_can_not_be():
     small = MonoBERT(Encoder(BertModel(tiny_config(dim=24, heads=2), add_pooling_layer=False), tiny_tokenizer()))
     with pytest.raises(ConfigError, match="multiples of 16 for fp8"):
         small.encoder.quantize("fp8")
+
+
+CUDA = [("cuda", (9, 0), "null or fp8"), ("cuda", (8, 0), "null")]
+
+
+@pytest.mark.parametrize(("accelerator", "capability", "other"), [*CUDA, ("mps", (), "null")])
+def test_int8_is_for_a_cpu_and_refused_before_the_first_batch(monkeypatch, accelerator, capability, other):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    with pytest.raises(ConfigError, match=f"quantize: expected {other} on {accelerator}, got int8, which runs"):
+        prepare(scorer("bert"), {"quantize": "int8"}, accelerator)
+    prepare(scorer("bert"), {"quantize": "int8"}, "cpu")
 
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
