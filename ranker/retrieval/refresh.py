@@ -18,6 +18,7 @@ import torch
 
 from ranker.data.datamodule import RankData
 from ranker.data.refreshed import RefreshedSteps, Rounds
+from ranker.errors import CheckpointError
 from ranker.hashing import mix
 from ranker.retrieval.encode import Device
 from ranker.retrieval.indexes.flat import Flat
@@ -62,6 +63,9 @@ class RefreshedNegatives:
         Args:
             step: This device's part of the step.
             module: The `RerankModule`, within a step of its trainer.
+
+        Raises:
+            CheckpointError: This process does not see the negatives of that round.
         """
         wanted = self.rounds.of(step.epoch, step.index)
         if wanted > self.done:
@@ -73,7 +77,13 @@ class RefreshedNegatives:
         if step.round == wanted:
             return step
         steps: RefreshedSteps = module.trainer.train_dataloader.steps
-        return steps[step.epoch, step.index].to(module.device)
+        again = steps[step.epoch, step.index]
+        if again.round != wanted:
+            raise CheckpointError(
+                f"{self.rounds.path(wanted)}: expected the mined negatives of round {wanted} in a folder that all "
+                "processes share, got no such folder; start the training in a folder on a disk of all machines"
+            )
+        return again.to(module.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint stores: the newest round, whose negatives are in the run folder."""

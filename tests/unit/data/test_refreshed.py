@@ -1,5 +1,7 @@
 """Negatives that are replaced during a training: which round a step has, what is drawn, what is refused."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,8 @@ from ranker.data.refreshed import Rounds
 from ranker.data.sampling import Pool
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import CheckpointError, ConfigError
+from ranker.retrieval.mining import Mining
+from ranker.retrieval.refresh import RefreshedNegatives
 
 COLLECTION = Collection(
     "small",
@@ -64,6 +68,18 @@ def test_a_step_has_the_negatives_of_its_round(data):
     data.rounds.write(2, steps.pool_of({"q2": {"d11": 1.0}}, COLLECTION))
     assert other[4, 0].round == 2 and negatives(other, 4)["q2"] == {("d11", 0.0)}
     assert steps.identity() == other.identity() == identity  # of the data that the training begins with
+
+
+def test_a_process_that_does_not_see_the_round_ends_the_training(data, tmp_path):
+    steps = data.train_steps()
+    refresh = RefreshedNegatives(data.rounds, Mining(), data)
+    refresh.done = 1  # the first process has mined it, on a disk of its own
+    loader = SimpleNamespace(steps=steps)
+    module = SimpleNamespace(trainer=SimpleNamespace(train_dataloader=loader), device="cpu")
+    with pytest.raises(CheckpointError, match="round-00001: expected the mined negatives of round 1 in a folder that"):
+        refresh.current(steps[2, 0], module)
+    data.rounds.write(1, steps.pool_of({"q0": {"d7": 1.0}}, COLLECTION))
+    assert refresh.current(steps[2, 0], module).round == 1
 
 
 def test_a_round_is_whole_or_refused(data, tmp_path):
