@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.assembly.data import batch_options, load_source, print_notice, text_limits
 from ranker.assembly.evaluation import evaluate_sets, with_list_options
 from ranker.assembly.inference import prepare
+from ranker.assembly.prompts import has_instructions
 from ranker.assembly.rehearsal import rehearse_trainer
 from ranker.assembly.report import Report
 from ranker.assembly.run import open_run, quiet_libraries
@@ -24,6 +25,7 @@ from ranker.config.paths import split_by_folder
 from ranker.data.collate import ScorerInputs
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
+from ranker.data.instructions import refuse_instructions
 from ranker.data.query_docs import warn_of_query_docs
 from ranker.data.trec import read_run, write_qrels, write_run
 from ranker.errors import ConfigError
@@ -42,7 +44,8 @@ def evaluate_suite(cfg: DictConfig) -> None:
     """Re-rank the candidates of each set of a suite with a checkpoint, and measure the runs.
 
     Raises:
-        ConfigError: No set can be read, two have the same name, or a baseline has no run of a set.
+        ConfigError: No set can be read, two have the same name, the queries of one have instructions of their own, or a
+            baseline has no run of a set.
         RankerError: A set or the checkpoint is broken.
     """
     quiet_libraries()
@@ -52,6 +55,7 @@ def evaluate_suite(cfg: DictConfig) -> None:
     scorer = prepare(with_list_options(scorer, cfg), cfg.inference, cfg.trainer.accelerator)
     depth = cfg.depth or trained.get("depth", 100)
     sets, missing = load_suite(cfg, depth)
+    refuse_instructions(sets)
     baselines = _baselines(cfg, sets)
     folder = open_run(cfg)
     warn_of_missing(missing)
@@ -82,9 +86,12 @@ def validation_suite(cfg: DictConfig, splits: Splits) -> dict[str, Collection]:
         splits: The training data.
 
     Raises:
-        ConfigError: No set can be read, or two have the same name.
+        ConfigError: No set can be read, two have the same name, or the queries of one have instructions of their own
+            and those of the training have none.
     """
     sets, missing = load_suite(cfg, cfg.val_depth or cfg.depth)
+    if not has_instructions(next(iter(splits.sets.values()), splits)):  # else its prompts take those of the suite
+        refuse_instructions(sets)
     warn_of_missing(missing)
     texts = {name: set(collection.queries.values()) for name, collection in sets.items()}
     for warning in shared_queries("this training", splits, texts):

@@ -23,6 +23,7 @@ from ranker.config.sets import sets_of
 from ranker.data.collate import ScorerInputs
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.datamodule import RankData
+from ranker.data.instructions import refuse_instructions
 from ranker.data.query_docs import allowed_run
 from ranker.data.trec import read_candidates, read_run, write_run
 from ranker.errors import ConfigError
@@ -76,6 +77,7 @@ def search(cfg: DictConfig) -> None:
     loaded = load_source(source, cfg.cache_dir)
     sets = chosen_sets(loaded, cfg.split) if cfg.split is not None else {}
     mined = mined_set(loaded, cfg.mine)
+    refuse_instructions(sets | mined)
     if cfg.baseline == "bm25" and cfg.model is None:
         sets = with_candidates(Splits(None, None, sets), cfg.depth, Path(cfg.cache_dir), FirstStage.of(source)).tests
     folder = open_run(cfg)

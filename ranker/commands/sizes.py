@@ -22,6 +22,7 @@ from ranker.config.sets import sets_of
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
 from ranker.data.datamodule import RankData
+from ranker.data.instructions import refuse_instructions
 from ranker.errors import ConfigError
 from ranker.evaluation import pictures, sizes_report
 from ranker.evaluation.metrics import parse_measures
@@ -69,6 +70,7 @@ def sizes(cfg: DictConfig) -> None:
         raise ConfigError(f"keep: expected [LAYERS,DIM] out of layers={layers} and dims={dims}, got {list(cfg.keep)}")
     loaded = load_source(source, cfg.cache_dir)
     sets = chosen_sets(loaded, cfg.split)
+    refuse_instructions(sets)
     folder = open_run(cfg)
     print_notice(loaded)
     data = RankData(

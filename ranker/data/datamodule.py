@@ -17,6 +17,7 @@ from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.contrast import KnownPositives
 from ranker.data.dataset import ScoreBatches, StepLoader, TrainSteps
+from ranker.data.instructions import refuse_instructions
 from ranker.data.novelty import NovelGroups
 from ranker.data.refreshed import RefreshedSteps, Rounds
 from ranker.data.row_groups import RowGroups
@@ -141,11 +142,8 @@ class RankData(pl.LightningDataModule):
         fingerprint = fingerprint_texts(queries.items()) if rows is None else rows.queries.fingerprint
         texts: Callable[[], Iterable[tuple[str, str]]] = queries.items
         instructed, instructions = self.inputs.instructed, collection.instructions
-        if instructions is not None and instructed is None:
-            raise ConfigError(
-                f"{collection.name}: expected queries without instructions of their own, which only train.py and "
-                "evaluate.py put into prompts; leave instruction out of data.columns"
-            )
+        if instructed is None:
+            refuse_instructions({collection.name: collection})
         if instructed is not None:
             tokenizer, longest = self.inputs.tokenizer, self._longest_query
             given: Mapping[str, str] = {} if instructions is None else instructions

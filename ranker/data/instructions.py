@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ranker.data.collection import Collection
 from ranker.errors import ConfigError
 
 SEPARATOR = "\x1f"  # between instruction and query in a table of texts
@@ -37,6 +38,23 @@ class Instructed:
             max_query_tokens: Longest query.
         """
         return cut(tokenizer, instruction, BUDGET) + self.between + cut(tokenizer, query, max_query_tokens)
+
+
+def refuse_instructions(sets: Mapping[str, Collection]) -> None:
+    """Refuse sets whose queries have instructions of their own, where no prompt takes them.
+
+    Args:
+        sets: The sets by name.
+
+    Raises:
+        ConfigError: A set has such queries.
+    """
+    for name, collection in sets.items():
+        if collection.instructions is not None:
+            raise ConfigError(
+                f"{name}: expected queries without instructions of their own, which only train.py and evaluate.py put "
+                "into prompts, for sets of data= and not of a suite; leave instruction out of data.columns"
+            )
 
 
 def joined(instruction: str, query: str) -> str:

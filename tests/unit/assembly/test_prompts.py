@@ -1,12 +1,15 @@
 """Prompts and instructions of a set or of each query: rows are the whole prompt, tokenized at once."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from ranker.assembly.prompts import has_instructions, inputs_of
+from ranker.assembly.suite import validation_suite
 from ranker.data.collate import TextLimits
 from ranker.data.datamodule import BatchOptions, RankData
 from ranker.data.instructions import BUDGET
@@ -139,3 +142,19 @@ def test_who_can_t_read_them_says_so(splits, tmp_path):
     with pytest.raises(ConfigError, match="expected queries without instructions of their own"):
         step_of(splits, plain, tmp_path)
     assert np.unique([len(row) for row in splits.train.instructions.values()]).tolist() == [0, 11, 14, 400]
+
+
+def test_a_suite_of_them_is_refused_before_the_work_unless_the_training_has_a_prompt_for_them(splits, tmp_path):
+    columns = {"query": "q", "positive": "positive", "negative": "negative", "instruction": "task"}
+    node = {
+        "_target_": "ranker.data.sources.rows.Rows",
+        "_convert_": "all",
+        "test": str(tmp_path / "rows.jsonl"),
+        "columns": columns,
+    }
+    cfg = {"suite": {"sets": {"own": node}}, "depth": 5, "val_depth": None, "cache_dir": str(tmp_path / "cache")}
+    plain = replace(splits, train=replace(splits.train, instructions=None))
+    with pytest.raises(ConfigError, match=r"^own: expected queries without instructions of their own"):
+        validation_suite(OmegaConf.create(cfg), plain)
+    (kept,) = validation_suite(OmegaConf.create(cfg), splits).values()
+    assert kept.instructions is not None
