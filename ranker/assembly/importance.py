@@ -17,7 +17,8 @@ from ranker.types import RankBatch
 def layer_contributions(scorer: Any, batches: Iterable[RankBatch]) -> Tensor:
     """Return how much each layer changes the states: 1 - the mean cosine of a token's state before and after it.
 
-    Contribution-based dropping of "Poor Man's BERT" (Sajjad et al., 2020, arXiv:2004.03844), over all tokens.
+    This is the measure of contribution-based dropping in "Poor Man's BERT" (Sajjad et al., 2020, arXiv:2004.03844),
+    over all tokens.
 
     Args:
         scorer: The scorer, in evaluation mode.
@@ -41,14 +42,14 @@ def layer_contributions(scorer: Any, batches: Iterable[RankBatch]) -> Tensor:
 def unit_importances(
     scorer: Any, batches: Iterable[RankBatch], outputs: Callable[[nn.Module], dict[int, nn.Linear]], size: int = 1
 ) -> list[Tensor]:
-    """Return how much the score of a pair changes if a unit, or a head of several, is set to 0, to first order.
+    """Return the first-order change of a pair's score if a unit, or a head of `size` units, is set to 0.
 
     For unit h of a layer: the mean over pairs of |sum over tokens of h * ds/dh|, as for heads in Michel et al., 2019
-    (arXiv:1905.10650, section 4.1), with the score s in place of the loss, so that no labels are needed. The product
-    of a head is the sum of its units'.
+    (arXiv:1905.10650, section 4.1), with the score s in place of the loss, so that no labels are needed. For a
+    head, h * ds/dh is summed over its units.
 
     Args:
-        scorer: The scorer, in evaluation mode, through transformers' own forward (`encoder.ragged=false`).
+        scorer: The scorer, in evaluation mode, with transformers' own forward pass (`encoder.ragged=false`).
         batches: Batches of one pair each.
         outputs: Returns the linear layer that reads the units of each layer, by its number.
         size: Units of a head; 1: each unit by itself.

@@ -12,7 +12,7 @@ from ranker.errors import ConfigError
 from ranker.export._cut import layer_of
 from ranker.models.interface import Scorer, scoring_options
 
-Shares = Mapping[str, Sequence[float]]  # group of weights -> a share for each scorer, of sum 1
+Shares = Mapping[str, Sequence[float]]  # group of weights -> share of each scorer; their sum is 1
 OUTSIDE = "outside"  # the group of weights that are in no layer
 
 
@@ -20,10 +20,10 @@ def merge_scorers(scorers: Mapping[str, Scorer], shares: Sequence[float] | None,
     """Return the first scorer with merged weights.
 
     Args:
-        scorers: Name -> scorer, as messages name them; at least two.
-        shares: A number of at least 0 for each scorer, not all 0; None: equal ones.
+        scorers: Name of the scorer in messages -> scorer; at least two.
+        shares: Weight of each scorer in the mean, at least 0 and not all 0; None: equal weights.
         interpolation: `linear` is the weighted mean (model soups, Wortsman et al. 2022, arXiv 2203.05482). `slerp`
-            moves each of two scorers' tensors along the arc between them (Shoemake 1985), to the second one's share.
+            interpolates spherically between the tensors of two scorers (Shoemake 1985), at the second one's share.
 
     Raises:
         ConfigError: The scorers differ in architecture or vocabulary.
@@ -34,7 +34,7 @@ def merge_scorers(scorers: Mapping[str, Scorer], shares: Sequence[float] | None,
 
 
 class Merged:
-    """Several scorers, and the merged one at any shares.
+    """Several scorers, which `at` merges with given shares.
 
     Args:
         scorers: As in `merge_scorers`.
@@ -62,7 +62,7 @@ class Merged:
         self.groups = [name for name in (OUTSIDE, *layers) if name in found]
 
     def at(self, shares: Shares) -> Scorer:
-        """Return the first scorer with the weights that have the shares of their group."""
+        """Return the first scorer with merged weights; each weight uses the shares of its group."""
         merged = {}
         for name, tensor in self._states[0].items():
             tensors, parts = [state[name] for state in self._states], shares[self._group_of[name]]
@@ -80,15 +80,15 @@ class Merged:
 def search_shares(
     groups: Sequence[str], trials: Sequence[Sequence[float]], value: Callable[[Shares], float], per_layer: bool
 ) -> tuple[dict[str, list[float]], list[dict[str, Any]]]:
-    """Search for the shares of the highest value: first alike for all groups, then group by group, the last one first.
+    """Search for the best shares: first equal ones for all groups, then group by group, from the last to the first.
 
-    Equal values keep the shares that came first, for all groups the most equal ones.
+    If several shares have the same value, the first one is kept; trials begin with the most equal shares.
 
     Args:
         groups: Names of the groups.
         trials: Shares to try.
-        value: The value of some shares.
-        per_layer: Whether groups may differ.
+        value: Function that returns the value of shares; higher is better.
+        per_layer: Whether groups may have different shares.
 
     Returns:
         The shares, and each trial with `group` (None: all), `shares` and `value`.
@@ -114,17 +114,17 @@ def search_shares(
 
 
 def _group_of(name: str, layers: int) -> str:
-    """Return the group of a scorer's weight; `pooler.0` and other parts of the head are in no layer."""
+    """Return the group of a scorer's weight; parts of the head, such as `pooler.0`, are outside of layers."""
     number = layer_of(name, layers) if ".model." in name else None
     return OUTSIDE if number is None else f"layer {number + 1}"
 
 
 def linear(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """Return the weighted mean of tensors of one shape, computed in float64; equal tensors stay as they are.
+    """Return the weighted mean of tensors of one shape, in float64; equal tensors are returned unchanged.
 
     Args:
         tensors: The tensors.
-        shares: A number for each tensor; their sum is 1.
+        shares: Weight of each tensor; they sum to 1.
     """
     first = tensors[0].double()
     moved = sum(share * (tensor.double() - first) for share, tensor in zip(shares, tensors, strict=True))
@@ -134,8 +134,8 @@ def linear(tensors: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
 def slerp(one: Tensor, other: Tensor, share: float) -> Tensor:
     """Return the point at `share` of the arc from one tensor to another, both seen as vectors, computed in float64.
 
-    With angle a between the vectors: (sin((1 - share) a) one + sin(share a) other) / sin(a). Vectors in one line, and
-    tensors of zeros, have no arc; they get their weighted mean.
+    With angle a between the vectors: (sin((1 - share) a) one + sin(share a) other) / sin(a). For parallel vectors
+    and zero vectors this is undefined; they get their weighted mean.
 
     Args:
         one: A tensor.

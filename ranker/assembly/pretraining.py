@@ -1,4 +1,4 @@
-"""Build a pretraining from its configuration: the docs of a collection, what is drawn from them, and the model."""
+"""Build a pretraining from its configuration: the docs, the random draws from them, and the model."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ranker.pretraining.steps import PretrainData
 from ranker.pretraining.texts import Texts
 from ranker.processes import available_cores
 
-WHOLE = 1 << 20  # most tokens of a doc that are kept
+WHOLE = 1 << 20  # a doc is cut after this many tokens
 
 
 def doc_store(cfg: DictConfig, tokenizer: Any) -> TokenStore:
-    """Return a token store with the docs of all collections of `data`, whole, each once.
+    """Return a token store with the uncut docs of all collections of `data`, each once.
 
     Raises:
         ConfigError: The source has no collection.
@@ -73,16 +73,16 @@ def build_objective(cfg: DictConfig) -> Any:
 
 
 def build_model(cfg: DictConfig, objective: Any) -> Any:
-    """Return what the objective trains, with the encoder that it starts from."""
+    """Return the model that the objective trains, with its encoder."""
     return objective.model(instantiate(constructor_keys("encoder", cfg.encoder))).train()
 
 
 def save_pretrained(folder: Path, model: Any, cfg: DictConfig) -> None:
-    """Write what `encoder.name` loads: of a bi-encoder its whole folder; it appears whole or not at all.
+    """Write a folder that `encoder.name` can load; it gets its name only when it is complete.
 
     Args:
         folder: The folder.
-        model: What was trained.
+        model: The trained model.
         cfg: The configuration.
     """
     positions = model.encoder.max_tokens

@@ -1,4 +1,4 @@
-"""What a scorer reads of a source's texts: rows with the prompts of the model, of a set of a mix, or of each query."""
+"""Choose the prompts and instructions for a source's texts: those of the model, of a set of a mix, or of each query."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ranker.passages.windowed import scorer_of_windows
 
 
 def has_instructions(splits: Splits) -> bool:
-    """Whether the queries of a source have instructions of their own.
+    """Return whether each query of a source has its own instruction.
 
     Args:
-        splits: What the source has loaded.
+        splits: The loaded splits of the source.
     """
     return any(
         part is not None and part.instructions is not None
@@ -27,13 +27,13 @@ def has_instructions(splits: Splits) -> bool:
 
 
 def inputs_of(scorer: Scorer, node: Any, model: Any, by_query: bool = False) -> ScorerInputs:
-    """Return what the scorer reads of a source's texts.
+    """Return the scorer's inputs for a source's texts, with the prompts that apply to them.
 
     Args:
         scorer: The scorer.
-        node: The source's node, whose prompts and instruction come before the model's; None: it has none.
-        model: The `model` node of the training, whose templates have `{instruction}` still open; may be empty.
-        by_query: Whether each query of the source has an instruction of its own.
+        node: The source's node, whose prompts and instruction replace the model's; None: it has none.
+        model: The `model` node of the training, whose templates still contain `{instruction}`; may be empty.
+        by_query: Whether each query of the source has its own instruction.
 
     Raises:
         ConfigError: The model has no such prompt, or none has a place for an instruction.

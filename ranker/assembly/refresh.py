@@ -1,4 +1,4 @@
-"""Build what mines new negatives during a training from the `mining` node of the configuration."""
+"""Build `RefreshedNegatives`, which mines negatives during a training, from the `mining` node."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ranker.models.interface import Scorer, is_bi_encoder
 from ranker.retrieval.mining import Mining
 from ranker.retrieval.refresh import RefreshedNegatives
 
-SCHEDULE = ("every", "unit", "teacher")  # keys of the node that are no options of `Mining`
+SCHEDULE = ("every", "unit", "teacher")  # keys of the node that are not arguments of `Mining`
 MINED = "mined"  # folder of the rounds in the run folder
 
 
 def check_refresh(cfg: DictConfig, scorer: Scorer) -> None:
-    """Refuse refreshed negatives for a model that can't search, before the data is loaded.
+    """Before the data is loaded, refuse to mine during the training with a model that can't search.
 
     Raises:
-        ConfigError: The model is no bi-encoder, or has several vectors for the windows of a doc; or a value of the node
-            is wrong.
+        ConfigError: The model is not a bi-encoder, or encodes a doc as several windows; or a value of the node is
+            wrong.
     """
     if cfg.mining.every is None:
         return
@@ -38,7 +38,7 @@ def check_refresh(cfg: DictConfig, scorer: Scorer) -> None:
 
 
 def build_refresh(cfg: DictConfig, data: RankData, folder: Path) -> RefreshedNegatives | None:
-    """Return what mines new negatives, and let the data take them; None: the configuration asks for none.
+    """Return the miner, and connect it to the data; None: `mining.every` is null.
 
     Args:
         cfg: The configuration.
@@ -46,7 +46,7 @@ def build_refresh(cfg: DictConfig, data: RankData, folder: Path) -> RefreshedNeg
         folder: The run folder.
 
     Raises:
-        ConfigError: The training groups take no other negatives.
+        ConfigError: The negatives of the training groups can't be replaced.
     """
     options = cfg.mining
     if options.every is None:

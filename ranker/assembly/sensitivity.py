@@ -1,4 +1,4 @@
-"""How much a model's loss would suffer from few bits for each weight: the Hessian's trace times the rounding error."""
+"""How much rounding a weight to few bits would increase the loss: the Hessian's trace times the rounding error."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 def in_groups(weight: Tensor, bits: int = 4, group: int = 128) -> Tensor:
-    """Return a weight rounded to whole multiples of a unit, one for each group of an output's inputs.
+    """Return a weight rounded to integer multiples of a scale; each group of an output's inputs has its own scale.
 
     Groups as in Q-BERT (Shen et al., 2020, arXiv:1909.05840, section 3.2), with symmetric ranges.
 
     Args:
         weight: [out, in].
-        bits: Bits of a number, at least 2.
-        group: Inputs of a group; the last group may have fewer.
+        bits: Bits per element, at least 2.
+        group: Number of inputs of a group; the last group may have fewer.
     """
     most = 2 ** (bits - 1) - 1
     parts = []
@@ -32,22 +32,23 @@ def in_groups(weight: Tensor, bits: int = 4, group: int = 128) -> Tensor:
 def hessian_traces(
     losses: Iterable[Callable[[], Tensor]], weights: Mapping[str, Tensor], draws: int, seed: int = 0
 ) -> dict[str, float]:
-    """Return the trace of the mean loss's Hessian by each weight (Hutchinson's estimate).
+    """Return Hutchinson's estimate of the trace of the mean loss's Hessian with respect to each weight.
 
-    For random signs v, the expectation of v . (H v) is the trace of H. H v is the gradient of (gradient . v).
+    For a vector v of random signs, the expectation of v . (H v) is the trace of H. H v is the gradient of (g . v),
+    where g is the gradient of the loss.
 
     Args:
-        losses: Functions that return a loss, a scalar; the mean over them is taken.
+        losses: Functions that return a loss, []; the result is for their mean.
         weights: Name -> weight, which the losses depend on.
         draws: Number of random vectors for each loss.
-        seed: Seeds them.
+        seed: Seed of the random vectors.
     """
     names, values = list(weights), list(weights.values())
     device = values[0].device
     generator = torch.Generator(device=device).manual_seed(seed)
     sums, count = dict.fromkeys(names, 0.0), 0
     for loss in losses:
-        with sdpa_kernel(SDPBackend.MATH):  # the other kernels of attention have no second derivative
+        with sdpa_kernel(SDPBackend.MATH):  # other attention kernels of torch have no second derivative
             gradients = torch.autograd.grad(loss(), values, create_graph=True)
         for _ in range(draws):
             signs = [
@@ -65,7 +66,7 @@ def hessian_traces(
 def sensitivities(
     weights: Mapping[str, Tensor], traces: Mapping[str, float], bits: int = 4, group: int = 128
 ) -> list[dict[str, Any]]:
-    """Return each weight's facts, the most sensitive first.
+    """Return trace, rounding error and sensitivity of each weight, the most sensitive first.
 
     Args:
         weights: Name -> weight [out, in].
@@ -74,9 +75,10 @@ def sensitivities(
         group: Inputs of a group.
 
     Returns:
-        `weight`, `numbers`, `trace` (the mean over numbers), `error` (squared norm of the rounding) and `sensitivity`,
-        their product: twice the expected change of the loss, to second order, for rounding errors like white noise
-        (HAWQ-V2, Dong et al., 2020, arXiv:1911.03852).
+        For each weight: `weight` (its name), `numbers` (of elements), `trace` (divided by `numbers`), `error` (squared
+        norm of the rounding errors) and `sensitivity`, the product of the last two. It is twice the expected change of
+        the loss, to second order, if rounding errors are independent with mean 0 (HAWQ-V2, Dong et al., 2020,
+        arXiv:1911.03852).
     """
     rows = []
     for name, weight in weights.items():

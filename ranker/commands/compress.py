@@ -42,7 +42,7 @@ def compress(cfg: DictConfig) -> None:
     With `tune` the smaller model is trained further, into `tuned/`.
 
     Raises:
-        RankerError: The model can't be cut so, or the data is wrong.
+        RankerError: The model can't be cut in this way, or the data is wrong.
     """
     quiet_libraries()
     path = Path(cfg.checkpoint)
@@ -158,7 +158,7 @@ def _heads(importances: list[Tensor], layers: list[int], share: float) -> list[l
 
 
 def _sample(collection: Collection, pairs: int) -> Collection:
-    """Return the collection with the first candidates of each query, as many of each as give this number of pairs."""
+    """Return the collection with the first candidates of each query, so that there are `pairs` pairs in all."""
     candidates = collection.candidates
     assert candidates is not None
     ids = candidates.query_ids[:pairs]

@@ -1,4 +1,4 @@
-"""`ranker pretrain`: train an encoder on the docs of a collection, and leave a run folder with its weights."""
+"""`ranker pretrain`: train an encoder on the docs of a collection, and write a run folder with its weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @one_run()
 def pretrain(cfg: DictConfig) -> None:
-    """Train an encoder on the docs of a collection; `model/` of the run folder is for `encoder.name`."""
+    """Train an encoder on the docs of a collection; `encoder.name` can load `model/` of the run folder."""
     started = time.perf_counter()
     folder = open_run(cfg)
     rehearse_optimization(cfg)

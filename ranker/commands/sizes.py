@@ -87,7 +87,7 @@ def sizes(cfg: DictConfig) -> None:
     device = Device(fabric.device, fabric.autocast, fabric.global_rank, fabric.world_size, budget)
     precision = str(fabric.strategy.precision.precision)
     rows: list[dict[str, Any]] = []
-    whole: dict[str, Run] = {}  # the run of all layers and the full size of each set, with which others are compared
+    whole: dict[str, Run] = {}  # set -> the run with all layers and the full size, to compare others with
     for number in reversed(layers):
         vectors = folder / "vectors"
         started = time.perf_counter()
@@ -139,7 +139,7 @@ def save_smaller(folder: Path, scorer: DPR, kept: tuple[int, int], trained: Dict
 
 
 def _numbers(key: str, given: Any, trained: Any, largest: int) -> list[int]:
-    """Return the chosen numbers, ascending, with the model's own."""
+    """Return the chosen layers or sizes, ascending; by default those of the training and the largest."""
     chosen = given if given is not None else [*(trained or ()), largest]
     numbers = sorted({int(number) for number in chosen})
     if not numbers or not 1 <= numbers[0] <= numbers[-1] <= largest:
@@ -180,7 +180,7 @@ def _searched(
     index = open_index(short, index_of(scorer, instantiate(cfg.index)))
     engine = VectorEngine(scorer.smaller(layers, dim), data.collator(collection), short, index, device)
     run, figures = search_set(engine, collection, cfg.depth, cfg.latency_queries)
-    compared = whole.setdefault(name, run)  # the first is that of all layers and the full size
+    compared = whole.setdefault(name, run)  # the first pair is all layers and the full size
     written = write_evaluation(
         folder / "evaluation" / name / f"layers-{layers}-dim-{dim}",
         run,

@@ -1,4 +1,4 @@
-"""What does not go together with `trainer.strategy=fsdp`: passes that do not begin at the scorer's forward."""
+"""Refuse options that do not work with `trainer.strategy=fsdp`, such as passes that bypass the scorer's `forward`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ranker.config.sets import source_nodes
 from ranker.config.signatures import attribute_of
 from ranker.config.targets import is_trusted
 
-PRECISIONS = ("None", "bf16-mixed", "32-true", "32")  # those of Lightning's strategy that the training step takes
-OPTIONS = ("compile", "fused", "graphs")  # of the encoder: own layers that read weights which are not gathered
+PRECISIONS = ("None", "bf16-mixed", "32-true", "32")  # supported by Lightning's strategy and by the training step
+OPTIONS = ("compile", "fused", "graphs")  # options of the encoder whose layers read weights without gathering them
 
 
 def faults_of(cfg: DictConfig) -> list[str]:
-    """Return what speaks against shards; each line goes on after `trainer.`."""
+    """Return error messages for options that do not work with fsdp; the caller puts `trainer.` before each."""
     if "optim" not in cfg:
         return ["strategy: expected auto or ddp for this command, since only a training shards weights; got fsdp"]
     reasons = [

@@ -1,4 +1,4 @@
-"""An instruction of its own for each query: it is stored with the query's text, in front of it."""
+"""Queries with individual instructions: the token store holds the instruction and the query as one text."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any
 from ranker.data.collection import Collection
 from ranker.errors import ConfigError
 
-SEPARATOR = "\x1f"  # between instruction and query in a table of texts
-BUDGET = 64  # tokens of an instruction that are kept; a longer one is cut
+SEPARATOR = "\x1f"  # separates instruction and query in the texts of a collection
+BUDGET = 64  # largest number of tokens of an instruction; the rest is cut off
 
 
 @dataclass(frozen=True)
 class Instructed:
-    """How instruction and query are put together: `instruction + between + query`.
+    """Joins instruction and query for the token store: `instruction + between + query`.
 
     Args:
-        between: What the prompt's template has between the two.
+        between: The text between both in the prompt's template.
     """
 
     between: str
 
     def extra_tokens(self, tokenizer: Any) -> int:
-        """Return how many tokens a query's text may be longer than the query itself."""
-        # one more: what is between may be cut differently beside other texts
+        """Return how many tokens the stored text may have more than the query alone."""
+        # + 1: the tokenizer may split `between` into more tokens next to other texts
         return BUDGET + len(_ids(tokenizer, self.between)) + 1
 
     def text(self, tokenizer: Any, instruction: str, query: str, max_query_tokens: int) -> str:
-        """Return the text that is stored for a query: neither part takes tokens of the other.
+        """Return the text to store for a query; instruction and query are cut to separate limits.
 
         Args:
             tokenizer: A fast tokenizer.
             instruction: The query's instruction.
             query: The query.
-            max_query_tokens: Longest query.
+            max_query_tokens: Largest number of tokens of the query.
         """
         return cut(tokenizer, instruction, BUDGET) + self.between + cut(tokenizer, query, max_query_tokens)
 
@@ -58,7 +58,7 @@ def refuse_instructions(sets: Mapping[str, Collection]) -> None:
 
 
 def joined(instruction: str, query: str) -> str:
-    """Return instruction and query as one text of a table; `Half` takes it apart.
+    """Return instruction and query as one text of a collection; `Half` separates them again.
 
     Args:
         instruction: The instruction; may be empty.
@@ -68,11 +68,11 @@ def joined(instruction: str, query: str) -> str:
 
 
 class Half(Mapping[str, str]):
-    """The instructions, or the queries, of texts that `joined` made: query_id -> text.
+    """Mapping query_id -> instruction, or query_id -> query, of texts that `joined` made.
 
     Args:
-        texts: query_id -> instruction and query.
-        instructions: Whether to return the instructions.
+        texts: query_id -> text of `joined`.
+        instructions: True: return instructions; False: return queries.
     """
 
     def __init__(self, texts: Mapping[str, str], instructions: bool) -> None:
@@ -92,26 +92,26 @@ class Half(Mapping[str, str]):
 
 
 def cut(tokenizer: Any, text: str, max_tokens: int) -> str:
-    """Return the beginning of a text that gives at most so many tokens.
+    """Return the beginning of a text, cut after `max_tokens` tokens.
 
     Args:
         tokenizer: A fast tokenizer.
         text: The text.
-        max_tokens: The most tokens.
+        max_tokens: Largest number of tokens.
     """
     ends = _ends(tokenizer, text)
     return text if len(ends) <= max_tokens else text[: ends[max_tokens - 1]]
 
 
 def opened(template: str | None, key: str) -> tuple[str, str]:
-    """Return a template without its instruction, and what stands between instruction and query.
+    """Return a template without `{instruction}`, and the text between `{instruction}` and `{query}`.
 
     Args:
         template: A template with `{instruction}` before `{query}`.
-        key: Its key, for the message.
+        key: Its key of the `model` node, for the error message.
 
     Raises:
-        ConfigError: It has no such places, or the doc is between them.
+        ConfigError: It has no `{instruction}` before `{query}`, or another field is between them.
 
     >>> opened("Task: {instruction} Q: {query} D: {doc}", "prompt")
     ('Task: {query} D: {doc}', ' Q: ')
@@ -132,6 +132,6 @@ def _ids(tokenizer: Any, text: str) -> list[int]:
 
 
 def _ends(tokenizer: Any, text: str) -> list[int]:
-    """Return where each token of a text ends."""
+    """Return the character offset at which each token of a text ends."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     return [end for _, end in encoded["offset_mapping"]]

@@ -1,7 +1,7 @@
-"""Rows that hold a query and several of its docs: how many tokens they have, and how they are put together.
+"""Rows that contain a query and several of its docs: their numbers of tokens, and how to build them.
 
-A scorer that reads `lists` gets the query and the docs as texts of their own, without special tokens, and puts its rows
-together on the device: in inference the order of the docs in a row may depend on the scores of other rows.
+A scorer with `reads = "lists"` gets queries and docs as separate texts without special tokens, and builds its rows on
+the device. This is necessary because at inference the docs of a row may depend on the scores of other rows.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ranker.types import RankBatch, TokenBatch
 
 
 class ListRows(Protocol):
-    """The rows that a scorer makes of a query and its docs."""
+    """Describes the rows that a scorer builds from a query and its docs."""
 
     def tokens(self, query_lengths: np.ndarray, doc_lengths: np.ndarray, mask: np.ndarray) -> np.ndarray:
-        """Return the tokens of all rows of each list, int64 [lists].
+        """Return the number of tokens of all rows of each list, int64 [lists].
 
         Args:
-            query_lengths: Tokens of each query [lists].
-            doc_lengths: Tokens of each doc [lists, docs].
+            query_lengths: Number of tokens of each query, int64 [lists].
+            doc_lengths: Number of tokens of each doc, int64 [lists, docs].
             mask: True where a list has a doc, bool [lists, docs].
         """
         ...
@@ -36,9 +36,9 @@ class JoinedRows:
     """One row with the query and all docs.
 
     Args:
-        queries: How often the row holds the query.
-        per_row: Further tokens of a row.
-        per_doc: Further tokens for each doc.
+        queries: How often the row contains the query.
+        per_row: Number of tokens of a row besides the texts and `per_doc`.
+        per_doc: Number of additional tokens for each doc.
     """
 
     queries: int
@@ -56,8 +56,8 @@ class DocPairRows:
     """A row for each ordered pair of docs, among the first `top` docs of a list.
 
     Args:
-        per_row: Tokens of a row that are of no text.
-        top: Docs of a list that are compared with each other.
+        per_row: Number of tokens of a row besides query and docs.
+        top: Number of docs of a list that are compared with each other.
     """
 
     per_row: int
@@ -73,10 +73,10 @@ class DocPairRows:
 
 @dataclass(frozen=True)
 class ListTexts:
-    """The texts of a batch of lists as pieces of one array of tokens.
+    """The texts of a batch of lists, in one array of tokens, with the start and length of each text.
 
     Args:
-        tokens: Tokens of all queries, then of all docs, then of the literals, int64 [tokens], on the device.
+        tokens: Tokens of all queries, then of all docs, then of the literals (see `of`), int64 [tokens], on the device.
         query_starts: Index of each query's first token, int64 [lists].
         query_lengths: Tokens of each query, int64 [lists].
         doc_starts: Index of each doc's first token, int64 [docs].
@@ -97,11 +97,11 @@ class ListTexts:
 
     @classmethod
     def of(cls, batch: RankBatch, literals: list[tuple[int, ...]]) -> ListTexts:
-        """Take the texts of a batch; on a GPU the host waits for their lengths.
+        """Collect the texts of a batch. The CPU waits for the GPU to copy their lengths.
 
         Args:
-            batch: Has `queries` and `docs`.
-            literals: Token ids that rows hold beside the texts.
+            batch: A batch with `queries` and `docs`.
+            literals: Fixed sequences of token ids that rows contain besides the texts, such as special tokens.
         """
         queries, docs = batch.queries, batch.docs
         assert queries is not None and docs is not None
@@ -118,19 +118,19 @@ class ListTexts:
         )  # fmt: skip
 
     def first_docs(self) -> np.ndarray:
-        """Return the number of each list's first doc, int64 [lists]."""
+        """Return the index of each list's first doc among all docs of the batch, int64 [lists]."""
         return row_offsets(self.counts)[:-1]
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Rows as pieces of an array of tokens, row after row.
+    """Rows, each a sequence of pieces; a piece is a slice of the array of tokens. Pieces are in order, row by row.
 
     Args:
-        starts: Index of each piece's first token, int64 [pieces].
+        starts: Index of each piece's first token in the array, int64 [pieces].
         lengths: Tokens of each piece, int64 [pieces].
         segments: Segment id of each piece, int64 [pieces].
-        counts: Pieces of each row, int64 [rows].
+        counts: Number of pieces of each row, int64 [rows].
     """
 
     starts: np.ndarray
@@ -140,7 +140,7 @@ class Pieces:
 
     @property
     def row_lengths(self) -> np.ndarray:
-        """Tokens of each row, int64 [rows]."""
+        """Number of tokens of each row, int64 [rows]."""
         before = row_offsets(self.lengths)
         return np.diff(before[row_offsets(self.counts)])
 
@@ -153,7 +153,7 @@ class Pieces:
 
         Args:
             tokens: The array of tokens.
-            row_ids: See `TokenBatch` [rows].
+            row_ids: See `TokenBatch`, int64 [rows].
         """
         device, lengths = tokens.device, self.row_lengths
         chosen = torch.from_numpy(ranges(self.starts, self.lengths)).to(device)

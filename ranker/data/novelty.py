@@ -1,4 +1,4 @@
-"""Labels that count a doc for what is new in it: one that repeats a better doc of its group counts 0."""
+"""Labels for novelty: a doc gets label 0 if it repeats a doc of its group with a higher label."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ranker.data.token_store import TokenStore
 class NovelGroups:
     """Groups of another sampler, with label 0 for docs that repeat a doc of the group with a higher label.
 
-    Docs are taken in the order of their labels, in the order of the group where these are equal. A doc repeats an
-    earlier one with a label above 0 if their sets of tokens have at least `threshold` of their union in common
-    (Jaccard); the first of equal docs counts. Duplicates that count nothing are the judgements of Bernstein and Zobel
-    (2005, doi:10.1145/1099554.1099733).
+    Relevant docs are compared in descending order of their labels; docs with equal labels, in the order of the group. A
+    doc repeats an earlier one if the Jaccard similarity of their token sets is at least `threshold`. The earlier doc
+    keeps its label. Bernstein and Zobel (2005, doi:10.1145/1099554.1099733) judge duplicates as not relevant in the
+    same way.
 
     Args:
         sampler: Draws the groups.
         docs: Token store of the docs.
-        threshold: Above 0, at most 1: docs with the same set of tokens.
-        prompt_tokens: Tokens of a prompt at the start of each doc in the store.
+        threshold: Smallest Jaccard similarity of a repetition, above 0 and at most 1 (equal token sets).
+        prompt_tokens: Number of prompt tokens at the start of each doc in the store, which are not compared.
     """
 
     def __init__(self, sampler: GroupSampler, docs: TokenStore, threshold: float, prompt_tokens: int = 0) -> None:
@@ -40,7 +40,7 @@ class NovelGroups:
         return f"{self.sampler.fingerprint()} novelty {self.threshold!r}"
 
     def _novel(self, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Return the labels of a group [docs]."""
+        """Return the new labels of a group, [docs]."""
         novel, seen = labels.copy(), list[set[int]]()
         for place in np.argsort(-labels, kind="stable").tolist():
             if rows[place] < 0 or labels[place] <= 0:

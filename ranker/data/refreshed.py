@@ -1,7 +1,7 @@
-"""Training groups whose negatives are replaced during the training: rounds of negatives on disk, and the steps.
+"""Training groups whose negatives are mined again during the training: the negatives on disk, and the training steps.
 
-Round 0 has the negatives that the training begins with; round r holds from step r * `every` on. A step's data depend on
-its place and on the files of its round alone.
+The training is divided into rounds of `every` steps. Round 0 uses the negatives of the data; round r begins at step
+r * `every` and uses newly mined ones. The data of a step depend only on its number and on the files of its round.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ ARRAYS = ("sizes", "rows", "labels")
 
 
 class Rounds:
-    """The negatives of each round, in a folder per round.
+    """The negatives of all rounds, in one folder for each round.
 
     Args:
-        folder: Folder of all rounds; several processes share it.
-        every: Optimizer steps between two rounds.
+        folder: Folder of all rounds; all processes must be able to read it.
+        every: Number of optimizer steps of a round.
         epoch_steps: Optimizer steps of an epoch.
     """
 
@@ -51,7 +51,7 @@ class Rounds:
         return self.folder / f"round-{number:05d}"
 
     def write(self, number: int, pool: Pool) -> None:
-        """Write the negatives of a round; its folder appears complete or not at all."""
+        """Write the negatives of a round; its folder gets its name only when it is complete."""
         with write_folder(self.path(number)) as folder:
             for name in ARRAYS:
                 np.save(folder / f"{name}.npy", getattr(pool, name))
@@ -60,7 +60,7 @@ class Rounds:
         """Read the negatives of a round.
 
         Raises:
-            CheckpointError: There is none, or it is damaged.
+            CheckpointError: The folder of the round is missing or damaged.
         """
         path = self.path(number)
         fix = "resume from an earlier checkpoint, or start again"
@@ -74,7 +74,7 @@ class Rounds:
         """Copy a round from the folder of an earlier run's rounds.
 
         Raises:
-            CheckpointError: It has none, or it is damaged.
+            CheckpointError: That folder has no such round, or its files are damaged.
         """
         earlier = Rounds(folder, self.every, self.epoch_steps)
         earlier.read(number)
@@ -86,8 +86,8 @@ class Rounds:
 class RefreshedSteps(TrainSteps):
     """Training steps with the negatives of their rounds.
 
-    A worker prefetches steps of a round that is not mined yet. It then takes the newest negatives that it has, and
-    says so in `TrainStep.round`; the training collates such a step again.
+    A worker process may prefetch a step whose round is not mined yet. It then uses the negatives that it loaded last,
+    and stores their round in `TrainStep.round`. The training builds such a step again with the right negatives.
 
     Args:
         args: As for `TrainSteps`.
@@ -107,7 +107,7 @@ class RefreshedSteps(TrainSteps):
                 "mining.every: expected null with triples, and with rows that have a teacher's scores or are drawn "
                 "alike, since other negatives have no label there; set data.negatives, or mining.every=null"
             )
-        self._identity = super().identity()  # of the data that the training begins with
+        self._identity = super().identity()  # of the data of round 0
         self._initial, self.sampler = self.sampler.negatives, copy.copy(self.sampler)
         self.rounds, self._round = rounds, 0
 
@@ -123,11 +123,11 @@ class RefreshedSteps(TrainSteps):
         return self._identity
 
     def pool_of(self, run: Run, collection: Collection) -> Pool:
-        """Return mined negatives as a pool of the groups; a group without any keeps those that it began with.
+        """Return mined negatives for each group. A group for which none were mined keeps those of round 0.
 
         Args:
             run: query_id -> doc_id -> score.
-            collection: Has the grades of docs that are judged, but not relevant: their labels.
+            collection: Its judgements give the label of a mined doc; an unjudged doc has label 0.
         """
         ids = [query_id.decode() for query_id in self.collator.queries.ids()[self.sampler.query_rows]]
         found = [list(run.get(query_id, ())) for query_id in ids]

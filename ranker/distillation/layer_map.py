@@ -13,14 +13,14 @@ def layer_map(
     teacher: int,
     profile: Mapping[str, Mapping[int, float]] | None = None,
 ) -> list[int]:
-    """Return the teacher's layer for each layer of the student, from 1.
+    """Return the number of the teacher's layer, from 1, for each layer of the student.
 
     Args:
-        kind: `uniform`: evenly spaced, the last one among them; `last`: the upper layers; `auto`: layers between which
-            the probing profile changes equally much (`by_change`); or the layers themselves.
+        kind: `uniform`: evenly spaced layers, with the last one; `last`: the last layers; `auto`: layers chosen from
+            the probing report, see `by_change`; or the numbers of the layers.
         student: Number of layers of the student.
         teacher: Number of layers of the teacher.
-        profile: Task -> layer -> compression, for `auto`.
+        profile: For `auto`, from the probing report: task -> layer -> compression.
 
     Raises:
         ConfigError: The student has more layers than the teacher, or the given layers do not fit.
@@ -49,13 +49,14 @@ def layer_map(
 
 
 def by_change(profile: Mapping[str, Mapping[int, float]], student: int, teacher: int) -> list[int]:
-    """Return layers of the teacher between which its probing profile changes equally much; the last is its last layer.
+    """Return layers of the teacher such that the probing results change equally from one of them to the next.
 
-    The change at a layer is |compression there - compression below|, as a share of the task's range over layers, and
-    the mean over tasks. Layer j of J is the first at which the changes so far reach j / J of all.
+    The change at a layer is |its compression - the compression of the layer below|, divided by the task's range over
+    all layers, and summed over tasks. Chosen layer j of J is the first at which the sum of changes, from layer 1 on,
+    reaches j / J of the total. The last chosen layer is the teacher's last one.
 
     Args:
-        profile: Task -> layer, 0 for the embeddings -> compression.
+        profile: Task -> layer -> compression; layer 0 is the embeddings.
         student: Number of layers to return.
         teacher: Number of layers of the teacher.
 

@@ -13,21 +13,22 @@ MAPS = ("uniform", "last", "auto")
 
 @dataclass(frozen=True)
 class Layers:
-    """What a student learns of a teacher's layers, and how much each part counts.
+    """Parts of the distillation loss and their weights.
 
-    The loss of a group is the weighted sum of its parts. The parts of several layers are averaged.
+    The loss of a group is the weighted sum of the parts below. A part that compares layers is a mean over the layers.
 
     Args:
         teacher: Run folder or model folder of a cross-encoder that reads the student's tokens.
         layers: The teacher's layer for each layer of the student: `uniform`, `last`, `auto` (see `layer_map`), or a
             list of numbers from 1.
-        report: Folder of a probing run of the teacher, for `auto`.
-        start: Whether a new student starts from the teacher's layers, embeddings and head where shapes agree; one of
-            `checkpoint=` keeps its weights.
+        report: For `layers=auto`: folder of a probing run of the teacher.
+        start: Whether a new student starts from the teacher's layers, embeddings and head where shapes are equal. A
+            student that is loaded with `checkpoint=` keeps its weights.
         labels: Weight of `loss=` on the labels.
         scores: Weight of the squared error of scores.
         states: Weight of the squared error of hidden states, embeddings included (TinyBERT, Jiao et al., 2020,
-            arXiv:1909.10351, equations 8 and 9). Where widths differ, a linear map of each layer is trained.
+            arXiv:1909.10351, equations 8 and 9). If the hidden sizes differ, a linear
+            map for each layer is trained.
         attention: Weight of the Kullback-Leibler divergence of attention distributions (MobileBERT, Sun et al., 2020,
             arXiv:2004.02984, section 3.4).
 

@@ -1,4 +1,4 @@
-"""Train a student on a teacher's hidden states, attention distributions and scores, beside the labels."""
+"""Train a student on labels and on a teacher's hidden states, attention distributions and scores."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ log = logging.getLogger(__name__)
 
 
 class DistillationModule(RerankModule):
-    """`RerankModule` with a teacher, whose weights are neither trained nor stored.
+    """`RerankModule` with a teacher. The teacher's weights are not trained, and not stored in checkpoints.
 
-    Each part of the loss is a mean over groups of a group's own value, so that the step's loss does not depend on
-    micro-batches and devices.
+    Each part of the loss is a mean over groups, and the value of a group depends on this group only. So the loss of a
+    step does not depend on micro-batches and devices.
 
     Args:
         scorer: The student.
@@ -36,7 +36,7 @@ class DistillationModule(RerankModule):
         nonfinite: As in RerankModule.
         teacher: The teacher.
         options: The parts of the loss and their weights.
-        fresh: Whether the training begins, so that the student may start from the teacher's weights.
+        fresh: Whether this is a new training of a new student, which may start from the teacher's weights.
 
     Raises:
         ConfigError: Student and teacher do not fit.
@@ -57,14 +57,14 @@ class DistillationModule(RerankModule):
         super().__init__(scorer, measures, loss, optimization, nonfinite)
         check_fit(scorer, teacher, options.attention > 0)
         self.options = options
-        self._teacher: tuple[Any] = (teacher.eval().requires_grad_(False),)  # a tuple: no part of this module's weights
+        self._teacher: tuple[Any] = (teacher.eval().requires_grad_(False),)  # in a tuple: no submodule
         profile = None if options.layers != "auto" else read_profile(str(options.report), "distill.report")
         self.layers = layer_map(options.layers, scorer.encoder.num_layers, teacher.encoder.num_layers, profile)
         log.info("distillation: the student's layers learn from layers %s of the teacher", self.layers)
         one_width = scorer.encoder.dim == teacher.encoder.dim
         if fresh and options.start:
             copied = start_from_layers(scorer, teacher, self.layers)  # type: ignore[arg-type]
-            log.info("distillation: %.1f million weights start as the teacher's", copied / 1e6)
+            log.info("distillation: %.1f million weights were copied from the teacher", copied / 1e6)
         self.maps = nn.ModuleList(
             nn.Identity() if one_width else nn.Linear(scorer.encoder.dim, teacher.encoder.dim, bias=False)
             for _ in range(len(self.layers) + 1 if options.states else 0)
@@ -72,7 +72,7 @@ class DistillationModule(RerankModule):
         self._score_loss = MSE()
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
-        """Weighted sum of the loss on the labels and of the distances to the teacher, the mean over groups."""
+        """Return the weighted sum of the parts of the loss (see `Layers`), a mean over groups, []."""
         assert batch.pairs is not None
         weights, student = self.options, self.scorer
         taught, taught_attention, target = self._teaching(batch)
@@ -109,11 +109,11 @@ class DistillationModule(RerankModule):
 
 
 def divergence(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return the Kullback-Leibler divergence KL(teacher || student) of each token, the mean over heads, [tokens].
+    """Return KL(teacher || student) of attention distributions for each token, averaged over heads, [tokens].
 
     Args:
-        student: Distributions [tokens, heads, keys]; keys that are not attended to have 0 in both.
-        teacher: Of the same shape.
+        student: Distributions [tokens, heads, keys]; masked keys have probability 0 in both.
+        teacher: Distributions of the same shape.
     """
     dtype = torch.promote_types(student.dtype, torch.float32)
     least = torch.finfo(torch.float32).tiny
@@ -137,7 +137,7 @@ def _scores(scorer: Any, states: Tensor, batch: RankBatch) -> Tensor:
 
 
 def _mean(values: Tensor, batch: RankBatch) -> Tensor:
-    """Return the mean over groups of the mean over docs of the mean over tokens of values [tokens]."""
+    """Average values [tokens] over the tokens of each row, the docs of each group, and the groups, []."""
     assert batch.pairs is not None
     lengths = batch.pairs.cu_seqlens.diff().long()
     rows = torch.repeat_interleave(lengths, output_size=len(values))

@@ -1,4 +1,4 @@
-"""A student's first weights: those of a teacher's layers."""
+"""Initialize a student with the weights of a teacher's layers, and check that the two can be compared."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def start_from_layers(student: nn.Module, teacher: nn.Module, layers: Sequence[i
     """Copy a teacher's weights into a student where names and shapes agree (DistilBERT, arXiv:1910.01108, section 3).
 
     Args:
-        student: Scorer whose weights are replaced.
+        student: Scorer whose weights are replaced in place.
         teacher: Scorer of the same family.
         layers: The teacher's layer for each layer of the student, from 1.
 
     Returns:
-        Number of weights that were replaced.
+        Number of elements of the replaced weights.
     """
     weights, copied = teacher.state_dict(), 0
     total = len(layers)
@@ -38,11 +38,11 @@ def start_from_layers(student: nn.Module, teacher: nn.Module, layers: Sequence[i
 
 
 def check_fit(student: Any, teacher: Any, attention: bool) -> None:
-    """Refuse a student that does not read the teacher's tokens, or whose layers can't be compared with the teacher's.
+    """Check that student and teacher read the same tokens, and that their layers can be compared.
 
     Args:
-        student: Scorer.
-        teacher: Scorer.
+        student: The student's scorer.
+        teacher: The teacher's scorer.
         attention: Whether attention distributions are compared.
 
     Raises:

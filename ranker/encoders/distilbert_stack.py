@@ -1,4 +1,4 @@
-"""Embeddings and layers of DistilBERT: BERT's without segments, and with dropout after the feed-forward block alone."""
+"""DistilBERT's embeddings and layers: BERT's without segments, and with dropout after the feed-forward block only."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class DistilBertStack(PostNormStack):
         return LayerSettings(layer.attention.n_heads, layer.ffn.dropout.p, norm.eps)
 
     def embeddings_of(self, model: Any) -> Any:
-        """Return the embeddings with a segment table of zeros."""
+        """Return the embeddings with an additional segment table of zeros, which DistilBERT does not have."""
         embeddings = model.embeddings
         words = embeddings.word_embeddings.weight
         segments = nn.Embedding.from_pretrained(torch.zeros_like(words[:1]))  # frozen
@@ -55,5 +55,5 @@ class DistilBertStack(PostNormStack):
         )
 
     def weights_per_layer(self, config: Any) -> int:
-        """Return the weights of queries, keys, values, output and both feed-forward products."""
+        """Return the number of weights in a layer's matrices: queries, keys, values, output, both feed-forward ones."""
         return 4 * config.dim**2 + 2 * config.dim * config.hidden_dim

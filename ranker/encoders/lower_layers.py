@@ -1,4 +1,4 @@
-"""The lower layers of a model as a model of their own, which shares the weights."""
+"""Make a model of the lower layers of another one, with shared weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from ranker.encoders.text_model import keep_layers
 from ranker.errors import ConfigError
 
-# names of the norm behind the last layer, beside the list of layers, in models with a norm before each sublayer
+# names of the norm after the last layer in pre-norm models; it is in the module that also has the list of layers
 FINAL_NORMS = ("final_norm", "norm", "final_layer_norm", "final_layernorm", "ln_f")
 
 
@@ -22,7 +22,7 @@ def layers_of(model: nn.Module, total: int) -> tuple[nn.Module, str]:
         total: Its number of layers.
 
     Raises:
-        ConfigError: There is not exactly one list of so many modules.
+        ConfigError: The model does not have exactly one module list with `total` modules.
     """
     found = [
         (module, name)
@@ -40,7 +40,7 @@ def layers_of(model: nn.Module, total: int) -> tuple[nn.Module, str]:
 
 
 def final_norm(model: nn.Module, total: int) -> nn.Module | None:
-    """Return the norm behind a model's last layer; None: it has none.
+    """Return the norm after a model's last layer; None: it has none.
 
     Args:
         model: A transformers model.

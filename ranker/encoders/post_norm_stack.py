@@ -1,4 +1,4 @@
-"""Embeddings and layers of models with post-norm layers: BERT and, in a class of its own, DistilBERT."""
+"""Embeddings and layers of post-norm models such as BERT. `DistilBertStack` is a subclass for DistilBERT."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ranker.encoders.stack import RaggedPass, left_out
 class PostNormStack:
     """See `ranker.encoders.stack.Stack`."""
 
-    dropouts_per_layer = 2  # before the residual sums of both blocks; with 1, of the second
+    dropouts_per_layer = 2  # before the residual sums of both blocks; 1: of the feed-forward block only
 
     def layers_of(self, model: Any) -> Sequence[Any]:
         """Return the layers."""
@@ -55,16 +55,16 @@ class PostNormStack:
         return model.embeddings
 
     def rates(self, model: Any) -> tuple[float, ...]:
-        """Return the rates of the embeddings and of the layers, whose mode and rate are those of the whole model."""
+        """Return the dropout rates of the embeddings and of the layers; all layers have the same rate."""
         rate = _rate(model)
         return rate, self.settings_of(self.layers_of(model)[0]).dropout if rate else 0.0
 
     def attention_dropout(self, model: Any) -> float:
-        """Return the last layer's rate on attention weights."""
+        """Return the last layer's dropout rate on attention weights."""
         return _attention_rate(self.attention_of(self.layers_of(model)[-1]))
 
     def weights_per_layer(self, config: Any) -> int:
-        """Return the weights of queries, keys, values, output and both feed-forward products."""
+        """Return the number of weights in a layer's matrices: queries, keys, values, output, both feed-forward ones."""
         return 4 * config.hidden_size**2 + 2 * config.hidden_size * config.intermediate_size
 
     def states(self, model: Any, run: RaggedPass) -> Iterator[Tensor]:
@@ -109,7 +109,7 @@ class PostNormStack:
             yield states
 
     def _embedded(self, model: Any, run: RaggedPass, path: LayerPath, hashes: Tensor | None) -> Tensor:
-        """Return the states before the first layer, [tokens, dim]; without padding in the precision of the layers."""
+        """Return the states before the first layer, [tokens, dim]; without padding, in the type of the layers."""
         embeddings, layout = self.embeddings_of(model), run.layout
         offset, rate = first_position(model.config), _rate(model)
         words, segments = embeddings.word_embeddings, embeddings.token_type_embeddings

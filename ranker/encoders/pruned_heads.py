@@ -1,7 +1,7 @@
 """Models with BERT's modules from which attention heads were removed.
 
-Their configuration has `pruned_heads`, layer -> numbers of the removed heads, as in transformers up to version 4.
-Version 5 does not read it, so the linear layers are made smaller here before weights are loaded.
+Their configuration has the key `pruned_heads` of transformers 4: layer -> numbers of the removed heads. Version 5 does
+not read this key, so this module makes the linear layers smaller before the weights are loaded.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ KEY = "pruned_heads"
 
 
 def removed_heads(config: Any) -> dict[int, list[int]]:
-    """Return layer -> numbers of the removed heads; empty if the model has all.
+    """Return layer -> numbers of the removed heads; empty if no head was removed.
 
     Args:
-        config: A configuration of transformers, or its content.
+        config: A configuration of transformers, or its dict.
     """
     stored = config.get(KEY) if isinstance(config, dict) else getattr(config, KEY, None)
     return {int(layer): sorted(heads) for layer, heads in (stored or {}).items() if heads}
 
 
 def with_fewer_heads(kind: Any, config: Any) -> Any:
-    """Return a model class whose models lack the heads that the configuration says were removed.
+    """Return a subclass whose models are built without the removed heads; `kind` itself if no head was removed.
 
     Args:
-        kind: A class of transformers.
-        config: The configuration.
+        kind: A model class of transformers.
+        config: The model's configuration.
     """
     if not removed_heads(config):
         return kind
@@ -39,13 +39,13 @@ def with_fewer_heads(kind: Any, config: Any) -> Any:
             super().__init__(config, *arguments, **options)
             remove_heads(self, removed_heads(config))
 
-    Pruned.__name__ = Pruned.__qualname__ = kind.__name__  # the name in the configuration that is written
+    Pruned.__name__ = Pruned.__qualname__ = kind.__name__  # save_pretrained writes this name to the configuration
     Pruned.__module__ = kind.__module__
     return Pruned
 
 
 def remove_heads(model: Any, removed: dict[int, list[int]]) -> None:
-    """Make the linear layers of attention smaller; the weights are those of the kept heads."""
+    """Make the linear layers of attention smaller, with the weights of the kept heads only."""
     for number, heads in removed.items():
         attention = model.base_model.encoder.layer[number].attention
         own, size = attention.self, attention.self.attention_head_size
@@ -58,7 +58,7 @@ def remove_heads(model: Any, removed: dict[int, list[int]]) -> None:
 
 
 def head_rows(total: int, removed: list[int], size: int) -> Tensor:
-    """Return the rows of the kept heads in the weight of queries, keys or values, int64 [kept heads * size].
+    """Return the row indices of the kept heads in a query, key or value weight, int64 [kept heads * size].
 
     >>> head_rows(3, [1], 2).tolist()
     [0, 1, 4, 5]

@@ -1,7 +1,7 @@
-"""Linear layers in 8 bits: int8 on a CPU, fp8 on GPUs that multiply it, and int8 imitated in training.
+"""Linear layers in 8 bits: int8 on a CPU, fp8 on GPUs that support it, and training with the rounding of int8.
 
-Each token has a scale of its own, so that a pair's score does not depend on the rest of the batch; each output of a
-layer has one, too. Embeddings, norms, attention between tokens and heads keep their precision.
+Each token of the input and each output unit of a layer has its own scale, so that a pair's score does not depend on the
+rest of the batch. Embeddings, norms, attention between tokens, and scoring heads keep their precision.
 """
 
 from __future__ import annotations
@@ -14,26 +14,27 @@ from torch.nn import functional
 
 from ranker.errors import ConfigError
 
-INT8, FP8 = 127.0, 448.0  # largest numbers
+INT8, FP8 = 127.0, 448.0  # largest value of each type
 KINDS = ("int8", "fp8")
 
 
 def scales(values: Tensor, largest: float) -> Tensor:
-    """Return the factor of each row that makes its largest absolute value `largest`, [..., 1]; 1 for rows of zeros."""
+    """Return each row's largest absolute value divided by `largest`, float32 [..., 1]; 1 for rows of zeros."""
     most = values.abs().amax(-1, keepdim=True).float()
     return torch.where(most > 0, most / largest, torch.ones_like(most))
 
 
 class Int8Weight:
-    """A linear layer's weight in int8, which stands in for the tensor in `torch.nn.functional.linear`.
+    """A linear layer's weight in int8, which `torch.nn.functional.linear` accepts in place of a tensor.
 
-    A product is the integer product of int8 inputs and weights, times both scales: exact but for the rounding of inputs
-    and weights to 8 bits (Q8BERT, Zafrir et al., 2019, arXiv:1910.06188, with scales by token in place of one).
+    The inputs are rounded to int8, too. The layer's output is the integer product of both, times the scales of inputs
+    and weights. The method is Q8BERT (Zafrir et al., 2019, arXiv:1910.06188) with a scale for each token instead of one
+    for all.
 
     Args:
-        values: int8 [out, in].
-        scale: float32 [out].
-        kind: Precision of the products' inputs and outputs before.
+        values: The rounded weight divided by its scales, int8 [out, in].
+        scale: Scale of each output unit, float32 [out].
+        kind: Type of the weight before rounding.
     """
 
     def __init__(self, values: Tensor, scale: Tensor, kind: torch.dtype) -> None:
@@ -53,7 +54,7 @@ class Int8Weight:
         return (self.values.float() * self.scale.unsqueeze(1)).to(self.dtype)
 
     def unflatten(self, *sizes: Any) -> Tensor:
-        """Return the rounded weight as `Tensor.unflatten` does."""
+        """Return the rounded weight in the shape of `Tensor.unflatten`."""
         return self.dequantized().unflatten(*sizes)
 
     def multiply(self, inputs: Tensor, bias: Tensor | None) -> Tensor:
@@ -69,7 +70,7 @@ class Int8Weight:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
-        """Run the two functions that layers call with a weight."""
+        """Implement `functional.linear` and `torch.cat`, the functions that layers call with a weight."""
         options = options or {}
         if function is functional.linear:
             inputs, weight, *rest = arguments
@@ -84,7 +85,7 @@ class Int8Weight:
 class QuantizationAware(nn.Linear):
     """A linear layer that rounds weights and inputs to int8 as `Int8Weight` does, with straight-through gradients.
 
-    `aware` changes the class of the linear layers of a model; their weights, names and files stay.
+    `aware` changes the class of a model's linear layers to this one. Weights, names and files do not change.
     """
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -93,14 +94,14 @@ class QuantizationAware(nn.Linear):
 
 
 def rounded(values: Tensor) -> Tensor:
-    """Return values [..., in] rounded to int8 by rows; the gradient is that of the values (Bengio et al., 2013)."""
+    """Return values [..., in] rounded to int8 by rows; the gradient ignores the rounding (Bengio et al., 2013)."""
     factors = scales(values.detach(), INT8)
     near = ((values.detach().float() / factors).round() * factors).to(values.dtype)
     return values + (near - values).detach()
 
 
 class Fp8Linear(nn.Module):
-    """A linear layer whose products run in fp8 (e4m3) with a scale for each token and each output.
+    """A linear layer that multiplies in fp8 (e4m3), with a scale for each token and each output unit.
 
     Args:
         linear: The layer.
@@ -119,7 +120,7 @@ class Fp8Linear(nn.Module):
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return the product in bfloat16; in the precision of the inputs where no fp8 product runs (a CPU)."""
+        """Return the layer's output: bfloat16 on a GPU; on a CPU, which has no fp8 product, the type of the inputs."""
         rows = inputs.reshape(-1, inputs.shape[-1])
         factors = scales(rows, FP8)
         small = (rows.float() / factors).to(torch.float8_e4m3fn)
@@ -133,7 +134,7 @@ class Fp8Linear(nn.Module):
         return product.view(*inputs.shape[:-1], self.out_features)
 
     def _apply(self, function: Any, recurse: bool = True) -> Any:
-        """Move to a device; a change of precision, as of Lightning's plug-ins, leaves fp8 as it is."""
+        """Move to a device. Fp8 weights ignore a change of type, for example by Lightning's precision plugins."""
         weight, scale = self.weight, self.scale
         super()._apply(function, recurse)
         self.weight, self.scale = weight.to(self.weight.device), scale.to(self.scale.device)
@@ -141,7 +142,7 @@ class Fp8Linear(nn.Module):
 
 
 def linear_layers(model: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """Return the linear layers of a transformers model: parent, name in it, and layer."""
+    """Return the linear layers of a model, each with its parent module and its name there: (parent, name, layer)."""
     return [
         (parent, name, part)
         for parent in model.modules()
@@ -157,19 +158,19 @@ def aware(model: nn.Module) -> None:
 
 
 def to_int8(model: nn.Module) -> None:
-    """Replace the weights of a model's linear layers by int8 ones; they can't be trained or stored any more."""
+    """Replace the weights of a model's linear layers by int8 weights, which can't be trained or stored."""
     for _, _, linear in linear_layers(model):
         weight = Int8Weight.of(linear.weight)
         linear.__class__ = nn.Linear
         del linear.weight
         linear.weight = weight  # type: ignore[assignment]
-        # in the state, so that stored vectors of a quantised model are not taken for those of another one
+        # in the state dict, whose hash tells stored vectors of a quantised model from those of the original
         linear.register_buffer("int8", weight.values)
         linear.register_buffer("int8_scale", weight.scale)
 
 
 def fp8_unavailable(device: torch.device) -> str:
-    """Return why no fp8 product runs on a device; empty if one does."""
+    """Return why a device has no fp8 product; empty if it has one."""
     if device.type != "cuda":
         return f"the device is {device.type}, not cuda"
     if torch.cuda.get_device_capability(device) < (9, 0):
@@ -181,7 +182,7 @@ def to_fp8(model: nn.Module) -> None:
     """Replace the linear layers of a model by fp8 ones.
 
     Raises:
-        ConfigError: The size of a layer is no multiple of 16.
+        ConfigError: The size of a layer is not a multiple of 16.
     """
     for parent, name, linear in linear_layers(model):
         if linear.in_features % 16 or linear.out_features % 16:

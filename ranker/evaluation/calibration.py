@@ -1,4 +1,4 @@
-"""Probabilities of relevance from scores: fitted maps, their error on held-out pairs, and a reliability picture."""
+"""Probabilities of relevance from scores: fitted maps, their calibration error, and a reliability diagram."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from ranker.types import Qrels, Run
 
 METHODS = ("temperature", "platt", "isotonic")
 BINS = 15
-SMALLEST = 1e-12  # probability whose logarithm counts in place of that of 0
+SMALLEST = 1e-12  # smallest probability in a logarithm; smaller ones are replaced by it
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A rising map from scores to probabilities of relevance.
+    """A non-decreasing map from scores to probabilities of relevance.
 
     Args:
         method: `temperature`: sigmoid(score / T) (Guo et al., 2017, arXiv:1706.04599); `platt`: sigmoid(a * score + b)
-            with a >= 0 (Platt, 1999); `isotonic`: rising steps, linear between the scores of the fit (Zadrozny and
-            Elkan, 2002).
-        slope: 1 / T, or a; for `isotonic` 0.
-        offset: b; 0 for the others.
-        scores: For `isotonic`: rising scores.
-        probabilities: For `isotonic`: their probabilities.
+            with a >= 0 (Platt, 1999); `isotonic`: isotonic regression, with linear interpolation between the fitted
+            scores (Zadrozny and Elkan, 2002).
+        slope: 1 / T for `temperature`, a for `platt`, 0 for `isotonic`.
+        offset: b for `platt`, else 0.
+        scores: For `isotonic`: fitted scores, ascending.
+        probabilities: For `isotonic`: the probability of each of these scores.
     """
 
     method: str
@@ -44,7 +44,7 @@ class Calibration:
 
     @classmethod
     def fit(cls, method: str, scores: np.ndarray, relevant: np.ndarray) -> Self:
-        """Fit the map of the highest likelihood (`isotonic`: of the least squared error).
+        """Fit a map by maximum likelihood (`isotonic`: by least squares).
 
         Args:
             method: See `Calibration`.
@@ -62,7 +62,7 @@ class Calibration:
             knots, inverse, counts = np.unique(scores, return_inverse=True, return_counts=True)
             means = np.bincount(inverse, relevant) / counts
             fitted = isotonic_regression(means, weights=counts).x
-            # of a level with one probability its ends are enough
+            # of consecutive scores with the same probability, the first and the last are enough
             inner = np.r_[False, (fitted[1:-1] == fitted[:-2]) & (fitted[1:-1] == fitted[2:]), False][: len(fitted)]
             return cls(method, scores=tuple(knots[~inner]), probabilities=tuple(fitted[~inner]))
         spread = float(scores.std()) or 1.0
@@ -124,12 +124,12 @@ class Calibration:
 
 
 def judged_pairs(run: Run, qrels: Qrels, relevance: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the scores of the judged queries' docs, and whether each is relevant; unjudged docs are not.
+    """Return the scores of the judged queries' docs, and whether each is relevant; an unjudged doc is not relevant.
 
     Args:
         run: query_id -> doc_id -> score.
         qrels: query_id -> doc_id -> grade.
-        relevance: Smallest relevant grade.
+        relevance: Smallest grade of a relevant doc.
     """
     pairs = [
         (score, qrels[query_id].get(doc_id, 0) >= relevance)
@@ -141,10 +141,10 @@ def judged_pairs(run: Run, qrels: Qrels, relevance: int) -> tuple[np.ndarray, np
 
 
 def quality(probabilities: np.ndarray, relevant: np.ndarray, bins: int = BINS) -> dict[str, float]:
-    """Return how well probabilities fit: expected calibration error, Brier score and negative log-likelihood.
+    """Return the expected calibration error, the Brier score and the negative log-likelihood of probabilities.
 
     The calibration error is the mean over pairs of |mean probability - share of relevant docs| in the pair's bin (Guo
-    et al., 2017); bins have equal numbers of pairs.
+    et al., 2017). Bins have equal numbers of pairs.
 
     Args:
         probabilities: [pairs].
@@ -181,11 +181,11 @@ def _slope(part: Sequence[float], scores: np.ndarray, relevant: np.ndarray) -> n
 
 
 def write_picture(folder: Path, curves: Mapping[str, np.ndarray], relevant: np.ndarray, name: str) -> Path:
-    """Draw the share of relevant docs against the mean probability of each bin.
+    """Draw a reliability diagram: the share of relevant docs in each bin against the bin's mean probability.
 
     Args:
         folder: The run folder.
-        curves: Label -> probabilities [pairs].
+        curves: Name of a curve -> probabilities [pairs].
         relevant: Bool [pairs].
         name: Title.
     """

@@ -1,4 +1,4 @@
-"""How much a model of lists depends on the order in which it gets a query's docs: one list, scored several times."""
+"""Measure how much a listwise model depends on the order of its input docs, by scoring lists in several orders."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ log = logging.getLogger(__name__)
 
 
 def kendall(first: np.ndarray, second: np.ndarray) -> float:
-    """Return Kendall's tau-b of two lists of scores of the same docs [docs].
+    """Return Kendall's tau-b between two arrays of scores of the same docs, both [docs].
 
     Returns:
-        NaN for fewer than two docs or constant scores.
+        Tau-b; NaN for fewer than two docs or constant scores.
     """
-    from scipy.stats import kendalltau  # takes a second
+    from scipy.stats import kendalltau  # imported here, since it takes a second
 
     if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return math.nan
@@ -39,7 +39,7 @@ def kendall(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def order_sensitivity(runs: Sequence[Run], qrels: Qrels, measures: Sequence[str], relevance: int = 1) -> dict[str, Any]:
-    """Compare the runs of several orders of the same lists.
+    """Compare runs in which the same lists were scored in different orders.
 
     Args:
         runs: One run for each order.
@@ -48,8 +48,9 @@ def order_sensitivity(runs: Sequence[Run], qrels: Qrels, measures: Sequence[str]
         relevance: See `write_evaluation`.
 
     Returns:
-        `orders`: their number. `kendall_tau`: `mean` over queries of the mean tau-b between two orders, `lowest` query,
-        and number of `queries` with two docs or more. `measures`: for each measure its `values`, one for each order.
+        A dict with `orders`: the number of orders; `kendall_tau`: tau-b is averaged over pairs of orders, and `mean` is
+        its mean over queries, `lowest` its value for the query with the lowest one, `queries` the number of queries
+        with a tau-b; `measures`: for each measure, its `values` in the orders.
     """
     taus = []
     for query_id, docs in runs[0].items():
@@ -75,11 +76,11 @@ def order_sensitivity(runs: Sequence[Run], qrels: Qrels, measures: Sequence[str]
 
 
 def write_orders(folder: Path, runs: Sequence[Run], collection: Collection, measures: Sequence[str]) -> None:
-    """Write the runs of several orders, `order-2.trec` and on, and `orders.json`; log what it says.
+    """Write the run of each further order, `order-2.trec` and so on, and `orders.json`; log a summary.
 
     Args:
-        folder: The set's folder, which has the run of the given order as `run.trec`.
-        runs: The run of the given order, then those of the others.
+        folder: The set's folder, which has the run of the original order as `run.trec`.
+        runs: The run of the original order, then those of the other orders.
         collection: The set.
         measures: ir-measures names.
     """

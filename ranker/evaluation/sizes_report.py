@@ -1,4 +1,4 @@
-"""The table and the picture of one model at several layers and sizes of its vectors."""
+"""Table and plot of the results of `ranker sizes`: one model at several numbers of layers and vector sizes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ COLUMNS = ("set", "layers", "dim", "bytes_per_doc", "index_bytes", "docs_per_sec
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write a table, tab-separated: a line for each set and pair of layers and size, with the measures last.
+    """Write a tab-separated table: a line for each set, number of layers and size; the measures are the last columns.
 
     Args:
         path: The file.
-        rows: `COLUMNS` and `measures` of each.
+        rows: A dict for each line, with the keys `COLUMNS` and `measures`.
     """
     measures = list(rows[0]["measures"])
     with write_whole(path) as file:
@@ -33,12 +33,12 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def lines_of(
     rows: Sequence[Mapping[str, Any]], key: str, by: str, measure: str
 ) -> dict[int, list[tuple[float, float]]]:
-    """Return the points of a picture: for each value of `by`, (value of `key`, measure), ascending.
+    """Return the lines of a plot: value of `by` -> points (value of `key`, measure), ascending.
 
     Args:
         rows: As in `write_table`, of one set.
         key: The column of the horizontal axis.
-        by: The column whose values are lines.
+        by: The column with one line per value.
         measure: The measure of the vertical axis.
 
     >>> rows = [{"dim": dim, "layers": 2, "measures": {"RR": dim / 10}} for dim in (8, 4)]

@@ -1,1 +1,1 @@
-"""Early exit: heads at several layers of one cross-encoder, which may score a pair before its last layer."""
+"""Early exit: a cross-encoder with heads at several layers, so that a pair can be scored before the last layer."""

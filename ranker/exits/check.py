@@ -1,4 +1,4 @@
-"""Checks of `model.exits`, and the layer that a probing report suggests for `auto`. Imports no torch."""
+"""Check `model.exits`, and choose the layer for `auto` from a probing report. This module does not import torch."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ranker.errors import ConfigError
 from ranker.probing.profile import read_profile
 
 KEYS = ("exits",)  # keys of the `model` node whose values `faults_of` checks
-NEARLY = 0.95  # share of the best layer's compression
+NEARLY = 0.95  # `auto`: smallest value of the chosen layer, as a share of the highest value (see `early_layer`)
 
 
 def faults_of(model: Mapping[str, Any], encoder: Mapping[str, Any]) -> list[str]:
-    """Return one fault for each value of the `model` node that can't be used.
+    """Return an error message for each value of the `model` node that can't be used.
 
     Args:
         model: The node.
@@ -49,11 +49,15 @@ def fill_in(cfg: Any) -> None:
 def early_layer(profile: Mapping[str, Mapping[int, float]]) -> int:
     """Return the lowest layer that encodes nearly as much as the best one, over all tasks.
 
-    A layer's value is the mean over tasks of its compression divided by the task's highest. The layer is the lowest
-    from 1 on, below the last, whose value is at least `NEARLY` of the highest value; if none is, the middle one.
+    The value of a layer is its compression divided by the task's highest one, averaged over tasks. Candidates are the
+    layers from 1 up to the last but one. The lowest candidate with at least `NEARLY` of the highest value is returned;
+    if there is none, the middle layer.
 
     Args:
-        profile: Task -> layer, 0 for the embeddings -> compression.
+        profile: Task -> layer -> compression; layer 0 is the embeddings.
+
+    Raises:
+        ConfigError: The report has fewer than two layers.
 
     >>> early_layer({"bm25": {0: 1.0, 1: 2.0, 2: 3.9, 3: 4.0, 4: 3.8}})
     2

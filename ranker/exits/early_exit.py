@@ -1,4 +1,4 @@
-"""monoBERT with further heads at lower layers, by which a pair may be scored before the last layer."""
+"""monoBERT with additional heads at lower layers, which can score a pair before the last layer."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from ranker.interactions.pooling import pool
 from ranker.models.monobert import MonoBERT
 from ranker.types import RankBatch, TokenBatch
 
-EXITS = ("exits.json", "exits.safetensors")  # written beside monoBERT's files
+EXITS = ("exits.json", "exits.safetensors")  # written to the folder of monoBERT's files
 
 
 class EarlyExit(MonoBERT):
-    """MonoBERT with a linear head at each of some lower layers.
+    """MonoBERT with additional linear heads at lower layers (early heads).
 
-    In evaluation a pair is scored by the head of the layer `exit`, or, with `margin`, by the first head that is sure
-    of it: whose score is at least `margin` away from `center` (the rule of DeeBERT, Xin et al., 2020, arXiv:2004.12993,
-    on the distance from the point of indifference in place of the entropy). A pair's score depends on the pair alone.
+    In evaluation, the head of the layer `exit` scores all pairs. With `margin` instead, a pair exits at the first head
+    whose score differs from `center` by at least `margin`. (DeeBERT, Xin et al., 2020, arXiv:2004.12993, has the same
+    rule with the entropy of the prediction.) The score of a pair does not depend on other pairs.
 
     Args:
         encoder: The encoder.
@@ -38,13 +38,13 @@ class EarlyExit(MonoBERT):
         pooler: See `MonoBERT`; early heads have none.
         num_labels: Outputs of each head, 1 or 2 (the score is the log-odds).
         dropout: Dropout before each head.
-        exits: Layer with an early head, from 1 and below the last, or several, rising; or `middle`.
-        exit: Layer whose head scores in evaluation, one of `exits`; None: the last.
-        margin: Least distance between `center` and the score by which a pair leaves at an early head; None: none does.
-        center: Score at which a pair is as likely relevant as not.
+        exits: Number of a layer with an early head, from 1 to the last but one; or several, ascending; or `middle`.
+        exit: Layer whose head scores in evaluation, one of `exits`; None: the last layer.
+        margin: Smallest difference between a score and `center` at which a pair exits; None: no pair exits early.
+        center: Score at which the probability of relevance is 1/2.
 
     Raises:
-        ConfigError: There is no such layer, or both rules are given.
+        ConfigError: There is no such layer, or both `exit` and `margin` are given.
     """
 
     program_keys = ("report", "trunk", "weight", "distilled")
@@ -73,7 +73,7 @@ class EarlyExit(MonoBERT):
         self.leave(exit, margin, center)
 
     def _add(self, layers: list[int], num_labels: int) -> None:
-        """Add heads with random weights."""
+        """Add early heads with random weights at these layers."""
         last = self.encoder.num_layers
         if layers != sorted(set(layers)) or not 1 <= layers[0] <= layers[-1] < max(last, 2):
             raise ConfigError(f"model.exits: expected rising layers from 1, below the last, {last}; got {layers}")
@@ -85,15 +85,15 @@ class EarlyExit(MonoBERT):
             nn.init.zeros_(linear.bias)
 
     def leave(self, exit: int | None = None, margin: float | None = None, center: float | None = None) -> None:
-        """Set the rule by which pairs leave in evaluation, see `EarlyExit`.
+        """Set at which layer pairs exit in evaluation, see `EarlyExit`.
 
         Args:
-            exit: The layer; None: by margin, or the last.
-            margin: The margin; None: no pair leaves by it.
-            center: The center; None keeps it.
+            exit: The layer for all pairs; None: decided by `margin`, or the last layer.
+            margin: The margin; None: no pair exits by its score.
+            center: The center; None: unchanged.
 
         Raises:
-            ConfigError: There is no head at that layer, or both rules are given.
+            ConfigError: There is no head at that layer, or both `exit` and `margin` are given.
         """
         if exit is not None and margin is not None:
             raise ConfigError(f"exit: expected one rule, a layer or a margin, got exit={exit} and margin={margin}")
@@ -107,13 +107,13 @@ class EarlyExit(MonoBERT):
         self.center: float = getattr(self, "center", 0.0) if center is None else center
 
     def elsewhere(self) -> str:
-        """Say what the scores of the stored model mean in other programs; empty if they are the same."""
+        """Return a warning for users who load the stored model in other programs; empty if its scores are the same."""
         if self.exit is None and self.margin is None:
             return ""
-        return "other programs score with the head of the last layer, and know no early heads"
+        return "other programs ignore the early heads and score with the head of the last layer"
 
     def forward(self, batch: RankBatch) -> Tensor:
-        """Return scores [batch, docs], in evaluation by the rule; 0 in cells without a doc."""
+        """Return scores [batch, docs]; in evaluation, pairs may exit early. Cells without a doc are 0."""
         if self.training or (self.exit is None and self.margin is None):
             return super().forward(batch)
         assert batch.pairs is not None
@@ -121,7 +121,7 @@ class EarlyExit(MonoBERT):
         return self.scores(logits, batch.doc_mask)
 
     def all_scores(self, batch: RankBatch, trunk: bool = True) -> tuple[Tensor, list[Tensor]]:
-        """Return the scores [batch, docs] of the last layer's head, and of each early head.
+        """Return the scores of the last layer's head, and those of each early head, all [batch, docs].
 
         Args:
             batch: The batch.
@@ -129,7 +129,7 @@ class EarlyExit(MonoBERT):
         """
         assert batch.pairs is not None
         states = list(self.encoder.layers(batch.pairs))
-        last = self.scores(self.read(states[-1], batch.pairs), batch.doc_mask)  # first: its dropout is then monoBERT's
+        last = self.scores(self.read(states[-1], batch.pairs), batch.doc_mask)  # first: same dropout as monoBERT
         read = [states[layer] if trunk else states[layer].detach() for layer in self.exits]
         early = [
             self.scores(self._early(number, part, batch.pairs), batch.doc_mask) for number, part in enumerate(read)
@@ -153,7 +153,7 @@ class EarlyExit(MonoBERT):
             return logits
 
     def _at(self, rows: TokenBatch, layer: int) -> Tensor:
-        """Return the logits of the head of a layer; later layers are not computed where the encoder allows it."""
+        """Return the logits of the head of a layer; later layers are not computed if the encoder supports it."""
         place = self.exits.index(layer)
         firsts = self.encoder.first_tokens_of(rows, layer) if self._early_pooling == "cls" else None
         if firsts is not None:
@@ -164,9 +164,9 @@ class EarlyExit(MonoBERT):
         raise AssertionError("no such layer")
 
     def _left(self, rows: TokenBatch) -> Tensor:
-        """Return each row's logits from the first head that is sure of it, [rows, num_labels].
+        """Return each row's logits from the first head whose score reaches the margin, [rows, num_labels].
 
-        Where the encoder can go on from given states, rows that have left are not computed further.
+        If the encoder can continue from given states, the next layers are computed only for the remaining rows.
         """
         assert self.margin is not None
         resumes = self.encoder.resumes
@@ -192,14 +192,14 @@ class EarlyExit(MonoBERT):
             if resumes and bool(leaves.any()):
                 part, tokens = _rows(part, torch.nonzero(~sure)[:, 0])
                 states = self.encoder.layers(part, Begin(layer, known[0].index_select(0, tokens)))
-                number = layer - 1  # the next state is that of this layer again
+                number = layer - 1  # the next states that the iterator yields are those of this layer again
         raise AssertionError("unreachable")
 
     # the folder
     # ------------------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write monoBERT's folder, whose scores are the last layer's, and the early heads beside it."""
+        """Write monoBERT's folder, with the last layer's head, and the early heads to the same folder."""
         super().save(folder, max_tokens)
         rule: dict[str, Any] = {"exits": self.exits, "exit": self.exit, "margin": self.margin, "center": self.center}
         (folder / EXITS[0]).write_text(json.dumps(rule) + "\n", encoding="utf-8")
@@ -227,12 +227,12 @@ class EarlyExit(MonoBERT):
 
 
 def _among(going: Tensor, whole: TokenBatch, part: TokenBatch) -> Tensor:
-    """Return the number within `part` of each row that still goes on: its own number where `part` is the whole."""
+    """Return the index in `part` of each remaining row, int64 [going]; `part` is `whole` or the remaining rows."""
     return going if part is whole else torch.arange(len(going), device=going.device)
 
 
 def _rows(batch: TokenBatch, rows: Tensor) -> tuple[TokenBatch, Tensor]:
-    """Return some rows of a batch, in their order, and the index of each of their tokens."""
+    """Return a batch of the given rows, and the index of each of their tokens in the old batch, int64 [tokens]."""
     lengths = batch.cu_seqlens.diff().long()[rows]
     part, tokens = select_rows(batch, RowGroup(rows, lengths, int(lengths.max()), uniform=False))
     return replace(part, row_ids=None), tokens

@@ -20,8 +20,8 @@ class ExitTraining:
     """How early heads are trained.
 
     Args:
-        trunk: Whether they train the encoder, too. If not, the last layer is trained as without them.
-        weight: Weight of the mean of their losses beside the last layer's loss.
+        trunk: Whether their gradient also trains the encoder. If not, encoder and last head train as without them.
+        weight: Weight of the mean loss of the early heads; the last layer's loss has weight 1.
         distilled: Share of an early head's loss that is the squared error to the last layer's score (self-distillation,
             as in FastBERT, Liu et al., 2020, arXiv:2004.02178); the rest is the loss on the labels.
 
@@ -41,7 +41,7 @@ class ExitTraining:
 
 
 class EarlyExitModule(RerankModule):
-    """`RerankModule` that trains early heads beside the last one. Validation measures the scores of `model.exit`.
+    """`RerankModule` that trains early heads together with the last one. Validation uses the scorer's exit rule.
 
     Args:
         scorer: As in RerankModule.
@@ -69,7 +69,7 @@ class EarlyExitModule(RerankModule):
         self._distance = MSE()
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
-        """Loss of the last layer's scores, and weighted mean of the early heads' losses; means over groups."""
+        """Return the last layer's loss plus `weight` times the early heads' mean loss, a mean over groups, []."""
         options = self.options
         last, early = self.scorer.all_scores(batch, options.trunk)
         losses = []
@@ -89,7 +89,7 @@ class EarlyExitModule(RerankModule):
         return [parameter for parameter in self.parameters() if id(parameter) not in early]
 
     def clip(self) -> Tensor:
-        """Clip; early heads that do not train the encoder are clipped apart, so that they do not change its step."""
+        """Clip gradients. With `trunk=False`, early heads have their own norm and leave the encoder's step as is."""
         if self.options.trunk:
             return super().clip()
         early = self.clip_part(self._early)

@@ -1,4 +1,4 @@
-"""Cut layers and feed-forward units out of a model folder. What is left is a folder of the same class, but smaller."""
+"""Remove layers, heads and feed-forward units from a model folder; the result is a smaller model of the same class."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def encoder_folder(folder: Path) -> Path:
     """Return the folder with the encoder's weights: the model folder itself, or the one folder inside that has them.
 
     Raises:
-        CheckpointError: There are several, as of a bi-encoder with two encoders, or none.
+        CheckpointError: There is no such folder, or there are several, as in a bi-encoder with two encoders.
     """
     found = [
         path.parent for path in sorted(folder.rglob("config.json")) if "model_type" in json.loads(path.read_text())
@@ -59,7 +59,7 @@ def unit_outputs(model: nn.Module, total: int, units: int) -> dict[int, nn.Linea
         units: Its number of feed-forward units.
 
     Raises:
-        CheckpointError: There is not exactly one in each layer, as in mixtures of experts.
+        CheckpointError: A layer does not have exactly one such linear layer (for example, in a mixture of experts).
     """
     found = [
         (layer_of(name, total), module)
@@ -170,8 +170,9 @@ def _renumbered(weights: dict[str, Tensor], total: int, layers: Sequence[int]) -
 def _cut_units(name: str, tensor: Tensor, size: int, total: int, units: Sequence[Tensor]) -> Tensor:
     """Return a weight with the kept units of its layer; other weights as they are.
 
-    The first axis of the weights that make the units is `size`, or twice that where a gate is in the same matrix (its
-    halves are cut alike). The second axis of the weight that reads them is `size`.
+    In the weights that compute the units, the first dimension is `size`, or 2 * `size` if the matrix also contains a
+    gate (then the same units are kept in both halves). In the weight that reads the units, the second dimension is
+    `size`.
     """
     layer = layer_of(name, total)
     if layer is None or "att" in name:

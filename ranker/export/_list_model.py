@@ -1,4 +1,4 @@
-"""The options of models of lists, in `list_model.json` beside the weights; other programs have no place for them."""
+"""Read and write `list_model.json`: options of listwise models, which the formats of other programs can't store."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ranker.export._modules import write_json
 
 FILE = "list_model.json"
 ELSEWHERE = (
-    "the scores of this model depend on all docs of a query, and the formats of other programs hold no lists, so they "
-    "score each doc there as if it were the only one; ranker reads the lists"
+    "the scores of this model depend on all docs of a query, but the formats of other programs hold no lists, so other "
+    "programs score each doc alone, with other scores; load it with ranker to score lists"
 )
 
 

@@ -1,4 +1,4 @@
-"""From comparisons of docs, two by two, to a score of each doc."""
+"""Compute a score of each doc from pairwise comparisons of docs."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-STEPS = 30  # of Newton's method; it converges in a few
-RIDGE = 1e-2  # of the strengths' squares, which keeps them finite where a doc wins or loses all its duels
+STEPS = 30  # of Newton's method, which converges in a few steps
+RIDGE = 1e-2  # weight of the L2 penalty, without which a doc that wins or loses all comparisons has no finite strength
 
 
 def sum_of_wins(logits: Tensor, mask: Tensor) -> Tensor:
     r"""Return :math:`s_i = \sum_{j \ne i} \sigma(l_{ij})`, SUM of duoBERT, [lists, docs]; 0 where there is no doc.
 
     Args:
-        logits: How sure it is that doc i is better than doc j [lists, docs, docs]; the diagonal is not read.
+        logits: Log-odds that doc i is better than doc j, [lists, docs, docs]; the diagonal is not read.
         mask: True where a list has a doc, bool [lists, docs].
     """
     return (logits.sigmoid() * _pairs(mask)).sum(2)
@@ -27,8 +27,8 @@ def bradley_terry(logits: Tensor, mask: Tensor) -> Tensor:
     .. math:: \max_\theta \sum_{i \ne j} w_{ij} \log \sigma(\theta_i - \theta_j) - \lambda/2 \, \|\theta\|^2, \quad
         w_{ij} = (\sigma(l_{ij}) + 1 - \sigma(l_{ji})) / 2
 
-    where the share of wins of i over j is the mean of both orders, and :math:`\lambda` is `RIDGE`. The gradient is
-    that of the maximum (implicit differentiation).
+    where :math:`w_{ij}` is the probability that i is better than j, averaged over both input orders of the pair, and
+    :math:`\lambda` is `RIDGE`. Gradients are those of the exact maximum, by implicit differentiation.
 
     Args:
         logits: See `sum_of_wins`.
@@ -40,11 +40,11 @@ def bradley_terry(logits: Tensor, mask: Tensor) -> Tensor:
         strengths = wins.new_zeros(mask.shape)
         for _ in range(STEPS):
             strengths = strengths + _newton(strengths, wins, pairs)
-    return strengths + _newton(strengths, wins, pairs)  # 0 at the maximum, and its derivative is that of the maximum
+    return strengths + _newton(strengths, wins, pairs)  # a step of 0 at the maximum, which has the maximum's gradient
 
 
 def _newton(strengths: Tensor, wins: Tensor, pairs: Tensor) -> Tensor:
-    """Return Newton's step; the Hessian is a constant."""
+    """Return Newton's step [lists, docs]; no gradient flows through the Hessian."""
     expected = (strengths.unsqueeze(2) - strengths.unsqueeze(1)).sigmoid() * pairs
     slope = (wins - expected).sum(2) - RIDGE * strengths
     curvature = (expected * (1 - expected)).detach()
@@ -53,7 +53,7 @@ def _newton(strengths: Tensor, wins: Tensor, pairs: Tensor) -> Tensor:
 
 
 def _pairs(mask: Tensor) -> Tensor:
-    """Return which cells hold two docs of a list, bool [lists, docs, docs]."""
+    """Return which cells are pairs of two different docs of a list, bool [lists, docs, docs]."""
     others = ~torch.eye(mask.shape[1], dtype=torch.bool, device=mask.device)
     return mask.unsqueeze(2) & mask.unsqueeze(1) & others
 

@@ -1,4 +1,4 @@
-"""Score long lists by windows of them, and merge what the windows say."""
+"""Score long lists in windows (overlapping parts of a list), and merge the scores of the windows."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import numpy as np
 from ranker.errors import ConfigError
 
 MERGES = ("mean", "sliding")
-Part = tuple[int, np.ndarray]  # the number of a list, and the places of docs in it
+Part = tuple[int, np.ndarray]  # index of a list in the batch, and places of some of its docs in the list
 ScoreParts = Callable[[Sequence[Part]], list[np.ndarray]]
 
 
 @dataclass(frozen=True)
 class ListWindows:
-    """Which docs of a list a model sees together when it ranks.
+    """How lists are divided into windows of docs that a model reads together at inference.
 
     Args:
-        size: Most docs; a list of up to this many is seen whole. None: all.
-        stride: Docs from the start of one window to that of the next; None: half of `size`.
-        merge: `mean`: windows in the order of the list, and a doc's score is the mean of those in its windows;
-            `sliding`: from the end of the list to its start, each window is put in the order of its scores, and its
-            best docs go on to the next one (Sun et al., 2023, arXiv:2304.09542).
+        size: Number of docs of a window; a list of up to this many is read whole. None: all lists are.
+        stride: Number of docs between the starts of two windows; None: half of `size`.
+        merge: `mean`: a doc's score is the mean of its scores in all windows that contain it. `sliding`: the window
+            moves from the end of the list to its start; each window is sorted by its scores, so that its best docs are
+            also in the next window (Sun et al., 2023, arXiv:2304.09542).
 
     Raises:
         ConfigError: A value is out of range.
@@ -43,16 +43,16 @@ class ListWindows:
 
     @property
     def step(self) -> int:
-        """Docs from one window to the next."""
+        """Number of docs between the starts of two windows."""
         assert self.size is not None
         return self.stride or max(1, self.size // 2)
 
     def are_whole(self, docs: int) -> bool:
-        """Return whether lists of up to so many docs are seen whole."""
+        """Return whether a list of so many docs is read whole."""
         return self.size is None or docs <= self.size
 
     def windows(self, docs: int) -> list[np.ndarray]:
-        """Return the windows of a list in its order; the last one begins early enough to be full.
+        """Return the windows of a list, from its start to its end; the last one is moved back to be full.
 
         >>> [window.tolist() for window in ListWindows(4, 2).windows(7)]
         [[0, 1, 2, 3], [2, 3, 4, 5], [3, 4, 5, 6]]
@@ -67,13 +67,13 @@ class ListWindows:
 def score_lists(counts: Sequence[int], windows: ListWindows, score: ScoreParts) -> list[np.ndarray]:
     """Return the scores of lists, each [docs].
 
-    With `merge=sliding`, those of a list longer than a window are its final places as scores: the number of docs for
-    the best one, down to 1.
+    With `merge=sliding`, the scores of a list of n docs that is longer than a window are n for the first doc of the
+    final order, n - 1 for the second, down to 1.
 
     Args:
-        counts: Docs of each list.
-        windows: Which docs are seen together.
-        score: Returns the scores of each part [docs of the part].
+        counts: Number of docs of each list.
+        windows: How lists are divided.
+        score: Function that returns the scores of each part, [docs of the part].
     """
     whole = [number for number, docs in enumerate(counts) if windows.are_whole(docs)]
     scores: dict[int, np.ndarray] = {}

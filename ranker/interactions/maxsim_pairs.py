@@ -1,4 +1,4 @@
-"""Pairs of a query and a doc that MaxSim compares, as indices on the device."""
+"""Indices of the pairs of a query and a doc that MaxSim compares, as tensors on the device."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.nn import functional
 
 @dataclass
 class Pairs:
-    """Pairs of ragged texts.
+    """Pairs of a query and a doc, whose texts have different numbers of vectors.
 
     Args:
-        query_starts: First vector of each query, and their number, int64 [queries + 1].
-        doc_starts: First vector of each doc, and their number, int64 [docs + 1].
+        query_starts: Index of each query's first vector, then the number of all query vectors, int64 [queries + 1].
+        doc_starts: Index of each doc's first vector, then the number of all doc vectors, int64 [docs + 1].
         query_of: The query of each pair, int64 [pairs].
         doc_of: The doc of each pair, int64 [pairs].
-        widest_query: Most vectors of a query.
-        widest_doc: Most vectors of a doc.
+        widest_query: Largest number of vectors of a query.
+        widest_doc: Largest number of vectors of a doc.
     """
 
     query_starts: Tensor
@@ -42,11 +42,11 @@ class Pairs:
         return len(self.query_of)
 
     def by_query(self) -> tuple[Tensor, Tensor]:
-        """Return the pairs query by query, int64 [pairs], and where each query's begin, int64 [queries + 1]."""
+        """Return the pairs sorted by query, int64 [pairs], and the start of each query's pairs, int64 [queries + 1]."""
         return _grouped(self.query_of, len(self.query_starts) - 1)
 
     def by_doc(self) -> tuple[Tensor, Tensor]:
-        """Return the pairs doc by doc, int64 [pairs], and where each doc's begin, int64 [docs + 1]."""
+        """Return the pairs sorted by doc, int64 [pairs], and the start of each doc's pairs, int64 [docs + 1]."""
         return _grouped(self.doc_of, len(self.doc_starts) - 1)
 
 

@@ -1,1 +1,1 @@
-"""Models that read the docs of a query together: their scores depend on all of them."""
+"""Models that read the docs of a query together, so that the score of a doc depends on the other docs."""

@@ -1,6 +1,6 @@
-"""Pairwise reranking: docs are compared two by two.
+"""Pairwise reranking: a model compares two docs at a time.
 
-duoBERT is Nogueira et al., 2019 (arXiv:1910.14424), duoT5 Pradeep et al., 2021 (arXiv:2101.05667).
+Sources: Nogueira et al., 2019 (arXiv:1910.14424, duoBERT); Pradeep et al., 2021 (arXiv:2101.05667, duoT5).
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ T5_LITERALS = ("Query:", "Document0:", "Document1:", "Relevant:")
 
 
 class Duo(nn.Module):
-    r"""Compare the docs of a list two by two, and make a score of each doc's comparisons.
+    r"""Compare each ordered pair of docs of a list, and compute the score of a doc from its comparisons.
 
     A row holds the query and two docs in order, `[CLS] query [SEP] doc i [SEP] doc j [SEP]`, or for a T5 `Query: q
-    Document0: doc i Document1: doc j Relevant:`. Its logit says how sure the model is that doc i is the better one:
-    :math:`p_{ij} = \sigma(f(q, d_i, d_j))`. The scores of docs are aggregated from all ordered pairs.
+    Document0: doc i Document1: doc j Relevant:`. The probability that doc i is better than doc j is
+    :math:`p_{ij} = \sigma(f(q, d_i, d_j))`, with f the logit of the row. The score of a doc is computed from all pairs.
 
     Args:
         encoder: The encoder of a BERT, or of a T5.
-        head: As in `MonoBERT`; of a T5 the decoder's words, whatever this says.
-        pooling: As in `MonoBERT`.
-        top: Docs of a list that are compared, the first ones; the others keep their order behind them.
-        aggregation: `sum`: :math:`\sum_j p_{ij}`; `bradley_terry`: the strengths whose win probabilities are nearest
-            to these, see `ranker.interactions.duels`.
+        head: As in `MonoBERT`. Ignored for a T5, which scores with the logits of two words of its decoder.
+        pooling: As in `MonoBERT`. Ignored for a T5.
+        top: Number of docs that are compared: the first ones of a list. The others rank after them, in their order.
+        aggregation: `sum`: :math:`\sum_j p_{ij}`; `bradley_terry`: the strengths of a Bradley-Terry model fitted to
+            the :math:`p_{ij}`, see `ranker.interactions.duels`.
 
     Raises:
         ConfigError: An option has an unknown value.
@@ -75,7 +75,7 @@ class Duo(nn.Module):
 
     @property
     def list_rows(self) -> DocPairRows:
-        """The rows that are made of a list."""
+        """How many tokens the rows of a list have."""
         return DocPairRows(sum(map(len, self.literals)), self.top)
 
     def layouts(self) -> tuple[Template, Template]:
@@ -92,7 +92,7 @@ class Duo(nn.Module):
         with torch.autocast(logits.device.type, enabled=False):
             top = AGGREGATIONS[self.aggregation](logits, compared).to(logits.dtype)
         longest = int(texts.counts.max())
-        if longest > width:  # docs behind the top keep their order
+        if longest > width:  # the other docs rank after the top ones, in their order
             lowest = top.masked_fill(~compared, torch.inf).min(1, keepdim=True).values
             behind = lowest - 1 - torch.arange(longest - width, device=top.device)
             top = torch.cat([top, behind], 1)
@@ -100,7 +100,7 @@ class Duo(nn.Module):
         return to_grid(top[is_doc], batch.doc_mask)
 
     def _logits(self, batch: RankBatch, texts: ListTexts) -> Tensor:
-        """Return the logits of ordered pairs of the first docs, [lists, top, top]; 0 where there is no pair."""
+        """Return the logit of each ordered pair of the first docs, [lists, top, top]; 0 in cells without a pair."""
         width = min(self.top, int(texts.counts.max()))
         docs, places = np.minimum(texts.counts, self.top), np.arange(width)
         is_doc = places < docs[:, None]
@@ -120,7 +120,7 @@ class Duo(nn.Module):
         return grid.to(scores.dtype).index_copy(0, cells, scores).view(len(docs), width, width)
 
     def _pieces(self, texts: ListTexts, lists: np.ndarray, first: np.ndarray, second: np.ndarray) -> Pieces:
-        """Return the rows of some pairs; docs are cut so that both fit, a short one leaves its room to the other."""
+        """Return the rows of some pairs. If they do not fit, docs are cut to half of the room, or to the rest."""
         numbers = [texts.first_docs()[lists] + place for place in (first, second)]
         lengths = [texts.doc_lengths[doc] for doc in numbers]
         queries = texts.query_lengths[lists]
@@ -137,11 +137,11 @@ class Duo(nn.Module):
         )  # fmt: skip
 
     def elsewhere(self) -> str:
-        """Say what the scores of the stored model mean in other programs."""
+        """Return a warning for users who load the stored model in other programs."""
         return ELSEWHERE
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write the scorer of rows as it writes itself, and the options beside it."""
+        """Write the scorer of rows with its own `save`, and the options to the same folder."""
         self.scorer.save(folder, max_tokens)
         options = {"scorer": type(self.scorer).__name__, "top": self.top, "aggregation": self.aggregation}
         write_options(folder, options)
@@ -151,7 +151,7 @@ class Duo(nn.Module):
         """Load a folder that `save` wrote.
 
         Raises:
-            CheckpointError: The folder is not one.
+            CheckpointError: The folder was not written by `save`.
         """
         options = read_options(Path(folder))
         kinds: dict[str, Any] = {"MonoBERT": MonoBERT, "MonoT5": MonoT5}
@@ -165,7 +165,7 @@ class Duo(nn.Module):
 
 
 def _layout(encoder: Encoder, is_t5: bool) -> tuple[tuple[tuple[int, ...], ...], np.ndarray]:
-    """Return the literals before, between and after the three texts of a row, and the segment ids of its 7 pieces."""
+    """Return the 4 literals (token ids around the 3 texts of a row), and the segment ids of the 7 pieces of a row."""
     tokenizer = encoder.tokenizer
     if is_t5:
         ids = [tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in T5_LITERALS]

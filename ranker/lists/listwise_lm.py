@@ -36,32 +36,35 @@ log = logging.getLogger(__name__)
 
 TEXT = Template(specials=((), ()), segments=(0,))  # texts without special tokens
 PROMPTS = ("Query: {query}", "Document: {doc}")
-ORDER = 11  # mixed into the step's seed, so that the order of docs has a seed of its own
+ORDER = 11  # hashed with the step's seed, so that the order of docs is independent of other draws
 WEIGHTS = "projection.safetensors"
 
 
 class ListwiseLM(nn.Module):
-    r"""Score all docs of a list from one row: a vector at the end of each doc, and one at the end of the query.
+    r"""Score all docs of a list in one row, by a vector at the end of each doc and one at the end of the query.
 
-    The row is `<s> Query: q </s> Document: d_1 </s> ... Document: d_n </s> Query: q </s>`. In a causal model a doc sees
-    the query and the docs before it, and the query at the end sees all. With h the states of the last layer at the end
-    marks, and g the projection,
+    The row is `<s> Query: q </s> Document: d_1 </s> ... Document: d_n </s> Query: q </s>`. In a causal model a doc
+    attends to the query and the docs before it, and the second query attends to everything. The score is as follows;
+    :math:`h_i` and :math:`h_q` are the last layer's states at the `</s>` after doc i and after the second query, and g
+    is the projection.
 
     .. math:: s(q, d_i) = g(h_q) \cdot g(h_i) \quad\text{or}\quad \cos(g(h_q), g(h_i)) / \tau
 
-    The paper has cosines, and special tokens as end marks. Here the tokenizer's own end token ends each text, and dot
-    products are the default: they learn faster, for at the start all states at end marks are alike.
+    The paper uses cosines, and adds special tokens after the texts. Here the tokenizer's end token ends each text.
+    Inner products are the default, because they learn faster: at the start, the states at all end tokens are similar.
 
     Args:
-        encoder: A language model, or an encoder with room for the rows.
-        similarity: `dot`, or `cosine` with a division by the temperature.
-        projection: Size of the vectors after two linear layers with a ReLU between them; None: the states.
+        encoder: A language model, or another encoder with enough positions for the rows.
+        similarity: `dot`, or `cosine` divided by the temperature.
+        projection: Dimension of the vectors, which two linear layers with a ReLU between them compute; None: no
+            projection.
         temperature: The divisor of cosines.
-        shuffle: Whether docs are in a random order in training, drawn from the seed, the step and the query.
-        window: In inference: most docs in a row, see `ListWindows`; None: all ("full ranking", arXiv:2412.14574). A row
-            that would be longer than the encoder's positions is cut into as few rows of equal numbers of docs as fit.
-        stride: In inference: docs from one window to the next.
-        merge: In inference: `mean` or `sliding`.
+        shuffle: Whether training puts docs in a random order, which depends on the seed, the step and the query.
+        window: At inference: largest number of docs in a row, see `ListWindows`; None: all ("full ranking",
+            arXiv:2412.14574). If a row has more tokens than the encoder has positions, its docs are divided equally
+            among as few rows as possible.
+        stride: At inference: number of docs between the starts of two windows.
+        merge: At inference: `mean` or `sliding`, see `ListWindows`.
 
     Raises:
         ConfigError: An option has an unknown value, or the tokenizer has no end token.
@@ -110,7 +113,7 @@ class ListwiseLM(nn.Module):
 
     @property
     def list_rows(self) -> JoinedRows:
-        """The row that is made of a list."""
+        """How many tokens the row of a list has."""
         query, doc = (layout.num_special for layout in self._layouts)
         return JoinedRows(2, len(self._literals[0]) + 2 * (query + 1), doc + 1)
 
@@ -135,7 +138,7 @@ class ListwiseLM(nn.Module):
         return to_grid(found.to(texts.tokens.device, torch.float64 if double else torch.float32), batch.doc_mask)
 
     def _parts(self, batch: RankBatch, texts: ListTexts) -> list[Part]:
-        """Return whole lists; in training in a random order that depends on the step and the query."""
+        """Return each list with the order of its docs; with `shuffle`, a random one in training."""
         orders = [np.arange(count) for count in texts.counts]
         if self.training and self.shuffle:
             seed = self.encoder.dropout_seed
@@ -151,12 +154,12 @@ class ListwiseLM(nn.Module):
 
         Args:
             texts: The texts of the batch.
-            parts: Lists with the places of their docs in the order of the row.
-            row_ids: Row id of each list's row; None: none.
-            apart: Whether to return the scores in the order of the parts; else in the order of the batch's docs.
+            parts: For each list (or window), the list's number and the places of its docs in the order of the row.
+            row_ids: Id of each list's row within the step, on which dropout depends, int64 [lists]; None: no ids.
+            apart: Whether the scores are in the order of `parts`; else they are in the order of the batch's docs.
 
         Returns:
-            [docs]
+            The scores, [docs].
         """
         rows = [(number, cut) for number, places in parts for cut in self._rows(texts, number, places)]
         pieces, docs, queries = self._pieces(texts, rows)
@@ -188,7 +191,7 @@ class ListwiseLM(nn.Module):
         return full_precision(self.projection(states.to(weight.dtype)))
 
     def _rows(self, texts: ListTexts, number: int, places: np.ndarray) -> list[np.ndarray]:
-        """Cut the docs of a row into as few rows as the encoder's positions need, of equal numbers of docs."""
+        """Divide the docs of a row equally among the smallest number of rows that fit into the encoder."""
         fixed = len(self._literals[0]) + 2 * (int(texts.query_lengths[number]) + 1)
         docs = texts.doc_lengths[texts.first_docs()[number] + places] + 1
         for rows in range(1, len(places) + 1):
@@ -198,19 +201,19 @@ class ListwiseLM(nn.Module):
         else:
             raise CheckpointError(
                 f"max_doc_tokens: expected rows of at most {self.encoder.max_tokens} tokens, got "
-                f"{fixed + int(docs.max())} for a query, twice, and a single doc; lower max_doc_tokens"
+                f"{fixed + int(docs.max())} for a row with one doc and the query twice; lower max_doc_tokens"
             )
         if rows > 1 and not self._warned:
             self._warned = True
             log.warning(
-                "model: a list of %d docs has more tokens than the %d positions of the encoder, so it is read in %d "
-                "rows, whose docs do not see each other; lower max_doc_tokens for fewer",
+                "model: a list of %d docs has more tokens than the %d positions of the encoder, so it is split into %d "
+                "rows, and docs of different rows are not compared; for fewer rows lower max_doc_tokens",
                 len(places), self.encoder.max_tokens, rows,
             )  # fmt: skip
         return [places[cut] for cut in cuts]
 
     def _pieces(self, texts: ListTexts, rows: Sequence[Part]) -> tuple[Pieces, np.ndarray, np.ndarray]:
-        """Return rows, and the pieces at which the vectors of docs and of queries are."""
+        """Return rows, and the numbers of the pieces that end docs [docs] and second queries [rows]."""
         (begin, end), (begin_length, _) = texts.literal_starts, texts.literal_lengths
         first = texts.first_docs()
         starts, lengths, docs, queries, counts = [], [], [], [], []
@@ -232,11 +235,11 @@ class ListwiseLM(nn.Module):
         return pieces, np.concatenate(docs), np.array(queries)
 
     def elsewhere(self) -> str:
-        """Say what the scores of the stored model mean in other programs."""
+        """Return a warning for users who load the stored model in other programs."""
         return ELSEWHERE
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write the encoder as transformers does, and beside it the options and the projection."""
+        """Write the encoder in transformers' format, and the options and the projection to the same folder."""
         folder.mkdir(parents=True, exist_ok=True)
         self.encoder.model.save_pretrained(folder)
         write_tokenizer(folder, self.encoder, max_tokens)
@@ -253,7 +256,7 @@ class ListwiseLM(nn.Module):
         """Load a folder that `save` wrote.
 
         Raises:
-            CheckpointError: The folder is not one.
+            CheckpointError: The folder was not written by `save`.
         """
         options = read_options(Path(folder))
         if "similarity" not in options:

@@ -1,4 +1,4 @@
-"""Set-Encoder: a cross-encoder whose rows see the other docs of the list (Schlatt et al., 2024, arXiv:2404.06912)."""
+"""Set-Encoder: a cross-encoder whose rows attend to each other (Schlatt et al., 2024, arXiv:2404.06912)."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ from ranker.interactions.list_windows import ListWindows, Part, score_lists
 from ranker.models.monobert import MonoBERT
 from ranker.types import RankBatch, TokenBatch
 
-PATHS = ("bert", "modernbert", "packed")  # of encoders whose attention can read other rows
+PATHS = ("bert", "modernbert", "packed")  # values of `Encoder.path` with which attention can read other rows
 
 
 class SetEncoder(MonoBERT):
-    r"""Score each doc of a list in a row of its own, which also attends to the first tokens of the list's other rows.
+    r"""Score each doc of a list in its own row, which also attends to the first token of each other row of the list.
 
-    The row `[CLS] query [SEP] doc [SEP]` of doc i has in every layer the keys and values
+    The row of doc i is `[CLS] query [SEP] doc [SEP]`, with :math:`n_i` tokens. In every layer its tokens attend to the
+    keys
 
     .. math:: K_i = [k_{i,1}, \dots, k_{i,n_i}; k_{j,1} \text{ for } j \ne i]
 
-    so the `[CLS]` token of each row tells the others what its doc says. Other rows have no order, so the scores do not
-    depend on the order of the list, and a list of one doc has the score of monoBERT.
+    and to the values of the same tokens. So the `[CLS]` token of a row passes information about its doc to the other
+    rows. Attention does not depend on the order of the other rows, so neither do the scores. A list of one doc has the
+    score of monoBERT.
 
     Args:
-        encoder: An encoder of an own path or a packed one, whose tokens attend in both directions.
+        encoder: An encoder with bidirectional attention that runs without padding (its `path` is one of `PATHS`).
         head: As in `MonoBERT`.
         pooling: As in `MonoBERT`.
         pooler: As in `MonoBERT`.
         num_labels: As in `MonoBERT`.
-        window: In inference: most docs that are seen together, see `ListWindows`; None: the whole list.
-        stride: In inference: docs from one window to the next.
-        merge: In inference: `mean` or `sliding`.
+        window: At inference: largest number of docs that are read together, see `ListWindows`; None: the whole list.
+        stride: At inference: number of docs between the starts of two windows.
+        merge: At inference: `mean` or `sliding`, see `ListWindows`.
 
     Raises:
         ConfigError: An option has an unknown value, or the encoder's attention can't read other rows.
@@ -80,7 +82,7 @@ class SetEncoder(MonoBERT):
         return self._by_windows(batch, batch.pairs)
 
     def _by_windows(self, batch: RankBatch, pairs: TokenBatch) -> Tensor:
-        """Score lists of which some are longer than a window; the host waits for the scores of each round."""
+        """Score lists some of which are longer than a window; the CPU waits for the scores of each window."""
         counts: list[int] = batch.doc_mask.sum(1).tolist()
         first_rows, lengths = np.cumsum([0, *counts]), pairs.cu_seqlens.diff().long()
 
@@ -101,27 +103,27 @@ class SetEncoder(MonoBERT):
         return to_grid(scores.to(lengths.device, torch.float64 if double else torch.float32), batch.doc_mask)
 
     def elsewhere(self) -> str:
-        """Say what the scores of the stored model mean in other programs."""
+        """Return a warning for users who load the stored model in other programs."""
         return ELSEWHERE
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write the folder as `MonoBERT.save` does, and the options of inference beside the weights."""
+        """Write the folder of `MonoBERT.save`, and the options for inference to the same folder."""
         super().save(folder, max_tokens)
         write_options(folder, asdict(self.lists))
 
     @classmethod
     def load(cls, folder: Path, execution: Execution = DEFAULT) -> Self:
-        """Load a folder that `save` wrote, or one of a cross-encoder, which then starts to read lists."""
+        """Load a folder that `save` wrote, or the folder of a cross-encoder as the start of a Set-Encoder."""
         scorer = super().load(folder, execution)
         scorer.lists = ListWindows(**read_options(Path(folder)))
         return scorer
 
 
 def _check(encoder: Encoder) -> None:
-    """Refuse an encoder whose rows can't see each other.
+    """Check that the rows of an encoder can attend to each other.
 
     Raises:
-        ConfigError: It is one.
+        ConfigError: They can't.
     """
     if encoder.path not in PATHS:
         ragged = "encoder.ragged=true and " if not encoder.execution.ragged else ""

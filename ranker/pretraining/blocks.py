@@ -1,4 +1,4 @@
-"""Blocks of docs with hidden tokens, one row each: what masked words and replaced tokens are learnt from."""
+"""Training rows of `mlm` and `electra`: each row is a block of a doc, with some tokens hidden."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ranker.pretraining.texts import Texts, lay_out
 
 
 class MaskedBlocks:
-    """The blocks of all docs with hidden tokens.
+    """Draws the rows of a step: blocks of docs with hidden tokens.
 
     Args:
         texts: The docs.
@@ -25,7 +25,7 @@ class MaskedBlocks:
         return len(self.blocks.docs)
 
     def largest(self) -> int:
-        """Return the tokens of the longest row."""
+        """Return the number of tokens of the longest row."""
         return int(self.blocks.lengths.max()) + self.layout.num_special
 
     def step(self, epoch: int, groups: np.ndarray) -> MaskedRows:
@@ -33,7 +33,7 @@ class MaskedBlocks:
         return MaskedRows(mask(self.blocks.take(groups), groups, epoch, self.masking, self.texts), self.layout)
 
     def fingerprint(self) -> str:
-        """Return a hash of what the draws depend on."""
+        """Return a hash of all that the draws depend on, apart from the seed."""
         return self.texts.fingerprint("masked", self.masking)
 
 

@@ -1,4 +1,4 @@
-"""Masked words: which tokens of a row are hidden, and what the model sees in their place."""
+"""Masked words: which tokens of a row are hidden, and which tokens replace them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ranker.hashing import mix
 from ranker.pretraining.texts import Ragged, Texts, below, rows_of, uniform
 from ranker.types import Movable, RankBatch, TokenBatch
 
-WHICH, HOW, WORD, SAMPLE = 101, 102, 103, 104  # purposes of the draws, which keep them independent
-BLOCK = 2048  # masked tokens whose logits exist at a time
+WHICH, HOW, WORD, SAMPLE = 101, 102, 103, 104  # hashed into the four random draws, to make them independent
+BLOCK = 2048  # number of hidden tokens whose logits are in memory at a time
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Masking:
     """How tokens are hidden (BERT, Devlin et al., 2019, arXiv:1810.04805, section 3.1).
 
     Args:
-        share: Share of each row's tokens to predict, rounded, at least one.
+        share: Share of each row's tokens to predict; their number is rounded, and at least one.
         masked: Share of these that become the mask token.
-        random: Share of these that become a random word; the others stay.
+        random: Share of these that become a random token; the others stay unchanged.
 
     Raises:
         ConfigError: A share is out of range.
@@ -55,8 +55,8 @@ class Masked(NamedTuple):
         rows: The rows as the model sees them.
         row: Row of each hidden token, ascending, int64 [hidden].
         position: Its position in the row, ascending in each row, int64 [hidden].
-        words: Its token id before, int64 [hidden].
-        draws: A uniform number of each, for a generator's sample, float64 [hidden].
+        words: Its original token id, int64 [hidden].
+        draws: A uniform random number in [0, 1) for each, from which ELECTRA samples a word, float64 [hidden].
     """
 
     rows: Ragged
@@ -67,16 +67,16 @@ class Masked(NamedTuple):
 
 
 def mask(rows: Ragged, numbers: np.ndarray, epoch: int, masking: Masking, texts: Texts) -> Masked:
-    """Hide tokens of rows. The draw depends on the seed, the epoch, the row's number and the position only.
+    """Hide tokens of rows. Which ones depends on the seed, the epoch, the row's number and the positions only.
 
-    In each row the tokens with the smallest hashes are hidden, so the count of them is known from its length.
+    In each row, the positions with the smallest hashes are hidden. Their number depends on the length of the row only.
 
     Args:
-        rows: The rows [tokens of a block], without special tokens.
-        numbers: A number of each row, the same in each epoch [rows].
+        rows: The rows, without special tokens.
+        numbers: Number of each row in the collection, the same in each epoch, int64 [rows].
         epoch: The epoch.
         masking: How tokens are hidden.
-        texts: Tokenizer and seed.
+        texts: Has the tokenizer and the seed.
     """
     lengths, row = rows.lengths, rows_of(rows)
     position, number = ranges(0, lengths), numbers[row]
@@ -115,8 +115,8 @@ class Hidden(Movable):
 
     Args:
         positions: Their positions in the micro-batch, int64 [hidden].
-        words: Their token ids before, int64 [hidden].
-        draws: A uniform number of each, float64 [hidden].
+        words: Their original token ids, int64 [hidden].
+        draws: A uniform random number in [0, 1) for each, float64 [hidden].
         of_step: Number of hidden tokens of the whole step, over all devices.
     """
 
@@ -131,8 +131,8 @@ def hidden_of(masked: Masked, chosen: np.ndarray, starts: np.ndarray) -> Hidden:
 
     Args:
         masked: The rows of the step.
-        chosen: The rows of the micro-batch, in its order [chosen].
-        starts: Where the text of each of them begins in the micro-batch [chosen].
+        chosen: Numbers of these rows in the step, in the order of the micro-batch, int64 [chosen].
+        starts: Index of the first token of each row's text in the micro-batch, int64 [chosen].
     """
     begin = np.searchsorted(masked.row, chosen)
     counts = np.searchsorted(masked.row, chosen, side="right") - begin
@@ -145,11 +145,11 @@ def hidden_of(masked: Masked, chosen: np.ndarray, starts: np.ndarray) -> Hidden:
 
 @dataclass
 class MaskedBatch(RankBatch):
-    """A micro-batch with hidden tokens; `share` is 1, since losses are divided by counts of the whole step.
+    """A micro-batch with hidden tokens. Its `share` is 1, because the loss is divided by counts of the whole step.
 
     Args:
         hidden: The hidden tokens of its rows.
-        of_step: A second count of the whole step that the objective divides by.
+        of_step: A second count over the whole step by which the objective divides: blocks (PROP) or tokens (ELECTRA).
     """
 
     hidden: Hidden | None = None
@@ -157,7 +157,7 @@ class MaskedBatch(RankBatch):
 
 
 def masked_batch(rows: TokenBatch, chosen: np.ndarray, hidden: Hidden, of_step: int = 0) -> MaskedBatch:
-    """Return the micro-batch of some groups of one row each.
+    """Return the micro-batch of some groups that have one row each.
 
     Args:
         rows: The rows.
@@ -171,7 +171,7 @@ def masked_batch(rows: TokenBatch, chosen: np.ndarray, hidden: Hidden, of_step: 
 
 
 def masked_loss(head: MaskedLMHead, states: Tensor, hidden: Hidden) -> Tensor:
-    """Return a micro-batch's part of the mean cross-entropy of the step's hidden words, [].
+    """Return a micro-batch's part of the step's loss: cross-entropy summed here, divided by the step's count, [].
 
     Args:
         head: The head of the masked language model.
@@ -186,6 +186,6 @@ def masked_loss(head: MaskedLMHead, states: Tensor, hidden: Hidden) -> Tensor:
 
 
 def masked_logits(head: MaskedLMHead, states: Tensor) -> Tensor:
-    """Return the logits of all words, at least float32 [tokens, words], of states [tokens, dim]."""
+    """Return the logits of the vocabulary, in float32 or float64, [tokens, vocabulary], from states [tokens, dim]."""
     logits = functional.linear(head(states), head.weight, head.bias)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))

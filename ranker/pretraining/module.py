@@ -1,4 +1,4 @@
-"""The training of objectives whose loss is a sum over rows: masked words, representative words, replaced tokens."""
+"""Training for objectives whose loss is a sum over rows: `mlm`, `prop` and `electra`."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from ranker.types import RankBatch
 
 
 class PretrainModule(RerankModule):
-    """Train a model by the loss that it computes itself.
+    """Train a model whose forward pass returns the loss.
 
-    The model returns each micro-batch's part of the step's loss, already divided by the counts of the whole step, so
-    the number of devices and the memory budget change rounding only.
+    The model returns each micro-batch's part of the step's loss, already divided by the counts of the whole step. So
+    the number of devices and the memory budget change the result only by rounding.
     """
 
     scorer: Any
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
-        """Return the micro-batch's part of the step's loss; its share is 1."""
+        """Return the micro-batch's part of the step's loss, []."""
         loss: Tensor = self.scorer(batch)
         return loss
 
 
 class Objective(Protocol):
-    """What a pretraining learns: a class of `ranker.pretraining.objectives`, built from a yaml of conf/objective."""
+    """A pretraining objective: a class of `ranker.pretraining.objectives`, built from a yaml file of conf/objective."""
 
-    pairs: bool  # whether its rows have a query before the doc
+    pairs: bool  # whether a row has a query before the doc
 
     def model(self, encoder: Encoder) -> Any:
-        """Return what is trained: a module with `encoder` and `save(folder, max_tokens)`."""
+        """Return the model to train, a module with an attribute `encoder` and a method `save(folder, max_tokens)`."""
         ...
 
     def draws(self, texts: Texts) -> Draws:
-        """Return what is drawn from the texts."""
+        """Return the object that draws the rows of each step from the texts."""
         ...
 
     def module(self, model: Any, **options: Any) -> RerankModule:
@@ -49,7 +49,7 @@ class Objective(Protocol):
 
 
 class MaskedModel(nn.Module):
-    """An encoder with the head of its family's masked language model, which begins at random where it has none.
+    """An encoder with its masked-language-model head; an encoder without one gets a random head.
 
     Args:
         encoder: The encoder.
@@ -64,25 +64,25 @@ class MaskedModel(nn.Module):
         self.head = MaskedLMHead(encoder, new=True)
 
     def save(self, folder: Path, max_tokens: int) -> None:
-        """Write the masked language model and its tokenizer, which `encoder.name` and transformers load.
+        """Write the masked language model and its tokenizer; `encoder.name` and transformers can load the folder.
 
         Args:
-            folder: Where to write.
-            max_tokens: Longest row.
+            folder: The folder.
+            max_tokens: Number of tokens of the longest row.
         """
         self.head.save(folder, self.encoder.model)
         save_tokenizer(folder, self.encoder, max_tokens)
 
 
 def save_tokenizer(folder: Path, encoder: Encoder, max_tokens: int) -> None:
-    """Write an encoder's tokenizer; `max_tokens` is the longest row."""
+    """Write an encoder's tokenizer; `max_tokens` is the number of tokens of the longest row."""
     tokenizer: Any = encoder.tokenizer
     tokenizer.model_max_length = max_tokens
     tokenizer.save_pretrained(folder)
 
 
 def linear_layer(encoder: Encoder, size: int) -> nn.Linear:
-    """Return a new linear layer on states, with the weights of BERT's start.
+    """Return a new linear layer on states, initialized as in BERT.
 
     Args:
         encoder: The encoder.

@@ -1,4 +1,4 @@
-"""Pseudo-queries: a sentence of a doc stands for a query, and another part of the doc for what answers it."""
+"""Pseudo-queries: a sentence of a doc is used as a query, and another part of the same doc as its relevant doc."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ ENDS = re.compile(r"[.!?…。！？।]+[\"')\]”’»]*$")
 
 
 def sentence_ends(tokenizer: Any) -> np.ndarray:
-    """Return which token ids end a sentence, bool [vocabulary]: those that consist of an end mark."""
+    """Return which token ids end a sentence, bool [vocabulary]: the ids of `.`, `?`, `!` and other end marks."""
     return np.array([bool(ENDS.fullmatch(piece.lstrip("#Ġ▁"))) for piece in pieces_of(tokenizer)])
 
 
 def sentences(tokens: np.ndarray, ends: np.ndarray, shortest: int) -> np.ndarray:
     """Return where sentences begin and end, int64 [sentences + 1].
 
-    A sentence ends after a token of `ends`. One shorter than `shortest` is joined with the next, the last one with the
-    one before it.
+    A sentence ends after a token of `ends`. A sentence shorter than `shortest` is joined with the next one; the last
+    sentence of a text is joined with the one before it.
 
     Args:
         tokens: The tokens of a text.
@@ -53,12 +53,13 @@ def sentences(tokens: np.ndarray, ends: np.ndarray, shortest: int) -> np.ndarray
 
 
 class PseudoQueries(ABC):
-    """Pairs of a pseudo-query and a doc, one of each group.
+    """Draws a pair of a pseudo-query and a relevant doc for each group.
 
     Args:
         texts: The docs.
-        owners: The doc of each group; docs of other groups of the same doc are no negatives [groups].
-        options: What the draws depend on beside the texts.
+        owners: Row of the doc that each group is from, int64 [groups]. Groups of the same doc give each other no
+            negatives.
+        options: Values that the draws depend on besides the texts, for the fingerprint.
     """
 
     def __init__(self, texts: Texts, owners: np.ndarray, options: Any) -> None:
@@ -73,7 +74,7 @@ class PseudoQueries(ABC):
         return len(self.owners)
 
     def largest(self) -> int:
-        """Return the most tokens of a pair."""
+        """Return the largest number of tokens that a pair may have."""
         return self.texts.max_tokens + self.texts.max_query_tokens + 2 * self.layout.num_special
 
     def step(self, epoch: int, groups: np.ndarray) -> QueryRows:
@@ -83,20 +84,20 @@ class PseudoQueries(ABC):
         return QueryRows(queries, Ragged.of([doc for _, doc in pairs]), self.owners[groups], self.layout)
 
     def fingerprint(self) -> str:
-        """Return a hash of what the draws depend on."""
+        """Return a hash of all that the draws depend on, apart from the seed."""
         return self.texts.fingerprint(self.options)
 
 
 class QueryRows:
     """The rows of a step: a pseudo-query and a doc of each group.
 
-    Each pseudo-query is compared with the docs of all groups, apart from those of its own doc and those with the same
-    tokens as its own.
+    Each pseudo-query is compared with its own doc and the docs of all other groups. Two kinds of docs are left out:
+    those from the same doc of the collection, and those with the same tokens as its own doc.
 
     Args:
         queries: The pseudo-queries.
         docs: The docs.
-        owners: The doc of the collection that each group is from [groups].
+        owners: Row of the collection's doc that each group is from, int64 [groups].
         layout: The special tokens around a text.
     """
 
@@ -123,7 +124,7 @@ class QueryRows:
 
 
 def bi_encoder(encoder: Encoder, pooling: str, temperature: float) -> DPR:
-    """Return one encoder of pseudo-queries and docs, compared by cosine."""
+    """Return a bi-encoder with one encoder for pseudo-queries and docs, and cosine similarity."""
     return DPR(encoder, pooling=pooling, similarity="cosine", temperature=temperature)
 
 

@@ -16,11 +16,11 @@ from ranker.types import Contrast, RankBatch, TrainStep
 
 
 class StepRows(Protocol):
-    """All rows of a step, drawn alike on every device.
+    """All rows of a step; every device draws the same ones.
 
     Attributes:
         sizes: Tokens of each group's rows, int64 [groups].
-        contrast: Which texts are compared over the whole step; None: none are.
+        contrast: Which texts of the whole step are compared with each other; None: the objective compares no texts.
     """
 
     sizes: np.ndarray
@@ -32,14 +32,14 @@ class StepRows(Protocol):
 
 
 class Draws(Protocol):
-    """What an objective draws from texts."""
+    """Random draws of an objective: the rows of each step, from the texts."""
 
     def __len__(self) -> int:
-        """Return the number of groups in an epoch: a group has the rows that one block or doc gives."""
+        """Return the number of groups in an epoch. A group is the rows from one block or one doc."""
         ...
 
     def largest(self) -> int:
-        """Return the most tokens that a group's rows may have."""
+        """Return the largest number of tokens that the rows of a group may have."""
         ...
 
     def step(self, epoch: int, groups: np.ndarray) -> StepRows:
@@ -56,14 +56,14 @@ class PretrainSteps(Dataset[TrainStep]):
 
     Args:
         plan: Groups of each step and how the step is split.
-        draws: Draws the rows.
+        draws: Draws the rows of a step.
         rank: Number of this device.
         world: Number of devices.
     """
 
     def __init__(self, plan: StepPlan, draws: Draws, rank: int, world: int) -> None:
         self.plan, self.draws, self.rank, self.world = plan, draws, rank, world
-        self.never_idle = False  # as of `TrainSteps`
+        self.never_idle = False  # as in `TrainSteps`
 
     def __getitem__(self, key: tuple[int, int]) -> TrainStep:
         epoch, index = key
@@ -76,7 +76,7 @@ class PretrainSteps(Dataset[TrainStep]):
         return TrainStep(epoch, index, micro_batches, len(groups), len(groups), rows.contrast)
 
     def query_ids(self, epoch: int, index: int) -> list[str]:
-        """Return names of the step's groups for messages."""
+        """Return names of the step's groups, for messages."""
         return [f"block {group}" for group in self.plan.groups(epoch, index)]
 
     def identity(self) -> str:
@@ -85,13 +85,13 @@ class PretrainSteps(Dataset[TrainStep]):
 
 
 class PretrainData(pl.LightningDataModule):
-    """The loader of a pretraining's steps.
+    """Data module of a pretraining: gives each device its part of each step.
 
     Args:
         draws: Draws the rows.
         groups: Groups per optimizer step, over all devices.
-        max_tokens: Token budget of a micro-batch on one device; None: `default_tokens`, or what a group needs.
-        seed: Seed of the order.
+        max_tokens: Token budget of a micro-batch on one device; None: `default_tokens`, or more if a group needs it.
+        seed: Seed of the order of groups.
         min_micro_batches: Smallest number of micro-batches per device and step.
         workers: Worker processes that prepare steps.
         default_tokens: The budget if `max_tokens` is None and no group needs more.

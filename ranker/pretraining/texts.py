@@ -1,4 +1,4 @@
-"""The texts of a pretraining: the docs of a collection in a token store, their blocks, and rows laid out of them."""
+"""The texts of a pretraining: the docs of a collection, their blocks, and rows with special tokens made of them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Ragged(NamedTuple):
 
     @classmethod
     def of(cls, rows: Sequence[np.ndarray]) -> Ragged:
-        """Join rows [tokens of the row]."""
+        """Concatenate rows, each an array [tokens of the row]."""
         joined = np.concatenate([np.zeros(0, dtype=np.int64), *rows]).astype(np.int64)
         return cls(joined, row_offsets([len(row) for row in rows]))
 
@@ -55,10 +55,10 @@ class Texts:
     """The docs of a collection and how rows are made of them.
 
     Args:
-        store: The docs, whole.
+        store: Token store of the whole docs.
         tokenizer: The encoder's fast tokenizer.
-        max_tokens: Longest block of a doc, special tokens not counted.
-        max_query_tokens: Longest text that stands for a query.
+        max_tokens: Number of tokens of the longest block, without special tokens.
+        max_query_tokens: Number of tokens of the longest text that is used as a query.
         seed: Seed of all draws.
     """
 
@@ -69,10 +69,10 @@ class Texts:
     seed: int = 0
 
     def fitting(self, positions: int, pairs: bool) -> Texts:
-        """Return the texts with blocks that, laid out alone or with a query, fit into an encoder.
+        """Return the texts with blocks that are short enough for an encoder, alone or with a query.
 
         Args:
-            positions: Longest row that the encoder takes.
+            positions: Number of tokens of the longest row that the encoder can read.
             pairs: Whether rows also have a query.
 
         Raises:
@@ -88,7 +88,7 @@ class Texts:
         return replace(self, max_tokens=min(self.max_tokens, room))
 
     def blocks(self) -> Blocks:
-        """Return the docs in blocks of nearly equal length, as few as possible; empty docs have none."""
+        """Divide each doc into the smallest number of blocks, of nearly equal length; an empty doc has none."""
         lengths = self.store.lengths.astype(np.int64)
         counts = -(-lengths // self.max_tokens)
         docs = np.repeat(np.arange(len(lengths)), counts)
@@ -107,7 +107,7 @@ class Texts:
         """Return a hash of all that the draws depend on, apart from the seed.
 
         Args:
-            more: What the objective adds.
+            more: Further values, which the objective adds.
         """
         return digest(repr((self.store.meta.get("texts"), self.max_tokens, self.max_query_tokens, more)).encode())
 
@@ -118,7 +118,7 @@ class Blocks(NamedTuple):
     Attributes:
         store: The docs.
         docs: Row of each block's doc in the store, int64 [blocks].
-        starts: Where the block begins in the doc, int64 [blocks].
+        starts: Index of the block's first token in the doc, int64 [blocks].
         lengths: Tokens of the block, int64 [blocks].
     """
 
@@ -139,12 +139,12 @@ class Blocks(NamedTuple):
 
 
 def lay_out(layout: Template, texts: Sequence[Ragged], rows: np.ndarray, row_ids: np.ndarray) -> TokenBatch:
-    """Lay out some rows of one or two ragged texts.
+    """Put special tokens around some rows of one text or of a pair of texts.
 
     Args:
         layout: The special tokens around the texts.
-        texts: The texts, as many as the layout has.
-        rows: The rows [chosen].
+        texts: One or two texts, as the layout has.
+        rows: Numbers of the rows, int64 [chosen].
         row_ids: Their ids in the optimizer step, on which dropout depends [chosen].
     """
     parts: Any = [(text, rows, text.lengths[rows]) for text in texts]
@@ -152,7 +152,7 @@ def lay_out(layout: Template, texts: Sequence[Ragged], rows: np.ndarray, row_ids
 
 
 def pieces_of(tokenizer: Any) -> list[str]:
-    """Return the piece of each token id; empty for an id that the vocabulary leaves out."""
+    """Return the string of each token id, as the vocabulary spells it; empty for an unused id."""
     vocabulary = tokenizer.get_vocab()
     pieces = [""] * (1 + max(vocabulary.values()))
     for piece, number in vocabulary.items():
@@ -171,10 +171,10 @@ def uniform(*parts: int | np.ndarray) -> np.ndarray:
 
 
 def below(number: int | np.ndarray, *parts: int | np.ndarray) -> np.ndarray:
-    """Hash integers to int64 in 0 to `number` - 1, elementwise; `number` is far below 2 ** 32."""
+    """Hash integers to int64 from 0 to `number` - 1, elementwise; `number` must be far below 2 ** 32."""
     return (mix(*parts) % np.asarray(number).astype(np.uint64)).astype(np.int64)
 
 
 def rows_of(ragged: Ragged) -> np.ndarray:
-    """Return the row of each token, int64 [tokens]."""
+    """Return the number of the row that each token is in, int64 [tokens]."""
     return np.repeat(np.arange(len(ragged.offsets) - 1), ragged.lengths)

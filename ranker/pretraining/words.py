@@ -1,4 +1,4 @@
-"""Whole words in token rows, and a collection's language model of words."""
+"""Whole words in rows of tokens, and a unigram language model of docs, smoothed with the collection."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from ranker.data.token_store import TokenStore
 from ranker.hashing import mix
 from ranker.pretraining.texts import pieces_of
 
-BUCKETS = 1 << 22  # counters of a collection's words; a word's is chosen by its hash
-TOKENS = 1 << 22  # tokens counted at a time
+BUCKETS = 1 << 22  # number of counters for the collection's words; the hash of a word selects its counter
+TOKENS = 1 << 22  # number of tokens that are read at a time to count words
 
 
 class Vocabulary(NamedTuple):
-    """What the ids of a tokenizer stand for.
+    """Properties of a tokenizer's token ids.
 
     Attributes:
-        in_word: Whether an id is a part of a word: it has a letter or digit, bool [vocabulary].
-        begins: Whether an id begins a word after another one, bool [vocabulary].
+        in_word: Whether a token is part of a word, that is, has a letter or digit, bool [vocabulary].
+        begins: Whether a token begins a new word, bool [vocabulary].
         stop: Hashes of the stop words, uint64 [stop words].
     """
 
@@ -31,7 +31,7 @@ class Vocabulary(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Any) -> Vocabulary:
-        """Read a tokenizer: WordPiece (`##` inside of words), byte-level BPE (`Ġ` at their begin) or Unigram (`▁`)."""
+        """Read a tokenizer: WordPiece (`##` inside words), byte-level BPE or Unigram (`Ġ` or `▁` before words)."""
         pieces = pieces_of(tokenizer)
         special = set(tokenizer.all_special_ids)
         texts = [piece.removeprefix("##").lstrip("Ġ▁") for piece in pieces]
@@ -53,8 +53,8 @@ class Words(NamedTuple):
     """The words of a text, without stop words and punctuation.
 
     Attributes:
-        starts: Where each word begins, int64 [words].
-        lengths: Its tokens, int64 [words].
+        starts: Index of each word's first token, int64 [words].
+        lengths: Number of its tokens, int64 [words].
         hashes: A hash of its tokens, uint64 [words].
     """
 
@@ -69,7 +69,7 @@ def words_of(tokens: np.ndarray, vocabulary: Vocabulary, first: np.ndarray | Non
     Args:
         tokens: Token ids, int64 [tokens].
         vocabulary: What they stand for.
-        first: Where the texts begin, if `tokens` are several [texts]; None: a single text.
+        first: Index of each text's first token, if `tokens` has several texts, int64 [texts]; None: a single text.
     """
     in_word = vocabulary.in_word[tokens]
     after_word = np.concatenate([[False], in_word[:-1]])[: len(tokens)]
@@ -77,7 +77,7 @@ def words_of(tokens: np.ndarray, vocabulary: Vocabulary, first: np.ndarray | Non
         after_word[first[first < len(tokens)]] = False
     begins = in_word & (vocabulary.begins[tokens] | ~after_word)
     starts = np.flatnonzero(begins)
-    # a word ends where the next one begins, or before a token that is in no word
+    # a word ends before the next word, or before a token that is not part of a word
     breaks = np.flatnonzero(begins | ~in_word)
     ends = np.append(breaks, len(tokens))[np.searchsorted(breaks, starts, side="right")]
     lengths = ends - starts
@@ -90,16 +90,16 @@ def words_of(tokens: np.ndarray, vocabulary: Vocabulary, first: np.ndarray | Non
 
 
 class WordModel:
-    r"""How likely words are in a doc: its counts, smoothed with those of the collection (Zhai and Lafferty, 2001).
+    r"""Unigram language model of a doc with Dirichlet smoothing by the collection (Zhai and Lafferty, 2001).
 
     .. math:: P(w \mid D) = \frac{c(w, D) + \mu P(w \mid C)}{|D| + \mu}
 
-    Words of the collection are counted in 4 million counters, which a word's hash chooses among.
+    The collection's words are counted in `BUCKETS` counters (4 million); words with the same hash share one.
 
     Args:
         store: The docs of the collection.
         vocabulary: What token ids stand for.
-        mu: Weight of the collection.
+        mu: Weight of the collection's probabilities, in words.
     """
 
     def __init__(self, store: TokenStore, vocabulary: Vocabulary, mu: float) -> None:
@@ -117,7 +117,7 @@ class WordModel:
         self.shares = counts / max(1, int(counts.sum()))
 
     def likelihoods(self, hashes: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Return P(w | D) of the different words of a doc, float64 [words].
+        """Return P(w | D) for each distinct word of a doc, float64 [words].
 
         Args:
             hashes: Hashes of the words [words].

@@ -1,8 +1,8 @@
-"""Refreshed negatives: between two steps, the docs are encoded with the current weights, and negatives are mined.
+"""Refreshed negatives: in regular intervals, encode the docs with the current weights and mine negatives with them.
 
 Sources: ANCE (Xiong et al., 2021, arXiv:2007.00808) and, for the refreshed index, REALM (Guu et al., 2020,
-arXiv:2002.08909). Both refresh in parallel to the training, with weights of some steps before; here the training waits,
-so that its data depend on the weights alone.
+arXiv:2002.08909). Both refresh in parallel to the training, with weights of earlier steps. Here the training waits, so
+that its data depend on the weights only and not on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ log = logging.getLogger(__name__)
 
 
 class RefreshedNegatives:
-    """Mines the negatives of each round when its first step comes; all processes call it at the same steps.
+    """Mines the negatives of a round before the round's first step. All processes must call it at the same steps.
 
     Args:
-        rounds: Where the rounds are, and when they begin.
+        rounds: The folder of the rounds, and their first steps.
         mining: Which docs of a ranking become negatives.
-        data: The training's data.
-        teacher: A run for denoising, see `mine`.
+        data: The data of the training.
+        teacher: A cross-encoder's run that excludes docs as negatives, see `mine`.
         earlier: Folder of the rounds of the run that is resumed.
 
     Attributes:
-        seconds: Time that encoding and mining took so far.
-        done: The newest round.
+        seconds: Total time of encoding and mining so far.
+        done: Number of the newest mined round.
     """
 
     def __init__(
@@ -54,15 +54,15 @@ class RefreshedNegatives:
         self._mined = 0
 
     def start(self, module: Any) -> None:
-        """Make the folder known to all processes: only the first one knows the run folder."""
+        """Send the folder of the rounds from the first process, which made the run folder, to the others."""
         self.rounds.folder = Path(module.trainer.strategy.broadcast(str(self.rounds.folder), src=0))
 
     def current(self, step: TrainStep, module: Any) -> TrainStep:
-        """Return a step with the negatives of its round, which are mined first if it is the round's first step.
+        """Return a step with the negatives of its round; mine them first if this is the round's first step.
 
         Args:
             step: This device's part of the step.
-            module: The `RerankModule`, within a step of its trainer.
+            module: The `RerankModule`, during a training step.
 
         Raises:
             CheckpointError: This process does not see the negatives of that round.
@@ -86,7 +86,7 @@ class RefreshedNegatives:
         return again.to(module.device)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint stores: the newest round, whose negatives are in the run folder."""
+        """Return the number of the newest round, the time and the count of rounds, for a checkpoint."""
         return {"round": self.done, "seconds": self.seconds, "mined": self._mined}
 
     def load_state_dict(self, state: dict[str, Any], module: Any) -> None:
@@ -103,7 +103,7 @@ class RefreshedNegatives:
             module.trainer.strategy.barrier()
 
     def report(self) -> dict[str, Any]:
-        """Return the number of rounds that were mined, and the time that they took."""
+        """Return the number of mined rounds, and their time in seconds."""
         return {"rounds": self._mined, "seconds": self.seconds}
 
     def _mine(self, number: int, module: Any) -> None:
@@ -122,7 +122,7 @@ class RefreshedNegatives:
         )
         if trainer.is_global_zero:
             self.rounds.folder.mkdir(exist_ok=True)
-            shutil.rmtree(vectors, ignore_errors=True)  # of a run that was killed in a refresh
+            shutil.rmtree(vectors, ignore_errors=True)  # left by a run that was killed during a refresh
         trainer.strategy.barrier()
         modes = [(part, part.training) for part in scorer.modules()]
         try:
@@ -153,5 +153,5 @@ class RefreshedNegatives:
         finally:
             for part, training in modes:
                 part.training = training
-            # the copies of weights in half precision that were made without a graph would cut the next step's gradient
+            # autocast's cached weights have no graph: with them, the next step would have no gradient
             torch.clear_autocast_cache()

@@ -1,4 +1,4 @@
-"""Stored vectors cut to their first numbers, without encoding the docs again."""
+"""Stored vectors, cut to their first dimensions without encoding the docs again."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ranker.retrieval.vector_store import VectorStore
 
 
 class Shortened(VectorStore):
-    """The first numbers of each vector of a folder; for the cosine of length 1 again.
+    """The first `dim` dimensions of each stored vector; for cosine similarity scaled to length 1 again.
 
     Args:
-        store: The whole vectors, one per doc.
-        dim: Number of numbers to keep.
+        store: The vectors of full size, one per doc.
+        dim: Number of dimensions to keep.
 
     Attributes:
         folder: A folder inside the store's, for indexes over these vectors.
@@ -30,7 +30,7 @@ class Shortened(VectorStore):
 
     @property
     def num_bytes(self) -> int:
-        """Size of these vectors on disk, if they were stored, in bytes."""
+        """Size in bytes that these vectors would have on disk."""
         return self.num_vectors * self._dim * np.dtype(self.description.dtype).itemsize
 
     def chunks(self, max_vectors: int = 65536) -> Iterator[np.ndarray]:

@@ -1,7 +1,7 @@
-"""Exact search with torch: blocks of vectors on one or several GPUs (or the CPU), the best of all blocks merged.
+"""Exact search with torch, over blocks of vectors, on one or several GPUs or on the CPU.
 
-Inner products are computed in bfloat16 or float32. Only vectors that may be among the best by these are compared in
-double precision, so that ranking and ties are those of an exact search (`VectorEngine`).
+First, inner products in bfloat16 or float32 select the vectors that may be among the best. Then `VectorEngine` compares
+these in double precision, so that ranking and ties are those of an exact search.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ranker.retrieval.index import refuse_not_finite
 from ranker.retrieval.stages import Stages
 from ranker.retrieval.vector_store import VectorStore
 
-GROUP = 8  # neighbouring vectors whose largest product is compared first
-PRODUCTS = 2**29  # products of a block in memory
-EXACT_NUMBERS = 2**25  # numbers of vectors that are compared exactly at a time
-SHARE_OF_MEMORY = 0.7  # of a GPU's free memory that vectors may take
-# Largest error of a product of two vectors of length 1 in bfloat16, which keeps 8 bits: both factors and the result are
-# rounded by at most 2**-9 of their size. Of float32 with sums in any order: far below.
+GROUP = 8  # size of the groups of neighbouring vectors in `_promising`
+PRODUCTS = 2**29  # largest number of inner products in memory at a time
+EXACT_NUMBERS = 2**25  # largest number of vector elements in memory at a time in `exact`
+SHARE_OF_MEMORY = 0.7  # share of a GPU's free memory that vectors may take
+# Largest error of an inner product of two vectors of length 1. Bfloat16 has 8 significant bits: both factors and the
+# result are rounded by at most 2**-9 of their size. The error of float32, with sums in any order, is far smaller.
 ERRORS = {torch.bfloat16: 3 * 2.0**-9, torch.float32: 1e-5}
-FETCHED = {torch.bfloat16: 4, torch.float32: 1}  # vectors fetched, as a multiple of the requested number
+FETCHED = {torch.bfloat16: 4, torch.float32: 1}  # number of selected vectors, as a multiple of the requested number
 
 
 @dataclass
@@ -36,8 +36,8 @@ class _Part:
         device: The device.
         first: Index of the first vector.
         count: Number of vectors.
-        values: The vectors in the type of the search, [vectors, dim]; None: read from the disk in every search.
-        exact: The vectors in float32, [vectors, dim]; None: read from the disk.
+        values: The vectors in the type of the search, [vectors, dim]; None: each search reads them from the disk.
+        exact: The vectors in float32, [vectors, dim]; None: each search reads those that it needs from the disk.
     """
 
     device: torch.device
@@ -48,18 +48,18 @@ class _Part:
 
 
 class TensorIndex:
-    """All vectors of a store, split over devices; those that do not fit are streamed from the disk.
+    """All vectors of a store, split over devices. Each search reads vectors that do not fit from the disk.
 
     Args:
         store: The vectors.
-        index_type: Its type and options.
-        devices: Where to search.
+        index_type: Type and options of the index.
+        devices: Devices of the search.
         dtype: Type of the search.
-        room: Bytes of vectors that each device may hold; None: a share of a GPU's free memory, all on a CPU.
+        room: Bytes that vectors may take on each device; None: `SHARE_OF_MEMORY` of a GPU's free memory, any on a CPU.
 
     Attributes:
         num_bytes: Size of the vectors in the type of the search.
-        rescore: Vectors fetched, as a multiple of the requested number.
+        rescore: Number of selected vectors, as a multiple of the requested number.
 
     Raises:
         DataError: A vector is not finite.
@@ -86,7 +86,7 @@ class TensorIndex:
             self._load(part, room)
 
     def _load(self, part: _Part, room: int | None) -> None:
-        """Copy a part to its device, as far as there is room, and check that its vectors are finite."""
+        """Copy a part to its device if it fits, and check that its vectors are finite."""
         shape = part.count, self._store.description.dim
         if room is None and part.device.type == "cuda":
             room = int(SHARE_OF_MEMORY * torch.cuda.mem_get_info(part.device)[0])
@@ -108,7 +108,7 @@ class TensorIndex:
             done += len(chunk)
 
     def margin(self, query: np.ndarray) -> float:
-        """Return by how much an inner product with a query, float32 [dim], may exceed the one that `search` returns."""
+        """Return the largest error of the inner products of `search` for a query, float32 [dim]."""
         return ERRORS[self._dtype] * max(1.0, float(np.linalg.norm(query)) * self._longest)
 
     def search(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -116,7 +116,7 @@ class TensorIndex:
 
         Args:
             queries: Query vectors, float32 [queries, dim].
-            count: Vectors per query; all if there are fewer.
+            count: Number of vectors per query; if there are fewer, all are returned.
 
         Returns:
             Inner products in the type of the search, float32, and indices of vectors, int64, both
@@ -173,23 +173,23 @@ class TensorIndex:
                     values = torch.from_numpy(vectors).to(part.device)
                 else:
                     values = part.exact[torch.from_numpy(rows[own] - part.first).to(part.device)]
-                # a row is summed in the same order whatever the other rows, so that equal vectors get equal products
+                # the order of a row's sum does not depend on other rows, so that equal vectors get equal products
                 products = (values.double() * some.to(part.device).double()[owners.to(part.device)]).sum(1)
                 out[start + owners.numpy(), places.numpy()] = products.cpu().numpy()
         return out
 
 
 def _promising(products: Tensor, count: int) -> Tensor | None:
-    """Return the columns of groups with the largest products, at least the `count` best columns, int64 [queries, ...].
+    """Return columns among which are the `count` best ones of each query, int64 [queries, columns].
 
-    A group's largest product decides: at most `count` groups have one that is among the `count` largest.
+    The columns are divided into groups of `GROUP`. The groups with the `count` highest maxima contain the best columns.
 
     Args:
         products: [queries, vectors].
-        count: Columns per query.
+        count: Number of best columns per query.
 
     Returns:
-        The columns; None: all, since there are few.
+        The columns; None: all columns, because there are few.
     """
     if products.shape[1] < 2 * GROUP * count:
         return None

@@ -1,4 +1,4 @@
-"""Checkpoints of which each device writes its part: `last.ckpt` of the first one, `last.ckpt.1` of the second, ...
+"""Checkpoints in parts, one for each device: `last.ckpt` of the first device, `last.ckpt.1` of the second, ...
 
 A part is a checkpoint file with the device's shards in place of whole tensors. Read together, the parts give the same
 content as a whole checkpoint, so any number of devices resumes it, with or without shards.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 SHARDS = "shards"  # key of a part: number of parts, this one's number, the step, and the paths of sharded tensors
-NEW = ".new"  # ending of a part that waits for the others
+NEW = ".new"  # suffix of a part until all parts are written
 
 
 def part_of(path: Path, number: int) -> Path:
@@ -27,7 +27,7 @@ def part_of(path: Path, number: int) -> Path:
 
 
 def other_parts(path: Path) -> list[Path]:
-    """Return the files of a checkpoint's parts but the first; empty for a whole checkpoint."""
+    """Return the files of all parts of a checkpoint except the first; empty for a checkpoint in one file."""
     found: list[Path] = []
     while part_of(path, len(found) + 1).is_file():
         found.append(part_of(path, len(found) + 1))

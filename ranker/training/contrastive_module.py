@@ -1,4 +1,4 @@
-"""Contrastive training: each query is scored against its own docs and those of all other queries of the step.
+"""Contrastive training: each query is scored with its own docs and with the docs of all other queries of the step.
 
 The docs of other queries are additional negatives. The loss does not depend on the number of devices or on the memory
 budget.
@@ -31,18 +31,22 @@ BLOCK_PAIRS = 2**24
 
 
 class ContrastiveModule(RerankModule):
-    """Train a bi-encoder on the score matrix of a whole step: each query against its own docs and the other queries'.
+    """Train a bi-encoder on the score matrix of a step: each query with its own docs and those of other queries.
 
-    The method is GradCache (Gao et al., 2021, arXiv:2101.06983), over micro-batches and devices. Pass 1 encodes every
-    micro-batch, all but the last without a graph. The vectors are gathered in the step's order. Each device scores its
-    own queries against all docs, and computes their part of the loss and its gradient by the vectors, block by block;
-    the gradients by doc vectors are summed over the devices. Pass 2 continues the backward pass of the last micro-batch
-    from the vectors, and encodes the others again with the same dropout.
+    The method is GradCache (Gao et al., 2021, arXiv:2101.06983), over micro-batches and devices:
 
-    Peak memory: one micro-batch's activations, the step's vectors (gradients of doc vectors reuse their storage; query
-    vectors have a separate gradient), and the score matrix with its gradient.
+    1. Pass 1 encodes every micro-batch, without an autograd graph except for the last one. All devices get the vectors
+       of all texts, in the order of the step.
+    2. Each device scores its own queries with all docs. Block by block, it computes its part of the loss, and the
+       gradient of this part with respect to the vectors. The gradients with respect to doc vectors are summed over the
+       devices.
+    3. Pass 2 propagates these gradients through the graph of the last micro-batch. It encodes the other micro-batches
+       again, with the same dropout and with a graph, and does the same.
 
-    Steps must have `contrast`. The scorer must have `encode_queries`, `encode_docs`, `score_block` and
+    Peak memory: the activations of one micro-batch, the vectors of the step, the gradient of the query vectors (the
+    gradient of the doc vectors overwrites them), and the score matrix with its gradient.
+
+    Each `TrainStep` must have `contrast`. The scorer must have `encode_queries`, `encode_docs`, `score_block` and
     `scoring_parameters`.
 
     Args:
@@ -80,7 +84,7 @@ class ContrastiveModule(RerankModule):
         penalties = self.penalties(queries, docs, step)
         total, grad_queries, grad_docs, parameters = self.gradients(queries, docs, mine, step)
         _sum_over_devices(grad_docs)
-        if self.symmetric:  # positive docs of other devices' queries rank this device's queries, too
+        if self.symmetric:  # positive docs of other devices rank this device's queries, too
             _sum_over_devices(grad_queries)
         if penalties is not None:
             if self.trainer.is_global_zero:
@@ -90,7 +94,7 @@ class ContrastiveModule(RerankModule):
         direct = sum(((p * g * world).sum() for p, g in parameters), start=torch.zeros((), device=self.device))
         if not step.micro_batches:  # every device must take part in the reduction
             self.manual_backward(self.zero_loss() + direct)
-        # the micro-batch whose graph is in memory comes first, so that no second one is beside it
+        # first the micro-batch whose graph is in memory: there is never a second graph
         order = [len(step.micro_batches) - 1, *range(len(step.micro_batches) - 1)] if step.micro_batches else []
         for i in order:
             query_rows, doc_rows = vector_rows[i]
@@ -105,7 +109,7 @@ class ContrastiveModule(RerankModule):
         return total.double()
 
     def penalties(self, queries: TextVectors, docs: TextVectors, step: TrainStep) -> Penalties | None:
-        """Hook for subclasses: a part of the loss that is a function of all vectors of the step.
+        """Hook for subclasses: return a part of the loss that depends on all vectors of the step; None: no such part.
 
         Args:
             queries: Vectors of the step's queries, the same on every device.
@@ -115,8 +119,9 @@ class ContrastiveModule(RerankModule):
 
     def _encode(self, batch: RankBatch) -> tuple[TextVectors, TextVectors]:
         assert batch.queries is not None and batch.docs is not None
-        # Docs first: the backward pass then begins with the few tokens of queries, and weights that both share get
-        # their gradients layer by layer in that of docs, beside which DDP sums them over the devices.
+        # The backward pass takes the texts in reverse order. With docs first, it ends with the docs, which have most of
+        # the tokens. The gradients of shared weights are then complete layer by layer, and DDP sums them over the
+        # devices while the pass continues.
         docs = self.scorer.encode_docs(batch.docs)
         return self.scorer.encode_queries(batch.queries), docs
 
@@ -126,13 +131,14 @@ class ContrastiveModule(RerankModule):
     def _encode_step(
         self, step: TrainStep, text_rows: list[tuple[Tensor, Tensor]]
     ) -> tuple[TextVectors, TextVectors, tuple[TextVectors, TextVectors] | None]:
-        """The vectors of the step's queries and docs, in the step's order, on every device.
+        """Return the vectors of the step's queries and docs, and those of this device's last micro-batch with a graph.
 
-        Each device fills in the vectors of its texts and leaves zeros elsewhere; a sum over devices completes them.
-        Third, the vectors of this device's last micro-batch with their graph: it needs no second forward pass.
+        The first two are in the order of the step and equal on every device: each device fills in the vectors of its
+        own texts, zeros elsewhere, and the devices sum them. The graph saves the second forward pass of the last
+        micro-batch.
         """
         query_counts = doc_counts = None
-        # several vectors per text; their number is known before encoding
+        # models with several vectors per text know their number before encoding
         if self.scorer.vectors == "tokens":
             query_counts = torch.zeros(step.num_groups, dtype=torch.int64, device=self.device)
             for batch, (query_rows, _) in zip(step.micro_batches, text_rows, strict=True):
@@ -154,8 +160,8 @@ class ContrastiveModule(RerankModule):
         for i, (batch, (query_rows, doc_rows)) in enumerate(zip(step.micro_batches, text_rows, strict=True)):
             last = i == len(step.micro_batches) - 1
             if last:
-                # Autocast caches converted weights. The copies of the passes before have no graph: if this one used
-                # them, the weights would get no gradient.
+                # Autocast caches weights in half precision. The cached copies of earlier passes have no graph. If this
+                # pass used them, the weights would get no gradient.
                 torch.clear_autocast_cache()
             self._seed_dropout(step, i)
             with torch.set_grad_enabled(last):
@@ -167,7 +173,7 @@ class ContrastiveModule(RerankModule):
         return queries, docs, kept
 
     def vector_size(self, step: TrainStep) -> int:
-        """Return the size of the vectors that a step's texts are encoded to."""
+        """Return the dimension of the vectors of a step's texts."""
         return self.scorer.dim
 
     def gradients(self, queries: TextVectors, docs: TextVectors, mine: Tensor, step: TrainStep) -> Gradients:
@@ -175,8 +181,8 @@ class ContrastiveModule(RerankModule):
 
         Args:
             queries: Vectors of the step's queries, the same on every device.
-            docs: Vectors of its docs; gradients may overwrite them.
-            mine: This device's queries, ascending, int64 [queries of this device].
+            docs: Vectors of its docs; this method may overwrite them with gradients.
+            mine: Numbers of this device's queries in the step, ascending, int64 [queries of this device].
             step: The step.
         """
         assert step.contrast is not None
@@ -197,15 +203,15 @@ class ContrastiveModule(RerankModule):
     def _loss_of_scores(
         self, scores: Tensor, contrast: Contrast, mine: Tensor | None = None
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """This device's part of the loss [], its gradients by the scores [groups, docs] and by the loss's parameters.
+        """Return this device's part of the loss [], its gradients for scores [groups, docs] and loss parameters.
 
-        A query's own docs have their labels; other queries' docs have label 0. A loss is a mean over rows (rankings),
-        so it is computed block by block, each block weighted by its share of the step's rows.
+        A query's own docs have their labels; other queries' docs have label 0. The loss is a mean over rankings (rows
+        of the score matrix). So it is computed for blocks of rows, each weighted by its share of the rows of the step.
 
         Args:
-            scores: [groups, docs]; those that the rankings of this device read.
+            scores: [groups, docs]; only the scores that this device's rankings use are filled in.
             contrast: Labels and masks of the step.
-            mine: This device's queries; it computes their rankings and those of their positive docs. None: all.
+            mine: This device's queries; it computes the rankings of these and of their positive docs. None: all.
         """
         assert self.loss is not None
         if scores.shape[1] == 1:
@@ -252,7 +258,7 @@ class ContrastiveModule(RerankModule):
     def _backward_through_scores(
         self, queries: TextVectors, docs: TextVectors, mine: Tensor, grad_scores: Tensor, contrast: Contrast
     ) -> tuple[Tensor, Tensor, list[tuple[nn.Parameter, Tensor]]]:
-        """This device's share of the gradients by query vectors, by doc vectors, and by the scoring parameters.
+        """Return this device's part of the gradients for query vectors, doc vectors and scoring parameters.
 
         To save memory, each block of `docs.values` is overwritten by its gradient once it has been scored.
         """
@@ -282,10 +288,13 @@ class ContrastiveModule(RerankModule):
     def _blocks(
         self, queries: TextVectors, docs: TextVectors, mine: Tensor, contrast: Contrast
     ) -> Iterator[tuple[Tensor, list[tuple[Tensor, Tensor, Tensor]]]]:
-        """Yield blocks of docs, each with what this device scores of it; similarities of a part need little memory.
+        """Yield blocks of docs, each with the parts of the score matrix that this device computes for it.
+
+        A part is so small that its similarities fit into the memory limit.
 
         Yields:
-            The docs of a block; and queries, docs, and the docs' places in the block, of each part, all int64.
+            The docs of a block; and for each part its queries, its docs, and the places of these docs in the block, all
+            int64.
         """
         of_queries = blocks(mine, queries, BLOCK_QUERIES) if len(mine) else []
         others, anchors = mine[:0], mine[:0]
@@ -307,9 +316,9 @@ class Gradients(NamedTuple):
     """This device's part of a step's loss, and its gradients.
 
     Attributes:
-        total: The part, [].
-        by_queries: Gradient by each query vector of the step, [query vectors, dim].
-        by_docs: Gradient by each doc vector, [doc vectors, dim].
+        total: This part of the loss, [].
+        by_queries: Gradient with respect to each query vector of the step, [query vectors, dim].
+        by_docs: Gradient with respect to each doc vector of the step, [doc vectors, dim].
         parameters: Parameters of the loss and of the scoring, each with its gradient.
     """
 
@@ -320,12 +329,12 @@ class Gradients(NamedTuple):
 
 
 class Penalties(NamedTuple):
-    """A part of the loss that is a function of the vectors, and its gradients.
+    """A part of the loss that depends on the vectors directly, and its gradients.
 
     Attributes:
-        value: [].
-        by_queries: Gradient of each query vector, [queries or 1, dim].
-        by_docs: Gradient of each doc vector, [docs or 1, dim].
+        value: The part of the loss, [].
+        by_queries: Gradient with respect to each query vector, [queries, dim], or [1, dim] if all are equal.
+        by_docs: Gradient with respect to each doc vector, [docs, dim] or [1, dim].
     """
 
     value: Tensor
@@ -334,7 +343,7 @@ class Penalties(NamedTuple):
 
 
 class Direction(NamedTuple):
-    """A direction of the loss: queries rank docs, or positive docs rank queries.
+    """One of the two directions of the loss: queries rank docs, or positive docs rank queries.
 
     Attributes:
         anchors: Rows of `scores` whose rankings this device computes; each row ranks the columns. int64 [anchors].
@@ -358,7 +367,7 @@ class Direction(NamedTuple):
 
 
 def _rows_in_step(batch: RankBatch, contrast: Contrast) -> tuple[Tensor, Tensor]:
-    """Row numbers in the step of a micro-batch's queries, int64 [batch], and docs, int64 [docs of the micro-batch]."""
+    """Return the numbers in the step of a micro-batch's queries, int64 [batch], and docs, int64 [docs]."""
     counts = batch.doc_mask.sum(1)
     starts = pad(torch.bincount(contrast.owners, minlength=contrast.mask.shape[0]).cumsum(0), (1, 0))[batch.group_ids]
     assert batch.docs is not None

@@ -1,4 +1,4 @@
-"""The mean of the last k weights of a training, which is validated and stored in place of the last ones."""
+"""Average the last k copies of the weights of a training. The mean is validated and stored as the model."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ranker.errors import ConfigError
 
 
 class LastK(WeightAveraging):
-    """The mean of the weights at the last k multiples of some number of steps (as Vaswani et al., 2017, section 6.1).
+    """Average copies of the weights, taken every `every_n_steps` steps (Vaswani et al., 2017, section 6.1).
 
-    Validation, the checkpoints' `state_dict` and `model/` have the mean; before the first such step, the trained
-    weights. Checkpoints also hold the trained weights and the k last ones, so a resume is exact: they are k times as
-    large as the model.
+    Validation, the `state_dict` of checkpoints, and `model/` use the mean of the last k copies. Before the first copy,
+    they use the trained weights. Checkpoints also contain the trained weights and the k copies, so a resume is exact,
+    but a checkpoint is more than k times as large as the model.
 
     Args:
-        k: Number of weights.
-        every_n_steps: Steps between two of them.
+        k: Number of copies.
+        every_n_steps: Optimizer steps between two copies.
 
     Raises:
         ConfigError: A value is out of range.
@@ -32,14 +32,14 @@ class LastK(WeightAveraging):
         for key, value in (("k", k), ("every_n_steps", every_n_steps)):
             if value < 1:
                 raise ConfigError(f"callbacks.last_k.{key}: expected at least 1, got {value}")
-        super().__init__(use_buffers=False)  # no model has buffers that training changes
+        super().__init__(use_buffers=False)  # training changes no buffers of the models
         self.k, self.every_n_steps = k, every_n_steps
         self._last: deque[list[Tensor]] = deque(maxlen=k)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep a copy of the weights if it is due, and compute the mean again."""
+        """Every `every_n_steps` steps, copy the weights and compute the mean again."""
         step = trainer.global_step
         if step > self._latest_update_step and step % self.every_n_steps == 0:
             self._latest_update_step = step
@@ -47,14 +47,14 @@ class LastK(WeightAveraging):
             self._average()
 
     def _average(self) -> None:
-        """Write the mean of the kept weights, computed in float64 from the oldest on."""
+        """Write the mean of the copies, computed in float64, to the averaged model."""
         assert self._average_model is not None
         for place, weight in enumerate(_trained(self._average_model.module)):
             kept = torch.stack([weights[place].to(weight.device, torch.float64) for weights in self._last])
             weight.data.copy_(kept.mean(0))
 
     def _without_any(self, module: pl.LightningModule) -> None:
-        """Take the trained weights as the mean as long as none were kept."""
+        """Before the first copy, use the trained weights as the mean."""
         if not self._last and self._average_model is not None:
             for mean, weight in zip(self._average_model.module.parameters(), module.parameters(), strict=True):
                 mean.data.copy_(weight.data)
@@ -72,16 +72,16 @@ class LastK(WeightAveraging):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Store the mean as `state_dict`, and the trained weights beside it."""
+        """Store the mean as `state_dict`, and the trained weights under another key."""
         self._without_any(pl_module)
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the kept weights, oldest first."""
+        """Return the copies of the weights, oldest first."""
         return {**super().state_dict(), "last": [list(weights) for weights in self._last]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take the kept weights of a checkpoint."""
+        """Load the copies of the weights from a checkpoint."""
         super().load_state_dict(state_dict)
         self._last = deque(state_dict["last"], maxlen=self.k)
 

@@ -1,8 +1,7 @@
-"""Matryoshka training: one loss at several sizes of the vectors and after several layers of the encoder.
+"""Matryoshka training: the same loss for several sizes of the vectors, and for vectors after several encoder layers.
 
-A loss of scores can't do this by itself, since each size has scores of its own; so the modules here compute the scores
-of each size and average their losses. Sources: Kusupati et al., 2022, arXiv:2205.13147 (sizes); Li et al., 2024,
-arXiv:2402.14776 (layers).
+The modules here compute scores for each pair of a layer and a size, and average the losses of all pairs. Sources:
+Kusupati et al., 2022, arXiv:2205.13147 (sizes); Li et al., 2024, arXiv:2402.14776 (layers).
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ class Sizes:
     """The sizes and layers at which a model is trained.
 
     Args:
-        dims: Sizes of a vector, ascending; the last is the full one.
-        layers: Numbers of layers, ascending; the last is the encoder's last one.
-        layers_per_step: Number of the other layers that each step draws.
-        alignment: Weight of the divergence between the vectors after these layers and after the last.
+        dims: Sizes of a vector (its first numbers), ascending; the last is the full size.
+        layers: Numbers of layers, ascending; the last is the number of all layers.
+        layers_per_step: How many of the lower layers each step draws; the last layer takes part in each step.
+        alignment: Weight of the divergence between the vectors after lower layers and after the last, see `alignment`.
     """
 
     dims: tuple[int, ...]
@@ -53,13 +52,13 @@ class Sizes:
 
         Args:
             scorer: The scorer.
-            dims: Sizes of a vector; None: the full one.
-            layers: Numbers of layers; None: the last one.
-            layers_per_step: See above, as for the next.
-            alignment: See above.
+            dims: Sizes of a vector; None: the full size.
+            layers: Numbers of layers; None: all layers.
+            layers_per_step: See `Sizes`.
+            alignment: See `Sizes`.
 
         Raises:
-            ConfigError: A size or layer that the scorer does not have, or layers that are not in one list.
+            ConfigError: The scorer has no such size or layer, or its model does not keep its layers in a single list.
         """
         found = []
         for key, given, largest in (("dims", dims, scorer.dim), ("layers", layers, scorer.encoder.num_layers)):
@@ -80,7 +79,7 @@ class Sizes:
         return cls(found[0], found[1], layers_per_step, alignment)
 
     def layers_of(self, step: TrainStep, seed: int) -> tuple[int, ...]:
-        """Return the layers of a step, ascending: the last, and some of the others, drawn by (seed, epoch, step)."""
+        """Return the layers of a step, ascending: the last one and random lower ones, by (seed, epoch, step)."""
         others = np.array(self.layers[:-1], dtype=np.int64)
         keys = mix(seed, step.epoch, step.index, 4, np.arange(len(others)))
         drawn = others[np.argsort(keys, kind="stable")[: self.layers_per_step]]
@@ -90,8 +89,8 @@ class Sizes:
 class MatryoshkaModule(ContrastiveModule):
     """Train with in-batch negatives at several sizes; the loss is the mean over all pairs of a layer and a size.
 
-    Pass 1 of GradCache gathers the vectors after all layers of the step, side by side; the gradients by them are those
-    of all losses together. So the encoder runs as often as without Matryoshka.
+    Pass 1 of GradCache encodes each text once and concatenates its vectors after all layers of the step. The gradients
+    with respect to these vectors are summed over all pairs. So the encoder runs as often as without Matryoshka.
 
     Args:
         args: As in ContrastiveModule.
@@ -112,7 +111,7 @@ class MatryoshkaModule(ContrastiveModule):
         return super().accumulate(step)
 
     def vector_size(self, step: TrainStep) -> int:
-        """Return the size of the vectors after all layers of a step, side by side."""
+        """Return the size of the concatenated vectors after all layers of a step."""
         return self.scorer.dim * len(self.sizes.layers_of(step, self.seed))
 
     def _encode(self, batch: RankBatch) -> tuple[TextVectors, TextVectors]:
@@ -140,7 +139,7 @@ class MatryoshkaModule(ContrastiveModule):
         return Gradients(total, by_queries, by_docs, list(parameters.values()))
 
     def _before_comparison(self, vectors: Tensor, gradient: Tensor) -> Tensor:
-        """Return the gradient by vectors, from that by the vectors as they are compared."""
+        """Return the gradient with respect to vectors, from that with respect to `scorer.compared(vectors)`."""
         with torch.enable_grad():
             leaf = vectors.detach().requires_grad_(True)
             (before,) = torch.autograd.grad(self.scorer.compared(leaf) * 1, leaf, gradient)
@@ -160,7 +159,7 @@ class MatryoshkaModule(ContrastiveModule):
 
 
 class OwnDocsMatryoshkaModule(RerankModule):
-    """Train on each query's own docs, as `RerankModule`, at several sizes.
+    """Train at several sizes on each query's own docs, without in-batch negatives.
 
     Args:
         args: As in RerankModule.
@@ -168,7 +167,7 @@ class OwnDocsMatryoshkaModule(RerankModule):
         options: As in RerankModule.
 
     Raises:
-        ConfigError: The loss compares with a frozen reference.
+        ConfigError: The loss needs the scores of a frozen reference model (dpo).
     """
 
     scorer: DPR
@@ -186,7 +185,7 @@ class OwnDocsMatryoshkaModule(RerankModule):
         return super().accumulate(step)
 
     def micro_batch_loss(self, batch: RankBatch) -> Tensor:
-        """Return the mean over sizes, and over the micro-batch's groups, of the loss."""
+        """Return the loss, a mean over all pairs of a layer and a size, and over the micro-batch's groups, []."""
         assert self.loss is not None
         queries, docs = encode(self.scorer, batch, self._layers)
         total: Tensor | float = 0.0
@@ -195,7 +194,7 @@ class OwnDocsMatryoshkaModule(RerankModule):
             parts = [TextVectors(self.scorer.compared(part.flatten(1)[:, columns])) for part in (queries, docs)]
             scores = self.scorer.score_grid(parts[0], parts[1], batch.doc_mask)
             if isinstance(self.loss, SetLosses):
-                of_view = replace(batch, share=batch.share / len(views))  # the sums of the sets are means over sizes
+                of_view = replace(batch, share=batch.share / len(views))  # a mean over pairs
                 loss = self.loss.of_batch(scores, of_view, None, self._step_seed)
             else:
                 loss = loss_of(self.loss, scores, batch, None, self._step_seed)
@@ -208,18 +207,19 @@ class OwnDocsMatryoshkaModule(RerankModule):
 
 
 def encode(scorer: DPR, batch: RankBatch, layers: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Return the vectors of a batch's queries and docs after some layers, [texts, layers, dim]."""
+    """Return the vectors of a batch's queries, and of its docs, after some layers, both [texts, layers, dim]."""
     assert batch.queries is not None and batch.docs is not None
-    docs = scorer.vectors_after(batch.docs, layers, True)  # first, as in `ContrastiveModule`
+    docs = scorer.vectors_after(batch.docs, layers, True)  # docs first, as in `ContrastiveModule`
     return scorer.vectors_after(batch.queries, layers, False), docs
 
 
 def alignment(queries: Tensor, docs: Tensor, owners: Tensor) -> Tensor:
-    r"""Return how far each group's vectors after the other layers are from those after the last, [groups].
+    r"""Return the divergence of each group's vectors after lower layers from those after the last layer, [groups].
 
     .. math:: T^2 \, \mathrm{KL}(\mathrm{softmax}(v_L / T) \,\|\, \mathrm{softmax}(v_l / T))
 
-    with a temperature T of 0.3, averaged over the layers l and over the texts of the group; v_L has no gradient.
+    for the vector v_l after layer l and the vector v_L after the last layer, which gets no gradient. T is 0.3. The
+    divergence is averaged over the lower layers l and over the texts of the group.
 
     Args:
         queries: Vectors of the groups' queries after each layer, [groups, layers, dim].
@@ -233,14 +233,14 @@ def alignment(queries: Tensor, docs: Tensor, owners: Tensor) -> Tensor:
 
 
 def _divergences(vectors: Tensor) -> Tensor:
-    """Return the mean divergence of each text [texts], of vectors [texts, layers, dim]."""
+    """Return each text's divergence, averaged over lower layers, [texts], of vectors [texts, layers, dim]."""
     logs = functional.log_softmax(vectors / SOFTENING, dim=2)
     last = logs[:, -1:].detach()
     return (last.exp() * (last - logs[:, :-1])).sum(2).mean(1) * SOFTENING**2
 
 
 def _views(dim: int, layers: int, dims: tuple[int, ...]) -> Iterator[slice]:
-    """Yield the columns of each pair of a layer and a size, in vectors of all layers side by side."""
+    """Yield the columns of each pair of a layer and a size, in the concatenated vectors of all layers."""
     for layer in range(layers):
         for size in dims:
             yield slice(layer * dim, layer * dim + size)

@@ -1,8 +1,8 @@
-"""`trainer.strategy=fsdp`: weights, gradients and optimizer states in shards over the devices (torch's FSDP2).
+"""`trainer.strategy=fsdp`: each device stores a shard of weights, gradients and optimizer states (torch's FSDP2).
 
 Each transformer layer is a unit, and the rest of the scorer is another one. In an optimizer step, the weights of a unit
-are gathered once, at the first micro-batch, and are kept until the last backward pass, which also sums the gradients,
-once. Checkpoints are whole, in the format of a training on one device, so that any number of devices resumes them.
+are gathered once, at the first micro-batch, and kept until the last backward pass. That pass sums the gradients over
+the devices. Checkpoints have the format of a training on one device, so that any number of devices can resume them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ranker.training.checkpoint_shards import NEW, as_part, mapped, part_of
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Lightning's strategy for FSDP2: one gather and one reduction a step, checkpoints in this program's format.
+    """Lightning's strategy for FSDP2, with one gather and one reduction per step and this program's checkpoints.
 
     Args:
-        parts: Whether each device writes its part of a checkpoint; else the first one writes all.
+        parts: Whether each device writes its part of a checkpoint; if not, the first device writes the whole one.
         options: Options of `ModelParallelStrategy`.
 
     Attributes:
-        never_idle: Every device runs a pass in each step, since all take part in gathers and reductions.
+        never_idle: True: every device runs a pass in each step, because all must take part in gathers and reductions.
     """
 
     never_idle = True
@@ -47,7 +47,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Keep weights gathered and gradients unreduced after backward passes in this context."""
+        """In this context, keep weights gathered after a backward pass, and do not sum gradients over devices."""
         root = self._root
         _set_sync(root, False)
         try:
@@ -56,7 +56,7 @@ class ShardedStrategy(ModelParallelStrategy):
             _set_sync(root, True)
 
     def gather_no_more(self) -> None:
-        """Drop gathered weights, as after a validation, in which no backward pass does it."""
+        """Free the gathered weights, for example after a validation, which has no backward pass to free them."""
         for module in self._root.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
@@ -67,16 +67,16 @@ class ShardedStrategy(ModelParallelStrategy):
         return module.scorer
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """Return the whole weights on the CPU of the first device; empty on the others, which take part.
+        """Return the whole weights, in CPU memory, on the first device; an empty dict on the others.
 
-        With `parts`, each device returns its shards, still as such.
+        All devices must call it. With `parts`, each device returns its own shards.
         """
         assert self.lightning_module is not None
         weights: dict[str, Any] = self.lightning_module.state_dict()
         return weights if self.parts else _whole(weights, keep=self.is_global_zero)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """Return the whole state of the optimizer, as one without shards has it; see `lightning_module_state_dict`."""
+        """Return the optimizer's state in the format without shards; see `lightning_module_state_dict`."""
         state: dict[str, Any] = getattr(optimizer, "_optimizer", optimizer).state_dict()
         if self.parts:
             return state
@@ -84,7 +84,7 @@ class ShardedStrategy(ModelParallelStrategy):
         return {"state": values, "param_groups": state["param_groups"]} if self.is_global_zero else {}
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint's file on the first device, or each device's part."""
+        """Write a checkpoint: one file from the first device, or with `parts` one file from each device."""
         if not self.parts:
             Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
             return
@@ -95,7 +95,7 @@ class ShardedStrategy(ModelParallelStrategy):
             if isinstance(value, DTensor):
                 sharded.append(name)
                 value = value.to_local()
-            return value.detach().cpu().clone()  # a shard is a view of a larger tensor, which would be written whole
+            return value.detach().cpu().clone()  # cloned: torch.save would write all that a view shares memory with
 
         content = as_part(mapped(checkpoint, local), self.global_rank, self.world_size, sharded)
         mine = part_of(path, self.global_rank)
@@ -110,7 +110,7 @@ class ShardedStrategy(ModelParallelStrategy):
         self.barrier()
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint on every device, and keep this device's shards of weights and optimizer states."""
+        """Read a whole checkpoint on every device, and keep only this device's shards."""
         path = Path(self.broadcast(str(checkpoint_path)))
         checkpoint: dict[str, Any] = self.checkpoint_io.load_checkpoint(path)
         assert self.lightning_module is not None
@@ -134,11 +134,12 @@ def shard(module: Any, mesh: Any, half: torch.dtype | None) -> None:
     Args:
         module: The Lightning module.
         mesh: The devices.
-        half: Precision in which a layer's weights are gathered and multiplied; None: their own. Norms, embeddings and
-            states between layers stay in their precision.
+        half: Type in which the weights of transformer layers are gathered and used; None: their own type. The rest of
+            the scorer and the states between layers keep their types.
 
     Raises:
-        ConfigError: The loss has trained weights, which would be the same on all devices, without their sum.
+        ConfigError: The loss has trained weights. They are not sharded, so their gradients would not be summed over
+            the devices.
     """
     if isinstance(module.loss, nn.Module) and any(weight.requires_grad for weight in module.loss.parameters()):
         raise ConfigError("loss: expected one without trained weights with trainer.strategy=fsdp, got loss.affine=true")
@@ -150,12 +151,12 @@ def shard(module: Any, mesh: Any, half: torch.dtype | None) -> None:
 
 
 def is_sharded(strategy: Any) -> bool:
-    """Whether a trainer's strategy shards the weights."""
+    """Return whether a trainer's strategy shards the weights."""
     return isinstance(strategy, ShardedStrategy)
 
 
 def whole_tensor(value: Any) -> Any:
-    """Return a value that is the same on all devices: a sharded tensor as a whole; a collective then."""
+    """Return the whole tensor for a sharded one, which all devices must request together; else the value itself."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
@@ -166,7 +167,7 @@ def _set_sync(root: FSDPModule, sync: bool) -> None:
 
 
 def _whole(values: Mapping[str, Any], keep: bool) -> dict[str, Any]:
-    """Gather each sharded value in turn; the result is on the CPU if it is kept, else empty."""
+    """Gather the sharded values one by one; returns whole values in CPU memory if `keep`, else an empty dict."""
     kept: dict[str, Any] = {}
     for name, value in values.items():
         whole = whole_tensor(value)
@@ -176,8 +177,8 @@ def _whole(values: Mapping[str, Any], keep: bool) -> dict[str, Any]:
 
 
 def _part(value: Any, owner: Any) -> Any:
-    """Return this device's part of a value that belongs to a weight; values without its shape stay as they are."""
+    """Return this device's shard of a tensor with the shape of the weight `owner`; other values are unchanged."""
     if not isinstance(value, Tensor) or not isinstance(owner, DTensor) or value.shape != owner.shape:
         return value
-    # every device has read the whole value, so nothing has to be sent
+    # src_data_rank=None: every device has read the whole tensor, so none is sent
     return distribute_tensor(value.to(owner.device), owner.device_mesh, owner.placements, src_data_rank=None)

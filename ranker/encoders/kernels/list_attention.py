@@ -1,9 +1,9 @@
-"""Attention of lists of short rows in Triton: a token sees its row, and the first tokens of the list's other rows.
+"""List attention for short rows in Triton: a token attends to its row and to the first token of each other row.
 
-The part within rows is that of `short_attention`, whose sums the kernels here go on with. In the backward pass, the
-final sums and the final output are those of all keys, so the parts of a softmax can be differentiated one by one (Dao
-et al., 2022, arXiv:2205.14135). Gradients of first tokens, which all rows of a list add to, are summed in a fixed
-order.
+`short_attention` computes the attention within rows. The kernels here continue its softmax sums with the first tokens
+of the list's other rows. The backward pass uses the sums and the output over all keys, so that each part of the softmax
+can be differentiated alone (Dao et al., 2022, arXiv:2205.14135). All rows of a list contribute to the gradient of a
+first token; these contributions are summed in a fixed order.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ranker.encoders.kernels.blocks import BLOCK
 from ranker.encoders.kernels.short_attention import LOG2E, attend, attend_backward
 from ranker.encoders.kernels.sums import column_sums
 
-KEYS = 32  # first tokens that a program takes at once
-SPLITS = 8  # programs that share the queries of a list, for the gradient of its first tokens
+KEYS = 32  # number of first tokens that a program reads at a time
+SPLITS = 8  # number of programs that divide the queries of a list to compute the gradient of its first tokens
 LAUNCH = {"SIZE": BLOCK, "KEYS": KEYS, "num_warps": 4, "num_stages": 2}
 
 
 class ListTensors(NamedTuple):
-    """Which rows are a list.
+    """Which rows form a list.
 
     Args:
-        first_rows: First row of each row's list, int32 [rows].
-        end_rows: One past its last row, int32 [rows].
+        first_rows: Number of the first row of each row's list, int32 [rows].
+        end_rows: Number of the row after the list's last one, int32 [rows].
         token_rows: Row of each token, int32 [tokens].
         key_blocks: List's first row, and number in its list of the first of up to `KEYS` rows, int32 [blocks, 2]; the
             first is -1 if unused.
@@ -42,10 +42,10 @@ class ListTensors(NamedTuple):
 
 
 def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor) -> ListTensors:
-    """Return which rows are a list, computed on the device; rows after those of all lists are lists of one row.
+    """Return which rows form a list, computed on the device. Rows after the last list are lists of one row each.
 
     Args:
-        lists: Rows of each list, int64 [lists].
+        lists: Number of rows of each list, int64 [lists].
         cu_seqlens: Cumulative row lengths, int32 [rows + 1].
         token_rows: Row of each token, int64 [tokens].
     """
@@ -78,7 +78,7 @@ def _others(
     qkv, out, sums, cu_seqlens, blocks, first_rows, end_rows, num_tokens, SCALE: tl.constexpr, HEADS: tl.constexpr,
     DIM: tl.constexpr, SIZE: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Go on with `out` and `sums` of a block of queries and one head over the first tokens of the other rows."""
+    """Add the first tokens of the other rows to `out` and `sums` of a block of queries and one head."""
     row, head = tl.load(blocks + tl.program_id(0) // HEADS * 2), tl.program_id(0) % HEADS
     if row >= 0:
         first, end = tl.load(first_rows + row), tl.load(end_rows + row)
@@ -117,10 +117,10 @@ def _queries_backward(
     SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SUMS: tl.constexpr, SIZE: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Add to the gradients of a block of queries and one head what the first tokens of the other rows give.
+    """Add the contribution of the other rows' first tokens to the gradients of a block of queries and one head.
 
-    `means`, [HEADS, tokens], get the products of output and its gradient, which `_keys_backward` reads; `parts`,
-    [blocks, HEADS * DIM], the sums of what is added.
+    The kernel also writes two arrays: `means`, [HEADS, tokens], the inner product of each output with its gradient,
+    which `_keys_backward` reads; and `parts`, [blocks, HEADS * DIM], the sums of the contributions.
     """
     number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row = tl.load(blocks + number * 2)
@@ -166,7 +166,7 @@ def _keys_backward(
     SCALE: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, SPLITS: tl.constexpr, SIZE: tl.constexpr,
     KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Sum the gradients of up to KEYS first tokens and their values, over a share of the queries of their list.
+    """Sum the gradients of the keys and values of up to KEYS first tokens over some of the list's queries.
 
     The results are in `partial`, float32 [SPLITS, rows, 2, HEADS, DIM].
     """
@@ -251,7 +251,7 @@ def attend_lists_backward(
     grad_out = grad_out.contiguous()
     grad, bias = attend_backward(grad_out, qkv, out, sums, cu_seqlens, cu_keys, blocks, whole=False)
     means, width = torch.empty_like(sums), 3 * heads * dim
-    # a row for each block of queries, whose keys and values stay 0, and one for each row, whose queries do
+    # one row for each block of queries (keys and values stay 0), and one for each input row (queries stay 0)
     parts = torch.zeros(blocks.shape[0] + rows, width, dtype=torch.float32, device=qkv.device)
     partial = torch.empty(SPLITS, rows, 2, heads, dim, dtype=torch.float32, device=qkv.device)
     constants: dict[str, Any] = {"HEADS": heads, "DIM": dim}

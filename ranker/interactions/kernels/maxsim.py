@@ -1,7 +1,7 @@
-"""MaxSim of ragged texts in Triton, forward and backward: no similarity leaves the processor.
+"""MaxSim of ragged texts in Triton, forward and backward, without writing similarities to the GPU's memory.
 
-The forward pass keeps the place of each maximum. In the backward pass, a program adds up the gradient of its own rows,
-pair after pair in a fixed order, so that equal inputs give equal bits.
+The forward pass stores the index of each maximum. In the backward pass, each program sums the gradient of its own
+vectors over the pairs in a fixed order, so that equal inputs give bit-identical gradients.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from ranker.interactions.maxsim_pairs import Pairs
 
 DOC_ROWS = 64  # doc vectors that a program compares at a time
-QUERY_ROWS = 64  # query vectors of a program, at most
+QUERY_ROWS = 64  # largest number of query vectors of a program
 FORWARD = {"num_warps": 4, "num_stages": 3}
 BACKWARD = {"num_warps": 4, "num_stages": 2}
 
@@ -28,7 +28,7 @@ def _forward(
     DIM: tl.constexpr, COLUMNS: tl.constexpr, QUERY_ROWS: tl.constexpr, DOC_ROWS: tl.constexpr,
     PRECISION: tl.constexpr, SAVE: tl.constexpr,
 ):  # fmt: skip
-    """Compute the sum of the maxima of QUERY_ROWS query vectors of a pair."""
+    """Sum the maximum similarities of up to QUERY_ROWS query vectors of a pair."""
     pair = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     query, doc = tl.load(query_of + pair), tl.load(doc_of + pair)
@@ -50,7 +50,7 @@ def _forward(
         similarities = tl.where(inside[None, :], similarities, float("-inf"))
         highest = tl.max(similarities, 1)
         if SAVE:
-            # the first of equal maxima
+            # the first of several equal maxima
             own = tl.min(tl.where(similarities == highest[:, None], rows[None, :], 2147483647), 1)
             place = tl.where(highest > best, own, place)
         best = tl.maximum(best, highest)
@@ -64,7 +64,7 @@ def _queries_backward(
     grads, docs, query_starts, doc_starts, doc_of, order, starts, places, out, width,
     DIM: tl.constexpr, COLUMNS: tl.constexpr, QUERY_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Add up the gradient of QUERY_ROWS vectors of a query over its pairs."""
+    """Sum the gradient of up to QUERY_ROWS vectors of a query over its pairs."""
     query = tl.program_id(0)
     tokens = tl.program_id(1) * QUERY_ROWS + tl.arange(0, QUERY_ROWS)
     columns = tl.arange(0, COLUMNS)
@@ -88,7 +88,7 @@ def _docs_backward(
     DIM: tl.constexpr, COLUMNS: tl.constexpr, QUERY_ROWS: tl.constexpr, DOC_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Add up the gradient of DOC_ROWS vectors of a doc over its pairs."""
+    """Sum the gradient of up to DOC_ROWS vectors of a doc over its pairs."""
     doc = tl.program_id(0)
     rows = tl.program_id(1) * DOC_ROWS + tl.arange(0, DOC_ROWS)
     columns = tl.arange(0, COLUMNS)
@@ -169,17 +169,17 @@ class _MaxSim(torch.autograd.Function):
 
 
 def _precision(values: Tensor) -> str:
-    """Return how products are computed: of float32 by three TF32 products, with float32's accuracy."""
+    """Return Triton's precision for products: float32 as three TF32 products, which are as exact as float32."""
     return "tf32x3" if values.dtype == torch.float32 else "ieee"
 
 
 def maxsim(queries: Tensor, docs: Tensor, pairs: Pairs) -> Tensor:
-    """Return MaxSim of pairs of a query and a doc, float32 [pairs].
+    """Return the MaxSim of each pair of a query and a doc, float32 [pairs].
 
     Args:
         queries: Vectors of all queries, float32, bfloat16 or float16 [vectors, dim].
         docs: Vectors of all docs, of the same type [vectors, dim].
-        pairs: Which vectors belong to which text, and the pairs; each doc of a pair has a vector.
+        pairs: The pairs, and the vectors of each text; each doc of a pair must have a vector.
     """
     result: Tensor = _MaxSim.apply(queries.contiguous(), docs.contiguous(), pairs)
     return result

@@ -1,1 +1,1 @@
-"""What a pretraining learns: one objective per file, with a yaml of the same stem in conf/objective."""
+"""Pretraining objectives: one per file, with a yaml file of the same name in conf/objective."""

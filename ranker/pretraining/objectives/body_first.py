@@ -1,4 +1,4 @@
-"""Body-first selection: which passage comes after a sentence? (Chang et al., 2020, arXiv:2002.03932, section 3)."""
+"""Body-first selection: which passage is from a sentence's doc? (Chang et al., 2020, arXiv:2002.03932, section 3)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ranker.pretraining.sentences import PseudoQueries, bi_encoder, contrastive,
 from ranker.pretraining.texts import Texts, below
 from ranker.training.rerank_module import RerankModule
 
-SENTENCE, PASSAGE = 121, 122  # purposes of the draws
+SENTENCE, PASSAGE = 121, 122  # hashed into the two random draws, to make them independent
 
 
 class BodyFirst:
-    r"""Softmax over the step's passages: a sentence of a doc's beginning is the query, a passage of its body relevant.
+    r"""Contrastive loss: the query is a sentence of a doc's beginning; the relevant passage is from the doc's body.
 
     .. math:: L = \mathrm{mean}_q -\log \frac{e^{s(q, b_q)}}{\sum_b e^{s(q, b)}}
 
-    The beginning is a doc's first sentences, where the paper has a page's first section. The body is what follows, in
-    passages of nearly equal length. A doc of a single sentence is left out; one with fewer sentences than the beginning
-    has its last sentence as the body.
+    where :math:`b_q` is the relevant passage and b runs over the step's passages. The beginning is the first sentences
+    of a doc (in the paper, the first section of a page). The body is the rest, in passages of nearly equal length. A
+    doc of a single sentence is left out. If a doc has no more than `first` sentences, the body is its last sentence.
 
     Args:
-        first: Sentences of the beginning.
+        first: Number of sentences of the beginning.
         shortest: Smallest number of tokens of a sentence; a shorter one is joined with the next.
-        pooling: How states become a vector, as in `DPR`.
+        pooling: How the states of a text are combined into a vector, as in `DPR`.
         temperature: Divides the cosine of two vectors.
 
     Raises:
@@ -57,7 +57,7 @@ class BodyFirst:
 
 
 class BodyPairs(PseudoQueries):
-    """Sentences of docs' beginnings with passages of their bodies.
+    """Draws a sentence of each doc's beginning and a passage of its body.
 
     Args:
         texts: The docs.

@@ -1,4 +1,4 @@
-"""Replaced tokens: tell which tokens a small generator has put in (ELECTRA, Clark et al., 2020, arXiv:2003.10555)."""
+"""Replaced tokens: predict which ones a small generator replaced (ELECTRA, Clark et al., 2020, arXiv:2003.10555)."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ class ELECTRA:
     .. math:: L = \mathrm{mean}_{hidden} -\log p_G(w_i) + \lambda\, \mathrm{mean}_{tokens}\, \mathrm{BCE}(D(x)_t,\; x_t
         \ne w_t)
 
-    The generator is the encoder's lowest layers, copied, with the encoder's word embeddings; it predicts hidden tokens
-    as in masked words. One word is drawn from each of its distributions. The encoder reads the text with these words
-    and tells of every token whether it was replaced. A drawn word that equals the original counts as not replaced. The
-    generator gets no gradient from the encoder's loss. The encoder is what is kept.
+    The generator :math:`p_G` is a copy of the encoder's lowest layers that shares the encoder's word embeddings. It
+    predicts hidden tokens, as in `MLM`. A token is sampled from each of its distributions and put into the text x. The
+    encoder with a head, D, predicts for every token t whether it was replaced. A sampled token that equals the
+    original :math:`w_t` counts as not replaced. The encoder's loss sends no gradient to the generator. Only the encoder
+    is saved.
 
     Args:
         share: Share of each row's tokens to hide; all of them become the mask token.
@@ -63,7 +64,7 @@ class ELECTRA:
 
 
 class ELECTRAModel(nn.Module):
-    """The encoder with a head that tells replaced tokens, and the generator that replaces them.
+    """The encoder with a head that predicts replaced tokens, and the generator that replaces them.
 
     Args:
         encoder: The encoder.
@@ -87,7 +88,7 @@ class ELECTRAModel(nn.Module):
         rows, hidden = batch.docs, batch.hidden
         assert rows is not None and hidden is not None
         states = self.generator(rows)
-        self.generator.token_counts = TokenCounts()  # throughput counts the encoder's pass
+        self.generator.token_counts = TokenCounts()  # not read: throughput counts the tokens of the encoder's pass only
         generator_loss, words = self.generate(states, hidden)
         originals = rows.tokens.index_copy(0, hidden.positions, hidden.words)
         seen = copy.copy(rows)
@@ -101,8 +102,8 @@ class ELECTRAModel(nn.Module):
     def generate(self, states: Tensor, hidden: Hidden) -> tuple[Tensor, Tensor]:
         """Return the generator's part of the loss [], and a word drawn for each hidden token, int64 [hidden].
 
-        A draw is where the cumulative distribution passes the hidden token's uniform number, so it does not depend on
-        how the step is split.
+        The draw uses the hidden token's own uniform random number (see `drawn`), so it does not depend on how the step
+        is split.
         """
         total, words = states.new_zeros(()), []
         parts = zip(*(part.split(BLOCK) for part in (hidden.positions, hidden.words, hidden.draws)), strict=True)
@@ -116,19 +117,19 @@ class ELECTRAModel(nn.Module):
         """Write the encoder and its tokenizer.
 
         Args:
-            folder: Where to write.
-            max_tokens: Longest row.
+            folder: The folder.
+            max_tokens: Number of tokens of the longest row.
         """
         self.encoder.model.save_pretrained(folder)
         save_tokenizer(folder, self.encoder, max_tokens)
 
 
 def drawn(logits: Tensor, draws: Tensor) -> Tensor:
-    """Return the word at which the cumulative distribution passes each uniform number, int64 [rows].
+    """Sample a word from each row's distribution, by the inverse of its cumulative distribution, int64 [rows].
 
     Args:
-        logits: [rows, words].
-        draws: Numbers in [0, 1), float64 [rows].
+        logits: [rows, vocabulary].
+        draws: Uniform random numbers in [0, 1), float64 [rows].
 
     >>> drawn(torch.tensor([[0.0, 0.0]] * 3), torch.tensor([0.2, 0.5, 0.9], dtype=torch.float64))
     tensor([0, 1, 1])

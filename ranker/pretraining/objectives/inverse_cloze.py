@@ -13,20 +13,22 @@ from ranker.pretraining.sentences import PseudoQueries, bi_encoder, contrastive,
 from ranker.pretraining.texts import Texts, below, uniform
 from ranker.training.rerank_module import RerankModule
 
-SENTENCE, KEPT = 111, 112  # purposes of the draws
+SENTENCE, KEPT = 111, 112  # hashed into the two random draws, to make them independent
 
 
 class InverseCloze:
-    r"""Softmax over the step's passages: a sentence is the query, and the rest of its block the relevant doc.
+    r"""Contrastive loss: the query is a sentence, and the relevant passage is the rest of its block.
 
     .. math:: L = \mathrm{mean}_q -\log \frac{e^{s(q, b_q)}}{\sum_b e^{s(q, b)}}
 
-    A block that gives fewer than two sentences is left out.
+    where :math:`b_q` is the relevant passage and b runs over the step's passages. A block of fewer than two sentences
+    is left out.
 
     Args:
-        keep: Share of the draws in which the sentence also stays in its block, so that words in common count, too.
+        keep: Share of the draws in which the sentence also stays in its block, so that the model also learns to match
+            equal words.
         shortest: Smallest number of tokens of a sentence; a shorter one is joined with the next.
-        pooling: How states become a vector, as in `DPR`.
+        pooling: How the states of a text are combined into a vector, as in `DPR`.
         temperature: Divides the cosine of two vectors.
 
     Raises:
@@ -55,7 +57,7 @@ class InverseCloze:
 
 
 class ClozePairs(PseudoQueries):
-    """Sentences with the blocks that they are from.
+    """Draws a sentence of each block, and the rest of the block.
 
     Args:
         texts: The docs.

@@ -15,10 +15,10 @@ from ranker.training.rerank_module import RerankModule
 
 
 class MLM:
-    r"""The mean over the step's hidden tokens of :math:`-\log p(w_i \mid \text{the text with tokens hidden})`.
+    r"""Cross-entropy of hidden tokens: the mean of :math:`-\log p(w_i \mid \text{row})` over the step's hidden tokens.
 
-    A row is a block of a doc. Without the prediction of the next sentence, as in RoBERTa (Liu et al., 2019,
-    arXiv:1907.11692), and with new hidden tokens in each epoch.
+    A row is a block of a doc, with some tokens hidden. As in RoBERTa (Liu et al., 2019, arXiv:1907.11692), there is no
+    next-sentence prediction, and each epoch hides other tokens.
 
     Args:
         share: See `Masking`, as for the next two.

@@ -1,4 +1,4 @@
-"""Representative words: which of two word sets is likelier for a doc? (PROP, Ma et al., 2021, arXiv:2010.10137)."""
+"""Representative words: which of two word sets represents a text better? (PROP, Ma et al., 2021, arXiv:2010.10137)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ranker.pretraining.texts import Ragged, Texts, lay_out, uniform
 from ranker.pretraining.words import Vocabulary, WordModel, words_of
 from ranker.training.rerank_module import RerankModule
 
-SIZE, PICK = 131, 132  # purposes of the draws
+SIZE, PICK = 131, 132  # hashed into the two random draws, to make them independent
 
 
 class PROP:
@@ -29,16 +29,16 @@ class PROP:
 
     .. math:: L = \mathrm{mean}_{blocks} \max(0, m - s(S^+, D) + s(S^-, D)) + \mathrm{mean}_{hidden} -\log p(w_i)
 
-    Both sets have as many words, a number from a Poisson distribution, at least one. Their words are drawn from the
-    block's own words, with replacement, by the block's language model (`WordModel`). The set of the larger likelihood
-    is representative. A block whose sets are equally likely counts only for the masked words. Stop words, English ones,
-    and punctuation are in no set. A row is a set, as the query, with the block; the score is a linear layer on the
-    first state. Tokens of the block are hidden, those of the set are not.
+    D is a block, m the margin, and :math:`S^+` the set with the higher likelihood. Both sets have the same number of
+    words, drawn from a Poisson distribution, and at least one. Words are drawn with replacement from the words of the
+    block, with the probabilities of the block's language model (`WordModel`). English stop words and punctuation are
+    never drawn. If both sets are equally likely, the block has no hinge loss. A row is a set, in place of the query,
+    and the block. Its score s is a linear layer on the first token's state. Only tokens of the block are hidden.
 
     Args:
         words: Mean number of words of a set.
-        mu: Weight of the collection in the block's language model; 2000 is a usual value.
-        margin: The gap of scores that costs nothing.
+        mu: Weight of the collection in the block's language model, in words; 2000 is a usual value.
+        margin: Difference of the two scores from which on the hinge loss is 0.
         share: See `Masking`, as for the next two.
         masked: See `Masking`.
         random: See `Masking`.
@@ -96,13 +96,13 @@ class PROPModel(MaskedModel):
         states = self.encoder(batch.pairs)
         scores = self.score(pool(states, batch.pairs, "cls")).view(-1, 2)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-        sign = batch.labels[:, 0] - batch.labels[:, 1]  # 1, -1, or 0 where no set is the better one
+        sign = batch.labels[:, 0] - batch.labels[:, 1]  # 1: the first set is more likely, -1: the second, 0: equal
         gaps = functional.relu(self.margin - sign * (scores[:, 0] - scores[:, 1])) * sign.abs()
         return gaps.sum() / max(1, batch.of_step) + masked_loss(self.head, states, batch.hidden)
 
 
 class WordSets:
-    """Two sets of words for each block that has at least two words.
+    """Draws two sets of words for each block that has at least two words.
 
     Args:
         texts: The docs.
@@ -124,11 +124,11 @@ class WordSets:
         return len(self.blocks.docs)
 
     def largest(self) -> int:
-        """Return the most tokens of a block's two rows."""
+        """Return the largest number of tokens that the two rows of a block may have."""
         return 2 * (int(self.blocks.lengths.max()) + self.texts.max_query_tokens + self.layout.num_special)
 
     def step(self, epoch: int, groups: np.ndarray) -> WordSetRows:
-        """Return the rows of a step: two of each group."""
+        """Return the rows of a step, two for each group."""
         blocks = self.blocks.take(groups)
         sets, better = [], []
         for i, group in enumerate(groups.tolist()):
@@ -142,29 +142,29 @@ class WordSets:
         return WordSetRows(Ragged.of(sets), masked, np.array(better), self.layout)
 
     def sets(self, epoch: int, group: int, tokens: np.ndarray) -> tuple[list[np.ndarray], tuple[float, float]]:
-        """Draw a block's two sets of words: their tokens, and the logarithm of each set's likelihood.
+        """Draw two sets of words of a block; returns their tokens and the log-likelihood of each set.
 
         Args:
             epoch: The epoch.
             group: Number of the block.
-            tokens: Its tokens.
+            tokens: Its tokens, int64 [tokens].
         """
         seed = self.texts.seed
         words = words_of(tokens, self.vocabulary)
         different, first, counts = np.unique(words.hashes, return_index=True, return_counts=True)
         likelihoods = self.model.likelihoods(different, counts)
-        order = np.argsort(first)  # in the order of the text, so that the draw does not depend on the hashes
+        order = np.argsort(first)  # words in the order of the text, because the order of hashes is arbitrary
         ends = np.cumsum(likelihoods[order])
         size = max(1, poisson(float(uniform(seed, epoch, SIZE, group)), self.words))
         draws = uniform(seed, epoch, PICK, group, np.arange(2)[:, None], np.arange(size)[None, :])
         picked = order[np.minimum(np.searchsorted(ends, draws * ends[-1], side="right"), len(order) - 1)]
-        logs = np.sort(np.log(likelihoods[picked]), axis=1).sum(axis=1)  # sorted, so that equal sets are equally likely
+        logs = np.sort(np.log(likelihoods[picked]), axis=1).sum(axis=1)  # sorted, so that equal sets get equal sums
         chosen = first[picked]
         texts = [tokens[ranges(words.starts[row], words.lengths[row])] for row in chosen]
         return [text[: self.texts.max_query_tokens] for text in texts], (float(logs[0]), float(logs[1]))
 
     def fingerprint(self) -> str:
-        """Return a hash of what the draws depend on."""
+        """Return a hash of all that the draws depend on, apart from the seed."""
         return self.texts.fingerprint("word sets", self.words, self.mu, self.masking)
 
 
@@ -173,7 +173,7 @@ class WordSetRows:
 
     Args:
         sets: The sets' tokens, two for each group.
-        masked: The block with hidden tokens, two for each group.
+        masked: The block with hidden tokens, twice for each group, with different tokens hidden.
         better: 1 where a group's first set is the more likely one, -1 where the second is, else 0 [groups].
         layout: The special tokens around a set and a block.
     """
@@ -205,7 +205,7 @@ class WordSetRows:
 
 
 def poisson(draw: float, mean: float) -> int:
-    """Return the number at which the cumulative Poisson distribution passes a number in [0, 1); at most 100.
+    """Sample a Poisson distribution by its inverse cumulative distribution at a number in [0, 1); at most 100.
 
     >>> poisson(0.0, 3.0), poisson(0.04, 3.0), poisson(0.05, 3.0), poisson(0.999, 3.0)
     (0, 0, 1, 9)

@@ -1,4 +1,4 @@
-"""An index of another program over stored token vectors, with the interface of this package's own."""
+"""An index of another program over stored token vectors, with the interface of `LateIndex`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Found = list[list[tuple[int, float]]]  # rows of docs with their scores, of each
 
 
 class ExternalIndex:
-    """Candidates of another program's index.
+    """Searches the index of another program.
 
     Args:
-        folder: Its files.
-        search: Returns the best docs of queries, given their vectors, each [tokens, dim], and a number of docs.
+        folder: Folder of the index's files.
+        search: Function of the vectors of queries, each [tokens, dim], and a number of docs; returns the best docs.
         rescore: This many times the requested number of docs are scored exactly; 0: the program's scores are final.
         store: The vectors.
     """
@@ -40,7 +40,7 @@ class ExternalIndex:
         self.num_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
     def rank(self, queries: TextVectors, depth: int) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return rows of docs, int64 [docs], and scores, float32 [docs], of each query, in no order."""
+        """Return rows of docs, int64 [docs], and their scores, float32 [docs], for each query, unsorted."""
         texts, count = query_vectors(queries), min(self._store.num_docs, depth * max(1, self._rescore))
         with self.stages("candidates"):
             found = self._search([torch.from_numpy(text) for text in texts], count)
@@ -55,12 +55,12 @@ class ExternalIndex:
 
 
 def open_or_build(store: VectorStore, name: str, options: dict[str, Any], build: Callable[[Path], None]) -> Path:
-    """Return the folder of a program's index; build it where it is missing or half-written.
+    """Return the folder of a program's index; build it if it is missing or incomplete.
 
     Args:
         store: The vectors.
-        name: Of the program.
-        options: What the index depends on besides the vectors.
+        name: Name of the program.
+        options: Options on which the index depends, besides the vectors.
         build: Writes the index into a folder.
 
     Raises:
@@ -81,7 +81,7 @@ def open_or_build(store: VectorStore, name: str, options: dict[str, Any], build:
 
 
 def doc_tensors(store: VectorStore) -> list[torch.Tensor]:
-    """Return the vectors of each doc, float32 [vectors, dim], all in memory, as these programs read them."""
+    """Load the vectors of each doc into memory, float32 [vectors, dim], as these programs need them."""
     return [torch.from_numpy(np.array(store.of_doc(row), dtype=np.float32)) for row in range(store.num_docs)]
 
 

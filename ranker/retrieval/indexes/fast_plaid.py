@@ -15,10 +15,10 @@ class FastPlaid:
     """Search by fast-plaid; it builds its index from all vectors in memory.
 
     Args:
-        bits: Bits of a number of a residual.
+        bits: Bits per dimension of a residual.
         probes: Centroids that are searched for each token of a query.
         full_scores: Docs that are compared by decompressed vectors.
-        rescore: This many times the requested number of docs are scored exactly; 0: its own scores are final.
+        rescore: This many times the requested number of docs are scored exactly; 0: the program's own scores are final.
         gpu: Whether to use a GPU; None: yes if there is one.
     """
 

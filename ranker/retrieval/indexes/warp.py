@@ -17,9 +17,9 @@ class Warp:
     """Search by xtr-warp-rs; it builds its index from all vectors in memory.
 
     Args:
-        bits: Bits of a number of a residual.
+        bits: Bits per dimension of a residual.
         probes: Centroids that are searched for each token of a query; None: the program's choice.
-        rescore: This many times the requested number of docs are scored exactly; 0: its own scores are final.
+        rescore: This many times the requested number of docs are scored exactly; 0: the program's own scores are final.
         gpu: Whether to use a GPU; None: yes if there is one.
     """
 

@@ -1,4 +1,4 @@
-"""An opened compressed index in memory: codes, residuals, and the docs at each centroid."""
+"""An opened compressed index in memory: the centroid and residual of each vector, and the docs at each centroid."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ranker.retrieval.late.residuals import Buckets
 
 @dataclass(frozen=True)
 class Effort:
-    """How much a search compares.
+    """How many centroids and docs a search compares with a query.
 
     Args:
-        probes: Centroids per token of a query.
-        candidates: Docs that are compared by their compressed vectors.
-        rescore: Docs that are scored exactly.
+        probes: Number of centroids that each token of a query probes.
+        candidates: Number of docs that are scored by their compressed vectors.
+        rescore: Number of docs that are scored exactly.
     """
 
     probes: int
@@ -34,11 +34,12 @@ class Arrays:
     Args:
         centroids: The centroids.
         buckets: The buckets of the residuals.
-        codes: Centroid of each vector [vectors].
+        codes: Number of the centroid of each vector, uint16 or int32 [vectors].
         residuals: Packed residuals, uint8 [vectors, bytes].
-        ends: End of each doc's vectors, int64 [docs].
-        entries: Docs with a vector at a centroid, one centroid after another, without deleted ones, int32.
-        starts: First entry of each centroid, int64 [centroids + 1].
+        ends: Index after the last vector of each doc, int64 [docs].
+        entries: Rows of the docs at each centroid (docs with a vector whose code it is), centroid by centroid, without
+            deleted docs, int32 [entries].
+        starts: Centroid c has `entries[starts[c]:starts[c + 1]]`, int64 [centroids + 1].
     """
 
     centroids: Centroids
@@ -51,7 +52,7 @@ class Arrays:
 
     @classmethod
     def of(cls, codec: tuple[Centroids, Buckets], shards: list[Shard], deleted: np.ndarray) -> Arrays:
-        """Put shards together; one shard stays on the disk and is mapped.
+        """Concatenate shards in memory. A single shard is not copied: its arrays stay memory-mapped files.
 
         Args:
             codec: Centroids and buckets.

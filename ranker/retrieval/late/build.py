@@ -1,7 +1,7 @@
 """Build a compressed index from stored vectors, shard by shard.
 
-Memory holds the sample of k-means and one block of vectors. A killed build continues with the first missing part, and
-ends with the same bytes on the same kind of device.
+Memory holds the k-means sample and one block of vectors. A killed build continues with the first missing part. On the
+same type of device it ends with the same bytes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from ranker.retrieval.vector_store import LOG_SECONDS, VectorStore
 log = logging.getLogger(__name__)
 
 BLOCK = 65536  # vectors compressed at a time
-MAX_SAMPLE = 2**22  # vectors that k-means learns from, at most: 2 GiB of float32 at 128
-FIT_NUMBERS = 2**22  # numbers that the buckets are fitted to
+MAX_SAMPLE = 2**22  # largest k-means sample, in vectors: 2 GiB for 128 dimensions in float32
+FIT_NUMBERS = 2**22  # about how many elements of residuals the buckets are fitted to
 
 
 def build(store: VectorStore, bits: int, centroids: int | None, device: str | torch.device = "cpu") -> Path:
@@ -36,16 +36,16 @@ def build(store: VectorStore, bits: int, centroids: int | None, device: str | to
 
     Args:
         store: The vectors.
-        bits: Bits of a number of a residual, 2 or 4.
-        centroids: Number of centroids; None: `default_count`.
-        device: Where to compute.
+        bits: Bits per dimension of a residual, 2 or 4.
+        centroids: Number of centroids, at most the number of vectors; None: see `default_count`.
+        device: Device of the computation.
 
     Returns:
         The folder of the index, beside the vectors.
 
     Raises:
-        CheckpointError: The folder has an index of other vectors.
-        DataError: A vector is not finite.
+        CheckpointError: The folder has an index of other vectors or with other settings.
+        DataError: A vector has NaN or infinity.
     """
     count = min(centroids or default_count(store.num_vectors), max(1, store.num_vectors))
     description = store.description
@@ -81,7 +81,7 @@ def _learn(store: VectorStore, settings: Settings, device: str | torch.device) -
         values = np.zeros((1, settings.dim), dtype=np.float32)
     if not np.isfinite(values).all():
         seen = 0
-        for chunk in store.chunks():  # names the doc
+        for chunk in store.chunks():  # raises an error that names the doc
             refuse_not_finite(store, chunk, seen)
             seen += len(chunk)
     sample = torch.from_numpy(values).to(device)
@@ -106,7 +106,7 @@ def compress(
     """Return the centroid of each vector, int64 [vectors], and its packed residual, uint8 [vectors, bytes].
 
     Args:
-        vectors: [vectors, dim], of any type of numbers.
+        vectors: [vectors, dim], of any floating-point type.
         codec: Centroids and buckets.
         device: Where to compute.
     """

@@ -1,7 +1,7 @@
-"""Centroids of token vectors: k-means in two levels, so that no step compares vectors with all centroids.
+"""Centroids of token vectors by k-means in two levels, which avoids comparing each vector with all centroids.
 
-The vectors fall into about sqrt(k) groups, and each group has its own centroids. A vector is compared with those of its
-nearest groups only: with about `PROBES * sqrt(k)` of k centroids.
+The first level divides the vectors into about sqrt(k) groups; the second finds centroids within each group. A vector is
+compared with the centroids of its `PROBES` nearest groups only, about `PROBES * sqrt(k)` of k.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from ranker.types import Movable
 
 ITERATIONS = 6  # of k-means
-SAMPLE_PER_CENTROID = 32  # vectors that k-means learns from, per centroid
+SAMPLE_PER_CENTROID = 32  # size of the k-means sample, in vectors per centroid
 PROBES = 3  # nearest groups whose centroids are compared with a vector
 BLOCK = 16384  # vectors compared at a time
 
@@ -22,7 +22,7 @@ BLOCK = 16384  # vectors compared at a time
 def default_count(num_vectors: int) -> int:
     """Return the number of centroids: 16 sqrt(vectors), rounded down to a power of two (Santhanam et al., 2022b).
 
-    A collection of few vectors gets at least four vectors per centroid.
+    For few vectors, the number is smaller, so that there are at least four vectors per centroid.
 
     >>> default_count(1_107_000), default_count(1000), default_count(1)
     (16384, 250, 1)
@@ -46,10 +46,10 @@ class Centroids(Movable):
     starts: Tensor
 
     def nearest(self, vectors: Tensor) -> Tensor:
-        """Return the centroid of each vector, int64 [vectors]: the nearest by L2 among those of its `PROBES` groups.
+        """Return the centroid of each vector, int64 [vectors]: the nearest by L2 of its `PROBES` nearest groups'.
 
         Args:
-            vectors: float32 [vectors, dim], on the device of the centroids.
+            vectors: float32 [vectors, dim], on the same device as the centroids.
         """
         halves, starts = (self.values * self.values).sum(1) / 2, self.starts.tolist()
         codes = torch.empty(len(vectors), dtype=torch.int64, device=vectors.device)
@@ -73,15 +73,15 @@ class Centroids(Movable):
 
 
 def train(sample: Tensor, count: int, seed: int = 0) -> Centroids:
-    """Return `count` centroids (fewer if the sample has fewer distinct groups) by k-means in two levels.
+    """Return `count` centroids, or fewer if the sample has too few vectors, by k-means in two levels.
 
-    Values are rounded to float16, as they are stored. Sums are in float64, so that the order of a GPU's additions does
-    not show.
+    Values are rounded to float16, the type in which they are stored. Sums are in float64, so that the order of
+    additions on a GPU does not change the rounded result.
 
     Args:
-        sample: Vectors to learn from, float32 [vectors, dim], at least one.
+        sample: The vectors that k-means clusters, float32 [vectors, dim], at least one.
         count: Number of centroids.
-        seed: Seed of the first centroids.
+        seed: Seed of the random choice of the initial centroids.
     """
     count = min(count, len(sample))
     groups = _k_means(sample, max(1, round(count**0.5)), seed)
@@ -89,7 +89,7 @@ def train(sample: Tensor, count: int, seed: int = 0) -> Centroids:
     sizes = torch.bincount(members, minlength=len(groups))
     kept = sizes > 0
     parts = sample[members.argsort(stable=True)].split(sizes[kept].tolist())
-    # as many centroids as the group's share of the sample, by largest remainder, at least one
+    # each group gets centroids in proportion to its share of the sample (largest remainder method), at least one
     shares = sizes[kept].double() * count / len(sample)
     counts = shares.floor().clamp(min=1).long()
     missing = max(0, count - int(counts.sum()))
@@ -100,7 +100,7 @@ def train(sample: Tensor, count: int, seed: int = 0) -> Centroids:
 
 
 def _k_means(vectors: Tensor, count: int, seed: int) -> Tensor:
-    """Return `count` centroids by Lloyd's algorithm; one without vectors becomes a random vector."""
+    """Return `count` centroids by Lloyd's algorithm; a centroid without vectors is replaced by a random vector."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(vectors), generator=generator).to(vectors.device)
     centroids = vectors[order[:count]]
@@ -121,5 +121,5 @@ def _assign(vectors: Tensor, centroids: Tensor) -> Tensor:
 
 
 def _distances(vectors: Tensor, centroids: Tensor) -> Tensor:
-    """Return a number that is the larger the nearer a centroid is by L2, [vectors, centroids]."""
+    """Return a score that orders centroids by L2 distance, the nearest highest, [vectors, centroids]."""
     return vectors @ centroids.T - (centroids * centroids).sum(1) / 2

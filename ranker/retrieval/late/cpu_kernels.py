@@ -1,8 +1,8 @@
-"""Kernels of the search on a CPU, compiled by numba at their first use and kept on disk.
+"""Functions for the search on a CPU. Numba compiles them at their first use and caches the result on disk.
 
-A query's similarities with a number are 16-bit integers of `LANES` tokens side by side, so that four 64-bit additions
-add the similarities of all of them. A vector's similarities are one row of the centroids' table plus one row for each
-byte of its packed residual: no vector is decompressed (WARP; Scheerer et al., 2025, arXiv:2501.17788).
+Similarities with the query are 16-bit integers. A row holds those of up to `LANES` query tokens, so that four 64-bit
+additions add two rows. The similarities of a compressed vector are the row of its centroid plus one row of a table for
+each byte of its packed residual, so no vector is decompressed (WARP; Scheerer et al., 2025, arXiv:2501.17788).
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-LANES = 16  # tokens side by side
-WORDS = 4  # 64-bit words of a row of LANES 16-bit numbers
+LANES = 16  # query tokens in a row of similarities; a lane is the place of one token
+WORDS = 4  # 64-bit words in a row of LANES 16-bit integers
 BINS = 2048  # of the histogram that finds the best centroids of a token
 
 
 @njit(nogil=True, cache=True)
 def byte_table(query: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Return the inner products of the numbers of each byte with a query, float32 [bytes, 256, LANES].
+    """Return the inner product of each query token with each value of each byte, float32 [bytes, 256, LANES].
 
     Args:
-        query: A vector per token, as columns, float32 [bytes * numbers of a byte, LANES].
-        values: The numbers of each byte, float32 [256, numbers of a byte].
+        query: The vectors of the tokens, as columns, float32 [bytes * dimensions per byte, LANES].
+        values: The residual values that each byte encodes, float32 [256, dimensions per byte].
     """
     numbers = values.shape[1]
     num_bytes = query.shape[0] // numbers
@@ -39,15 +39,18 @@ def byte_table(query: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 @njit(nogil=True, cache=True)
 def scaled(similarities: np.ndarray, table: np.ndarray) -> tuple[Any, Any, Any, Any]:
-    """Turn similarities into 16-bit numbers whose sums fit into 16 bits; a constant of each token is left out.
+    """Scale similarities to 16-bit integers such that the sum for a vector fits into 16 bits, too.
+
+    The minimum over all centroids, or over all values of a byte, is subtracted first. This changes all similarities of
+    a token by the same constant.
 
     Args:
-        similarities: Of centroids and tokens, float32 [centroids, LANES].
+        similarities: Similarity of each centroid with each token, float32 [centroids, LANES].
         table: See `byte_table`.
 
     Returns:
-        Both as uint16, of the same shapes; the similarity of a residual of zeros, uint16 [LANES]; and the number by
-        which all were multiplied.
+        `similarities` and `table` as uint16, of the same shapes; the scaled inner product of a residual of zeros,
+        uint16 [LANES]; and the scale, by which all values were multiplied.
     """
     low, span = np.empty(LANES, dtype=np.float32), 0.0
     lows = np.empty((table.shape[0], LANES), dtype=np.float32)
@@ -58,7 +61,7 @@ def scaled(similarities: np.ndarray, table: np.ndarray) -> tuple[Any, Any, Any, 
             lows[place, lane] = table[place, :, lane].min()
             width += table[place, :, lane].max() - lows[place, lane]
         span = max(span, width)
-    scale = np.float32((65534.0 - table.shape[0]) / max(span, 1e-20))  # each number is rounded up by 1/2 at most
+    scale = np.float32((65534.0 - table.shape[0]) / max(span, 1e-20))  # rounding adds at most 1/2 to each term
     centroids = np.empty(similarities.shape, dtype=np.uint16)
     for row in range(similarities.shape[0]):
         for lane in range(LANES):
@@ -77,16 +80,16 @@ def scaled(similarities: np.ndarray, table: np.ndarray) -> tuple[Any, Any, Any, 
 
 @njit(nogil=True, cache=True)
 def probe(centroids: np.ndarray, tokens: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Find the best centroids of each token, `count` or a few more.
+    """Find the nearest centroids of each token: `count`, or a few more, since a histogram gives the bound.
 
     Args:
-        centroids: Similarities of centroids and tokens, uint16 [centroids, LANES].
-        tokens: Real tokens of the query, at most LANES.
+        centroids: Similarity of each centroid with each token, uint16 [centroids, LANES].
+        tokens: Number of lanes that hold a token; the lanes after them are empty.
         count: Centroids per token.
 
     Returns:
-        Whether a centroid is one of the best of any token, bool [centroids]; and the bound that the best of each token
-        reach, uint16 [LANES], 0 for lanes without a token.
+        Whether a centroid is among the nearest of any token, bool [centroids]; and for each token a lower bound of the
+        similarities of its nearest centroids, uint16 [LANES], 0 for empty lanes.
     """
     shift = np.uint16(5)  # 65536 / BINS = 2**5
     bounds = np.zeros(LANES, dtype=np.uint16)
@@ -121,18 +124,19 @@ def gather(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Score each doc with a vector at a probed centroid by the similarities of these centroids (PLAID's stage 2).
 
-    A token's similarity is at least its bound, which stands for the doc's other vectors.
+    The similarity of a token with a doc is the highest of the token's bound and the doc's probed centroids. The bound
+    replaces the unknown similarities of the doc's other vectors.
 
     Args:
-        centroids: Similarities of centroids and tokens, uint16 [centroids, LANES].
+        centroids: Similarity of each centroid with each token, uint16 [centroids, LANES].
         probed: Whether a centroid is probed, bool [centroids].
         bounds: See `probe`.
-        entries: Docs with a vector at a centroid, one centroid after another, int32.
-        starts: First entry of each centroid, int64 [centroids + 1].
-        slots: All -1, int32 [docs]; left as it was.
+        entries: See `Arrays`, int32 [entries].
+        starts: See `Arrays`, int64 [centroids + 1].
+        slots: Working memory, int32 [docs]; all -1 before and after the call.
 
     Returns:
-        Docs, int64 [found], and their scores, int64 [found].
+        Rows of the docs, int64 [found], and their scores, int64 [found].
     """
     room = 0
     for row in range(len(probed)):
@@ -176,13 +180,12 @@ def refine(
     """Score docs by those of their compressed vectors that lie at probed centroids, int64 [docs].
 
     Args:
-        centroids: Similarities of centroids and tokens as words, uint64 [centroids, WORDS].
-        parts: Those of bytes and tokens, uint64 [bytes * 256, WORDS].
+        centroids: Scaled similarities of the centroids, four 16-bit lanes in a word, uint64 [centroids, WORDS].
+        parts: Scaled inner products of the bytes, in the same format, uint64 [bytes * 256, WORDS].
         probed: Whether a centroid is probed, bool [centroids].
-        bounds: Similarity that stands for the doc's other vectors, uint16 [LANES].
-        vectors: Centroid of each vector [vectors]; its packed residual, uint8 [vectors, bytes]; end of each doc's
-            vectors, int64 [docs of the index].
-        docs: The docs, int64 [docs].
+        bounds: Lowest similarity of each token with a doc, in place of the doc's other vectors, uint16 [LANES].
+        vectors: `codes`, `residuals` and `ends` of `Arrays`.
+        docs: Rows of the docs to score, int64 [docs].
     """
     codes, residuals, ends = vectors
     scores = np.zeros(len(docs), dtype=np.int64)
@@ -197,11 +200,11 @@ def refine(
         if ends[doc] - first > len(near):
             near = np.empty(2 * (ends[doc] - first), dtype=np.int64)
         count = np.int64(0)
-        for vector in range(first, ends[doc]):  # without a branch, which a processor could not foresee
+        for vector in range(first, ends[doc]):  # without an `if`, whose branch a CPU would often predict wrongly
             near[count] = vector
             count += np.int64(probed[codes[vector]])  # type: ignore[assignment]
         best[:] = bounds
-        for some in range(count):  # reads from memory overlap here, and not in the loop below
+        for some in range(count):  # loads the residuals into the cache: reads overlap here, not in the loop below
             touched[0] ^= residuals[near[some], 0]
         for some in range(count):
             row = np.uint64(near[some])
@@ -224,14 +227,15 @@ def refine(
 
 @njit(nogil=True, cache=True)
 def merged(query: np.ndarray, least: float) -> np.ndarray:
-    """Add up each vector of a query and the vectors whose cosine with the sum before is at least `least`.
+    """Merge similar vectors of a query into sums, so that fewer vectors are compared.
 
-    The sum's similarity with a doc is about the sum of theirs, and there are fewer of them: ColBERT's [MASK] vectors
-    are often nearly equal.
+    Each vector is added to the first sum with which its cosine is at least `least`, or else begins a new sum. The
+    similarity of a sum with a doc is close to the sum of the similarities of its vectors. ColBERT's [MASK] vectors are
+    often nearly equal.
 
     Args:
         query: float32 [tokens, dim].
-        least: The least cosine.
+        least: Smallest cosine at which vectors are merged.
 
     Returns:
         float32 [sums, dim]

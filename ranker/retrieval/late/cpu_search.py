@@ -10,19 +10,20 @@ import numpy as np
 from ranker.retrieval.late import cpu_kernels as kernels
 from ranker.retrieval.late.arrays import Arrays, Effort
 
-MERGE = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)  # least cosines of merged tokens, tried until they fit into the lanes
-# of a doc, only vectors at the best LEAST_NEAR centroids of a token, or the best of NEAR_SHARE, are compared in full
+# Smallest cosines at which query tokens are merged, tried one after another until the sums fit into the lanes.
+MERGE = (0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6)
+# In `kernels.refine`, each token probes at least LEAST_NEAR centroids, and at least one NEAR_SHARE-th of all.
 LEAST_NEAR, NEAR_SHARE = 64, 32
 
 
 class _Group(NamedTuple):
-    """16-bit similarities with a few tokens of a query.
+    """Similarities with up to LANES tokens of a query, scaled to 16-bit integers (see `kernels.scaled`).
 
     Args:
-        centroids: Of centroids, uint16 [centroids, LANES].
-        parts: Of bytes of a residual, uint16 [bytes, 256, LANES].
-        zeros: Of a residual of zeros, uint16 [LANES].
-        scale: The number by which they are multiplied.
+        centroids: Similarities of the centroids, uint16 [centroids, LANES].
+        parts: Inner products of the bytes of a residual, uint16 [bytes, 256, LANES].
+        zeros: Inner product of a residual of zeros, uint16 [LANES].
+        scale: The factor of all of these.
         tokens: Number of tokens.
     """
 
@@ -34,7 +35,7 @@ class _Group(NamedTuple):
 
 
 class CPUSearch:
-    """Finds candidates by 16-bit similarities, with nearly equal tokens of a query merged (`cpu_kernels`).
+    """Finds candidates by 16-bit similarities (`cpu_kernels`), after merging query tokens with similar vectors.
 
     Args:
         arrays: The index.
@@ -47,14 +48,14 @@ class CPUSearch:
         self._local = threading.local()
 
     def _slots(self) -> np.ndarray:
-        """Return this thread's places of docs, all -1, int32 [docs]."""
+        """Return this thread's working memory for `kernels.gather`, all -1, int32 [docs]."""
         if not hasattr(self._local, "slots"):
             self._local.slots = np.full(self._arrays.num_docs, -1, dtype=np.int32)
         slots: np.ndarray = self._local.slots
         return slots
 
     def candidates(self, query: np.ndarray, effort: Effort) -> np.ndarray:
-        """Return the rows of the docs to score exactly, int64 [at most effort.rescore].
+        """Return the rows of the candidates, which are then scored exactly, int64 [at most effort.rescore].
 
         Args:
             query: Vectors of the query, float32 [tokens, dim].
@@ -81,7 +82,7 @@ class CPUSearch:
         return best(rows, total, effort.rescore)
 
     def _parts(self, query: np.ndarray) -> list[np.ndarray]:
-        """Merge tokens until they fit into the lanes, or as far as `MERGE` allows; return groups of at most LANES."""
+        """Merge tokens until LANES are left, or as far as `MERGE` allows; return groups [at most LANES, dim]."""
         sums = query
         for least in MERGE:
             sums = kernels.merged(query, least)
@@ -90,7 +91,7 @@ class CPUSearch:
         return [sums[first : first + kernels.LANES] for first in range(0, len(sums), kernels.LANES)]
 
     def _scaled(self, tokens: np.ndarray) -> _Group:
-        """Return the similarities with at most LANES tokens, [tokens, dim]."""
+        """Return the scaled similarities with a group of tokens [at most LANES, dim]."""
         num_bytes, numbers = self._arrays.residuals.shape[1], self._values.shape[1]
         query = np.zeros((num_bytes * numbers, kernels.LANES), dtype=np.float32)
         query[: tokens.shape[1], : len(tokens)] = tokens.T

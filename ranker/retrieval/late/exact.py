@@ -10,7 +10,7 @@ from ranker.interactions.maxsim import TextVectors
 
 
 def query_vectors(queries: TextVectors) -> list[np.ndarray]:
-    """Return the vectors of each query, float32 [tokens, dim]; they lie in main memory."""
+    """Return the vectors of each query, float32 [tokens, dim]; the vectors must be in main memory."""
     assert queries.counts is not None
     return [part.numpy() for part in queries.values.split(queries.counts.tolist())]
 
@@ -18,12 +18,12 @@ def query_vectors(queries: TextVectors) -> list[np.ndarray]:
 def exact_scores(query: np.ndarray, rows: np.ndarray, vectors: Callable[[int], np.ndarray]) -> np.ndarray:
     """Return MaxSim with docs, float32 [docs].
 
-    Each doc is a product of its own, so that its score does not depend on the other docs.
+    Each doc has its own matrix product, so that its score does not depend on the other docs.
 
     Args:
         query: Vectors of the query, float32 [tokens, dim].
-        rows: The docs, int64 [docs].
-        vectors: Gives the vectors of a doc, [vectors, dim], at least one.
+        rows: Rows of the docs in the index, int64 [docs].
+        vectors: Function from a row to the vectors of that doc, [vectors, dim], at least one.
     """
     columns, scores = np.ascontiguousarray(query.T), np.empty(len(rows), dtype=np.float32)
     for place, row in enumerate(rows.tolist()):

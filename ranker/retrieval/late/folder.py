@@ -4,12 +4,12 @@ A folder has `index.json` (its `Settings`) and
 
 - `codec/`: `centroids.bin` float16 [centroids, dim], `groups.bin` float16 [groups, dim], `starts.bin` int64
   [groups + 1] (`Centroids`), `cuts.bin` and `weights.bin` float32 (`Buckets`);
-- `shard-00000/` ...: one for each shard of the vectors, with `codes.bin` uint16 or int32 [vectors], `residuals.bin`
-  uint8 [vectors, bytes], `counts.bin` int32 [docs], `ids.bin` UTF-8 [docs] and `meta.json`;
-- `added-00000/` ...: the same of docs that were added later, and their own `vectors.bin` float32 [vectors, dim];
-- `deleted.json`: rows of deleted docs, in the order of all shards.
+- `shard-00000/` ...: a subfolder for each shard of the stored vectors, with `codes.bin` uint16 or int32 [vectors],
+  `residuals.bin` uint8 [vectors, bytes], `counts.bin` int32 [docs], `ids.bin` UTF-8 [docs] and `meta.json`;
+- `added-00000/` ...: the same files for docs that were added later, and `vectors.bin` float32 [vectors, dim];
+- `deleted.json`: rows of deleted docs. A row is the number of a doc over all shards, then all added docs.
 
-Each subfolder has checksums, and appears complete or not at all.
+Each subfolder has checksums. It is written under another name and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Settings:
         dim: Size of a vector.
         num_shards: Shards of the vectors.
         num_vectors: Number of vectors.
-        bits: Bits of a number of a residual.
-        centroids: Number of centroids asked for.
+        bits: Bits per dimension of a residual.
+        centroids: Requested number of centroids.
         format: Version of the files.
     """
 
@@ -55,7 +55,7 @@ class Settings:
 
     @property
     def code_type(self) -> str:
-        """Type of a centroid's number."""
+        """Type of the numbers in `codes.bin`, as numpy names it."""
         return "<u2" if self.centroids <= 65536 else "<i4"
 
 
@@ -64,7 +64,7 @@ class Shard:
     """Compressed vectors of consecutive docs.
 
     Args:
-        codes: Centroid of each vector [vectors].
+        codes: Number of the centroid of each vector, integers [vectors].
         residuals: Packed residuals, uint8 [vectors, bytes].
         counts: Number of vectors of each doc, int64 [docs].
         ids: The id of each doc, UTF-8 [docs].
@@ -82,7 +82,7 @@ def claim(folder: Path, settings: Settings) -> None:
     """Write the settings into a new folder, or compare them with those of an existing one.
 
     Raises:
-        CheckpointError: The index is of other vectors or settings.
+        CheckpointError: The folder has an index of other vectors or with other settings.
     """
     path = folder / "index.json"
     if not path.is_file():
@@ -157,10 +157,10 @@ def write_shard(folder: Path, shard: Shard, settings: Settings) -> None:
 
 
 def read_shard(folder: Path, settings: Settings, num_bytes: int) -> Shard:
-    """Map a shard.
+    """Open a shard; large arrays are memory-mapped.
 
     Args:
-        folder: The shard.
+        folder: The folder of the shard.
         settings: Settings of the index.
         num_bytes: Bytes of a packed residual.
 

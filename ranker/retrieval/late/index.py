@@ -1,4 +1,4 @@
-"""A compressed late-interaction index: search, and docs that are added and deleted."""
+"""A compressed late-interaction index: search it, add docs, and delete docs."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ from ranker.retrieval.stages import Stages
 from ranker.retrieval.vector_store import VectorStore
 
 Ranked = tuple[np.ndarray, np.ndarray]  # rows of docs, int64 [docs], and their scores, float32 [docs]
-LISTED = 300_000  # docs listed at the probed centroids of a query that `probes=None` aims at
+LISTED = 300_000  # with `probes` 0, about how many docs are in the lists of all centroids that a query probes
 LEAST_PROBES, LEAST_CANDIDATES, LEAST_RESCORED = 8, 500, 100
-EXHAUSTIVE = 2**22  # vectors that a GPU which holds them compares with each query, since that is faster
-SHARED = 12  # as many tokens have a centroid among their best, on average
+EXHAUSTIVE = 2**22  # up to this many stored vectors in a GPU's memory, all docs are scored exactly: it is faster
+SHARED = 12  # with `probes` 0: a query is assumed to probe SHARED * probes different centroids
 
 
 class LateIndex:
     """An opened index.
 
     Args:
-        folder: Its folder, within the folder of the vectors.
-        store: The vectors; None: exact scores are computed from decompressed vectors.
-        effort: How much a search compares: `candidates` and `rescore` as multiples of the number of docs that are
-            wanted; `probes` 0: a number such that about `LISTED` docs are listed.
-        device: Where to search.
+        folder: The folder of the index, within the folder of the vectors.
+        store: The stored vectors; None: exact scores are computed from decompressed vectors.
+        effort: How many centroids and docs a search compares. Here `candidates` and `rescore` are multiples of the
+            requested number of docs. `probes` 0 chooses a number such that a query's lists have about `LISTED` docs.
+        device: Device of the search.
 
     Attributes:
         doc_ids: The id of each doc, UTF-8 [docs], deleted ones included.
         deleted: Rows of deleted docs.
         num_bytes: Size of the files.
-        stages: Seconds spent on candidates and on exact scores.
+        stages: Seconds that searches spent to find candidates and to compute exact scores.
 
     Raises:
         DataError: A part of the index is missing or damaged.
@@ -94,15 +94,15 @@ class LateIndex:
 
     @property
     def num_docs(self) -> int:
-        """Number of docs that can be found."""
+        """Number of docs without the deleted ones."""
         return len(self.doc_ids) - len(self.deleted)
 
     def rank(self, queries: TextVectors, depth: int) -> list[Ranked]:
-        """Return candidates of each query with their exact scores, in no order; more than `depth` where there are more.
+        """Return the candidates of each query with their exact scores, unsorted; often more than `depth`.
 
         Args:
             queries: Vectors of the queries, float32, in main memory.
-            depth: Docs per query that are wanted.
+            depth: Requested number of docs per query.
         """
         effort = self._effort_for(depth)
         texts = query_vectors(queries)
@@ -126,7 +126,7 @@ class LateIndex:
         return self._tensors.candidates(queries, effort)
 
     def _effort_for(self, depth: int) -> Effort:
-        """Return the effort for a number of docs, with `probes` set."""
+        """Return the numbers of centroids and docs that a search for `depth` docs compares."""
         lists = len(self.arrays.starts) - 1
         length = max(1.0, len(self.arrays.entries) / lists)
         probes = self._effort.probes or int(LISTED / length / SHARED)
@@ -135,7 +135,7 @@ class LateIndex:
         return Effort(min(max(probes, LEAST_PROBES), lists), candidates, rescore)
 
     def _parallel(self, call: Any, *arguments: Sequence[Any]) -> list[Any]:
-        """Call with each query's arguments, on torch's number of threads."""
+        """Call a function once per query; on a CPU, on as many threads as torch uses."""
         threads = min(torch.get_num_threads(), len(arguments[0]))
         if threads < 2 or self.device.type != "cpu":
             return list(map(call, *arguments))
@@ -143,16 +143,16 @@ class LateIndex:
             return list(pool.map(call, *arguments))
 
     def exact(self, query: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Return MaxSim with docs, float32 [docs]: of their stored vectors, or of decompressed ones without a store.
+        """Return the MaxSim of a query with docs, float32 [docs]; for their vectors see `vectors`.
 
         Args:
             query: Vectors of the query, float32 [tokens, dim].
-            rows: The docs, int64 [docs].
+            rows: Rows of the docs, int64 [docs].
         """
         return exact_scores(query, rows, self.vectors)
 
     def vectors(self, row: int) -> np.ndarray:
-        """Return the vectors of a doc, float32 [vectors, dim]: stored ones, or decompressed ones without a store."""
+        """Return the vectors of a doc, float32 [vectors, dim]: stored, or decompressed if there is no store."""
         part = int(np.searchsorted(self._starts, row, side="right")) - 1
         own = self._shards[part].vectors
         if own is None and self._store is not None:
@@ -168,14 +168,15 @@ class LateIndex:
         return (centroids.values[codes] + buckets.unpack(packed, self.settings.dim)).numpy()
 
     def add(self, doc_ids: Sequence[str], vectors: TextVectors) -> None:
-        """Add docs; the centroids stay as they are.
+        """Add docs. The centroids do not change.
 
         Args:
-            doc_ids: Their ids, none of which the index has.
-            vectors: Their vectors, by the same model, float32.
+            doc_ids: Their ids; none may be in the index.
+            vectors: Their vectors from the model of the index, float32.
 
         Raises:
-            DataError: An id is there already or twice, a vector is not finite or of another size.
+            DataError: An id is in the index already, or twice in `doc_ids`; or a vector has NaN, infinity or a wrong
+                size.
         """
         ids = np.array([doc_id.encode() for doc_id in doc_ids], dtype=np.bytes_)
         values = vectors.values.cpu().float().numpy()
@@ -204,7 +205,7 @@ class LateIndex:
             self._open()
 
     def delete(self, doc_ids: Sequence[str]) -> None:
-        """Delete docs: searches do not find them any more.
+        """Delete docs, so that searches no longer return them.
 
         Args:
             doc_ids: Their ids.

@@ -1,7 +1,7 @@
-"""Quantized residuals: each number of a vector minus its centroid becomes 2 or 4 bits (Santhanam et al., 2022a).
+"""Quantized residuals: each element of a vector minus its centroid becomes 2 or 4 bits (Santhanam et al., 2022a).
 
-A bucket has a weight, the value that stands for all numbers in it. `bits` numbers of a vector lie in a byte one after
-another, the first in the highest bits.
+The range of the elements is divided into 2 ** bits buckets. The weight of a bucket is the value that replaces all
+elements in it. A byte holds 8 / bits elements of a vector in order, the first in the highest bits.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch.nn import functional
 
 from ranker.types import Movable
 
-STEPS = 30  # of the search for the buckets
+STEPS = 30  # iterations of Lloyd's algorithm in `fit`
 
 
 @dataclass
 class Buckets(Movable):
-    """The buckets of a number.
+    """The buckets of a residual's elements.
 
     Args:
-        cuts: Bounds between buckets, ascending, float32 [2**bits - 1].
+        cuts: Bounds between neighbouring buckets, ascending, float32 [2**bits - 1].
         weights: Value of each bucket, ascending, float32 [2**bits].
     """
 
@@ -32,7 +32,7 @@ class Buckets(Movable):
 
     @property
     def bits(self) -> int:
-        """Bits of a number."""
+        """Bits per element."""
         return len(self.weights).bit_length() - 1
 
     def pack(self, residuals: Tensor) -> Tensor:
@@ -42,7 +42,7 @@ class Buckets(Movable):
             residuals: float32 [vectors, dim].
 
         >>> quarters = Buckets(torch.tensor([-1.0, 0.0, 1.0]), torch.tensor([-2.0, -0.5, 0.5, 2.0]))
-        >>> quarters.pack(torch.tensor([[-3.0, -0.1, 0.1, 3.0, 3.0]])).tolist()  # 00 01 10 11, 11 and filling
+        >>> quarters.pack(torch.tensor([[-3.0, -0.1, 0.1, 3.0, 3.0]])).tolist()  # 00 01 10 11, then 11 and zeros
         [[27, 192]]
         """
         per_byte = 8 // self.bits
@@ -56,20 +56,20 @@ class Buckets(Movable):
         return packed
 
     def byte_values(self) -> Tensor:
-        """Return the numbers that each byte stands for, float32 [256, numbers of a byte]."""
+        """Return the elements that each byte encodes, float32 [256, elements per byte]."""
         shifts = torch.arange(8 - self.bits, -1, -self.bits, device=self.weights.device)
         return self.weights[(torch.arange(256, device=shifts.device).unsqueeze(1) >> shifts) & (2**self.bits - 1)]
 
     def unpack(self, packed: Tensor, dim: int) -> Tensor:
-        """Return the residuals that packed ones, uint8 [vectors, bytes], stand for, float32 [vectors, dim]."""
+        """Return the residuals, float32 [vectors, dim], of packed ones, uint8 [vectors, bytes]."""
         return self.byte_values()[packed.long()].flatten(1)[:, :dim]
 
 
 def fit(numbers: np.ndarray, bits: int) -> Buckets:
-    """Return the buckets with the least squared error for a sample of numbers (Lloyd, 1982; Max, 1960).
+    """Fit buckets with a small squared error to a sample of elements by Lloyd's algorithm (Lloyd, 1982; Max, 1960).
 
     Args:
-        numbers: float32 [numbers]; none gives buckets of zeros.
+        numbers: The elements, float32 [elements]; without any, all weights are 0.
         bits: 2 or 4.
     """
     ordered = np.sort(numbers.astype(np.float64))

@@ -1,6 +1,6 @@
-"""Search of a compressed index by tensors: on a GPU, and on a CPU without numba.
+"""Search of a compressed index with torch: on a GPU, and on a CPU if numba is not installed.
 
-The steps are those of PLAID (Santhanam et al., 2022b, arXiv:2205.09707), for several queries at once.
+The steps are those of PLAID (Santhanam et al., 2022b, arXiv:2205.09707).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ranker.interactions.maxsim import TextVectors, maxsim_chosen
 from ranker.retrieval.late.arrays import Arrays, Effort
 from ranker.retrieval.vector_store import VectorStore
 
-SIMILARITIES = 2**28  # similarities in memory at a time
+SIMILARITIES = 2**28  # largest number of similarities in memory at a time
 
 
 class TensorSearch:
@@ -22,7 +22,7 @@ class TensorSearch:
 
     Args:
         arrays: The index.
-        device: Where it lies and is searched.
+        device: Device of the index and of the search.
     """
 
     def __init__(self, arrays: Arrays, device: str | torch.device = "cpu") -> None:
@@ -40,7 +40,7 @@ class TensorSearch:
         return torch.from_numpy(np.array(values)).to(self.device)
 
     def candidates(self, queries: TextVectors, effort: Effort) -> list[np.ndarray]:
-        """Return the rows of the docs to score exactly of each query, int64 [at most effort.rescore].
+        """Return each query's candidates, rows of docs to score exactly, int64 [at most effort.rescore].
 
         Args:
             queries: Vectors of the queries, float32, on any device.
@@ -57,7 +57,9 @@ class TensorSearch:
         return found
 
     def _near(self, query: Tensor, effort: Effort) -> Tensor:
-        """Return the docs with the best MaxSim of centroids at which they have vectors; unprobed ones count least.
+        """Return the rows of the docs with the best MaxSim of probed centroids, int64 [docs].
+
+        The similarity of a token with a doc is at least that of the token's worst probed centroid.
 
         Args:
             query: [tokens, dim].
@@ -81,11 +83,11 @@ class TensorSearch:
         return rows[best.sum(1).topk(effort.candidates).indices]
 
     def decompressed(self, query: Tensor, rows: Tensor) -> Tensor:
-        """Return MaxSim of a query and docs by all their decompressed vectors, float32 [docs].
+        """Return the MaxSim of a query with the decompressed vectors of docs, float32 [docs].
 
         Args:
             query: [tokens, dim].
-            rows: The docs, int64 [docs]; one without vectors gets -inf.
+            rows: Rows of the docs, int64 [docs]; a doc without vectors has the score -inf.
         """
         counts = self.counts[rows]
         best = torch.full((len(rows), len(query)), -torch.inf, device=self.device)
@@ -102,7 +104,7 @@ class TensorSearch:
 
         Args:
             store: The vectors of the index's docs, in the same order.
-            room: Bytes that they may take; None: half of a GPU's free memory.
+            room: Bytes that they may take; None: half of a GPU's free memory, 0 on a CPU.
         """
         if room is None:
             room = torch.cuda.mem_get_info(self.device)[0] // 2 if self.device.type == "cuda" else 0
@@ -118,8 +120,8 @@ class TensorSearch:
 
         Args:
             queries: Vectors of the queries, float32, on any device.
-            present: Rows of the docs, int64 [docs].
-            count: Docs per query.
+            present: Rows of the docs that are not deleted, int64 [docs].
+            count: Number of docs per query.
         """
         rows = torch.from_numpy(present).to(self.device)
         scores = self._scores(queries, [rows] * queries.num_texts).view(queries.num_texts, -1)
@@ -127,11 +129,11 @@ class TensorSearch:
         return list(rows[best].cpu().numpy())
 
     def exact(self, queries: TextVectors, rows: list[np.ndarray]) -> list[np.ndarray]:
-        """Return MaxSim of stored vectors with each query's docs, float32 [docs].
+        """Return the MaxSim of each query with the stored vectors of its docs, float32 [docs].
 
         Args:
             queries: Vectors of the queries, float32, on any device.
-            rows: The docs of each query, int64 [docs].
+            rows: Rows of the docs of each query, int64 [docs].
         """
         scores = self._scores(queries, [torch.from_numpy(some).to(self.device) for some in rows]).cpu().numpy()
         return np.split(scores, np.cumsum([len(some) for some in rows])[:-1])
