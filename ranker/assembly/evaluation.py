@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -73,20 +73,26 @@ def evaluate_sets(
     Raises:
         RankerError: Scores are not finite, or a file can't be written.
     """
-    written: dict[str, Future[dict[str, Any]]] = {}
+    written: dict[str, Callable[[], dict[str, Any]]] = {}
+    earlier: list[Future[dict[str, Any]]] = []
+    last = next(reversed(data.splits.tests), None)
     with ThreadPoolExecutor(1) as writer:  # a set is measured while the next one is scored
         for name, collection in data.splits.tests.items():
             run = _score(cfg, scorer, data, devices, name)
             if run is not None:
-                compared = baselines.get(name)
-                written[name] = writer.submit(write_set, folder, name, run, collection, cfg, depth, compared, report)
-            devices.on_first(lambda: [part.result() for part in written.values() if part.done()])  # errors end the loop
+                write = partial(write_set, folder, name, run, collection, cfg, depth, baselines.get(name), report)
+                if name == last:
+                    written[name] = write
+                else:
+                    earlier.append(writer.submit(write))
+                    written[name] = earlier[-1].result
+            devices.on_first(lambda: [part.result() for part in earlier if part.done()])  # an error ends the loop
             if cfg.get("orders", 1) > 1:
                 others = [_score(cfg, scorer, data, devices, name, order) for order in range(1, cfg.orders)]
                 runs = [run or {}, *(other or {} for other in others)]
-                write = partial(write_orders, folder / "evaluation" / name, runs, collection, list(cfg.measures))
-                devices.on_first(write)
-        return devices.on_first(lambda: {name: part.result() for name, part in written.items()}) or {}
+                orders = partial(write_orders, folder / "evaluation" / name, runs, collection, list(cfg.measures))
+                devices.on_first(orders)
+        return devices.on_first(lambda: {name: result() for name, result in written.items()}) or {}
 
 
 def _score(

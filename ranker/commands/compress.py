@@ -50,24 +50,9 @@ def compress(cfg: DictConfig) -> None:
     trained = OmegaConf.create(read_description(path))
     execution = replace(DEFAULT, trust_remote_code=cfg.trust_remote_code)
     scorer: Any = load_scorer(path, cfg.weights, execution)
-    if has_adapters(scorer):
-        raise ConfigError(f"checkpoint: expected merged weights, got adapters in {path}; train with lora.merge=true")
-    if not source.is_dir() or cfg.weights != "best":
-        raise ConfigError(f"checkpoint: expected a finished run or a model folder, got {path} without model/")
-    if cfg.tune and not (path / "config.yaml").is_file():
-        raise ConfigError(f"tune: expected false without a run, whose training is repeated, got true with {path}")
-    encoder_folder(source)  # before the long work, refuse what can't be cut
+    _check(cfg, path, source, scorer)
     total = scorer.encoder.num_layers
     _, size = units_of(scorer.encoder.config) if cfg.units < 1 else ("", 0)
-    if cfg.heads < 1:
-        head_outputs(scorer.encoder.model, total)
-    if getattr(scorer, "reads_lists", False):
-        raise ConfigError(f"checkpoint: expected a model that scores each doc alone, got {type(scorer).__name__}")
-    if isinstance(scorer, EarlyExit):
-        raise ConfigError(
-            f"checkpoint: expected a model without early heads, whose layers are fixed, got {path}; inference.exit= "
-            "leaves layers out"
-        )
     collection = _sample(docs_to_score(cfg, trained), cfg.pairs)
     folder = open_run(cfg)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -123,6 +108,37 @@ def compress(cfg: DictConfig) -> None:
     log.info("smaller model: evaluate it, or train it further, with checkpoint=%s", folder / "model")
     if cfg.tune:
         _tune(path, folder)
+
+
+def _check(cfg: DictConfig, path: Path, source: Path, scorer: Any) -> None:
+    """Refuse what can't be cut, before the long work.
+
+    Args:
+        cfg: The configuration.
+        path: The checkpoint.
+        source: Its model folder.
+        scorer: The model.
+
+    Raises:
+        ConfigError: The model or the options do not fit.
+        CheckpointError: The folder has no encoder that can be cut.
+    """
+    if has_adapters(scorer):
+        raise ConfigError(f"checkpoint: expected merged weights, got adapters in {path}; train with lora.merge=true")
+    if not source.is_dir() or cfg.weights != "best":
+        raise ConfigError(f"checkpoint: expected a finished run or a model folder, got {path} without model/")
+    if cfg.tune and not (path / "config.yaml").is_file():
+        raise ConfigError(f"tune: expected false without a run, whose training is repeated, got true with {path}")
+    encoder_folder(source)
+    if cfg.heads < 1:
+        head_outputs(scorer.encoder.model, scorer.encoder.num_layers)
+    if getattr(scorer, "reads_lists", False):
+        raise ConfigError(f"checkpoint: expected a model that scores each doc alone, got {type(scorer).__name__}")
+    if isinstance(scorer, EarlyExit):
+        raise ConfigError(
+            f"checkpoint: expected a model without early heads, whose layers are fixed, got {path}; inference.exit= "
+            "leaves layers out"
+        )
 
 
 def _tune(run: Path, folder: Path) -> None:

@@ -67,7 +67,7 @@ class Rounds:
         if not path.is_dir():
             raise CheckpointError(f"{path}: expected the mined negatives of round {number}, got no such folder; {fix}")
         verify_folder(path, error=CheckpointError, fix=fix)
-        arrays = {name: np.load(path / f"{name}.npy") for name in ARRAYS}
+        arrays = {name: np.load(path / f"{name}.npy", allow_pickle=False) for name in ARRAYS}
         return Pool(np.cumsum(arrays["sizes"]) - arrays["sizes"], **arrays)
 
     def copy_from(self, folder: Path, number: int) -> None:

@@ -28,8 +28,8 @@ WRONG = [
     (["trainer.accelerator=banana"], "trainer.accelerator: expected one of auto"),
     (["trainer.fast_dev_run=true"], "trainer.fast_dev_run: not supported"),
     (
-        ["trainer.strategy=fsdp"],
-        "got 'fsdp', which would synchronise gradients at each micro-batch and clip each shard by its own norm",
+        ["trainer.strategy=fsdp", "encoder.compile=true"],
+        "trainer.strategy: expected auto or ddp with ",
     ),
     (["trainer.precision=16-mixed"], "trainer.precision: 16-mixed is refused"),
     (["trainer.overfit_batches=1"], "trainer.overfit_batches: not supported"),
@@ -165,4 +165,4 @@ def test_help_names_every_choice_and_shows_the_keys_of_a_chosen_one():
     assert "lce*" in shown and "splade_tiny*" in shown  # the defaults
     assert "save_every_steps: 500 # optimizer steps between" in shown  # with their meaning
     assert "temperature: 0.05" in shown and "taught_dpr" in shown
-    assert "index:" not in shown and "index: flat*" in run("search.py", "-h").stdout
+    assert "index: " not in shown and "index: binary, " in run("search.py", "-h").stdout

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_draws import DOCS, TOKENIZER, texts_of
 from torch.nn import functional
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
@@ -20,6 +19,7 @@ from ranker.pretraining.objectives.inverse_cloze import InverseCloze
 from ranker.pretraining.objectives.mlm import MLM
 from ranker.pretraining.objectives.prop import PROP
 from ranker.pretraining.steps import PretrainData
+from tests.unit.pretraining.test_draws import DOCS, TOKENIZER, texts_of
 
 WORDS = 1 + max(TOKENIZER.get_vocab().values())
 
