@@ -208,7 +208,7 @@ def poisson(draw: float, mean: float) -> int:
     """Sample a Poisson distribution by its inverse cumulative distribution at a number in [0, 1); at most 100.
 
     >>> poisson(0.0, 3.0), poisson(0.04, 3.0), poisson(0.05, 3.0), poisson(0.999, 3.0)
-    (0, 0, 1, 9)
+    (0, 0, 1, 10)
     """
     share = total = float(np.exp(-mean))
     number = 0
