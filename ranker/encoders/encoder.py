@@ -127,7 +127,7 @@ class Encoder(nn.Module):
             self._forward.checkpoint_activations(model, self._traits.num_layers)
 
     def quantize(self, kind: str) -> None:
-        """Run the linear layers in 8 bits from now on, for inference alone.
+        """Switch the linear layers to 8 bits, for inference only.
 
         Args:
             kind: `int8` (on a CPU) or `fp8` (on CUDA; layers of this package then run through transformers' forward).
@@ -250,7 +250,7 @@ class Encoder(nn.Module):
 
     @property
     def resumes(self) -> bool:
-        """Whether `layers` can go on from given states."""
+        """Whether `layers` can continue from given states."""
         return self.path == "bert"
 
     def layers(self, batch: TokenBatch, begin: Begin | None = None) -> Iterator[Tensor]:

@@ -206,7 +206,7 @@ class ListwiseLM(nn.Module):
         if rows > 1 and not self._warned:
             self._warned = True
             log.warning(
-                "model: a list of %d docs has more tokens than the %d positions of the encoder, so it is split into %d "
+                "model: a list of %d docs has more tokens than the %d positions of the encoder, so it is read in %d "
                 "rows, and docs of different rows are not compared; for fewer rows lower max_doc_tokens",
                 len(places), self.encoder.max_tokens, rows,
             )  # fmt: skip

@@ -21,9 +21,9 @@ class Plaid:
     """Search by centroids and quantized residuals of token vectors.
 
     Args:
-        bits: Bits of a number of a residual: 2 or 4.
+        bits: Bits per dimension of a residual: 2 or 4.
         centroids: Number of centroids; None: 16 times the square root of the number of vectors, a power of two.
-        probes: Centroids that are searched for each token of a query; None: as many as list about 300,000 docs.
+        probes: Centroids that each query token probes; None: so many that their lists have about 300,000 docs.
         candidates: This many times the requested number of docs are compared by their compressed vectors.
         rescore: This many times the requested number of docs are scored exactly.
         stored: Whether exact scores are computed from the stored vectors; False: from decompressed ones.
