@@ -219,8 +219,8 @@ class Reranker:
         )
         docs_of: dict[str, dict[str, None]] = {}
         texts: tuple[dict[str, str], dict[str, str]] = {}, {}
-        places = [(query_ids[query], doc_ids[doc]) for query, doc in keys]
-        for (query_id, doc_id), (query, doc) in zip(places, wanted, strict=True):
+        named = [(query_ids[query], doc_ids[doc]) for query, doc in keys]
+        for (query_id, doc_id), (query, doc) in zip(named, wanted, strict=True):
             docs_of.setdefault(query_id, {})[doc_id] = None
             texts[0][query_id], texts[1][doc_id] = query, doc
         batches = ScoreBatches(
@@ -238,7 +238,7 @@ class Reranker:
         shown = len(wanted) >= LONG_WORK and sys.stderr.isatty() if progress is None else progress
         run = score_collection(self.scorer, batches, self.devices, progress="rank" if shown else None)
         assert run is not None
-        return np.array([run[query_id][doc_id] for query_id, doc_id in places], dtype=np.float32)
+        return np.array([run[query_id][doc_id] for query_id, doc_id in named], dtype=np.float32)
 
     def collator(
         self, queries: Mapping[str, str], docs: Mapping[str, str], titles: Mapping[str, str] = MappingProxyType({})

@@ -90,10 +90,10 @@ def _of_lists(states: Tensor, layout: RaggedLayout) -> Tensor:
     """Return the states of first tokens [lists, max_list, ...] from states [tokens, ...]; 0 in cells without a row."""
     lists, cells = _lists(layout), layout.batch.cu_seqlens[:-1].long()
     rows = torch.arange(layout.batch.max_list, device=states.device)
-    places = (torch.arange(len(lists), device=states.device)[:, None] * layout.batch.max_list + rows).flatten()
-    places = places[(rows < lists[:, None]).flatten().nonzero_static(size=len(cells))[:, 0]]
+    targets = (torch.arange(len(lists), device=states.device)[:, None] * layout.batch.max_list + rows).flatten()
+    targets = targets[(rows < lists[:, None]).flatten().nonzero_static(size=len(cells))[:, 0]]
     grid = states.new_zeros(len(lists) * layout.batch.max_list, *states.shape[1:])
-    return grid.index_copy(0, places, states.index_select(0, cells)).unflatten(0, (len(lists), -1))
+    return grid.index_copy(0, targets, states.index_select(0, cells)).unflatten(0, (len(lists), -1))
 
 
 def _list_of_row(layout: RaggedLayout) -> Tensor:
@@ -104,7 +104,7 @@ def _list_of_row(layout: RaggedLayout) -> Tensor:
 
 
 def _others(layout: RaggedLayout) -> Tensor:
-    """Return for each row which places of its list hold another row, bool [rows, max_list]."""
+    """Return for each row which positions of its list hold another row, bool [rows, max_list]."""
     lists, rows = _lists(layout), torch.arange(layout.batch.num_rows, device=layout.row_indices.device)
     list_of_row = lists.repeat_interleave(lists, output_size=len(rows))
     place = rows - (lists.cumsum(0) - lists).repeat_interleave(lists, output_size=len(rows))

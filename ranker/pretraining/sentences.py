@@ -123,11 +123,24 @@ class QueryRows:
         )
 
 
-def bi_encoder(encoder: Encoder, pooling: str, temperature: float) -> DPR:
-    """Return a bi-encoder with one encoder for pseudo-queries and docs, and cosine similarity."""
-    return DPR(encoder, pooling=pooling, similarity="cosine", temperature=temperature)
+class TextPairs:
+    """What the objectives have in common whose model is a bi-encoder: a pseudo-query and its doc get similar vectors.
 
+    Args:
+        pooling: How the states of a text are combined into a vector, as in `DPR`.
+        temperature: Divides the cosine of two vectors.
+    """
 
-def contrastive(model: Any, options: dict[str, Any]) -> RerankModule:
-    """Return the module that trains a bi-encoder on the whole step, with in-batch negatives."""
-    return ContrastiveModule(model, [], loss=InfoNCE(), **options)
+    pairs = False
+    compares_texts = True
+
+    def __init__(self, pooling: str, temperature: float) -> None:
+        self.pooling, self.temperature = pooling, temperature
+
+    def model(self, encoder: Encoder) -> DPR:
+        """Return a bi-encoder with one encoder for pseudo-queries and docs, and cosine similarity."""
+        return DPR(encoder, pooling=self.pooling, similarity="cosine", temperature=self.temperature)
+
+    def module(self, model: Any, **options: Any) -> RerankModule:
+        """Return the module that trains the bi-encoder on the whole step, with in-batch negatives."""
+        return ContrastiveModule(model, [], loss=InfoNCE(), **options)

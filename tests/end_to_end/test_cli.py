@@ -165,4 +165,4 @@ def test_help_names_every_choice_and_shows_the_keys_of_a_chosen_one():
     assert "lce*" in shown and "splade_tiny*" in shown  # the defaults
     assert "save_every_steps: 500 # optimizer steps between" in shown  # with their meaning
     assert "temperature: 0.05" in shown and "taught_dpr" in shown
-    assert "index: " not in shown and "index: binary, " in run("search.py", "-h").stdout
+    assert "index:" not in shown and "index: binary, " in run("search.py", "-h").stdout

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from ranker.encoders.encoder import Encoder
 from ranker.errors import ConfigError
-from ranker.models.dpr import DPR
-from ranker.pretraining.sentences import PseudoQueries, bi_encoder, contrastive, sentence_ends, sentences
+from ranker.pretraining.sentences import PseudoQueries, TextPairs, sentence_ends, sentences
 from ranker.pretraining.texts import Texts, below
-from ranker.training.rerank_module import RerankModule
 
 SENTENCE, PASSAGE = 121, 122  # hashed into the two random draws, to make them independent
 
 
-class BodyFirst:
+class BodyFirst(TextPairs):
     r"""Contrastive loss: the query is a sentence of a doc's beginning; the relevant passage is from the doc's body.
 
     .. math:: L = \mathrm{mean}_q -\log \frac{e^{s(q, b_q)}}{\sum_b e^{s(q, b)}}
@@ -35,25 +30,15 @@ class BodyFirst:
         ConfigError: A value is out of range.
     """
 
-    pairs = False
-    compares_texts = True
-
     def __init__(self, first: int = 3, shortest: int = 5, pooling: str = "mean", temperature: float = 0.05) -> None:
         if first < 1:
             raise ConfigError(f"objective.first: expected at least 1 sentence, got {first!r}")
-        self.first, self.shortest, self.pooling, self.temperature = first, shortest, pooling, temperature
-
-    def model(self, encoder: Encoder) -> DPR:
-        """Return the bi-encoder."""
-        return bi_encoder(encoder, self.pooling, self.temperature)
+        super().__init__(pooling, temperature)
+        self.first, self.shortest = first, shortest
 
     def draws(self, texts: Texts) -> BodyPairs:
         """Return sentences of docs' beginnings with passages of their bodies."""
         return BodyPairs(texts, self.first, self.shortest)
-
-    def module(self, model: Any, **options: Any) -> RerankModule:
-        """Return the module that trains the bi-encoder."""
-        return contrastive(model, options)
 
 
 class BodyPairs(PseudoQueries):

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from ranker.encoders.encoder import Encoder
 from ranker.errors import ConfigError
-from ranker.models.dpr import DPR
-from ranker.pretraining.sentences import PseudoQueries, bi_encoder, contrastive, sentence_ends, sentences
+from ranker.pretraining.sentences import PseudoQueries, TextPairs, sentence_ends, sentences
 from ranker.pretraining.texts import Texts, below, uniform
-from ranker.training.rerank_module import RerankModule
 
 SENTENCE, KEPT = 111, 112  # hashed into the two random draws, to make them independent
 
 
-class InverseCloze:
+class InverseCloze(TextPairs):
     r"""Contrastive loss: the query is a sentence, and the relevant passage is the rest of its block.
 
     .. math:: L = \mathrm{mean}_q -\log \frac{e^{s(q, b_q)}}{\sum_b e^{s(q, b)}}
@@ -35,25 +30,15 @@ class InverseCloze:
         ConfigError: A value is out of range.
     """
 
-    pairs = False
-    compares_texts = True
-
     def __init__(self, keep: float = 0.1, shortest: int = 5, pooling: str = "mean", temperature: float = 0.05) -> None:
         if not 0 <= keep <= 1:
             raise ConfigError(f"objective.keep: expected a share from 0 to 1, got {keep!r}")
-        self.keep, self.shortest, self.pooling, self.temperature = keep, shortest, pooling, temperature
-
-    def model(self, encoder: Encoder) -> DPR:
-        """Return the bi-encoder."""
-        return bi_encoder(encoder, self.pooling, self.temperature)
+        super().__init__(pooling, temperature)
+        self.keep, self.shortest = keep, shortest
 
     def draws(self, texts: Texts) -> ClozePairs:
         """Return sentences with their blocks."""
         return ClozePairs(texts, self.keep, self.shortest)
-
-    def module(self, model: Any, **options: Any) -> RerankModule:
-        """Return the module that trains the bi-encoder."""
-        return contrastive(model, options)
 
 
 class ClozePairs(PseudoQueries):
