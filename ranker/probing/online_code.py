@@ -1,7 +1,7 @@
 """The online code of a task for all layers, seeds and label sets.
 
 Online (prequential) coding: the training pairs are split into blocks. For each block, new probes are trained on all
-earlier blocks and then encode the labels of this one. Finished blocks are stored; a killed run resumes after them.
+earlier blocks and then encode the labels of the block. Finished blocks are stored; a killed run resumes after them.
 """
 
 from __future__ import annotations
@@ -315,8 +315,8 @@ class OnlineCoder:
     def _outcome(self, stack: ProbeStack, member: Member, first_pairs: int, blocks: list[Block]) -> Outcome:
         """Return a member's outcome.
 
-        `blocks` are those after the first one, and the test. The `first_pairs` pairs of the first block have the
-        uniform code.
+        `blocks` has the blocks after the first one, and then the results on the test pairs. The `first_pairs` pairs of
+        the first block have the uniform code.
         """
         layer, seed, label_set = member
         job, labels = stack.job, stack.job.label_sets[label_set]
