@@ -191,6 +191,7 @@ RANGES = {
             "distill.scores",
             "distill.states",
             "distill.attention",
+            "tokenizers",
         ),
         FROM_0,
     ),
