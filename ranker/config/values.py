@@ -140,6 +140,7 @@ RANGES = {
             "distill.scores",
             "distill.states",
             "distill.attention",
+            "tokenizers",
         ),
         FROM_0,
     ),
