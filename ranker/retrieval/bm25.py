@@ -25,7 +25,7 @@ from ranker.errors import ConfigError, DataError
 from ranker.files import remove_partial, write_whole, zip_fault
 from ranker.processes import available_cores
 from ranker.retrieval.word_weights import TFIDFWeights
-from ranker.retrieval.words import Words
+from ranker.retrieval.words import Words, import_bm25s
 
 log = logging.getLogger(__name__)
 
@@ -214,9 +214,7 @@ def _bm25s_index(tokens: _TokenIds, vocabulary: dict[str, int], variant: str, **
         variant: One of `VARIANTS`.
         options: `k1`, `b` and `delta`.
     """
-    # imported here: data that comes with candidates does not need this package
-    import bm25s
-
+    bm25s = import_bm25s()  # imported here: data that comes with candidates does not need this package
     logging.getLogger("bm25s").setLevel(logging.INFO)  # it sets itself to DEBUG
     index = bm25s.BM25(method=variant, csc_backend="scipy", **options)
     index.index(bm25s.tokenization.Tokenized(ids=tokens, vocab=vocabulary), show_progress=False)
