@@ -34,6 +34,7 @@ FINISHED = {
     "label": "label.json",
     "evaluate": "evaluation/*/metrics.json",
     "compress": "compress.json",
+    "search": "search.json",
 }
 MEASURE = "nDCG@10"
 
