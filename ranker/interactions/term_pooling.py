@@ -2,7 +2,8 @@ r"""Term weights of texts: the logits of all words, pooled over the tokens of ea
 
 .. math:: w_j = \mathrm{pool}_{i} \log(1 + \mathrm{relu}(h_i \cdot W_j + b_j))
 
-`[tokens, words]` exists for `BLOCK_TOKENS` tokens (or one longer text) and `BLOCK_WORDS` words at a time.
+Memory has the logits `[tokens, words]` of only `BLOCK_TOKENS` tokens (or one longer text) and `BLOCK_WORDS` words at a
+time.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from torch import Tensor
 from ranker.interactions.pooling import sums_in_order
 from ranker.types import TokenBatch
 
-BLOCK_TOKENS, BLOCK_WORDS = 1024, 512  # logits at a time: 2 MiB in float32, which a processor's cache holds
-ENTRIES = 2**14  # gradients of single terms that are carried to the states at a time
+BLOCK_TOKENS, BLOCK_WORDS = 1024, 512  # logits at a time: 2 MiB in float32, which fit a processor's cache
+ENTRIES = 2**14  # gradients of single terms that are propagated to the states at a time
 POOLINGS = ("max", "sum")
 ACTIVATIONS = ("relu", "log1p_relu")  # before the logarithm; sentence-transformers' names
 
@@ -59,10 +60,10 @@ def _full(dtype: torch.dtype) -> torch.dtype:
 
 
 def _row_blocks(lengths: list[int], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows of near lengths, at most `BLOCK_TOKENS` tokens with filling at a time.
+    """Yield rows of similar lengths, at most `BLOCK_TOKENS` tokens at a time, padding included.
 
     Yields:
-        Rows, int64 [rows], and the index of each of their tokens, int64 [rows, longest]; the filling repeats the last.
+        Rows, int64 [rows], and the index of each of their tokens, int64 [rows, longest]; padding repeats the last one.
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     all_lengths = torch.tensor(lengths)
@@ -89,8 +90,8 @@ def _logits(inputs: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
 class LargestLogits(torch.autograd.Function):
     """The largest logit of each word over the tokens of each row, [rows, words].
 
-    Of the forward pass it keeps which token had it. The gradient of a word goes to that token alone; after the
-    activation most are 0 and cost nothing.
+    The forward pass stores which token had the largest logit. The gradient of a word goes to that token alone; after
+    the activation most gradients are 0 and cost nothing.
     """
 
     @staticmethod
@@ -105,7 +106,7 @@ class LargestLogits(torch.autograd.Function):
             matrix: [words, dim].
             bias: [words] or None.
             lengths: Tokens of each row.
-            dtype: In which the product is computed.
+            dtype: The type in which the product is computed.
         """
         differentiable = any(ctx.needs_input_grad)
         out = inputs.new_empty(len(lengths), len(matrix), dtype=_full(inputs.dtype))
@@ -142,7 +143,7 @@ class LargestLogits(torch.autograd.Function):
 
 
 class SummedTerms(torch.autograd.Function):
-    """The sum of each word's activated logits over the tokens of each row, [rows, words]; `backward` computes anew."""
+    """The sum of each word's activated logits over each row's tokens, [rows, words]; `backward` recomputes logits."""
 
     @staticmethod
     def forward(
@@ -187,14 +188,14 @@ class SummedTerms(torch.autograd.Function):
                 by_matrix[words] += by_logits.T @ some.to(gradient.dtype)
                 if by_bias is not None:
                     by_bias[words] += by_logits.sum(0)
-            # each token is in one block, and its filling has gradient 0
+            # each token is in one block, and padding has gradient 0
             real = ~_filling(index).flatten()
             by_inputs[index.flatten()[real]] = by_some[real]
         return by_inputs.to(inputs.dtype), by_matrix.to(matrix.dtype), by_bias, None, None, None
 
 
 def _filling(index: Tensor) -> Tensor:
-    """Return which tokens repeat the one before, bool [rows, longest, 1]."""
+    """Return which tokens are padding, that is, repeat the one before, bool [rows, longest, 1]."""
     repeats = torch.zeros_like(index, dtype=torch.bool)
     repeats[:, 1:] = index[:, 1:] == index[:, :-1]
     return repeats.unsqueeze(2)

@@ -1,4 +1,4 @@
-"""What the server needs of a model, and the reasons for which a request gets no scores."""
+"""The protocol of a model that the server can run, and the errors for which a request gets no scores."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Tokenized(Protocol):
 
 @dataclass(frozen=True)
 class Part:
-    """Pairs `start` to `end` (excluded) of a request, which are in one batch."""
+    """Pairs `start` to `end` (exclusive) of a request, which are in one batch."""
 
     pairs: Tokenized
     start: int
@@ -35,7 +35,7 @@ class Part:
 
 
 class Model(Protocol):
-    """What the server needs of a model.
+    """A model that the server can run.
 
     Attributes:
         max_tokens: Token budget of a batch.
@@ -44,16 +44,16 @@ class Model(Protocol):
     max_tokens: int
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Tokenized:
-        """Tokenize a request's pairs of a query and a doc, at least one; several threads call it."""
+        """Tokenize a request's pairs of a query and a doc, at least one; several threads call this."""
         ...
 
     def score(self, parts: Sequence[Part]) -> np.ndarray:
-        """Return the scores of the parts' pairs, one part after another, float32 [pairs]; one thread calls it."""
+        """Return the scores of the parts' pairs, one part after another, float32 [pairs]; one thread calls this."""
         ...
 
 
 class Unavailable(Exception):
-    """The model takes no requests now: it is loading, the server stops, or the queue is full.
+    """The server accepts no requests now: the model is loading, the server is stopping, or the queue is full.
 
     Args:
         message: The message.
@@ -67,11 +67,11 @@ class Unavailable(Exception):
 
 
 class ScoringFailed(Exception):
-    """The model raised an error over a request's pairs, or gave a score that is not finite."""
+    """The model raised an error on a request's pairs, or gave a score that is not finite."""
 
 
 def require_finite(model: Model) -> Model:
-    """Score a pair, so that the first request does not wait for what the model prepares; return the model.
+    """Score a pair, so that the first request does not wait for compilation and allocation; return the model.
 
     Raises:
         RankerError: The score is not finite.
