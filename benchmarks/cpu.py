@@ -3,11 +3,11 @@
     OMP_NUM_THREADS=1 python benchmarks/cpu.py train
     OMP_NUM_THREADS=1 python benchmarks/cpu.py rerank
 
-The weights are MiniLM's (`encoder=minilm`), the texts are the built-in collection's: queries with BM25's candidates,
-cut so that pairs have about 150 tokens. Ways run in turns, one step or one re-ranking of 100 docs each; the first round
-is left out. Printed are the medians of the process's CPU time and of wall time, and the first way's time over that of
-each way. The ways in bf16 are left out on a CPU that has none. sentence-transformers' trainer needs the packages
-datasets and accelerate.
+The weights are MiniLM's (`encoder=minilm`). The texts are those of the built-in collection: queries with BM25's
+candidates, cut so that pairs have about 150 tokens. The variants below run in turn, one step or one re-ranking of 100
+docs each; the first round is left out. The script prints the medians of the process's CPU time and of wall time, and
+the first variant's time divided by that of each variant. Variants in bf16 are left out on a CPU without bf16
+arithmetic. sentence-transformers' trainer needs the packages datasets and accelerate.
 
 - padded: attention over padded groups of rows, as before this package attended row by row on a CPU;
 - this package: its scorer, loss, gradient clipping and AdamW; in re-ranking `score_collection`;
