@@ -45,7 +45,7 @@ class Job:
 
 
 def made(job: Job) -> MixedData:
-    """Nine queries with judgements, five with a teacher's scores and shorter texts, four triples."""
+    """Three sets: nine queries with judgements, five with a teacher's scores and shorter texts, and four triples."""
     judged = invariance_run.collection(9)
     few = invariance_run.collection(5)
     taught = replace(few, queries={name: f"{text} bab" for name, text in few.queries.items()})
@@ -85,11 +85,11 @@ class Recorded:
 
 
 class RecordedModule(Recorded, RerankModule):
-    """Each query against its own docs."""
+    """Compares each query with its own docs."""
 
 
 class RecordedContrast(Recorded, ContrastiveModule):
-    """Each query against the docs of its step."""
+    """Compares each query with all docs of its step."""
 
 
 class EqualSets(SetLosses):

@@ -161,7 +161,7 @@ def test_a_fused_run_is_a_first_stage(done, where, small_files):
 
 
 def test_a_full_disk_is_one_line(done, forks, where, small_files):
-    """The system lets no file grow beyond 12,000 bytes; the other files of this evaluation are smaller."""
+    """A limit of 12,000 bytes a file stands for the full disk; only the report is larger."""
     a = f"run=own/evaluation/{small_files.name}/run.trec"
     qrels = f"qrels={small_files / 'qrels.test.txt'}"
     full = forks.run("evaluate.py", a, qrels, "hydra.run.dir=full", cwd=where, limit=12_000)

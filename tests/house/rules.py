@@ -105,7 +105,7 @@ def forbidden_imports(tree: Tree) -> list[str]:
 
 
 def top_level(tree: Tree) -> list[str]:
-    """More than eight modules at the top level."""
+    """One violation if the package has more than eight modules at its top level."""
     names = sorted(path.stem for path in tree.package.glob("*.py") if path.stem not in ("__init__", "__main__"))
     return [] if len(names) <= TOP_LEVEL else [f"{len(names)} modules at the top level: {', '.join(names)}"]
 

@@ -1,4 +1,4 @@
-"""No option of execution is lost: not when a scorer is built, saved, loaded, trained on, resumed, probed or copied."""
+"""Every option of execution survives when a scorer is built, saved, loaded, trained on, resumed, probed or copied."""
 
 from dataclasses import fields
 from pathlib import Path
