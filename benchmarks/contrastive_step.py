@@ -28,7 +28,7 @@ from train_throughput import DOCS, collection
 from ranker.data.collection import Splits
 from ranker.losses.lce import LCE
 from ranker.training.contrastive_module import ContrastiveModule
-from ranker.training.rerank_module import Optimization
+from ranker.training.options import Optimization
 
 ROUNDS = 3
 GPU = torch.cuda.is_available()

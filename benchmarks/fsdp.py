@@ -38,7 +38,8 @@ from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import Execution  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.lm_reranker import LMReranker  # noqa: E402
-from ranker.training.rerank_module import Optimization, RerankModule  # noqa: E402
+from ranker.training.options import Optimization  # noqa: E402
+from ranker.training.rerank_module import RerankModule  # noqa: E402
 from ranker.training.sharding import ShardedStrategy  # noqa: E402
 from ranker.training.throughput import Throughput, measure_matmul  # noqa: E402
 

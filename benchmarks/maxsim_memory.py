@@ -40,7 +40,8 @@ def measure(mode: str, queries: int, docs: int, tokens: int, max_tokens: int) ->
     from ranker.losses.lce import LCE
     from ranker.models.colbert import ColBERT
     from ranker.training.contrastive_module import ContrastiveModule
-    from ranker.training.rerank_module import Optimization, RerankModule
+    from ranker.training.options import Optimization
+    from ranker.training.rerank_module import RerankModule
 
     torch.set_num_threads(1)
     rng = random.Random(0)

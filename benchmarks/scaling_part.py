@@ -47,7 +47,8 @@ from ranker.retrieval.pipeline import EncodeOptions, encode_sets  # noqa: E402
 from ranker.training.checkpoint_files import WholeFiles  # noqa: E402
 from ranker.training.checkpointing import SaveLast  # noqa: E402
 from ranker.training.contrastive_module import ContrastiveModule  # noqa: E402
-from ranker.training.rerank_module import Optimization, RerankModule  # noqa: E402
+from ranker.training.options import Optimization  # noqa: E402
+from ranker.training.rerank_module import RerankModule  # noqa: E402
 from ranker.training.throughput import Throughput, peak_memory_bytes  # noqa: E402
 
 STARTED = time.perf_counter()

@@ -1,15 +1,16 @@
 """Load test of the HTTP server on this machine, beside sentence-transformers' CrossEncoder behind the same server.
 
     OMP_NUM_THREADS=1 python benchmarks/serving.py                   # MiniLM on a CPU: 20 docs a request
-    python benchmarks/serving.py --docs 100 --folder MODEL --precision bf16-mixed    # on a GPU, with a model folder
+    python benchmarks/serving.py --size base --docs 100 --precision bf16-mixed --seconds 6 --rounds 1    # on a GPU
 
-Clients are threads of this process. Each sends a request, waits for the answer, and sends the next one, for
+Clients are threads of up to 8 processes. Each thread sends a request, waits for the answer, and sends the next one, for
 `--seconds`. The texts are those of the built-in collection: the first 16 words of queries, and the first `--words`
-words of BM25's candidates, so that neither server truncates a pair. Each server is a process. Both are loaded before
-the first round, and they are measured in turn. A round ends with the answers to the last requests, at most `--limit`
-seconds after these were sent. The table has, over all rounds, requests and pairs per second, percentiles of a request's
-time, and the CPU seconds of the server's process for 1,000 pairs. The last columns are the ratios of requests per
-second and of CPU seconds.
+words of BM25's candidates, so that neither server truncates a pair. With `--size` the model is a random BERT with a
+vocabulary of random words, and the texts are generated, with 87 tokens a pair. Each server is a process. Both are
+loaded before the first round, and they are measured in turn. A round ends with the answers to the last requests, at
+most `--limit` seconds after these were sent. The table has, over all rounds, requests and pairs per second, percentiles
+of a request's time, and the CPU seconds of the server's process for 1,000 pairs. The last columns are the ratios of
+requests per second and of CPU seconds.
 
 - ranker: `ranker.serving` with `RerankerModel`;
 - sentence-transformers: `ranker.serving` with `CrossEncoder.predict` of 32 pairs, its default, as the model; each call
@@ -21,13 +22,14 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,15 +41,21 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
 
 WAYS = ("ranker", "sentence-transformers")
+SIZES = {"tiny": (2, 64, 2, 256), "minilm": (6, 384, 12, 1536), "base": (12, 768, 12, 3072)}
+SPECIAL, BERT_PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], 30522
+TEXT_WORDS = 66  # of a generated doc on average, so that a pair has 87 tokens
+CLIENT_PROCESSES = 8
 TOKENS_PER_WORD = 1.4  # the peer tokenizes within its call, so its batches are cut by words
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--folder", type=Path, help="model folder; default: MiniLM with a random head")
+    parser.add_argument("--size", choices=SIZES, help="a random BERT of this size and generated texts")
     parser.add_argument("--docs", type=int, default=20, help="docs of a request")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
     parser.add_argument("--seconds", type=float, default=10, help="of a round")
+    parser.add_argument("--warm-up", type=float, default=2, help="seconds with 16 clients that are not counted")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--limit", type=float, default=120, help="seconds for one answer")
     parser.add_argument("--words", type=int, default=42, help="of a doc")
@@ -58,16 +66,22 @@ def main() -> None:
         run_server(args.serve, args.folder, args.precision, args.limit)
         return
     with ExitStack() as stack:
-        folder = args.folder or minilm(Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        bodies = requests(args.docs, args.words, folder)
+        temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if args.size:
+            folder, bodies = random_bert(temporary, args.size), generated_requests(args.docs)
+        else:
+            folder = args.folder or minilm(temporary)
+            bodies = requests(args.docs, args.words, folder)
         ports = {way: stack.enter_context(server(way, folder, args)) for way in WAYS}
-        for way, port in ports.items():  # warms both up
+        for way, port in ports.items():
             answer = ask(port, bodies[0], args.limit)
             first = answer["results"][0]
             tokens = answer["usage"]["total_tokens"] / args.docs
             print(
                 f"{way}: doc {first['index']} with {first['relevance_score']:.5f} is first; {tokens:.0f} tokens a pair"
             )
+        for port in ports.values():
+            load(port, bodies, 16, args.warm_up, args.limit)
         print(f"load of this machine: {', '.join(f'{value:.1f}' for value in os.getloadavg())}, {os.cpu_count()} cores")
         columns = (
             "clients | way | requests/s | pairs/s | p50 ms | p95 ms | p99 ms | CPU s | requests/s, ratio | CPU, ratio"
@@ -96,10 +110,58 @@ def minilm(folder: Path) -> Path:
     return folder / "model"
 
 
+def random_bert(folder: Path, size: str) -> Path:
+    """Save a random BERT with a linear head, and a tokenizer of random words and pieces."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+    pieces = vocabulary()
+    layers, dim, heads, inner = SIZES[size]
+    config = BertConfig(
+        vocab_size=len(pieces), hidden_size=dim, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=inner, num_labels=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    BertForSequenceClassification(config).save_pretrained(folder / "model")
+    vocab = {piece: number for number, piece in enumerate(pieces)}
+    BertTokenizerFast(vocab=vocab, model_max_length=512).save_pretrained(folder / "model")
+    return folder / "model"
+
+
+def vocabulary() -> list[str]:
+    """BERT's number of pieces: special tokens, letters, and random words of 2 to 10 letters, a fifth of them endings."""
+    rng, letters = np.random.default_rng(0), "abcdefghijklmnopqrstuvwxyz"
+    words: dict[str, None] = dict.fromkeys([*letters, *(f"##{letter}" for letter in letters)])
+    drawn, lengths = rng.integers(97, 123, (2 * BERT_PIECES, 10), dtype=np.uint8), rng.integers(2, 11, 2 * BERT_PIECES)
+    for row, length in zip(drawn, lengths, strict=True):
+        if len(words) < BERT_PIECES - len(SPECIAL):
+            word = row[:length].tobytes().decode()
+            words[f"##{word}" if len(words) % 5 == 0 else word] = None
+    return [*SPECIAL, *words]
+
+
+def generated_requests(docs: int, count: int = 256) -> list[bytes]:
+    """Bodies of requests: queries of 8 words and docs with lengths like MS MARCO's, of which a fifth has two pieces."""
+    pieces = vocabulary()[len(SPECIAL) :]
+    words = [piece for piece in pieces if not piece.startswith("##") and len(piece) > 1]
+    endings = [piece[2:] for piece in pieces if piece.startswith("##") and len(piece) > 3]
+    rng = np.random.default_rng(1)
+
+    def text(tokens: int) -> str:
+        chosen = rng.integers(len(words), size=tokens)
+        ends = rng.integers(len(endings), size=tokens)
+        return " ".join(words[word] + (endings[end] if end % 8 == 0 else "") for word, end in zip(chosen, ends))
+
+    lengths = np.clip(rng.normal(TEXT_WORDS, 25, (count, docs)), 5, 200).astype(int)
+    return [
+        json.dumps({"query": text(8), "documents": [text(length) for length in row]}).encode() for row in lengths
+    ]
+
+
 class Peer:
     """`CrossEncoder.predict` in the place of this package's model."""
 
-    max_tokens = 2048  # as for this package's model
+    max_tokens, computes_aside = 2048, False  # the budget of this package's model
 
     def __init__(self, folder: Path, precision: str) -> None:
         from sentence_transformers import CrossEncoder
@@ -107,7 +169,7 @@ class Peer:
         dtype = "bfloat16" if precision.startswith("bf16") else "float32"
         self._model = CrossEncoder(str(folder), model_kwargs={"dtype": dtype})
         if self._model.device.type == "cuda":
-            self.max_tokens = 32768
+            self.max_tokens = 65536
 
     @dataclass(frozen=True)
     class Pairs:
@@ -115,14 +177,16 @@ class Peer:
 
         pairs: Sequence[tuple[str, str]]
         sizes: np.ndarray
+        whole: bool = False
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Pairs:
         sizes = [int(TOKENS_PER_WORD * len(f"{query} {doc}".split())) + 3 for query, doc in pairs]
         return self.Pairs(pairs, np.array(sizes, dtype=np.int64))
 
-    def score(self, parts: Sequence[Any]) -> np.ndarray:
+    def launch(self, parts: Sequence[Any]) -> Callable[[], np.ndarray]:
         pairs = [pair for part in parts for pair in part.pairs.pairs[part.start : part.end]]
-        return np.asarray(self._model.predict(pairs, show_progress_bar=False), dtype=np.float32)
+        scores = np.asarray(self._model.predict(pairs, show_progress_bar=False), dtype=np.float32)
+        return lambda: scores
 
 
 def run_server(way: str, folder: Path, precision: str, limit: float) -> None:
@@ -211,9 +275,36 @@ def server_cpu_seconds(port: int) -> float:
 
 def load(port: int, bodies: list[bytes], clients: int, seconds: float, limit: float) -> Round:
     """Send requests from some clients for some seconds; wait for the last answers."""
+    count = min(CLIENT_PROCESSES, os.cpu_count() or 1, clients)
+    shares = [range(number, clients, count) for number in range(count)]
+    context = multiprocessing.get_context("fork")
+    barrier, queue = context.Barrier(count + 1), context.Queue()
+    options = (port, bodies, clients, seconds, limit)
+    processes = [context.Process(target=some_clients, args=(share, barrier, queue, *options)) for share in shares]
+    for process in processes:
+        process.start()
+    cpu_seconds = server_cpu_seconds(port)
+    barrier.wait()
+    started = time.perf_counter()
+    parts = [queue.get(timeout=seconds + 2 * limit) for _ in processes]
+    ended = time.perf_counter()
+    for process in processes:
+        process.join()
+    answers = [answer for part, _ in parts for answer in part]
+    failed = [text for _, texts in parts for text in texts]
+    if failed or not answers:
+        sys.exit(f"error: {failed or 'no answer'}")
+    return Round(answers, ended - started, server_cpu_seconds(port) - cpu_seconds)
+
+
+def some_clients(
+    numbers: Sequence[int], barrier: Any, queue: Any, port: int, bodies: list[bytes], clients: int, seconds: float,
+    limit: float,
+) -> None:  # fmt: skip
+    """Be some of the clients, in a process; put the times of their answers and what failed into `queue`."""
     answers: list[float] = []
     failed: list[str] = []
-    cpu_seconds = server_cpu_seconds(port)
+    barrier.wait()
     started = time.perf_counter()
 
     def client(number: int) -> None:
@@ -231,14 +322,12 @@ def load(port: int, bodies: list[bytes], clients: int, seconds: float, limit: fl
             answers.append(time.perf_counter() - before)
             sent += 1
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    threads = [threading.Thread(target=client, args=(number,)) for number in numbers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if failed or not answers:
-        sys.exit(f"error: {failed or 'no answer'}")
-    return Round(answers, time.perf_counter() - started, server_cpu_seconds(port) - cpu_seconds)
+    queue.put((answers, failed))
 
 
 def report(clients: int, docs: int, measured: dict[str, list[Round]]) -> None:

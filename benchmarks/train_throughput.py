@@ -47,7 +47,8 @@ from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import DEFAULT, Execution  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
-from ranker.training.rerank_module import Optimization, RerankModule  # noqa: E402
+from ranker.training.options import Optimization  # noqa: E402
+from ranker.training.rerank_module import RerankModule  # noqa: E402
 from ranker.training.throughput import Throughput, matmul_flops, measure_matmul, near_pairs  # noqa: E402
 
 # layers, states, heads, feed-forward states

@@ -16,7 +16,8 @@ from ranker.evaluation.scoring import Devices, score_collection
 from ranker.losses.lce import LCE
 from ranker.models.monobert import MonoBERT
 from ranker.retrieval.bm25 import with_candidates
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.training.schedules import linear
 
 FRUITS = """apple apricot banana blackberry blueberry cherry coconut fig grape grapefruit guava kiwi

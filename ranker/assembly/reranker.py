@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs
 from ranker.data.dataset import ScoreBatches
 from ranker.data.memory_store import MemoryStore
-from ranker.data.token_writer import TextEncoder
+from ranker.data.token_writer import Encoded, TextEncoder
 from ranker.errors import CheckpointError, DataError
 from ranker.evaluation.scoring import Devices, score_collection
 from ranker.files import verify_folder
@@ -32,6 +33,7 @@ from ranker.release.onnx_program import OnnxProgram, is_program
 LONG_WORK = 2000  # from this many pairs on, a terminal shows a progress bar
 MAX_TOKENS = {"cuda": 32768, "cpu": 8192}  # of a batch
 Text = str | Mapping[str, str] | Doc
+Encode = Callable[[list[str]], Encoded]
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Reranker:
         self.devices, self.precision = Devices.of_fabric(fabric), str(plugin.precision)
         self._inputs = ScorerInputs.of(scorer)
         self.max_tokens = max_tokens or MAX_TOKENS.get(fabric.device.type, MAX_TOKENS["cpu"])
-        self._encoders = [
+        self._encoders: Sequence[Encode] = [
             TextEncoder(scorer.encoder.tokenizer, self._inputs.affixes(text).stored_tokens(longest))
             for text, longest in enumerate((limits.query, limits.doc))
         ]
@@ -133,6 +135,16 @@ class Reranker:
         limits = text_limits(scorer, trained)
         limits = replace(limits, query=max_query_tokens or limits.query, doc=max_doc_tokens or limits.doc)
         return cls(scorer, limits, **options)
+
+    def tokenized_by(self, replaced: Callable[[Sequence[Any]], Sequence[Encode]]) -> Self:
+        """Return this reranker with other tokenizers, such as some in other processes.
+
+        Args:
+            replaced: Takes the `TextEncoder` of queries and that of docs; returns what does the same.
+        """
+        other = copy.copy(self)
+        other._encoders = replaced(self._encoders)
+        return other
 
     def rank(
         self,

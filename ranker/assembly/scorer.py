@@ -31,7 +31,8 @@ from ranker.passages.build import with_passages
 from ranker.passages.windowed import scorer_of_windows
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.matryoshka import MatryoshkaModule, OwnDocsMatryoshkaModule, Sizes
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.training.set_losses import SetLosses
 from ranker.training.sparse_module import SparseModule, Sparsity
 from ranker.types import Loss

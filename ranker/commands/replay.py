@@ -20,7 +20,7 @@ from ranker.config.targets import constructor_keys
 from ranker.errors import CheckpointError, NonFinite
 from ranker.passages.build import with_passages
 from ranker.training.nonfinite import read_dump
-from ranker.training.rerank_module import Optimization
+from ranker.training.options import Optimization
 
 NEEDED = ("model", "encoder", "loss", "optim", "schedule", "trainer")
 

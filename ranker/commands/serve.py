@@ -90,4 +90,4 @@ def _load(cfg: DictConfig) -> Model:
         accelerator=cfg.trainer.accelerator,
         precision=cfg.trainer.precision,
     )
-    return require_finite(RerankerModel(reranker, cfg.batch.max_tokens))
+    return require_finite(RerankerModel(reranker, cfg.batch.max_tokens, cfg.tokenizers))

@@ -33,7 +33,8 @@ from ranker.models.interface import Scorer
 from ranker.training import dashboards
 from ranker.training.checkpoint_files import LAST, read_checkpoint, to_resume_from
 from ranker.training.checkpointing import SaveBest, SaveLast
-from ranker.training.rerank_module import NonFiniteOptions, RerankModule
+from ranker.training.options import NonFiniteOptions
+from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import write_json
 from ranker.training.sharding import is_sharded
 from ranker.training.soundness import check_scores

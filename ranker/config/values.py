@@ -1,62 +1,11 @@
-"""Checks of single values: ranges of numbers, choices of words, lists. Does not import torch."""
+"""The allowed values of single keys: ranges of numbers, choices of words, lists. Does not import torch."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
-from ranker.config.roots import ROOTS, root_of
-from ranker.config.sets import as_alone
-from ranker.data.parsing import MAX_GRADE, shown
-
-LARGEST = 2**31 - 1  # the largest count; numpy and torch store many counts in 32 bits
-
-
-@dataclass(frozen=True)
-class Range:
-    """A range of numbers.
-
-    Args:
-        low: The lower bound.
-        high: The upper bound.
-        above: Whether the lower bound is excluded.
-        below: Whether the upper bound is excluded.
-    """
-
-    low: float
-    high: float = math.inf
-    above: bool = False
-    below: bool = False
-
-    def fault(self, value: Any) -> str:
-        """Return why a number is outside the range; empty if it is inside. Other values are left to other checks.
-
-        >>> Range(1).fault(0), Range(0, 1).fault(0.5), Range(0, above=True).fault(math.inf)
-        ('expected at least 1, got 0', '', 'expected a finite number above 0, got inf')
-        """
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            return ""
-        if isinstance(value, int) and self.high == math.inf and value > LARGEST:
-            return f"expected at most {LARGEST}, got {shown(value)}"
-        low = value > self.low if self.above else value >= self.low
-        high = value < self.high if self.below else value <= self.high
-        infinite = isinstance(value, float) and not math.isfinite(value)
-        return "" if low and high and not infinite else f"expected {self._words()}, got {shown(value)}"
-
-    def _words(self) -> str:
-        if self.low == -math.inf:
-            return "a finite number"
-        if self.high == math.inf:
-            return f"a finite number above {self.low:g}" if self.above else f"at least {self.low:.17g}"
-        if (self.low, self.high, self.above, self.below) == (0, 1, False, False):
-            return "a share from 0 to 1"
-        low = f"{'a number above' if self.above else 'at least'} {self.low:g}"
-        return f"{low} and {'below' if self.below else 'at most'} {self.high:.17g}"
-
+from ranker.config.ranges import Range
+from ranker.data.parsing import MAX_GRADE
 
 COUNT, FROM_0, POSITIVE, SHARE, RATE = Range(1), Range(0), Range(0, above=True), Range(0, 1), Range(0, 1, below=True)
 SEED, GRADE, ANY = Range(0, 2**32 - 1), Range(1, MAX_GRADE), Range(-math.inf)
@@ -191,6 +140,7 @@ RANGES = {
             "distill.scores",
             "distill.states",
             "distill.attention",
+            "tokenizers",
         ),
         FROM_0,
     ),
@@ -304,108 +254,3 @@ WORDS = {
     ),
 }
 NON_EMPTY = ("seeds", "layers", "dims", "portions", "length_buckets")  # lists of at least one entry
-
-
-def faults_of(cfg: DictConfig, skipped: tuple[str, ...] = ()) -> list[str]:
-    """Check each value of a composed configuration by itself.
-
-    Args:
-        cfg: The configuration.
-        skipped: Dotted keys that another check looks at, with all keys below them.
-
-    Returns:
-        One line per fault.
-    """
-    faults = []
-    for key, rules, value in _leaves(cfg, ""):
-        if f"{key}.".startswith(tuple(f"{other}." for other in skipped)):
-            continue
-        entries = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else [value]
-        of_value = [fault for entry in entries if (fault := _fault(rules, entry))]
-        if isinstance(value, list):
-            of_value += _list_faults(key, value)
-        faults += [f"{key}: {fault}" for fault in dict.fromkeys(of_value)]
-    return faults
-
-
-def _fault(rules: tuple[str, ...], value: Any) -> str:
-    if isinstance(value, str):
-        known = next((WORDS[rule] for rule in rules if rule in WORDS), (value,))
-        return _text_fault(value) if value in known else f"expected one of {', '.join(known)}; got {shown(value)}"
-    return next((RANGES[rule] for rule in rules if rule in RANGES), ANY).fault(value)
-
-
-def _text_fault(value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return f"expected text that UTF-8 can hold, got {value[:60]!r}"
-    return f"expected text without NUL characters, got {shown(value)}" if "\0" in value else ""
-
-
-def _list_faults(key: str, value: list[Any]) -> Iterator[str]:
-    if key in NON_EMPTY and not value:
-        yield "expected at least one entry, got none; leave it out or name some"
-    if any(entry is None for entry in value):
-        yield f"expected entries without null, got {shown(value)}"
-    plain = [entry for entry in value if isinstance(entry, (str, int, float))]
-    if key in (*NON_EMPTY, "controls") and len(set(plain)) < len(plain):
-        yield f"expected each entry once, got {shown(value)}"
-    numbers = [entry for entry in value if isinstance(entry, (int, float))]
-    if key == "length_buckets" and numbers != sorted(numbers):
-        yield f"expected rising bounds, got {shown(value)}"
-    if key == "portions" and numbers and (numbers != sorted(numbers) or numbers[-1] != 1):
-        yield f"expected rising shares above 0 that end in 1.0, got {shown(value)}; set portions=[0.1,0.5,1.0]"
-
-
-def _leaves(node: DictConfig, path: str) -> Iterator[tuple[str, tuple[str, ...], Any]]:
-    """Yield (dotted key, its names in `RANGES` and `WORDS`, plain value) of each leaf; a list is a leaf."""
-    target = "" if OmegaConf.is_missing(node, "_target_") else str(node.get("_target_") or "").rpartition(".")[2]
-    for key in map(str, node):
-        name = f"{path}.{key}" if path else key
-        if OmegaConf.is_missing(node, key) or key.startswith("_"):
-            continue
-        value = node[key]
-        alone = as_alone(name)
-        if isinstance(value, DictConfig) and alone not in ("data.relevance", "data.candidates", "trainer.max_time"):
-            yield from _leaves(value, name)
-        elif value is not None:
-            plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-            yield name, (f"{target}.{key}", alone), plain
-
-
-# text keys of the typed roots
-# ----------------------------------------------------------------------------------------------------
-
-
-def text_keys(root: type, prefix: str = "") -> dict[str, bool]:
-    """Return for each dotted key of a root dataclass that takes text whether it may be null."""
-    keys: dict[str, bool] = {}
-    for entry in fields(root):
-        if str(entry.type) in ("Text", "Text | None"):
-            keys[prefix + entry.name] = str(entry.type).endswith("None")
-        elif is_dataclass(entry.default_factory):
-            keys |= text_keys(entry.default_factory, f"{prefix}{entry.name}.")  # type: ignore[arg-type]
-    return keys
-
-
-def text_faults(cfg: DictConfig) -> list[str]:
-    """Text keys with a value of another type: once yaml has parsed 007 or 1e3 as a number, the characters are lost."""
-    typed: Any = OmegaConf.get_type(cfg) in ROOTS.values()
-    keys: Mapping[str, bool] = text_keys(OmegaConf.get_type(cfg) if typed else root_of(cfg))  # type: ignore[arg-type]
-    faults = []
-    for key, may_be_null in keys.items():
-        value = None if _is_missing(cfg, key) else OmegaConf.select(cfg, key)
-        if _is_missing(cfg, key) or isinstance(value, str) or (value is None and (may_be_null or not typed)):
-            continue
-        got = "null" if value is None else shown(value)
-        faults.append(
-            f"{key}: expected text, got {got}" + ("; put it in quotes" if isinstance(value, (bool, int, float)) else "")
-        )
-    return faults
-
-
-def _is_missing(cfg: DictConfig, key: str) -> bool:
-    parent, _, name = key.rpartition(".")
-    node: Any = OmegaConf.select(cfg, parent) if parent else cfg
-    return node is not None and OmegaConf.is_missing(node, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ranker.data.ragged import row_offsets
 from ranker.data.token_store import TokenStore
-from ranker.data.token_writer import TextEncoder
+from ranker.data.token_writer import Encoded
 
 
 class MemoryStore(TokenStore):
@@ -21,7 +21,7 @@ class MemoryStore(TokenStore):
         texts: Id -> text.
     """
 
-    def __init__(self, encode: TextEncoder, texts: Mapping[str, str]) -> None:
+    def __init__(self, encode: Callable[[list[str]], Encoded], texts: Mapping[str, str]) -> None:
         self.folder, self.meta = Path("memory"), {}
         lengths, self.tokens = encode(list(texts.values()))
         self.lengths, self.offsets = lengths.astype(np.int32), row_offsets(lengths)

@@ -75,8 +75,7 @@ class TextEncoder:
         backend.enable_truncation(max_tokens, direction="right")
         # A literal [SEP] in a text is text. Copying loses this setting, so it is set on the copy
         backend.encode_special_tokens = True
-        # The fast variant does not compute character offsets
-        self._encode = getattr(backend, "encode_batch_fast", backend.encode_batch)
+        self._tokenizer: Any = backend
         added = backend.get_added_tokens_decoder()
         special = {token_id: token.content for token_id, token in added.items() if token.special}
         special |= {tokenizer.convert_tokens_to_ids(token): token for token in tokenizer.all_special_tokens}
@@ -104,12 +103,22 @@ class TextEncoder:
             tokens = tokens[~leaks]
         return lengths, tokens.astype(self.dtype)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ = state
+        self._tokenizer.encode_special_tokens = True  # which pickling loses, too
+
+    def _encode(self, texts: list[str]) -> list[Any]:
+        # The fast variant does not compute character offsets
+        encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
+        encodings: list[Any] = encode(texts, add_special_tokens=False)
+        return encodings
+
     def _ids(self, texts: list[str]) -> Encoded:
         try:
-            encodings = self._encode(texts, add_special_tokens=False)
+            encodings = self._encode(texts)
         except TypeError:  # a lone surrogate, valid in JSON but not in UTF-8, becomes U+FFFD
             texts = [text.encode("utf-16", "surrogatepass").decode("utf-16", "replace") for text in texts]
-            encodings = self._encode(texts, add_special_tokens=False)
+            encodings = self._encode(texts)
         lengths, tokens = array("q"), array("I")
         for (
             encoding

@@ -16,7 +16,8 @@ from ranker.losses._groups import mean_in_groups
 from ranker.losses.mse import MSE
 from ranker.models.interface import Scorer
 from ranker.probing.profile import read_profile
-from ranker.training.rerank_module import NonFiniteOptions, Optimization, RerankModule
+from ranker.training.options import NonFiniteOptions, Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.types import Loss, RankBatch, TokenBatch
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ranker.errors import ConfigError
 from ranker.exits.early_exit import EarlyExit
 from ranker.losses.mse import MSE
-from ranker.training.rerank_module import NonFiniteOptions, Optimization, RerankModule
+from ranker.training.options import NonFiniteOptions, Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.types import Loss, RankBatch
 
 

@@ -16,7 +16,8 @@ from ranker.multitask.multitask import Multitask
 from ranker.multitask.options import RANKING, TaskWeighting
 from ranker.multitask.steps import TaskBatch, TaskStep
 from ranker.multitask.task_weights import TaskWeights
-from ranker.training.rerank_module import NonFiniteOptions, Optimization, RerankModule
+from ranker.training.options import NonFiniteOptions, Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.types import Loss, TrainStep
 
 log = logging.getLogger(__name__)

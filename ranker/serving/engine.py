@@ -1,7 +1,8 @@
 """Continuous batching: one thread runs the model over batches of the waiting pairs of all requests.
 
 A request's pairs are tokenized as soon as it is accepted. Whenever the model is free, the next batch takes waiting
-pairs up to the token budget: those of several requests, or a part of a large request.
+pairs up to the token budget: those of several requests, or a part of a large request. While a GPU computes a batch, the
+thread prepares and launches the next one, if enough pairs are waiting to fill it.
 """
 
 from __future__ import annotations
@@ -148,12 +149,18 @@ class Engine:
             return
         self._model = model
         log.info("the model is loaded")
-        while jobs := self._queue.take(model.max_tokens):
-            parts = [part for _, part in jobs]
-            started = time.perf_counter()
-            outcome = _outcomes(model, parts)
-            seconds = time.perf_counter() - started
-            self._in_loop(self._deliver, [job for job, _ in jobs], parts, outcome, seconds)
+        ended = 0.0
+        following: _Batch | None = None
+        while batch := following or self._next_batch(model):
+            following = self._next_batch(model, only_full=True) if model.computes_aside else None
+            outcome = batch.outcomes()
+            started, ended = max(ended, batch.started), time.perf_counter()
+            self._in_loop(self._deliver, batch.jobs, batch.parts, outcome, ended - started)
+
+    def _next_batch(self, model: Model, only_full: bool = False) -> _Batch | None:
+        """Launch the next batch; None: the queue is closed and empty, or there is no full batch."""
+        jobs = self._queue.take(model.max_tokens, only_full)
+        return _Batch(model, jobs) if jobs else None
 
     def _in_loop(self, function: Callable[..., None], *arguments: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -184,13 +191,49 @@ class Engine:
                 job.done.set_result(None)
 
 
-def _outcomes(model: Model, parts: list[Part]) -> list[np.ndarray | Exception]:
-    """Score a batch; return each part's scores or error. After an error, each part is scored alone."""
+class _Batch:
+    """A batch that the model has begun to score.
+
+    Args:
+        model: The model.
+        jobs: The requests with their pairs of the batch.
+    """
+
+    def __init__(self, model: Model, jobs: list[tuple[Job, Part]]) -> None:
+        self.jobs, self.parts = [job for job, _ in jobs], [part for _, part in jobs]
+        self.started = time.perf_counter()
+        self._model = model
+        self._wait: Callable[[], np.ndarray] | Exception = _launched(model, self.parts)
+
+    def outcomes(self) -> list[np.ndarray | Exception]:
+        """Wait for the batch; return each part's scores, or its error."""
+        return _outcomes(self._model, self.parts, self._wait)
+
+
+def _launched(model: Model, parts: list[Part]) -> Callable[[], np.ndarray] | Exception:
     try:
-        scores = model.score(parts)
+        return model.launch(parts)
+    except Exception as error:
+        return error
+
+
+def _outcomes(
+    model: Model, parts: list[Part], wait: Callable[[], np.ndarray] | Exception
+) -> list[np.ndarray | Exception]:
+    """Return each part's scores or error. After an error, each part is scored alone, so that the others succeed.
+
+    Args:
+        model: The model.
+        parts: The parts of the batch.
+        wait: What `model.launch` returned or raised.
+    """
+    try:
+        if isinstance(wait, Exception):
+            raise wait
+        scores = wait()
     except Exception as error:
         if len(parts) > 1:
-            return [outcome for part in parts for outcome in _outcomes(model, [part])]
+            return [outcome for part in parts for outcome in _outcomes(model, [part], _launched(model, [part]))]
         where = traceback.extract_tb(error.__traceback__)[-1]
         # not the error's message, which may quote a request's text
         log.error("scoring failed: %s in %s:%d", type(error).__name__, where.filename, where.lineno)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,16 +39,23 @@ class Model(Protocol):
 
     Attributes:
         max_tokens: Token budget of a batch.
+        computes_aside: Whether a launched batch is computed while the thread does something else, as on a GPU.
     """
 
     max_tokens: int
+    computes_aside: bool
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> Tokenized:
         """Tokenize a request's pairs of a query and a doc, at least one; several threads call this."""
         ...
 
-    def score(self, parts: Sequence[Part]) -> np.ndarray:
-        """Return the scores of the parts' pairs, one part after another, float32 [pairs]; one thread calls this."""
+    def launch(self, parts: Sequence[Part]) -> Callable[[], np.ndarray]:
+        """Start to score the parts' pairs; one thread calls this.
+
+        Returns:
+            A function that waits for the scores and returns them, one part after another, float32 [pairs]. The same
+            thread calls this function once, perhaps after it has launched the next batch.
+        """
         ...
 
 
@@ -76,6 +83,6 @@ def require_finite(model: Model) -> Model:
     Raises:
         RankerError: The score is not finite.
     """
-    if not np.isfinite(model.score([Part(model.tokenize([("a", "b")]), 0, 1)])).all():
+    if not np.isfinite(model.launch([Part(model.tokenize([("a", "b")]), 0, 1)])()).all():
         raise RankerError("checkpoint: expected finite scores, got NaN or infinity; look at the weights")
     return model

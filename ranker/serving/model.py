@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,8 +12,9 @@ from ranker.assembly.reranker import Reranker
 from ranker.data.collate import Collator
 from ranker.data.memory_store import MemoryStore
 from ranker.serving.interface import Part
+from ranker.serving.tokenizing import TokenizerProcesses, default_count
 
-CPU_MAX_TOKENS = 2048
+CPU_MAX_TOKENS, GPU_MAX_TOKENS = 2048, 65536
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,19 @@ class RerankerModel:
 
     Args:
         reranker: The loaded model.
-        max_tokens: Token budget of a batch. None: on a GPU the reranker's budget; on a CPU 2,048, because larger
-            batches are hardly faster there, and every request in a batch waits for the end of the batch.
+        max_tokens: Token budget of a batch. None: 2,048 on a CPU, because larger batches are hardly faster there and
+            every request in a batch waits for the end of the batch; otherwise 65,536.
+        tokenizers: Number of processes that tokenize; None: `default_count`.
     """
 
-    def __init__(self, reranker: Reranker, max_tokens: int | None = None) -> None:
-        self._reranker = reranker
+    def __init__(self, reranker: Reranker, max_tokens: int | None = None, tokenizers: int | None = None) -> None:
+        self.computes_aside = reranker.devices.device.type == "cuda"
         on_cpu = reranker.devices.device.type == "cpu"
-        self.max_tokens = max_tokens or (CPU_MAX_TOKENS if on_cpu else reranker.max_tokens)
+        self.max_tokens = max_tokens or (CPU_MAX_TOKENS if on_cpu else GPU_MAX_TOKENS)
         reranker.scorer.to(reranker.devices.device)
         reranker.scorer.eval()
+        count = default_count(self.computes_aside) if tokenizers is None else tokenizers
+        self._reranker = reranker.tokenized_by(lambda encoders: TokenizerProcesses(encoders, count).encoders)
 
     def tokenize(self, pairs: Sequence[tuple[str, str]]) -> TokenizedPairs:
         """Tokenize a request's pairs; each text is tokenized once."""
@@ -71,8 +75,12 @@ class RerankerModel:
             sizes = collator.doc.row_lengths(doc_lengths) + collator.query.row_lengths(query_lengths) * is_first
         return TokenizedPairs(collator, query_rows, doc_rows, sizes)
 
-    def score(self, parts: Sequence[Part]) -> np.ndarray:
-        """Return the scores of the parts' pairs, one part after another, float32 [pairs]."""
+    def launch(self, parts: Sequence[Part]) -> Callable[[], np.ndarray]:
+        """Start to score the parts' pairs.
+
+        Returns:
+            A function that waits for the scores, one part after another, float32 [pairs], and returns them.
+        """
         collator, query_rows, doc_rows, sizes = _joined(parts)
         order = np.arange(len(doc_rows))
         if collator.whole_lists:
@@ -86,11 +94,33 @@ class RerankerModel:
         labels = np.zeros(grid.shape, dtype=np.float32)
         batch = collator.collate(query_rows, grid, labels, np.arange(len(grid)), share=1.0)
         devices = self._reranker.devices
+        if self.computes_aside:
+            batch = batch.pin_memory()  # copies from other memory wait for the batch before
         with torch.inference_mode(), devices.autocast():
-            values = self._reranker.scorer(batch.to(devices.device)).float().cpu().numpy()
-        scores = np.empty(len(order), dtype=np.float32)
-        scores[order] = values[grid >= 0]
+            values = self._reranker.scorer(batch.to(devices.device)).float()
+            wait = _copied(values)
+
+        def scores() -> np.ndarray:
+            found = np.empty(len(order), dtype=np.float32)
+            found[order] = wait()[grid >= 0]
+            return found
+
         return scores
+
+
+def _copied(values: torch.Tensor) -> Callable[[], np.ndarray]:
+    """Start to copy a tensor to the CPU; return a function that waits for the copy."""
+    if not values.is_cuda:
+        return values.cpu().numpy
+    copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+
+    def wait() -> np.ndarray:
+        event.synchronize()
+        return copy.numpy()
+
+    return wait
 
 
 def _joined(parts: Sequence[Part]) -> tuple[Collator, np.ndarray, np.ndarray, np.ndarray]:

@@ -55,7 +55,7 @@ class PairQueue:
             self._closed = True
             self._changed.notify()
 
-    def take(self, max_tokens: int) -> list[tuple[Job, Part]]:
+    def take(self, max_tokens: int, only_full: bool = False) -> list[tuple[Job, Part]]:
         """Wait for pairs, and take pairs of the first requests up to the budget; a larger pair is a batch by itself.
 
         A request that must not be split is taken with all its pairs, or waits for the next batch. A request that filled
@@ -63,17 +63,30 @@ class PairQueue:
 
         Args:
             max_tokens: Token budget.
+            only_full: Do not wait, and take nothing if fewer tokens than the budget are waiting.
 
         Returns:
-            The requests with their pairs in the batch; an empty list if the queue is closed and empty.
+            The requests with their pairs in the batch; an empty list if the queue is closed and empty, or if
+            `only_full` and there is no full batch.
         """
         with self._changed:
+            if only_full:
+                return self._batch(max_tokens) if self._is_full(max_tokens) else []
             while True:
                 while self._jobs and self._jobs[0].gone:
                     self._jobs.popleft()
                 if self._jobs or self._closed:
                     return self._batch(max_tokens)
                 self._changed.wait()
+
+    def _is_full(self, room: int) -> bool:
+        """Whether the waiting pairs fill a batch."""
+        for job in self._jobs:
+            if not job.gone:
+                room -= int(job.pairs.sizes[job.taken :].sum())
+                if room <= 0:
+                    return True
+        return False
 
     def _batch(self, room: int) -> list[tuple[Job, Part]]:
         batch: list[tuple[Job, Part]] = []

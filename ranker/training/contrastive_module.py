@@ -18,7 +18,8 @@ from torch.nn.functional import pad
 from ranker.data.ragged import tensor_ranges
 from ranker.interactions.maxsim import TextVectors, blocks
 from ranker.models.interface import BiEncoder
-from ranker.training.rerank_module import NonFiniteOptions, Optimization, RerankModule
+from ranker.training.options import NonFiniteOptions, Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.types import Contrast, Loss, RankBatch, TrainStep
 
 log = logging.getLogger(__name__)

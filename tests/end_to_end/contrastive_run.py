@@ -22,7 +22,7 @@ from ranker.models.dpr import DPR
 from ranker.training import contrastive_module
 from ranker.training.contrastive_module import ContrastiveModule
 from ranker.training.matryoshka import MatryoshkaModule, Sizes
-from ranker.training.rerank_module import Optimization
+from ranker.training.options import Optimization
 from ranker.training.schedules import linear
 
 spec = importlib.util.spec_from_file_location("invariance_run", Path(__file__).with_name("invariance_run.py"))

@@ -26,13 +26,13 @@ class HeldModel(RerankerModel):
         object.__setattr__(tokenized, "fails", any(doc == self.failing for _, doc in pairs))
         return tokenized
 
-    def score(self, parts):
+    def launch(self, parts):
         self.busy.set()
         assert self.go.wait(30)
         if any(part.pairs.fails for part in parts):
             raise RuntimeError(f"no memory for {self.failing}")
         self.batches.append([(part.start, part.end) for part in parts])
-        return super().score(parts)
+        return super().launch(parts)
 
 
 @contextmanager

@@ -38,7 +38,8 @@ from ranker.models.monobert import MonoBERT
 from ranker.passages.maxp import MaxP
 from ranker.passages.parade_transformer import ParadeTransformer
 from ranker.passages.windowed import Windowed
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.training.schedules import linear
 
 

@@ -22,7 +22,8 @@ from ranker.losses.ranknet import RankNet
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
 from ranker.training.contrastive_module import ContrastiveModule
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.training.schedules import linear
 from ranker.training.set_losses import SetLosses
 

@@ -21,7 +21,7 @@ from ranker.multitask.module import MultitaskModule
 from ranker.multitask.multitask import Multitask
 from ranker.multitask.options import TaskLabels, TaskSampling, TaskWeighting
 from ranker.multitask.steps import TaskData
-from ranker.training.rerank_module import Optimization
+from ranker.training.options import Optimization
 from ranker.training.schedules import linear
 
 spec = importlib.util.spec_from_file_location("invariance_run", Path(__file__).with_name("invariance_run.py"))

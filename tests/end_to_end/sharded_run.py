@@ -19,7 +19,7 @@ from ranker.encoders.loading import load_encoder
 from ranker.losses.ranknet import RankNet
 from ranker.models.lm_reranker import LMReranker
 from ranker.models.monobert import MonoBERT
-from ranker.training.rerank_module import Optimization
+from ranker.training.options import Optimization
 from ranker.training.schedules import linear
 from ranker.training.sharding import ShardedStrategy
 

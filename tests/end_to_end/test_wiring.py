@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from ranker.assembly.data import build_data, load_splits
 from ranker.assembly.scorer import build_optimizer, build_scorer
 from ranker.checkpoint import load_scorer
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 
 SMALL = [
     "encoder=tiny",

@@ -48,7 +48,8 @@ from ranker.retrieval.vector_store import VectorStore, claim
 from ranker.training import loggers
 from ranker.training.checkpoint_files import WholeFiles, read_checkpoint
 from ranker.training.nonfinite import read_dump, write_dump
-from ranker.training.rerank_module import NonFiniteOptions, RerankModule
+from ranker.training.options import NonFiniteOptions
+from ranker.training.rerank_module import RerankModule
 from ranker.training.run_writer import write_text
 from ranker.types import RankBatch, TokenBatch, TrainStep
 from tests.unit.probing.mini import mini_sample

@@ -24,7 +24,8 @@ from ranker.probing.controls import control_labels, shuffled_labels
 from ranker.probing.online_code import permutation
 from ranker.probing.optimizer import Dropout
 from ranker.probing.probes import EdgeProbe
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.types import RankBatch, TokenBatch, TrainStep
 
 CONF = Path(__file__).resolve().parents[2] / "conf"

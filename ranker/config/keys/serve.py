@@ -38,6 +38,7 @@ class ServeConfig:
     log_requests: bool = False
     max_query_tokens: int | None = None
     max_doc_tokens: int | None = None
+    tokenizers: int | None = None
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)

@@ -18,7 +18,8 @@ from ranker.exits.early_exit import EarlyExit
 from ranker.exits.module import EarlyExitModule, ExitTraining
 from ranker.losses.lce import LCE
 from ranker.models.monobert import MonoBERT
-from ranker.training.rerank_module import Optimization, RerankModule
+from ranker.training.options import Optimization
+from ranker.training.rerank_module import RerankModule
 from ranker.types import RankBatch, TokenBatch, TrainStep
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])

@@ -27,26 +27,44 @@ class Sized:
 class Recorder:
     """A model that records its batches, and gives each pair its size as score; the first batch waits for `go`."""
 
-    max_tokens = 10
+    max_tokens, computes_aside = 10, False
 
     def __init__(self):
-        self.batches, self.go = [], threading.Event()
+        self.batches, self.go, self.steps = [], threading.Event(), []
 
     def tokenize(self, pairs):
         return Sized(np.array([int(doc) for _, doc in pairs]), pairs[0][0])
 
-    def score(self, parts):
-        self.go.wait(10)
-        self.batches.append([(part.pairs.name, part.start, part.end) for part in parts])
+    def launch(self, parts):
+        names = [(part.pairs.name, part.start, part.end) for part in parts]
+        self.steps.append(("launch", names[0][0]))
+        if not self.computes_aside:
+            self.go.wait(10)
+        self.batches.append(names)
         scores = np.concatenate([part.pairs.sizes[part.start : part.end] for part in parts]).astype(np.float32)
-        return np.where(scores == 7, np.nan, scores)
+
+        def wait():
+            self.go.wait(10)
+            self.steps.append(("wait", names[0][0]))
+            if (scores == 9).any():
+                raise RuntimeError("the device failed")
+            return np.where(scores == 7, np.nan, scores)
+
+        return wait
 
 
-def batches_of(*requests):
+class Aside(Recorder):
+    """The same, whose batches are computed while the thread goes on."""
+
+    computes_aside = True
+
+
+def batches_of(*requests, model=None):
     """The batches, and each request's outcome, of requests (name, sizes) that arrive while the first one is scored."""
+    model = model or Recorder()
 
     async def work():
-        engine, model = Engine(1000, Metrics()), Recorder()
+        engine = Engine(1000, Metrics())
         engine.start(lambda: model, lambda: None)
         while engine.state != "ready":
             await asyncio.sleep(0.01)
@@ -101,3 +119,21 @@ def test_a_score_that_is_not_finite_fails_its_request_alone():
     _, outcomes = batches_of(FIRST, ("a", [3]), ("b", [7]), ("c", [5]))
     assert [scores.tolist() for scores, _ in (outcomes[0], outcomes[2])] == [[3], [5]]
     assert isinstance(outcomes[1], ScoringFailed) and "not finite" in str(outcomes[1])
+
+
+def test_a_full_batch_is_launched_before_the_thread_waits_for_the_one_before():
+    model = Aside()
+    batches, outcomes = batches_of(FIRST, ("a", [5, 5]), ("b", [5, 5]), ("c", [3]), model=model)
+    assert batches == [[("a", 0, 2)], [("b", 0, 2)], [("c", 0, 1)]]
+    ready = model.steps.index(("wait", "first"))
+    assert model.steps[ready + 1 :] == [
+        ("launch", "a"), ("launch", "b"), ("wait", "a"), ("wait", "b"), ("launch", "c"), ("wait", "c"),
+    ]  # fmt: skip
+    assert [scores.tolist() for scores, _ in outcomes] == [[5, 5], [5, 5], [3]]
+
+
+def test_an_error_of_a_launched_batch_fails_its_request_alone():
+    model = Aside()
+    _, outcomes = batches_of(FIRST, ("a", [1, 2]), ("b", [9]), ("c", [1]), ("d", [8]), model=model)
+    assert isinstance(outcomes[1], ScoringFailed) and "RuntimeError" in str(outcomes[1])
+    assert [outcomes[i][0].tolist() for i in (0, 2, 3)] == [[1, 2], [1], [8]]

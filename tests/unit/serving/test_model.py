@@ -42,7 +42,7 @@ def reranker(request, tmp_path_factory):
 def test_parts_of_requests_have_the_scores_of_python(reranker, cuts):
     model = RerankerModel(reranker)
     tokenized = [model.tokenize(pairs) for pairs in REQUESTS]
-    got = model.score([Part(tokenized[request], start, end) for request, start, end in cuts])
+    got = model.launch([Part(tokenized[request], start, end) for request, start, end in cuts])()
     expected = np.concatenate([reranker.score(REQUESTS[request][start:end]) for request, start, end in cuts])
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
