@@ -4,8 +4,8 @@
     python benchmarks/bi_encoders.py --untrained ../scifact       # a folder in the layout of `data=files`
 
 Each training is `python train.py` and each search is `python search.py`, with the overrides below. Finished runs are
-reused. `--untrained` searches a collection with the packaged MiniLM, unchanged, and compares with sentence-transformers
-on the same texts.
+reused. `--untrained` searches a collection with the packaged MiniLM without training, and compares the result with that
+of sentence-transformers on the same texts.
 """
 
 import argparse

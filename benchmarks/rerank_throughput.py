@@ -2,9 +2,9 @@
 
     python benchmarks/rerank_throughput.py --size base
 
-A random BERT or ModernBERT, bf16, lengths as in train_throughput.py. The product is timed in `score_collection`, from
-its fifth batch to the last score. The peer gets the same texts, bf16 weights, its best batch size and cuDNN's attention
-off.
+The model is a random BERT or ModernBERT in bf16, with lengths as in train_throughput.py. This program is timed in
+`score_collection`, from the fifth batch to the last score. sentence-transformers gets the same texts, bf16 weights, its
+best batch size, and runs without cuDNN's attention.
 """
 
 from __future__ import annotations

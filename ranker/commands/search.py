@@ -134,7 +134,7 @@ def _index(cfg: DictConfig) -> Any:
 
 
 class _Compared(NamedTuple):
-    """A set, the run that its own is compared with, and the candidates that are ranked instead of all docs."""
+    """A set, the baseline of its run, and the candidates that are ranked instead of all docs."""
 
     collection: Collection
     baseline: Run | None

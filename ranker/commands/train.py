@@ -88,7 +88,7 @@ def train(cfg: DictConfig) -> float | None:
     pruned = any(getattr(callback, "pruned", False) for callback in trainer.callbacks)  # type: ignore[attr-defined]
     tested: dict[str, dict[str, Any]] = {}
     page = Report(cfg)
-    if not pruned:  # a training that a sweep gave up is not tested
+    if not pruned:  # a training that a sweep pruned is not tested
         with last.ends_at_sigterm(trainer):
             tested = evaluate_sets(cfg, folder, scorer, data, Devices.of_trainer(trainer), cfg.depth, report=page)
     objective = float(best.best_model_score) if best.best_model_score is not None else None

@@ -65,6 +65,11 @@ def triple_rows(
 def _looked_up(
     triples: Iterable[tuple[str, str, str]], queries: TokenStore, docs: TokenStore, chunk: int
 ) -> Iterator[np.ndarray]:
+    blocks = getattr(triples, "id_arrays", lambda: None)()
+    if blocks is not None:
+        for query_ids, more, less in blocks:
+            yield np.stack([queries.rows(query_ids), docs.rows(more), docs.rows(less)], axis=1).astype("<i4")
+        return
     remaining = iter(triples)
     while part := list(islice(remaining, chunk)):
         query_ids, more, less = zip(*part, strict=True)

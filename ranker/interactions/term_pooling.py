@@ -2,7 +2,8 @@ r"""Term weights of texts: the logits of all words, pooled over the tokens of ea
 
 .. math:: w_j = \mathrm{pool}_{i} \log(1 + \mathrm{relu}(h_i \cdot W_j + b_j))
 
-`[tokens, words]` never exists: a Triton kernel on CUDA, blocks of torch's operations elsewhere and in float64.
+The logits `[tokens, words]` are never all in memory: a Triton kernel pools them on CUDA, and torch's operations pool
+them block by block elsewhere and in float64.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def _lengths(batch: TokenBatch) -> list[int]:
 class LargestLogits(torch.autograd.Function):
     """The largest logit of each word over the tokens of each row, [rows, words].
 
-    Of the forward pass it keeps which token had it. The gradient of a word goes to that token alone.
+    The forward pass stores which token had the largest logit. The gradient of a word goes to that token alone.
     """
 
     @staticmethod
@@ -77,7 +78,7 @@ class LargestLogits(torch.autograd.Function):
             matrix: [words, dim].
             bias: [words] or None.
             batch: The rows.
-            dtype: In which the product is computed.
+            dtype: The type in which the product is computed.
         """
         save, kernel = any(ctx.needs_input_grad), has_kernel(inputs, dtype)
         if kernel:
@@ -108,7 +109,7 @@ class LargestLogits(torch.autograd.Function):
 
 
 class SummedTerms(torch.autograd.Function):
-    """The sum of each word's activated logits over the tokens of each row, [rows, words]; `backward` computes anew."""
+    """The sum of each word's activated logits over each row's tokens, [rows, words]; `backward` recomputes logits."""
 
     @staticmethod
     def forward(

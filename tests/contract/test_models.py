@@ -1,4 +1,4 @@
-"""What every model of conf/model that can be trained must do, on the tiny random encoder or language model.
+"""What every trainable model of conf/model must do, tested with the tiny random encoder or language model.
 
 A new model is tested as soon as its yaml exists.
 """

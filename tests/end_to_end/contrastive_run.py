@@ -51,7 +51,7 @@ class Recorded(ContrastiveModule):
 
 
 class RecordedMatryoshka(Recorded, MatryoshkaModule):
-    """The same at several sizes."""
+    """Keeps the loss of a step that is trained at several vector sizes."""
 
 
 class OnePass(Recorded):

@@ -94,7 +94,7 @@ def names_of(data: RankData, index: int, world: int = 1) -> dict[int, list[int]]
 
 
 def by_windows(scorer: Any, aggregation: str) -> Windowed:
-    """The scorer by windows of 8 tokens: at most 4 of a doc, which BM25 selects if it reads pairs."""
+    """The scorer on windows of 8 tokens, at most 4 a doc; for a scorer that reads pairs, BM25 selects them."""
     windows = Windows(8, 6, most=4, select="bm25" if scorer.reads == "pairs" else "first")
     return Windowed.of(scorer, windows, MaxP() if aggregation == "maxp" else ParadeTransformer(scorer.vector_dim))
 

@@ -100,7 +100,7 @@ def spans_file(cache: Path, collection) -> Path:
 
 
 def made(job: Job) -> tuple[Multitask, TaskData]:
-    """Model and data."""
+    """The model and the data of a job."""
     groups = invariance_run.collection(9)  # steps of 4, 4 and 1 groups
     cache = Path(job.cache)
     heads = [

@@ -1,4 +1,4 @@
-"""Small trainings with sharded weights, run by test_sharding.py in two processes, and the same ones in one process."""
+"""Small trainings, which test_sharding.py runs in two processes with sharded weights and in one process without."""
 
 import importlib.util
 import sys

@@ -40,7 +40,7 @@ def scores_of(scorer: MonoBERT, pairs) -> torch.Tensor:
 
 
 def batch_size(family: str) -> int:
-    """Of the other program: 1 where its scores depend on the padding of a batch."""
+    """The other program's batch size: 1 if its scores depend on the padding of a batch."""
     return 1 if family in ONE_BY_ONE else 4
 
 

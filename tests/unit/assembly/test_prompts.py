@@ -54,7 +54,7 @@ def step_of(splits, inputs, tmp_path):
 
 
 def beginning(tokenizer, text, count):
-    """The text of its first tokens, by their places."""
+    """The beginning of a text: its first `count` tokens, cut by their offsets."""
     ends = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     return text[: ends[min(count, len(ends)) - 1][1]] if ends else ""
 

@@ -13,7 +13,7 @@ from hydra_plugins.ranker_sweeps import OptunaSweeper, SweepFolder, settle_dead_
 
 
 class Jobs:
-    """A launcher whose jobs end as they are told to, in order."""
+    """A launcher whose jobs end with given outcomes, in order."""
 
     def __init__(self, folder, ends):
         self.folder, self.ends, self.batches = folder, iter(ends), []
@@ -34,7 +34,7 @@ class Jobs:
 
 
 def sweep(folder, storage, ends, n_trials, n_jobs=1):
-    """Run a sweep of such jobs; returns the batches' sizes."""
+    """Run a sweep whose jobs have these outcomes; returns the number of jobs in each batch."""
     sweeper = OptunaSweeper(
         n_trials, n_jobs, "maximize", storage, "sweep", optuna.samplers.RandomSampler(0), None, None
     )
@@ -145,7 +145,7 @@ def test_trials_of_a_living_sweep_or_job_are_left_alone(tmp_path):
             "RUNNING",
             "FAIL",
             "RUNNING",
-        ]  # the third is nobody's yet
+        ]  # the third trial has no process yet
     (tmp_path / "2").mkdir()
     (tmp_path / "2/job.json").write_text(json.dumps({"job": 2, "status": "running", "objective": None}))
     with FileLock(tmp_path / "2/.job.lock"):

@@ -9,7 +9,7 @@ from ranker.errors import ConfigError, DataError
 
 
 def finish(folder, objective, **more):
-    """What `ranker train` leaves."""
+    """Write the files that `ranker train` leaves in a run folder."""
     (folder / "evaluation/dl").mkdir(parents=True)
     (folder / "evaluation/dl/metrics.json").write_text(json.dumps({"measures": {"RR": objective / 2}}))
     (folder / "result.json").write_text(json.dumps({"objective": objective, **more}))

@@ -27,7 +27,7 @@ def batch(seed: int = 0) -> TokenBatch:
 
 
 def read_by(row: int) -> list[int]:
-    """The first tokens of the other rows of a row's list."""
+    """The positions that a row reads besides its own: the first tokens of the other rows in its list."""
     starts = [sum(LENGTHS[:other]) for other in range(len(LENGTHS))]
     begin = 0
     for size in LISTS:

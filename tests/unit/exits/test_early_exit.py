@@ -1,4 +1,4 @@
-"""Early heads: what they compute, what training them changes, and which pairs leave."""
+"""Heads at early layers: their scores, what their training changes, and which pairs exit early."""
 
 import lightning.pytorch as pl
 import pytest
@@ -140,7 +140,7 @@ def test_layers_that_are_not_read_are_not_computed():
 
 
 def test_the_layer_of_a_report_by_hand():
-    assert early_layer({"a": {0: 1, 1: 2, 2: 4}, "b": {0: 1, 1: 3.9, 2: 4}}) == 1  # no layer below the last is near
+    assert early_layer({"a": {0: 1, 1: 2, 2: 4}, "b": {0: 1, 1: 3.9, 2: 4}}) == 1  # only the last layer is near enough
     assert early_layer({"a": {0: 4, 1: 1, 2: 3, 3: 4, 4: 4}, "b": {0: 1, 1: 1, 2: 4, 3: 4, 4: 4}}) == 3
     with pytest.raises(ConfigError, match="at least two layers"):
         early_layer({})

@@ -35,8 +35,8 @@ def composed(*overrides):
     [
         (
             "model.heads=[]",
-            "model.heads: expected at least one head, such as [{task: bm25, layer: 5}], got none; model=monobert trains "
-            "without",
+            "model.heads: expected at least one head, such as [{task: bm25, layer: 5}], got none; model=monobert "
+            "trains without",
         ),
         ("model.heads=bm25", "model.heads: expected list or null, got 'bm25'"),
         ("model.heads=null", "model.heads: expected a list such as [{task: bm25, layer: 5}], got null"),

@@ -1,4 +1,4 @@
-"""A stored model has the windows and the trained aggregation; another program's view of the folder is said."""
+"""A stored model keeps its windows and trained aggregation; a warning says what other programs read instead."""
 
 import logging
 from pathlib import Path

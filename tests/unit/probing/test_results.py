@@ -1,4 +1,4 @@
-"""From rows to files, summaries, comparison, pictures and report, on numbers made by hand."""
+"""From rows of results to files, summaries, comparisons, pictures and the report, with numbers made by hand."""
 
 import json
 import math

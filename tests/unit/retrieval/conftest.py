@@ -15,7 +15,7 @@ from ranker.models.dpr import DPR
 
 @pytest.fixture(scope="session")
 def small():
-    """60 docs of 1 to 40 words, 12 queries; docs 50 to 54 say the same."""
+    """60 docs of 1 to 40 words, 12 queries; docs 50 to 54 have the same text."""
     rng = random.Random(3)
     words = [first + second for first in "bcdfgk" for second in ("ab", "el", "ir", "om")]
     text = lambda least, most: " ".join(rng.choices(words, k=rng.randint(least, most)))  # noqa: E731

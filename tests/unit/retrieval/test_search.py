@@ -86,7 +86,7 @@ def test_ties_at_the_last_place_follow_the_tie_rule_however_many_there_are(engin
     scorer = scorers()
     engine = engine_of(scorer)
     expected = brute_force(engine, scorer, small, 60)
-    # docs 50 to 54 say the same: cut through them for a query that ranks them anywhere
+    # docs 50 to 54 have the same text: cut the ranking among them, for a query that finds them
     for query_id in QUERIES:
         ranking = [doc_id for _, doc_id in expected[query_id]]
         first = min(ranking.index(f"d{i}") for i in range(50, 55))
