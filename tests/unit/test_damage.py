@@ -23,7 +23,8 @@ from ranker.checkpoint import load_scorer, read_description, save_model
 from ranker.cli import entry, sweep
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions
 from ranker.data.token_store import token_store
 from ranker.data.triples import triple_rows
 from ranker.encoders.loading import load_encoder
