@@ -43,7 +43,7 @@ from ranker.encoders.loading import load_encoder  # noqa: E402
 from ranker.evaluation.scoring import Devices, score_collection  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
-from ranker.retrieval.bm25 import with_candidates  # noqa: E402
+from ranker.retrieval.first_stage import with_candidates  # noqa: E402
 
 DOCS, GROUPS = 8, 4  # docs of a query, queries of a step
 LONGEST = 190  # tokens of a pair: pairs then have about 150

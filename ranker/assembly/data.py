@@ -31,7 +31,7 @@ from ranker.models.interface import Scorer
 from ranker.multitask.multitask import Multitask
 from ranker.multitask.steps import TaskData
 from ranker.processes import available_cores
-from ranker.retrieval.bm25 import FirstStage, with_candidates
+from ranker.retrieval.first_stage import FirstStage, with_candidates
 
 log = logging.getLogger(__name__)
 

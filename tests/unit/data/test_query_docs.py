@@ -20,9 +20,11 @@ from ranker.data.token_store import build_token_store
 from ranker.encoders.tiny import tiny_tokenizer
 from ranker.errors import ConfigError
 from ranker.evaluation.report import first_stage_run, write_evaluation
-from ranker.retrieval.bm25 import BM25, first_stage, with_candidates
+from ranker.retrieval.bm25 import BM25
+from ranker.retrieval.engines import bm25_engines
+from ranker.retrieval.first_stage import first_stage, with_candidates
 from ranker.retrieval.mining import Mining
-from ranker.retrieval.pipeline import add_positives, bm25_engines, mine_set, search_set
+from ranker.retrieval.pipeline import add_positives, mine_set, search_set
 
 TEXTS = {
     "a1": "Zoos should close because animals suffer in cages",
