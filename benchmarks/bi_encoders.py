@@ -72,7 +72,7 @@ def over_bm25(path: Path) -> float:
     from ranker.data.sources.cwe import CWE
     from ranker.data.trec import read_run
     from ranker.evaluation.metrics import evaluate
-    from ranker.retrieval.bm25 import with_candidates
+    from ranker.retrieval.first_stage import with_candidates
 
     test = with_candidates(CWE().load(), 100, ROOT / ".cache").tests["cwe"]
     first = {query_id: set(test.candidates[query_id]) for query_id in test.queries}

@@ -38,14 +38,15 @@ import cpu_processes  # noqa: E402
 from ranker.assembly.precision import cpu_has_bf16  # noqa: E402
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Splits  # noqa: E402
-from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
+from ranker.data.datamodule import RankData  # noqa: E402
+from ranker.data.options import BatchOptions  # noqa: E402
 from ranker.data.sources.cwe import CWE  # noqa: E402
 from ranker.encoders import row_attention  # noqa: E402
 from ranker.encoders.loading import load_encoder  # noqa: E402
 from ranker.evaluation.scoring import Devices, score_collection  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
-from ranker.retrieval.bm25 import with_candidates  # noqa: E402
+from ranker.retrieval.first_stage import with_candidates  # noqa: E402
 
 DOCS, GROUPS = 8, 4  # docs of a query, queries of a step
 LONGEST = 190  # tokens of a pair: pairs then have about 150

@@ -33,7 +33,8 @@ from benchmarks.lm_throughput import PROMPT, SIZES, config_of, layer_weights, to
 from benchmarks.train_throughput import DOCS, LONGEST, collection  # noqa: E402
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Splits  # noqa: E402
-from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
+from ranker.data.datamodule import RankData  # noqa: E402
+from ranker.data.options import BatchOptions  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import Execution  # noqa: E402
 from ranker.losses.lce import LCE  # noqa: E402

@@ -40,7 +40,8 @@ def encoded(checkpoint: Path, data: Path, cache: Path, device: str) -> tuple[Vec
     from ranker.checkpoint import load_scorer
     from ranker.data.collate import ScorerInputs, TextLimits
     from ranker.data.collection import Splits
-    from ranker.data.datamodule import BatchOptions, RankData
+    from ranker.data.datamodule import RankData
+    from ranker.data.options import BatchOptions
     from ranker.data.sources.files import Files
     from ranker.retrieval.encode import Device, encode_queries
     from ranker.retrieval.pipeline import EncodeOptions, encode_sets

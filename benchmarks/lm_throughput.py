@@ -35,7 +35,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.train_throughput import DOCS, LONGEST, collection, module_of, pair_texts  # noqa: E402
 from ranker.data.collate import ScorerInputs, TextLimits  # noqa: E402
 from ranker.data.collection import Collection, Splits  # noqa: E402
-from ranker.data.datamodule import BatchOptions, RankData  # noqa: E402
+from ranker.data.datamodule import RankData  # noqa: E402
+from ranker.data.options import BatchOptions  # noqa: E402
 from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.execution import Execution  # noqa: E402
 from ranker.encoders.lora import LoRA, add_adapter, cast_base  # noqa: E402

@@ -22,7 +22,7 @@ from ranker.cli import entry
 from ranker.config.roots import CONF
 from ranker.data.collection import Collection, Splits
 from ranker.labelling.packaged_teacher import reader
-from ranker.retrieval.bm25 import FirstStage, with_candidates
+from ranker.retrieval.first_stage import FirstStage, with_candidates
 
 
 def test_set(overrides: list[str], depth: int) -> Collection:

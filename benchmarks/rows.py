@@ -103,7 +103,8 @@ def main() -> None:
 
 def measure_steps(splits, options: argparse.Namespace) -> None:
     from ranker.data.collate import ScorerInputs, TextLimits
-    from ranker.data.datamodule import BatchOptions, RankData
+    from ranker.data.datamodule import RankData
+    from ranker.data.options import BatchOptions
 
     tokenizer = bert_tokenizer()
     inputs = ScorerInputs(tokenizer, "pairs", 512)

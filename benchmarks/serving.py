@@ -244,7 +244,7 @@ class Round:
 def requests(docs: int, words: int, folder: Path) -> list[bytes]:
     """Bodies of requests: the test queries of the built-in collection with BM25's candidates."""
     from ranker.data.sources.cwe import CWE
-    from ranker.retrieval.bm25 import with_candidates
+    from ranker.retrieval.first_stage import with_candidates
 
     test = with_candidates(CWE().load(), docs, folder.parent).tests["cwe"]
     assert test.candidates is not None

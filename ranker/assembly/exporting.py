@@ -23,8 +23,9 @@ from ranker.checkpoint import DESCRIBED, load_scorer, read_description, without_
 from ranker.config.sets import sets_of
 from ranker.data.collate import Collator, ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
 from ranker.data.dataset import top_candidates
+from ranker.data.options import BatchOptions
 from ranker.data.pair_cuts import cut_otherwise
 from ranker.encoders.pruned_heads import removed_heads
 from ranker.errors import CheckpointError, ConfigError

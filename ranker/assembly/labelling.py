@@ -29,8 +29,8 @@ from ranker.evaluation.scoring import Devices
 from ranker.hashing import fingerprint_texts
 from ranker.labelling.reader import Reader, read_answers, read_missing
 from ranker.labelling.shards import ScoreShards, score_missing
-from ranker.retrieval.bm25 import FirstStage, with_candidates
 from ranker.retrieval.encode import scorer_hash, weights_hash
+from ranker.retrieval.first_stage import FirstStage, with_candidates
 from ranker.retrieval.pipeline import add_positives
 from ranker.types import Run
 

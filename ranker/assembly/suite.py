@@ -33,7 +33,7 @@ from ranker.evaluation.report import first_stage_run
 from ranker.evaluation.scoring import Devices
 from ranker.evaluation.suite import FIRST_STAGE, QRELS, read_set, summarise
 from ranker.evaluation.suite_report import print_suite, write_picture
-from ranker.retrieval.bm25 import FirstStage, with_candidates
+from ranker.retrieval.first_stage import FirstStage, with_candidates
 from ranker.training.run_writer import write_json
 from ranker.types import Run
 

@@ -30,7 +30,8 @@ from ranker.evaluation.report import write_evaluation
 from ranker.export._adapter import has_adapters
 from ranker.models.dpr import DPR
 from ranker.retrieval.encode import Device
-from ranker.retrieval.pipeline import EncodeOptions, encode_sets, in_words, index_of, open_index, search_set
+from ranker.retrieval.engines import index_of, open_index
+from ranker.retrieval.pipeline import EncodeOptions, encode_sets, in_words, search_set
 from ranker.retrieval.search import VectorEngine
 from ranker.retrieval.shortened import Shortened
 from ranker.retrieval.vector_store import VectorStore

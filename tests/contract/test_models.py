@@ -21,7 +21,7 @@ from ranker.config.signatures import attribute_of
 from ranker.data.collection import Splits
 from ranker.data.sources.files import Files
 from ranker.losses.lce import LCE
-from ranker.retrieval.bm25 import with_candidates
+from ranker.retrieval.first_stage import with_candidates
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = [

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 from ranker.config.targets import PASSED, SHARED_KEYS
 from ranker.data.collection import Splits
-from ranker.retrieval.bm25 import with_candidates
+from ranker.retrieval.first_stage import with_candidates
 
 ROOT = Path(__file__).resolve().parents[2]
 _spec = importlib.util.spec_from_file_location("ir_datasets_home", ROOT / "tests" / "assets" / "ir_datasets_home.py")

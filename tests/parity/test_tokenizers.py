@@ -27,7 +27,8 @@ from transformers import (
 from ranker.checkpoint import load_scorer
 from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
-from ranker.data.datamodule import BatchOptions, RankData
+from ranker.data.datamodule import RankData
+from ranker.data.options import BatchOptions
 from ranker.data.template import Template
 from ranker.encoders.encoder import Encoder
 from ranker.models._prompts import with_prompt

@@ -9,6 +9,7 @@ from filelock import FileLock
 from omegaconf import OmegaConf
 
 import ranker.cli.sweep
+import ranker.cli.sweep_table
 from hydra_plugins.ranker_sweeps import OptunaSweeper, SweepFolder, settle_dead_trials
 
 
@@ -107,7 +108,7 @@ def test_a_killed_sweep_goes_on_makes_up_for_its_dead_trial_and_ends_well(tmp_pa
     storage = f"sqlite:///{tmp_path}/study.db"
     sweeper = dies(tmp_path, storage, when)
     status = {"before the job": [], "within the job": ["killed"], "before the study knows": ["ok"]}[when]
-    assert [row["status"] for row in ranker.cli.sweep.read_jobs(tmp_path)] == ["ok", *status]
+    assert [row["status"] for row in ranker.cli.sweep_table.read_jobs(tmp_path)] == ["ok", *status]
     assert len(list(tmp_path.glob(".sweeper-*.lock"))) == 1
     sweeper.launcher.launch = functools.partial(launch_well, tmp_path)
     sweeper.sweep(["optim.lr=interval(0.0, 1.0)"])

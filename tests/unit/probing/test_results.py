@@ -19,7 +19,7 @@ from ranker.probing.pictures import heat_map
 from ranker.probing.report import write_report
 from ranker.probing.results import COLUMNS, Result, Results, TaskRecord
 from ranker.probing.summary import compare, control_ratios, layer_differences, selectivity, summarise
-from ranker.probing.training import TrainingOptions
+from ranker.probing.training_options import TrainingOptions
 from tests.unit.probing.mini import mini_splits
 
 QUERIES = np.repeat([f"q{i:02d}" for i in range(30)], 4)  # 120 targets of 4 classes: a uniform code takes 240 bits

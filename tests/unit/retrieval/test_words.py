@@ -12,7 +12,8 @@ import pytest
 
 from ranker.data.collection import Collection, Doc, MemoryDocs, Splits
 from ranker.errors import ConfigError
-from ranker.retrieval.bm25 import BM25, FirstStage, first_stage, with_candidates
+from ranker.retrieval.bm25 import BM25
+from ranker.retrieval.first_stage import FirstStage, first_stage, with_candidates
 from ranker.retrieval.words import Words
 
 LETTERS = MemoryDocs([
