@@ -117,9 +117,11 @@ def test_on_a_gpu_it_is_the_plain_form_and_repeats_its_bits(pooling, dtype, word
     first, expected = both(values, upstream, lengths, pooling, "relu", dtype)
     again, _ = both(values, upstream, lengths, pooling, "relu", dtype)
     assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
-    for got, truth in zip(first, expected, strict=True):
-        error = (got.double() - truth).abs().max() / truth.abs().max()
-        assert error < (1e-4 if dtype == torch.float32 else 0.02)
+    for place, (got, truth) in enumerate(zip(first, expected, strict=True)):
+        error = (got.double() - truth).norm() / truth.norm()
+        # of 73 million logits a few are so near 0 that rounding changes their sign, and with it the gradient of a sum
+        exact = 5e-3 if pooling == "sum" and place > 0 else 1e-4
+        assert error < (exact if dtype == torch.float32 else 0.02)
 
 
 @pytest.mark.parametrize("pooling", [pytest.param(name, marks=ON_GPU) for name in ("max", "sum")])
