@@ -135,8 +135,7 @@ def test_a_sentence_transformer_compares_texts_alike(family, checkpoint, tmp_pat
 @pytest.mark.parametrize("family", [family for family in TRAINED if OUTCOMES[family].multi_vector])
 def test_a_multi_vector_encoder_compares_texts_alike(family, checkpoint, tmp_path, record_property):
     torch.manual_seed(0)
-    length = 24 if OUTCOMES[family].mask_token else 0
-    scorer = ColBERT(load_encoder(str(checkpoint(family))), projection=16, query_length=length, mask_punctuation=False)
+    scorer = ColBERT(load_encoder(str(checkpoint(family))), projection=16, query_length=24, mask_punctuation=False)
     worst = compare(family, scorer, MultiVectorEncoder, tmp_path)
     record_property("worst", worst)
     assert worst <= 1e-5
