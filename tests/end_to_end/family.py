@@ -104,9 +104,9 @@ class Walk:
         """The run that a command wrote."""
         return read_run(folder / "evaluation" / self.data.name / "run.trec")
 
-    def monobert(self) -> dict[str, str]:
-        """Train, kill, resume, evaluate, export."""
-        cells = {}
+    def monobert(self, exports: bool = True) -> dict[str, str]:
+        """Train, kill, resume, evaluate and, if asked, export."""
+        cells: dict[str, str] = {}
         with self.cell(cells, "train"):
             whole = self.train("monobert", 4)
             scores = [score for docs in self.test_run(whole).values() for score in docs.values()]
@@ -125,13 +125,13 @@ class Walk:
             again = self.run("evaluate.py", f"checkpoint={whole}", "report=none", name="evaluate")
             if self.test_run(again) != self.test_run(whole):
                 raise Wrong("evaluate.py wrote another run than the training")
-        for column, layout in (("st", "sentence_transformers"), ("hf", "hf")):
+        for column, layout in (("st", "sentence_transformers"), ("hf", "hf")) if exports else ():
             self.export(cells, column, whole, layout)
         return cells
 
     def bi_encoder(self, model: str) -> dict[str, str]:
         """Train, search, export."""
-        cells = {}
+        cells: dict[str, str] = {}
         with self.cell(cells, model):
             trained = self.train(model, 2)
             late = ["late.token_depth=3000"] if model == "colbert" else []
@@ -172,9 +172,9 @@ class Walk:
             self.messages.append(f"{column}: {error}")
 
     def all(self) -> dict[str, str]:
-        """Run all commands."""
+        """Run all commands; of a family that is refused, the first."""
         cells = self.monobert()
-        return cells | self.bi_encoder("dpr") | self.bi_encoder("colbert")
+        return cells if cells["train"] != "yes" else cells | self.bi_encoder("dpr") | self.bi_encoder("colbert")
 
 
 def main() -> None:
