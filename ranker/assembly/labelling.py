@@ -19,6 +19,7 @@ from ranker.data.collate import ScorerInputs, TextLimits
 from ranker.data.collection import Candidates, Collection, Splits
 from ranker.data.datamodule import RankData
 from ranker.data.dataset import top_candidates
+from ranker.data.instructions import refuse_instructions
 from ranker.data.query_docs import with_allowed
 from ranker.data.ragged import row_offsets
 from ranker.data.splits import check_candidates
@@ -116,6 +117,7 @@ def docs_to_score(cfg: DictConfig, trained: DictConfig) -> Collection:
     if len(sets) > 1:
         raise ConfigError(f"split: expected a split of one set, got {', '.join(sets)}; name one of them in data.test")
     ((name, collection),) = sets.items()
+    refuse_instructions(sets)
     depth = cfg.depth or trained.get("depth", 100)
     if cfg.candidates is not None:
         collection = with_allowed(collection, read_candidates(Path(cfg.candidates)))

@@ -259,6 +259,9 @@ class Collator:
     def group_sizes(self, query_rows: np.ndarray, doc_rows: np.ndarray) -> np.ndarray:
         """Return the tokens of each group's batch rows, int64 [groups].
 
+        Where the docs of a query share its prefix (`by_query`), the special tokens before the query and the query count
+        once.
+
         Args:
             query_rows: Rows of the query store [groups].
             doc_rows: Rows of the doc store [groups, docs], -1 where a group has no doc.
@@ -269,6 +272,8 @@ class Collator:
         if self.list_rows is not None:
             return self.list_rows.tokens(query_lengths, doc_lengths, mask)
         sizes = (self.doc_sizes(doc_lengths, query_lengths[:, None]) * mask).sum(axis=1)
+        if self.by_query and self.reads == "pairs" and self.windows is None:
+            sizes -= np.maximum(mask.sum(axis=1) - 1, 0) * (len(self.pair.specials[0]) + query_lengths)
         return sizes if self.reads == "pairs" else self.query.row_lengths(query_lengths) + sizes
 
     def collate(

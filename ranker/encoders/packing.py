@@ -22,7 +22,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from ranker.encoders.attention import unpadded_unavailable
-from ranker.encoders.dropout import HashedDropout, dropout_hashes
+from ranker.encoders.dropout import HashedDropout, column_hashes, dropout_hashes
 from ranker.encoders.family import family_of
 from ranker.encoders.grouped_attention import GroupedRows, grouped_attention, takes_short_rows
 from ranker.encoders.list_attention import list_attention
@@ -94,6 +94,7 @@ class Packing:
         self.own_implementation: str = model.config._attn_implementation
         self.attention_dropout = any(hasattr(model.config, key) for key in ATTENTION_DROPOUTS)
         self._calls: dict[int, int] = {}
+        self._columns: dict[tuple[int, torch.device], Tensor] = {}
         self.window_excess = family_of(model.config).window_excess
         for module in model.modules():
             object.__setattr__(module, "packing", self)
@@ -156,6 +157,12 @@ class Packing:
             return hashes.T.flatten()
         columns = torch.arange(shape.numel(), device=hashes.device)
         return dropout_hashes(self.current.seed, torch.zeros_like(columns), columns, site + 1)[site]
+
+    def columns(self, width: int, device: torch.device) -> Tensor:
+        """Return `column_hashes`, computed once for each width."""
+        if (width, device) not in self._columns:
+            self._columns[width, device] = column_hashes(width, device)
+        return self._columns[width, device]
 
     def find_dropout(self, model: nn.Module, run: Callable[[], Any]) -> None:
         """Replace the model's dropout modules by hashed ones, once; sites are numbered in the order of the calls.

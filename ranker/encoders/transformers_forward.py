@@ -63,6 +63,7 @@ class TransformersForward:
 
     Attributes:
         first_position: Position id of a row's first token on the packed path.
+        unattended_position: Position id, there, of tokens that no other attends to; None: that of their place.
         reads_segments: Whether the model gets segment ids.
     """
 
@@ -70,6 +71,7 @@ class TransformersForward:
         packing.register()
         self.packing = Packing.of(model)
         self.first_position = 0
+        self.unattended_position: int | None = None
         parameters = inspect.signature(model.forward).parameters
         self.reads_segments = reads_segments and "token_type_ids" in parameters
         self._takes_positions = "position_ids" in parameters
@@ -177,7 +179,11 @@ class TransformersForward:
         if prefixes is not None:  # positions continue where a segment's prefix ends
             layout = replace(layout, position_ids=layout.position_ids + prefixes.starts[layout.row_indices])
         hashes = None if request.seed is None else self.packing.hashes(layout, request.seed).unsqueeze(1)
-        positions = {"position_ids": (layout.position_ids + self.first_position).unsqueeze(0)}
+        ids = layout.position_ids + self.first_position
+        if batch.attended is not None and self.unattended_position is not None:
+            beyond = layout.position_ids >= batch.attended[layout.row_indices]
+            ids = ids.masked_fill(beyond, self.unattended_position)
+        positions = {"position_ids": ids.unsqueeze(0)}
         dtype = _precision(model, batch.tokens.device)
         unpadded = not unpadded_unavailable(batch.tokens.device, dtype)
         forward = Pass(batch, layout, True, hashes, request.seed or 0, prefixes)

@@ -52,6 +52,9 @@ inputs = tokenizer({texts}, padding=True, truncation=True, return_tensors="np")
 ({output},) = session.run(None, {{entry.name: inputs[entry.name] for entry in session.get_inputs()}})  # {shape}
 ```
 """
+ALONE = (
+    "Padding changes the scores of this model in other programs: give them one text or pair a batch (`batch_size=1`)."
+)
 
 
 def readme(layout: str, facts: Mapping[str, Any], parity: Mapping[str, Any]) -> str:
@@ -60,8 +63,8 @@ def readme(layout: str, facts: Mapping[str, Any], parity: Mapping[str, Any]) -> 
     Args:
         layout: The format.
         facts: `folder_type`: `cross_encoder`, `bi_encoder`, `multi_vector`, `classifier` or `words`; `labels`: 1 or 2;
-            `prompt`: whether pairs are laid out by `prompt.json`; for ONNX `graphs` and `reads`; `limits`: longest
-            query, doc and pair.
+            `prompt`: whether pairs are laid out by `prompt.json`; `alone`: whether padding changes scores; for ONNX
+            `graphs` and `reads`; `limits`: longest query, doc and pair.
         parity: The content of `parity.json`.
     """
     query, doc, pair = facts["limits"]
@@ -109,6 +112,10 @@ def _use(layout: str, facts: Mapping[str, Any]) -> list[str]:
 
 def model_use(facts: Mapping[str, Any]) -> list[str]:
     """Return how transformers or sentence-transformers use a model folder, as lines of Markdown; see `readme`."""
+    return [*_program_use(facts), *([ALONE, ""] if facts.get("alone") else [])]
+
+
+def _program_use(facts: Mapping[str, Any]) -> list[str]:
     kind = facts["folder_type"]
     if kind == "words":
         ending = "[:, -1]  # the logit of yes_word minus that of no_word of lm_reranker.json"
