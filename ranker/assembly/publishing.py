@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.assembly.data import load_source, text_limits
 from ranker.assembly.evaluation import sets_to_rerank
 from ranker.assembly.exporting import folder_type
+from ranker.assembly.probabilities import copy_calibration
 from ranker.assembly.run import quiet_libraries
 from ranker.checkpoint import load_scorer, without_adapters, write_model
 from ranker.config.stored import load_stored
@@ -121,6 +122,7 @@ def _fill(
         "labels": scorer.encoder.config.num_labels,
         "prompt": getattr(scorer, "prompt", None) is not None,
         "reads": scorer.reads,
+        "calibrated": copy_calibration(run, folder) is not None,
         "limits": (limits.query, limits.doc, limits.pair or scorer.encoder.max_tokens),
     }
     facts = Facts(

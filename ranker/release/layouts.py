@@ -81,11 +81,8 @@ def _reason(scorer: Any, layout: str) -> str:
             )
     if layout == "sentence_transformers" and getattr(scorer, "prompt", None) is not None:
         return "expected hf or onnx, since sentence-transformers lays out a pair without the model's prompt"
-    if layout.startswith("onnx"):
-        if isinstance(scorer, ColBERT):
-            return "expected sentence_transformers, since a graph has one vector per text and ColBERT one per token"
-        if isinstance(scorer, DPR) and not scorer.pools_prompt:
-            return "expected sentence_transformers, since the model leaves its prompt out of the pooling"
+    if layout.startswith("onnx") and isinstance(scorer, DPR) and not scorer.pools_prompt:
+        return "expected sentence_transformers, since the model leaves its prompt out of the pooling"
     capped = getattr(scorer.encoder.config.get_text_config(), "final_logit_softcapping", None)
     if capped and isinstance(getattr(scorer, "head", None), WordHead):
         return "expected the run's model/, since the family caps its logits, which a linear head does not"

@@ -38,7 +38,6 @@ def settings():
     ("model", "layout", "dtype", "message"),
     [
         ("colbert", "hf", "float32", "format: expected sentence_transformers, since ColBERT has vectors and no"),
-        ("colbert", "onnx", "float32", "format: expected sentence_transformers, since a graph has one vector per text"),
         ("dpr", "hf", "float32", "format: expected sentence_transformers, since DPR has vectors and no"),
         (
             "mean",
