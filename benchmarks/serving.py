@@ -141,7 +141,7 @@ def vocabulary() -> list[str]:
 
 
 def generated_requests(docs: int, count: int = 256) -> list[bytes]:
-    """Bodies of requests: queries of 8 words, docs with lengths like MS MARCO's; an eighth of the words are several pieces."""
+    """Bodies of requests: queries of 8 words, docs as long as in MS MARCO; an eighth of the words have an ending."""
     pieces = vocabulary()[len(SPECIAL) :]
     words = [piece for piece in pieces if not piece.startswith("##") and len(piece) > 1]
     endings = [piece[2:] for piece in pieces if piece.startswith("##") and len(piece) > 3]

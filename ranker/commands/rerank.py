@@ -62,8 +62,8 @@ def _rerank_file(cfg: DictConfig) -> None:
     calibration = read_calibration(cfg.checkpoint, cfg.probabilities, cfg.calibration)
     if calibration is not None and not calibration.keeps_order:
         raise ConfigError(
-            f"probabilities: expected a map of different scores to different probabilities with run=, such as platt, got "
-            f"{calibration.method}, with which a run file would lose the order of docs"
+            f"probabilities: expected a map of different scores to different probabilities with run=, such as "
+            f"platt, got {calibration.method}, with which a run file would lose the order of docs"
         )
     queries, docs = read_queries(Path(cfg.queries)), JsonlDocs(Path(cfg.docs))
     candidates = read_candidates(Path(cfg.run))

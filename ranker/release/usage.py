@@ -85,7 +85,8 @@ def readme(layout: str, facts: Mapping[str, Any], parity: Mapping[str, Any]) -> 
         layout: The format.
         facts: `folder_type`: `cross_encoder`, `bi_encoder`, `multi_vector`, `classifier` or `words`; `labels`: 1 or 2;
             `prompt`: whether pairs are laid out by `prompt.json`; for ONNX `graphs`, `reads` and `tokens`, whether each
-            token has a vector; `calibrated`: whether the folder has `calibration.json`; `limits`: longest query, doc and pair.
+            token has a vector; `calibrated`: whether the folder has `calibration.json`; `limits`: longest
+            query, doc and pair.
         parity: The content of `parity.json`.
     """
     query, doc, pair = facts["limits"]

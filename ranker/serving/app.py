@@ -40,8 +40,8 @@ class AppOptions:
         sigmoid: Whether scores are the sigmoid of the model's, for requests that don't say.
         token: The bearer token that /rerank, /score and /metrics need; None: none.
         log_requests: Whether to log route, status and time of each request.
-        calibration: Returns probabilities of relevance for scores [pairs]. With it they replace the model's scores, also
-            in requests that ask for a sigmoid.
+        calibration: Returns probabilities of relevance for scores [pairs]; with it they replace the model's scores and
+            their sigmoid.
     """
 
     limits: Limits
