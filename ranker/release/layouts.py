@@ -83,9 +83,7 @@ def _reason(scorer: Any, layout: str) -> str:
     prompt = getattr(scorer, "prompt", None)
     if layout == "sentence_transformers" and prompt is not None:
         if type(scorer) is not MonoBERT or not is_modular(scorer):
-            return (
-                f"expected hf or onnx, since sentence-transformers has no prompt for {name} with its head"
-            )
+            return f"expected hf or onnx, since sentence-transformers has no prompt for {name} with its head"
         if as_prefix(scorer.encoder, prompt) is None:
             return (
                 "expected hf or onnx, since sentence-transformers puts a prompt before the query and the tokenizer's "

@@ -53,9 +53,7 @@ def test_probabilities_are_the_map_of_the_scores_in_their_order(folder):
 
 
 def test_a_missing_map_is_named_and_an_order_that_would_be_lost_is_known(folder, tmp_path):
-    with pytest.raises(
-        CheckpointError, match=r"expected calibration.json in .*, got none; .* store=true"
-    ):
+    with pytest.raises(CheckpointError, match=r"expected calibration.json in .*, got none; .* store=true"):
         read_calibration(tmp_path, wanted=True)
     assert read_calibration(tmp_path, wanted=False) is None
     assert Calibration.read(folder / "calibration.json").keeps_order
