@@ -34,6 +34,8 @@ def encoder(seed: int = 0):
 def read(folder: Path, scorer, tmp_path: Path, **lengths: int) -> tuple[Subject, Sequences, Tensor]:
     """Save a ranker, take its encoder out of the folder, and cache the states of what it reads."""
     scorer.save(folder, max_tokens=64, **lengths)
+    target = f"{type(scorer).__module__}.{type(scorer).__name__}"
+    (folder / "ranker.yaml").write_text(f"model: {{_target_: {target}}}\n")
     subject = Subject.of_checkpoint(folder, "best")
     made = Sequences.of(
         PAIRS, subject.encoder.tokenizer, subject.reads, subject.encoder.max_tokens, 20, 40, subject.layouts
