@@ -79,6 +79,9 @@ def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str
 def quantize(path: Path) -> None:
     """Quantize the encoder's weight matrices to int8, per column; onnxruntime quantizes their inputs as it runs.
 
+    Weights use 7 bits: on a CPU with AVX2 or AVX-512 but without VNNI, onnxruntime adds two products in 16 bits, which 8
+    bits overflow (onnxruntime's documentation, "Quantize ONNX models", on saturation).
+
     Embeddings, norms and the head on pooled states stay in float32: the head's products are few, and its errors would
     go to the scores directly.
 
@@ -95,7 +98,14 @@ def quantize(path: Path) -> None:
     )  # that library warns on the root logger that its own optimizer did not run
     try:
         # linear layers on [rows, columns, dim] are MatMul, those on pooled [rows, dim] are Gemm
-        quantize_dynamic(whole, path, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8)
+        quantize_dynamic(
+            whole,
+            path,
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+        )
     finally:
         logging.getLogger().setLevel(level)
         whole.unlink()
