@@ -2,6 +2,7 @@
 
     python benchmarks/list_quality.py --out quality.json
     python benchmarks/list_quality.py --models monobert set_encoder --seeds 1 --steps 2 -- data=files data.path=DIR
+    python benchmarks/list_quality.py --models listwise_dot listwise_cosine --steps 600 -- max_doc_tokens=48 depth=20
 
 The script trains each model with `train.py` on the same collection (CWE, unless the options after `--` name another)
 and with the same number of steps, so that all models see the same groups for a seed. Then it reads the runs of the test
@@ -34,7 +35,10 @@ MODELS = {
     "maxp": ["passages=maxp", *WINDOWS],
     "parade": ["passages=parade_transformer", *WINDOWS],
     "set_encoder": ["model=set_encoder"],
+    "listwise_dot": ["model=listwise_lm"],
+    "listwise_cosine": ["model=listwise_lm", "model.similarity=cosine", "model.projection=null"],
 }
+DEFAULT = ("monobert", "firstp", "maxp", "parade", "set_encoder")
 
 
 def trained(name: str, seed: int, options: argparse.Namespace, where: Path) -> dict[str, float]:
@@ -58,7 +62,7 @@ def trained(name: str, seed: int, options: argparse.Namespace, where: Path) -> d
 def main() -> None:
     """Train all models, and compare them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--models", nargs="+", default=list(DEFAULT), choices=list(MODELS))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, help="optimizer steps of each training; by default 4 epochs")
     parser.add_argument("--folder", help="folder of the runs, in which finished ones are kept; by default a new one")

@@ -9,8 +9,8 @@ words of BM25's candidates, so that neither server truncates a pair. With `--siz
 vocabulary of random words, and the texts are generated, with 87 tokens a pair. Each server is a process. Both are
 loaded before the first round, and they are measured in turn. A round ends with the answers to the last requests, at
 most `--limit` seconds after these were sent. The table has, over all rounds, requests and pairs per second, percentiles
-of a request's time, and the CPU seconds of the server's process for 1,000 pairs. The last columns are the ratios of
-requests per second and of CPU seconds.
+of a request's time, and the CPU seconds of the server's process (without those that tokenize for it) for 1,000 pairs.
+The last columns are the ratios of requests per second and of CPU seconds.
 
 - ranker: `ranker.serving` with `RerankerModel`;
 - sentence-transformers: `ranker.serving` with `CrossEncoder.predict` of 32 pairs, its default, as the model; each call
@@ -129,10 +129,10 @@ def random_bert(folder: Path, size: str) -> Path:
 
 
 def vocabulary() -> list[str]:
-    """BERT's number of pieces: special tokens, letters, and random words of 2 to 10 letters, a fifth of them endings."""
+    """BERT's number of pieces: special tokens, letters, and random words of 2 to 8 letters, a fifth of them endings."""
     rng, letters = np.random.default_rng(0), "abcdefghijklmnopqrstuvwxyz"
     words: dict[str, None] = dict.fromkeys([*letters, *(f"##{letter}" for letter in letters)])
-    drawn, lengths = rng.integers(97, 123, (2 * BERT_PIECES, 10), dtype=np.uint8), rng.integers(2, 11, 2 * BERT_PIECES)
+    drawn, lengths = rng.integers(97, 123, (2 * BERT_PIECES, 10), dtype=np.uint8), rng.integers(2, 9, 2 * BERT_PIECES)
     for row, length in zip(drawn, lengths, strict=True):
         if len(words) < BERT_PIECES - len(SPECIAL):
             word = row[:length].tobytes().decode()
@@ -141,7 +141,7 @@ def vocabulary() -> list[str]:
 
 
 def generated_requests(docs: int, count: int = 256) -> list[bytes]:
-    """Bodies of requests: queries of 8 words and docs with lengths like MS MARCO's, of which a fifth has two pieces."""
+    """Bodies of requests: queries of 8 words, docs as long as in MS MARCO; an eighth of the words have an ending."""
     pieces = vocabulary()[len(SPECIAL) :]
     words = [piece for piece in pieces if not piece.startswith("##") and len(piece) > 1]
     endings = [piece[2:] for piece in pieces if piece.startswith("##") and len(piece) > 3]
@@ -150,12 +150,11 @@ def generated_requests(docs: int, count: int = 256) -> list[bytes]:
     def text(tokens: int) -> str:
         chosen = rng.integers(len(words), size=tokens)
         ends = rng.integers(len(endings), size=tokens)
-        return " ".join(words[word] + (endings[end] if end % 8 == 0 else "") for word, end in zip(chosen, ends))
+        pairs = zip(chosen, ends, strict=True)
+        return " ".join(words[word] + (endings[end] if end % 8 == 0 else "") for word, end in pairs)
 
     lengths = np.clip(rng.normal(TEXT_WORDS, 25, (count, docs)), 5, 200).astype(int)
-    return [
-        json.dumps({"query": text(8), "documents": [text(length) for length in row]}).encode() for row in lengths
-    ]
+    return [json.dumps({"query": text(8), "documents": [text(length) for length in row]}).encode() for row in lengths]
 
 
 class Peer:

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.data import text_limits
 from ranker.assembly.evaluation import sets_to_rerank
+from ranker.assembly.probabilities import copy_calibration
 from ranker.assembly.reranker import Reranker
 from ranker.assembly.run import open_run, quiet_libraries
 from ranker.checkpoint import DESCRIBED, load_scorer, read_description, without_adapters
@@ -98,6 +99,7 @@ def export_checkpoint(cfg: DictConfig) -> None:
     open_run(cfg)
     with write_folder(target) as partial:
         facts = _write(partial, scorer, trained, cfg)
+        facts["calibrated"] = copy_calibration(path, partial) is not None
         content = _compared(partial, scorer, sets, cfg)
         refused = faults(content["sets"], content["max_gap"], content["max_loss"])
         if refused:
@@ -154,7 +156,8 @@ def _write(folder: Path, scorer: Scorer, trained: DictConfig, cfg: DictConfig) -
         for name in graphs:
             onnx_graph.quantize(folder / name)
     write_settings(folder, scorer, graphs)
-    return {"graphs": graphs, "reads": scorer.reads, "prompt": prompt}
+    tokens = getattr(scorer, "vectors", "") == "tokens"
+    return {"graphs": graphs, "reads": scorer.reads, "prompt": prompt, "tokens": tokens}
 
 
 def folder_type(folder: Path) -> str:

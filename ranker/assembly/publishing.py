@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from ranker.assembly.data import load_source, text_limits
 from ranker.assembly.evaluation import sets_to_rerank
 from ranker.assembly.exporting import folder_type
+from ranker.assembly.probabilities import copy_calibration
 from ranker.assembly.run import quiet_libraries
 from ranker.checkpoint import load_scorer, without_adapters, write_model
 from ranker.config.stored import load_stored
@@ -122,6 +123,7 @@ def _fill(
         "prompt": getattr(scorer, "prompt", None) is not None,
         "reads": scorer.reads,
         "alone": scorer.encoder.path == "by_length",
+        "calibrated": copy_calibration(run, folder) is not None,
         "limits": (limits.query, limits.doc, limits.pair or scorer.encoder.max_tokens),
     }
     facts = Facts(

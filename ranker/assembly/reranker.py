@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 from ranker.assembly.data import text_limits
 from ranker.assembly.inference import prepare
 from ranker.assembly.precision import checked_precision, chosen
+from ranker.assembly.probabilities import read_calibration
 from ranker.assembly.run import quiet_libraries
 from ranker.checkpoint import load_scorer, read_description
 from ranker.data.collate import Collator, ScorerInputs, TextLimits
@@ -25,6 +26,7 @@ from ranker.data.dataset import ScoreBatches
 from ranker.data.memory_store import MemoryStore
 from ranker.data.token_writer import Encoded, TextEncoder
 from ranker.errors import CheckpointError, DataError
+from ranker.evaluation.calibration import Calibration
 from ranker.evaluation.scoring import Devices, score_collection
 from ranker.files import verify_folder
 from ranker.models.interface import Scorer
@@ -42,7 +44,7 @@ class Ranked:
 
     Args:
         doc_id: Id of the doc; for a doc without an id, its position in the input, as text.
-        score: Its score; higher is better.
+        score: Its score, or its probability of relevance; higher is better.
         position: Its position in the input, from 0.
     """
 
@@ -65,6 +67,7 @@ class Reranker:
         precision: As `trainer.precision`; None: `bf16-mixed` on a GPU that supports it and on a CPU where it is
             faster, else `32-true`.
         max_tokens: Token budget of a batch; None: 32,768 on a GPU, else 8,192.
+        calibration: The map from scores to probabilities of relevance; None: scores stay as they are.
 
     Attributes:
         devices: The device and the precision of forward passes.
@@ -78,8 +81,10 @@ class Reranker:
         accelerator: str = "auto",
         precision: Any = None,
         max_tokens: int | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         quiet_libraries()
+        self.calibration = calibration
         trainer = {"accelerator": accelerator, "num_nodes": 1, "precision": precision}
         if precision is None:
             trainer["precision"], _ = chosen(trainer, scorer.encoder)
@@ -117,13 +122,17 @@ class Reranker:
             max_query_tokens: Longest query; None: as in training, else 64.
             max_doc_tokens: Longest doc; None: as in training, else 448.
             inference: How the model computes, with the keys of `inference` in conf/evaluate.yaml.
-            options: `accelerator`, `precision` and `max_tokens`, see `Reranker`.
+            options: `accelerator`, `precision` and `max_tokens`, see `Reranker`. `probabilities=True`: scores are
+                probabilities of relevance, by `calibration.json` in the folder; `calibration=FILE`: by this file.
 
         Raises:
-            CheckpointError: The folder has no model that can be loaded.
+            CheckpointError: The folder has no model that can be loaded, or no map for `probabilities`.
         """
         quiet_libraries()
         path = Path(folder).expanduser()
+        options["calibration"] = read_calibration(
+            path, options.pop("probabilities", False), options.pop("calibration", None)
+        )
         trained = OmegaConf.create(read_description(path))
         scorer: Any
         if is_program(path):
@@ -182,11 +191,14 @@ class Reranker:
             values = scores[start : start + len(part)]
             start += len(part)
             order = np.argsort(-values, kind="stable")[:top_k]
+            values = values if self.calibration is None else self.calibration(values)
             rankings.append([Ranked(part[i].doc_id, float(values[i]), int(i)) for i in order])
         return rankings[0] if single else rankings
 
     def score(self, pairs: Iterable[tuple[str, str]], progress: bool | None = None) -> np.ndarray:
-        """Return the scores of pairs of a query and a doc, float32 [pairs]. Each text is tokenized once.
+        """Return the scores of pairs of a query and a doc, float32 [pairs], or their probabilities, float64 [pairs].
+
+        Each text is tokenized once.
 
         A model of lists reads the pairs of a query as one list. If a model repeats the title in each window of a doc,
         use `rank`: pairs have no titles.
@@ -203,7 +215,8 @@ class Reranker:
             if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
                 raise DataError(f"pairs: expected a query and a doc, both texts; got {pair!r:.200}")
         numbers = {query: number for number, query in enumerate(dict.fromkeys(query for query, _ in wanted))}
-        return self._scores(wanted, {}, progress, [numbers[query] for query, _ in wanted])
+        scores = self._scores(wanted, {}, progress, [numbers[query] for query, _ in wanted])
+        return scores if self.calibration is None else self.calibration(scores)
 
     def _scores(
         self,

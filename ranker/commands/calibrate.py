@@ -10,6 +10,7 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from ranker.assembly.labelling import docs_to_score
+from ranker.assembly.probabilities import FILE
 from ranker.assembly.run import one_run, open_run, quiet_libraries
 from ranker.assembly.scored import run_of
 from ranker.checkpoint import load_scorer, read_description
@@ -49,6 +50,7 @@ def calibrate(cfg: DictConfig) -> None:
     curves = {"sigmoid of the score": 1 / (1 + np.exp(-scores)), cfg.map: fitted(scores)}
     content: dict[str, Any] = {
         "checkpoint": str(path),
+        "weights": cfg.weights,
         "map": fitted.record(),
         "fitted": {"split": cfg.split, "pairs": len(pairs[cfg.split][0])},
         "tested": {"split": cfg.test, "pairs": len(scores)},
@@ -57,9 +59,12 @@ def calibrate(cfg: DictConfig) -> None:
             for name, curve in zip(("sigmoid", "calibrated"), curves.values(), strict=True)
         },
     }
-    write_calibration(folder / "calibration.json", content)
+    write_calibration(folder / FILE, content)
     write_picture(folder, curves, relevant, f"{cfg.test}, {len(scores)} pairs")
     before, after = content["sigmoid"], content["calibrated"]
     for key, name in (("ece", "calibration error"), ("brier", "Brier score"), ("nll", "negative log-likelihood")):
         log.info("%s on %s: %.4f, of the sigmoid of the score %.4f", name, cfg.test, after[key], before[key])
-    log.info("calibration: %s", folder / "calibration.json")
+    log.info("calibration: %s", folder / FILE)
+    if cfg.store:
+        write_calibration(path / FILE, content)
+        log.info("stored: %s", path / FILE)

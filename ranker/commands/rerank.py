@@ -12,12 +12,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from ranker import run_folder
+from ranker.assembly.probabilities import read_calibration
 from ranker.assembly.reranker import Reranker
 from ranker.assembly.run import one_run, open_run
 from ranker.data.corpus_files import JsonlDocs, read_queries
 from ranker.data.parsing import parse_json
 from ranker.data.trec import read_candidates, write_run
-from ranker.errors import DataError
+from ranker.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ def _reranker(cfg: DictConfig) -> Reranker:
         cfg.max_query_tokens,
         cfg.max_doc_tokens,
         cfg.inference,
+        probabilities=cfg.probabilities,
+        calibration=cfg.calibration,
         accelerator=cfg.trainer.accelerator,
         precision=cfg.trainer.precision,
         max_tokens=cfg.batch.max_tokens,
@@ -56,6 +59,12 @@ def _reranker(cfg: DictConfig) -> Reranker:
 
 
 def _rerank_file(cfg: DictConfig) -> None:
+    calibration = read_calibration(cfg.checkpoint, cfg.probabilities, cfg.calibration)
+    if calibration is not None and not calibration.keeps_order:
+        raise ConfigError(
+            f"probabilities: expected a map of different scores to different probabilities with run=, such as "
+            f"platt, got {calibration.method}, with which a run file would lose the order of docs"
+        )
     queries, docs = read_queries(Path(cfg.queries)), JsonlDocs(Path(cfg.docs))
     candidates = read_candidates(Path(cfg.run))
     wanted = {query_id: candidates[query_id][: cfg.depth] for query_id in candidates}

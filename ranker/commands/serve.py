@@ -13,6 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from ranker import run_folder
+from ranker.assembly.probabilities import read_calibration
 from ranker.assembly.run import one_run
 from ranker.errors import ConfigError
 from ranker.serving.limits import Limits
@@ -43,7 +44,8 @@ def serve(cfg: DictConfig) -> None:
     from ranker.serving.server import listen
     from ranker.serving.server import serve as serve_until_signal
 
-    options = AppOptions(Limits(**cfg.limits), cfg.scores == "sigmoid", _token(cfg), cfg.log_requests)
+    calibration = read_calibration(cfg.checkpoint, cfg.probabilities, cfg.calibration)
+    options = AppOptions(Limits(**cfg.limits), cfg.scores == "sigmoid", _token(cfg), cfg.log_requests, calibration)
     with listen(str(cfg.host), cfg.port) as listening:
         host, port = listening.getsockname()[:2]
         if options.token is None and not ipaddress.ip_address(host.partition("%")[0]).is_loopback:

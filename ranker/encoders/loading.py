@@ -18,8 +18,9 @@ from ranker.encoders.causality import attend_both_ways, is_causal
 from ranker.encoders.encoder import Encoder
 from ranker.encoders.execution import Execution
 from ranker.encoders.fit import check_config, check_tokens
-from ranker.encoders.lora import LoRA, add_adapter, cast_base
+from ranker.encoders.lora import ROUNDED, LoRA, add_adapter, cast_base
 from ranker.encoders.model_folder import check_model_folder
+from ranker.encoders.quantized_base import quantize_base
 from ranker.encoders.text_model import build, keep_layers, place_of, read, set_dropout
 from ranker.encoders.tiny import (
     tiny_config,
@@ -140,7 +141,10 @@ def load_encoder(
     encoder = Encoder(model, tokenizer, execution)
     check_tokens(encoder)
     if lora is not None:  # after the measurement of the path, which is one of float32
-        cast_base(model, getattr(torch, lora.base))
+        if lora.base in ROUNDED:
+            quantize_base(model, lora.base)
+        else:
+            cast_base(model, getattr(torch, lora.base))
     encoder.source = _folder_of(name, cached) if pretrained and name not in RANDOM else None
     encoder.adapter = adapter
     encoder.drop_layers(layer_drop)

@@ -10,6 +10,7 @@ do not depend on the layout of batches.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +26,9 @@ from transformers.pytorch_utils import Conv1D
 from ranker.encoders.adapted_linear import Siblings
 from ranker.errors import ConfigError
 
+PRECISIONS, ROUNDED = ("float32", "bfloat16"), ("int8", "nf4")
 GROUPS = ("attention", "mlp", "all-linear")
+REMEMBERED = "_ranker_base_samples"
 SAMPLE = 64  # values of each weight that its fingerprint reads
 
 
@@ -39,7 +42,8 @@ class LoRA:
         dropout: Dropout before A.
         targets: Layers that get an adapter: `attention`, `mlp`, `all-linear`, or names of modules, as
             `[q_proj, v_proj]`.
-        base: Precision of the frozen weights: `float32` or `bfloat16`.
+        base: Precision of the frozen weights: `float32`, `bfloat16`, or by bitsandbytes `int8` or `nf4` (4 bits), see
+            `ranker.encoders.quantized_base`.
         merge: Whether a training also writes `merged/`, the model with the adapters added to its weights.
 
     Raises:
@@ -60,8 +64,13 @@ class LoRA:
             raise ConfigError(f"encoder.lora.alpha: expected a number above 0, got {self.alpha}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"encoder.lora.dropout: expected at least 0 and below 1, got {self.dropout}")
-        if self.base not in ("float32", "bfloat16"):
-            raise ConfigError(f"encoder.lora.base: expected float32 or bfloat16, got {self.base!r}")
+        if self.base not in (*PRECISIONS, *ROUNDED):
+            raise ConfigError(f"encoder.lora.base: expected {', '.join((*PRECISIONS, *ROUNDED))}; got {self.base!r}")
+        if self.base in ROUNDED and importlib.util.find_spec("bitsandbytes") is None:
+            raise ConfigError(
+                f"encoder.lora.base: expected the package bitsandbytes for {self.base}, which is not installed; pip "
+                "install bitsandbytes, or set encoder.lora.base=bfloat16"
+            )
         if isinstance(self.targets, str) and self.targets not in GROUPS:
             raise ConfigError(
                 f"encoder.lora.targets: expected {', '.join(GROUPS)} or a list of names, got {self.targets!r}"
@@ -221,12 +230,15 @@ def _targets(model: nn.Module, targets: str | list[str]) -> list[str]:
 def cast_base(model: nn.Module, dtype: torch.dtype) -> None:
     """Convert the frozen weights of a model with adapters."""
     for weight in model.parameters():
-        if not weight.requires_grad:
+        if not weight.requires_grad and weight.is_floating_point():  # others are rounded to 4 or 8 bits
             weight.data = weight.data.to(dtype)
 
 
 def merge_adapter(model: nn.Module) -> None:
     """Add the adapters to the weights, in float32 or more, and remove them."""
+    from ranker.encoders.quantized_base import plain_base  # that module imports this one
+
+    plain_base(model)
     for weight in model.parameters():
         weight.data = weight.data.to(torch.promote_types(weight.dtype, torch.float32))
     adapted: dict[nn.Module, Any] = {layer: layer for layer in adapted_layers(model)}
@@ -260,12 +272,25 @@ def base_fingerprint(root: nn.Module) -> str:
     digest = hashlib.blake2b(digest_size=16)
     empty = True
     for model in (module for module in root.modules() if has_adapter(module)):
-        for name, weight in _base_weights(model):
+        for part in getattr(model, REMEMBERED, None) or _samples(model):
             empty = False
-            values = weight.detach().flatten()
-            some = values[:: max(1, len(values) // SAMPLE)][:SAMPLE].to("cpu", torch.bfloat16).float()
-            digest.update(f"{name} {tuple(weight.shape)}".encode() + some.numpy().tobytes())
+            digest.update(part)
     return "" if empty else digest.hexdigest()
+
+
+def remember_base(model: nn.Module) -> None:
+    """Keep what `base_fingerprint` reads of a model whose frozen weights are about to be rounded."""
+    setattr(model, REMEMBERED, _samples(model))
+
+
+def _samples(model: nn.Module) -> list[bytes]:
+    """Return name, size and some values of each frozen weight of a model."""
+    samples = []
+    for name, weight in _base_weights(model):
+        values = weight.detach().flatten()
+        some = values[:: max(1, len(values) // SAMPLE)][:SAMPLE].to("cpu", torch.bfloat16).float()
+        samples.append(f"{name} {tuple(weight.shape)}".encode() + some.numpy().tobytes())
+    return samples
 
 
 def _base_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

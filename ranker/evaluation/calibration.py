@@ -93,6 +93,11 @@ class Calibration:
         probabilities: np.ndarray = expit(self.slope * values + self.offset)
         return probabilities
 
+    @property
+    def keeps_order(self) -> bool:
+        """Whether different scores have different probabilities."""
+        return self.method != "isotonic" and self.slope > 0
+
     def record(self) -> dict[str, Any]:
         """Return the map as plain values for a JSON file."""
         if self.method == "isotonic":

@@ -12,6 +12,8 @@ from ranker.export._modules import write_json
 log = logging.getLogger(__name__)
 
 FILE = "prompt.json"
+# texts whose ends may merge with what is around them
+PAIRS = (("the river", "a sea"), ("7 a.", "(x) is 8?"), ("é-", "é's"), ("水", "水:"), ("a...", "- b"))
 
 
 def write_prompt(folder: Path, prompt: str | None) -> None:
@@ -24,6 +26,33 @@ def read_prompt(folder: Path) -> str | None:
     """Return the prompt in a folder; None if it has none."""
     prompt = read_object(folder / FILE).get("prompt")
     return None if prompt is None else str(prompt)
+
+
+def as_prefix(encoder: Encoder, prompt: str) -> str | None:
+    """Return what sentence-transformers must put before a query, so that its row of two texts is that of a prompt.
+
+    Its cross-encoders put a prompt before the query, and the tokenizer's special tokens between query and doc. So the
+    prompt must have these tokens between the two, as in `Find: {query}[SEP]{doc}`, and nothing after the doc.
+
+    Args:
+        encoder: The encoder.
+        prompt: The template, with `{query}` and `{doc}` open.
+
+    Returns:
+        The text before the query; None: the rows are others.
+    """
+    first, field, _ = prompt.partition("{query}")
+    if not field or "{doc}" in first:
+        return None
+
+    def ids(*texts: str) -> list[int]:
+        tokens: list[int] = encoder.tokenizer(*texts)["input_ids"]
+        return tokens
+
+    for query, doc in PAIRS:
+        if ids(prompt.replace("{query}", query).replace("{doc}", doc)) != ids(first + query, doc):
+            return None
+    return first
 
 
 def trained_prompt(encoder: Encoder, wanted: str | None) -> str | None:

@@ -48,6 +48,7 @@ log = logging.getLogger(__name__)
 
 SCORER = "ranker.models.monobert.MonoBERT"
 OWN_FILE = "scorer.json"  # the dropout rate, which sentence-transformers does not have
+TOKENIZER, INPUTS = "tokenizer_config.json", ("input_ids", "attention_mask")
 IDENTITY = "torch.nn.modules.linear.Identity"
 SCORES = {"module_input_name": "sentence_embedding", "module_output_name": "scores"}
 
@@ -57,13 +58,14 @@ def recognises(folder: Path) -> bool:
     return is_cross_encoder(folder)
 
 
-def write(folder: Path, model: Classifier, max_tokens: int) -> None:
+def write(folder: Path, model: Classifier, max_tokens: int, prefix: str | None = None) -> None:
     """Write Transformer, Pooling and Dense: a head on pooled states, over any encoder.
 
     Args:
         folder: Where to write.
         model: The model; its head is a linear layer, or a native head that `norm_head` recognises.
         max_tokens: Longest pair, special tokens included; stored with the tokenizer.
+        prefix: Text before each query, see `ranker.export._prompt.as_prefix`; rows have no segments then. None: none.
     """
     own = norm_head(model)
     dense, norm, head = own or (model.dense, None, model.head)
@@ -88,7 +90,12 @@ def write(folder: Path, model: Classifier, max_tokens: int) -> None:
     modules = [{"idx": i, "name": str(i), "path": paths[i], "type": classes[i]} for i in range(len(paths))]
     write_json(folder / MODULES, modules)
     # with the default activation, sentence-transformers would put a sigmoid on the scores
-    settings = {"model_type": "CrossEncoder", "prompts": {}, "activation_fn": IDENTITY}
+    settings: dict[str, Any] = {"model_type": "CrossEncoder", "prompts": {}, "activation_fn": IDENTITY}
+    if prefix is not None:
+        settings |= {"prompts": {"query": prefix}, "default_prompt_name": "query"}
+        tokenizer = read_object(folder / TOKENIZER)
+        names = [name for name in tokenizer.get("model_input_names", INPUTS) if name != "token_type_ids"]
+        write_json(folder / TOKENIZER, tokenizer | {"model_input_names": names})
     write_json(folder / SETTINGS, settings)
     write_json(folder / OWN_FILE, {"dropout": model.dropout})
 

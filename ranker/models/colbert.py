@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,41 @@ from ranker.models._bi_encoder import SIMILARITIES, check_choice, new_projection
 from ranker.models._markers import add_markers, expansion_token
 from ranker.models._prompts import check_instruction, prefix_of, with_prompt
 from ranker.types import RankBatch, TokenBatch
+
+
+@dataclass(frozen=True)
+class Expansion:
+    """How queries are extended.
+
+    Args:
+        length: Tokens to which shorter queries are extended, special ones included; 0: no expansion.
+        token: Id of the token that extends them.
+        attended: Whether other tokens attend to the expansion.
+        cuts: Whether longer queries are cut to `length`.
+    """
+
+    length: int
+    token: int
+    attended: bool
+    cuts: bool
+
+
+def token_layouts(
+    tokenizer: Any, query_prompt: str, doc_prompt: str, expansion: Expansion
+) -> tuple[Template, Template]:
+    """Return the layouts of a query and of a doc: special tokens, marker, expansion."""
+    single = Template.of(tokenizer, 1)
+    query, doc = (with_prompt(tokenizer, single, prompt) for prompt in (query_prompt, doc_prompt))
+    if not expansion.length:
+        return query, doc
+    expanded = replace(
+        query,
+        fill_to=expansion.length,
+        fill_token=expansion.token,
+        attend_fill=expansion.attended,
+        max_tokens=expansion.length if expansion.cuts else None,
+    )
+    return expanded, doc
 
 
 class ColBERT(nn.Module):
@@ -124,19 +159,8 @@ class ColBERT(nn.Module):
         return self._layouts(*(f"{marker} " if marker else "" for marker in markers))
 
     def _layouts(self, query_prompt: str, doc_prompt: str) -> tuple[Template, Template]:
-        tokenizer = self.encoder.tokenizer
-        single = Template.of(tokenizer, 1)
-        query, doc = (with_prompt(tokenizer, single, prompt) for prompt in (query_prompt, doc_prompt))
-        if not self.query_length:
-            return query, doc
-        expanded = replace(
-            query,
-            fill_to=self.query_length,
-            fill_token=self.fill_token,
-            attend_fill=self.attend_to_expansion,
-            max_tokens=self.query_length if self.cut_queries else None,
-        )
-        return expanded, doc
+        expansion = Expansion(self.query_length, self.fill_token, self.attend_to_expansion, self.cut_queries)
+        return token_layouts(self.encoder.tokenizer, query_prompt, doc_prompt, expansion)
 
     def settings(self) -> dict[str, Any]:
         """Return the options that change the vectors, besides weights and tokenizer.

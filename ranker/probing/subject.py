@@ -105,7 +105,9 @@ class Subject:
             )
         name = f"{type(scorer).__name__} {path.resolve().name}"
         if not is_bi_encoder(scorer):
-            if getattr(scorer, "prompt", None) is not None:
+            if getattr(scorer, "reads_lists", False):
+                log.warning("probing: a row has one doc, without the other docs of a list that %s reads", path)
+            elif getattr(scorer, "prompt", None) is not None:
                 log.warning("probing: query and doc are two texts, without the prompt of %s", path)
             return cls(name, encoder)
         layouts = tuple(_separate_prompt(layout, encoder.tokenizer) for layout in scorer.layouts())

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ranker.release.usage import model_use
+from ranker.release.usage import CALIBRATED, model_use
 
 RANK = "text-ranking"
 COMMAND = "ir_measures evaluation/{name}/qrels.txt evaluation/{name}/run.trec {measures}"
@@ -55,6 +55,7 @@ def card(facts: Facts, sets: Mapping[str, Mapping[str, Any]]) -> str:
     lines = ["---", data, "---", "", f"# {facts.name}", "", *_opening(facts), "## Use", ""]
     lines += [text.replace("FOLDER", facts.name) for text in model_use(facts.model)]
     lines += ["With [ranker](#training), which cuts texts as in the training:", "", _own_use(facts.name)]
+    lines += CALIBRATED if facts.model["calibrated"] else ()
     lines += ["## Results", ""]
     for name, metrics in sets.items():
         lines += [*_results(name, metrics), ""]

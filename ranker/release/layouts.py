@@ -19,6 +19,7 @@ from ranker.errors import ConfigError
 from ranker.export import _adapter, cross_encoder, language_model
 from ranker.export import _sequence_classification as sequence_classification
 from ranker.export._modules import has_modules
+from ranker.export._prompt import as_prefix, write_prompt
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 from ranker.models.interface import Scorer
@@ -79,13 +80,17 @@ def _reason(scorer: Any, layout: str) -> str:
                 "expected sentence_transformers, since transformers has no ForSequenceClassification of "
                 f"{scorer.encoder.config.model_type} with a linear head on pooling={scorer.pooling}"
             )
-    if layout == "sentence_transformers" and getattr(scorer, "prompt", None) is not None:
-        return "expected hf or onnx, since sentence-transformers lays out a pair without the model's prompt"
-    if layout.startswith("onnx"):
-        if isinstance(scorer, ColBERT):
-            return "expected sentence_transformers, since a graph has one vector per text and ColBERT one per token"
-        if isinstance(scorer, DPR) and not scorer.pools_prompt:
-            return "expected sentence_transformers, since the model leaves its prompt out of the pooling"
+    prompt = getattr(scorer, "prompt", None)
+    if layout == "sentence_transformers" and prompt is not None:
+        if type(scorer) is not MonoBERT or not is_modular(scorer):
+            return f"expected hf or onnx, since sentence-transformers has no prompt for {name} with its head"
+        if as_prefix(scorer.encoder, prompt) is None:
+            return (
+                "expected hf or onnx, since sentence-transformers puts a prompt before the query and the tokenizer's "
+                f"special tokens between query and doc, and the model's prompt is {prompt!r}"
+            )
+    if layout.startswith("onnx") and isinstance(scorer, DPR) and not scorer.pools_prompt:
+        return "expected sentence_transformers, since the model leaves its prompt out of the pooling"
     capped = getattr(scorer.encoder.config.get_text_config(), "final_logit_softcapping", None)
     if capped and isinstance(getattr(scorer, "head", None), WordHead):
         return "expected the run's model/, since the family caps its logits, which a linear head does not"
@@ -111,7 +116,9 @@ def write_layout(folder: Path, scorer: Any, cfg: DictConfig, layout: str) -> Non
         language_model.write(folder, scorer.encoder, head, longest, scorer.prompt, scorer.words)
         write_description(folder, cfg)
     elif layout == "sentence_transformers" and type(scorer) is MonoBERT and is_modular(scorer):
-        cross_encoder.write(folder, scorer.classifier(), longest)
+        prefix = None if scorer.prompt is None else as_prefix(scorer.encoder, scorer.prompt)
+        cross_encoder.write(folder, scorer.classifier(), longest, prefix)
+        write_prompt(folder, scorer.prompt)
         write_description(folder, cfg)
     else:
         write_model(folder, scorer, cfg)

@@ -1,4 +1,4 @@
-"""Write a model folder as ONNX graphs: padded rows of token ids to scores, or to one vector per row."""
+"""Write a model folder as ONNX graphs: padded rows of token ids to scores, or to one vector per row or per token."""
 
 from __future__ import annotations
 
@@ -18,11 +18,19 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from ranker.encoders import text_model
 from ranker.errors import ConfigError
-from ranker.export._modules import StoredModule, has_modules, read_dense, read_modules, read_weights
+from ranker.export._modules import (
+    StoredModule,
+    has_modules,
+    is_multi_vector,
+    read_dense,
+    read_modules,
+    read_weights,
+)
 from ranker.export._pooling import read_pooling
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-LOGITS, VECTORS = "logits", "sentence_embedding"  # the names that optimum and sentence-transformers give outputs
+# the names that optimum and sentence-transformers give outputs
+LOGITS, VECTORS, TOKEN_VECTORS, DOC_MASK = "logits", "sentence_embedding", "token_embeddings", "doc_mask"
 PAIRS, QUERIES, DOCS = "model.onnx", "query.onnx", "doc.onnx"
 
 
@@ -31,11 +39,13 @@ def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str
 
     A graph takes int64 [rows, columns] under the names that its tokenizer returns (`INPUTS`), padded at the end of
     rows, with any numbers of rows and columns. It returns `logits` [rows, 1], the scores, or `sentence_embedding`
-    [rows, dim].
+    [rows, dim], or of a model with a vector per token `token_embeddings` [rows, columns, dim] and `doc_mask`, int64
+    [rows, columns]: 1 where a token of a doc has a vector. All tokens of a query have one, its expansion included.
 
     Args:
         folder: Where to write.
-        layout: A sequence classification model, or Transformer, Pooling, Dense, LayerNorm and Normalize.
+        layout: A sequence classification model, or modules of sentence-transformers: Transformer, Pooling, Dense,
+            LayerNorm and Normalize, or Transformer, Dense, MultiVectorMask and Normalize.
         dtype: `float32`, or `fp16`: weights in half precision, inputs and outputs as before.
 
     Raises:
@@ -47,7 +57,10 @@ def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str
                 layout, attn_implementation="eager", trust_remote_code=False
             )
         )
-        graphs: dict[str, tuple[nn.Module, Path, str]] = {PAIRS: (_Scores(model), layout, LOGITS)}
+        graphs: dict[str, tuple[nn.Module, Path, list[str]]] = {PAIRS: (_Scores(model), layout, [LOGITS])}
+    elif is_multi_vector(layout):
+        chain = read_modules(layout)["query"]
+        graphs = {PAIRS: (_TokenVectors(chain), chain[0].folder, [TOKEN_VECTORS, DOC_MASK])}
     else:
         sides = read_modules(layout)
         chains = [sides["query"]] if sides["query"] == sides["document"] else [sides["query"], sides["document"]]
@@ -55,9 +68,9 @@ def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str
         graphs = {}
         for name, chain in zip(names, chains, strict=True):
             part = _Modules(chain)
-            graphs[name] = (part, chain[0].folder, LOGITS if part.scores else VECTORS)
-    for name, (module, texts, output) in graphs.items():
-        _export(module.eval(), AutoTokenizer.from_pretrained(texts, trust_remote_code=False), output, folder / name)
+            graphs[name] = (part, chain[0].folder, [LOGITS if part.scores else VECTORS])
+    for name, (module, texts, outputs) in graphs.items():
+        _export(module.eval(), AutoTokenizer.from_pretrained(texts, trust_remote_code=False), outputs, folder / name)
         if dtype == "fp16":
             _halve(folder / name)
     return list(graphs)
@@ -65,6 +78,9 @@ def write_graphs(folder: Path, layout: Path, dtype: str = "float32") -> list[str
 
 def quantize(path: Path) -> None:
     """Quantize the encoder's weight matrices to int8, per column; onnxruntime quantizes their inputs at run time.
+
+    Weights use 7 bits: on a CPU with AVX2 or AVX-512 but without VNNI, onnxruntime adds two products in 16 bits, which
+    overflow with 8 bits (onnxruntime's documentation, "Quantize ONNX models", on saturation).
 
     Embeddings, norms and the head on pooled states stay in float32: the head costs little time, and its rounding errors
     would directly change the scores.
@@ -82,13 +98,20 @@ def quantize(path: Path) -> None:
     )  # onnxruntime warns on the root logger that its own optimizer did not run
     try:
         # linear layers on [rows, columns, dim] are MatMul, those on pooled [rows, dim] are Gemm
-        quantize_dynamic(whole, path, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8)
+        quantize_dynamic(
+            whole,
+            path,
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            reduce_range=True,
+            weight_type=QuantType.QInt8,
+        )
     finally:
         logging.getLogger().setLevel(level)
         whole.unlink()
 
 
-def _export(module: nn.Module, tokenizer: Any, output: str, path: Path) -> None:
+def _export(module: nn.Module, tokenizer: Any, outputs: list[str], path: Path) -> None:
     rows = tokenizer(["a b c", "d"], ["e f g h", "i"], padding=True, return_tensors="pt")
     names = [name for name in tokenizer.model_input_names if name in INPUTS]
     free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
@@ -99,7 +122,7 @@ def _export(module: nn.Module, tokenizer: Any, output: str, path: Path) -> None:
                 tuple(rows[name] for name in names),
                 dynamo=True,
                 input_names=names,
-                output_names=[output],
+                output_names=outputs,
                 dynamic_shapes=(tuple(dict(free) for _ in names),),
                 verbose=False,
             )
@@ -159,9 +182,8 @@ class _Named(nn.Module):
         super().__init__()
         self.module, self.names = module, names
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        output: Tensor = self.module(**dict(zip(self.names, inputs, strict=True)))
-        return output
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.module(**dict(zip(self.names, inputs, strict=True)))
 
 
 class _Scores(nn.Module):
@@ -188,10 +210,7 @@ class _Modules(nn.Module):
 
     def __init__(self, chain: list[StoredModule]) -> None:
         super().__init__()
-        config = AutoConfig.from_pretrained(chain[0].folder, trust_remote_code=False)
-        config._attn_implementation = "eager"
-        model, _ = text_model.read(chain[0].folder, config)
-        self.model = _float(model)
+        self.model = _read_model(chain[0].folder)
         self.pooling = read_pooling(chain[1])
         self.layers = nn.Sequential()
         for module in chain[2:]:
@@ -202,6 +221,44 @@ class _Modules(nn.Module):
         states = self.model(input_ids=input_ids, attention_mask=attention_mask, **inputs).last_hidden_state
         values: Tensor = self.layers(pooled(states, attention_mask, self.pooling))
         return values[:, 1:] - values[:, :1] if self.scores and values.shape[1] == 2 else values
+
+
+class _TokenVectors(nn.Module):
+    """Transformer, Dense, MultiVectorMask and Normalize, of a folder of a model with a vector per token.
+
+    Args:
+        chain: The modules.
+    """
+
+    skipped: Tensor
+
+    def __init__(self, chain: list[StoredModule]) -> None:
+        super().__init__()
+        self.model = _read_model(chain[0].folder)
+        self.layers = nn.Sequential()
+        words: list[str] = []
+        for module in chain[1:]:
+            if module.name == "MultiVectorMask":
+                words = module.config.get("skiplist_words") or []
+            else:
+                self.layers.extend(_layers(module))
+        tokenizer = AutoTokenizer.from_pretrained(chain[0].folder, trust_remote_code=False)
+        vocabulary = tokenizer.get_vocab()
+        skipped = torch.zeros(1 + max(vocabulary.values()), dtype=torch.int64)
+        skipped[[vocabulary[word] for word in words if word in vocabulary]] = 1
+        self.register_buffer("skipped", skipped)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, **inputs: Tensor) -> tuple[Tensor, Tensor]:
+        states = self.model(input_ids=input_ids, attention_mask=attention_mask, **inputs).last_hidden_state
+        return self.layers(states), attention_mask * (1 - self.skipped[input_ids])
+
+
+def _read_model(folder: Path) -> Any:
+    """Return the transformer of a folder, in float32, with the attention that torch's exporter knows."""
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    config._attn_implementation = "eager"
+    model, _ = text_model.read(folder, config)
+    return _float(model)
 
 
 def _layers(module: StoredModule) -> list[nn.Module]:
@@ -218,7 +275,7 @@ def _layers(module: StoredModule) -> list[nn.Module]:
 
 class _Normalize(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
-        return functional.normalize(vectors, dim=1)
+        return functional.normalize(vectors, dim=-1)
 
 
 def pooled(states: Tensor, mask: Tensor, pooling: str) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,15 @@ from ranker.data.template import Template
 from ranker.encoders.execution import DEFAULT, Execution
 from ranker.encoders.model_folder import read_object
 from ranker.encoders.ragged import RaggedLayout
-from ranker.encoders.row_groups import row_groups, select_rows
+from ranker.encoders.row_groups import RowGroup, row_groups, select_rows
 from ranker.errors import CheckpointError, ConfigError
 from ranker.export._modules import write_json
 from ranker.export._prompt import read_prompt
 from ranker.interactions.grid import to_grid
+from ranker.interactions.maxsim import TextVectors, maxsim_pairs
 from ranker.models._pair_prompt import pair_layout
 from ranker.models._prompts import with_prompt
+from ranker.models.colbert import ColBERT, Expansion, token_layouts
 from ranker.models.dpr import DPR
 from ranker.models.interface import Scorer
 from ranker.models.lm_reranker import LMReranker
@@ -46,10 +49,13 @@ def write_settings(folder: Path, scorer: Scorer, graphs: list[str]) -> None:
     encoder = scorer.encoder
     content: dict[str, Any] = {"reads": scorer.reads, "graphs": graphs, "max_tokens": encoder.max_tokens}
     content["dim"] = encoder.dim
-    if isinstance(scorer, DPR):
+    if isinstance(scorer, (DPR, ColBERT)):
         content |= {"query_prompt": scorer.query_prompt, "doc_prompt": scorer.doc_prompt}
         content["temperature"] = float(torch.as_tensor(scorer.divisor()))
-    else:
+    if isinstance(scorer, ColBERT):
+        expansion = Expansion(scorer.query_length, scorer.fill_token, scorer.attend_to_expansion, scorer.cut_queries)
+        content["expansion"] = asdict(expansion)
+    if scorer.reads == "pairs":
         content["prompt_ends"] = not isinstance(scorer, LMReranker)
     write_json(folder / FILE, content)
 
@@ -117,6 +123,7 @@ class OnnxProgram(nn.Module):
             reason = " ".join(str(error).split())[:200]
             raise CheckpointError(f"{folder}: expected a whole ONNX export, got {reason}; export it again") from error
         self._settings, self._prompt = settings, read_prompt(folder)
+        self._expansion = Expansion(**settings["expansion"]) if "expansion" in settings else None
 
     def pair_layout(self) -> Template:
         """Return the layout of a query and a doc in one row."""
@@ -130,6 +137,8 @@ class OnnxProgram(nn.Module):
         tokenizer = self.encoder.tokenizer
         single = Template.of(tokenizer, 1)
         prompts = (self._settings["query_prompt"], self._settings["doc_prompt"])
+        if self._expansion is not None:
+            return token_layouts(tokenizer, *prompts, self._expansion)
         query, doc = (with_prompt(tokenizer, single, str(prompt)) for prompt in prompts)
         return query, doc
 
@@ -138,26 +147,46 @@ class OnnxProgram(nn.Module):
         if batch.pairs is not None:
             return to_grid(self._run(self._sessions[0], batch.pairs)[:, 0], batch.doc_mask)
         assert batch.queries is not None and batch.docs is not None
-        queries, docs = self._run(self._sessions[0], batch.queries), self._run(self._sessions[-1], batch.docs)
         owners = batch.doc_mask.nonzero()[:, 0]
+        if self._expansion is not None:
+            vectors = self._token_vectors(batch.queries), self._token_vectors(batch.docs, masked=True)
+            return to_grid(maxsim_pairs(*vectors, owners), batch.doc_mask)
+        queries, docs = self._run(self._sessions[0], batch.queries), self._run(self._sessions[-1], batch.docs)
         return to_grid((queries[owners] * docs).sum(1) / self._settings["temperature"], batch.doc_mask)
 
     def _run(self, session: Any, rows: TokenBatch) -> Tensor:
         """Return the output of a graph for all rows, float32 [rows, outputs]; rows of similar lengths run together."""
-        outputs: np.ndarray | None = None
+        outputs = torch.zeros(0)
+        for group, _, (got,) in self._groups(session, rows):
+            outputs = outputs if len(outputs) else torch.zeros(rows.num_rows, got.shape[1])
+            outputs[group.rows.cpu()] = torch.from_numpy(got)
+        return outputs.to(rows.tokens.device)
+
+    def _token_vectors(self, rows: TokenBatch, masked: bool = False) -> TextVectors:
+        """Return a vector for each token of all rows; `masked`: for those alone that the graph says have one."""
+        values: dict[int, Tensor] = {}
+        for group, layout, (vectors, doc_mask) in self._groups(self._sessions[0], rows):
+            chosen = layout.mask.cpu() & torch.from_numpy(doc_mask == 1) if masked else layout.mask.cpu()
+            of_row = zip(group.rows.tolist(), torch.from_numpy(vectors), chosen, strict=True)
+            values |= {row: part[mask] for row, part, mask in of_row}
+        ordered = [values[row] for row in range(rows.num_rows)]
+        counts = torch.tensor([len(part) for part in ordered])
+        device = rows.tokens.device
+        return TextVectors(torch.cat(ordered).to(device), counts.to(device))
+
+    def _groups(self, session: Any, rows: TokenBatch) -> Iterator[tuple[RowGroup, RaggedLayout, Sequence[np.ndarray]]]:
+        """Run a graph on groups of rows of similar lengths; yield each with its layout and the graph's outputs."""
         names = [entry.name for entry in session.get_inputs()]
         padding = self.encoder.tokenizer.pad_token_id
         for group in row_groups(rows.cu_seqlens):
             part, _ = select_rows(rows, group)
             layout = RaggedLayout.of(part)
+            mask = layout.mask
+            if part.attended is not None:
+                mask = mask & (torch.arange(mask.shape[1], device=mask.device) < part.attended[:, None])
             values = {
                 "input_ids": torch.where(layout.mask, layout.pad(part.tokens), padding),
-                "attention_mask": layout.mask.long(),
+                "attention_mask": mask.long(),
                 "token_type_ids": layout.pad(part.segments),
             }
-            (got,) = session.run(None, {name: values[name].cpu().numpy() for name in names})
-            if outputs is None:
-                outputs = np.zeros((rows.num_rows, got.shape[1]), dtype=np.float32)
-            outputs[group.rows.cpu().numpy()] = got
-        assert outputs is not None
-        return torch.from_numpy(outputs).to(rows.tokens.device)
+            yield group, layout, session.run(None, {name: values[name].cpu().numpy() for name in names})

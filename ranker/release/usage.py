@@ -13,6 +13,10 @@ from ranker import Reranker
 Reranker.load("FOLDER").rank("a query", ["a document", "another document"], top_k=10)
 ```
 """
+CALIBRATED = (
+    "`calibration.json` maps scores to probabilities of relevance: `Reranker.load(..., probabilities=True)`.",
+    "",
+)
 CROSS_ENCODER = f"""```python
 from sentence_transformers import CrossEncoder
 scores = CrossEncoder("FOLDER").predict([({PAIR})])
@@ -52,6 +56,26 @@ inputs = tokenizer({texts}, padding=True, truncation=True, return_tensors="np")
 ({output},) = session.run(None, {{entry.name: inputs[entry.name] for entry in session.get_inputs()}})  # {shape}
 ```
 """
+ONNX_TOKENS = """```python
+import json
+import numpy
+import onnxruntime
+from transformers import AutoTokenizer
+settings = json.load(open("FOLDER/onnx.json"))
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+session = onnxruntime.InferenceSession("FOLDER/{graph}")
+def run(text, fill=0):  # queries are filled up to a number of tokens
+    inputs = dict(tokenizer([text], return_tensors="np"))
+    expansion, missing = settings["expansion"], max(0, fill - inputs["input_ids"].shape[1])
+    fills = {{"input_ids": expansion["token"], "attention_mask": int(expansion["attended"])}}
+    for key, value in inputs.items():
+        inputs[key] = numpy.pad(value, ((0, 0), (0, missing)), constant_values=fills.get(key, 0))
+    return session.run(None, {{entry.name: inputs[entry.name] for entry in session.get_inputs()}})
+query, _ = run(settings["query_prompt"] + "a query", settings["expansion"]["length"])
+doc, mask = run(settings["doc_prompt"] + "a document")
+score = (query[0] @ doc[0][mask[0] == 1].T).max(1).sum()
+```
+"""
 ALONE = (
     "Padding changes the scores of this model in other programs: give them one text or pair a batch (`batch_size=1`)."
 )
@@ -64,7 +88,8 @@ def readme(layout: str, facts: Mapping[str, Any], parity: Mapping[str, Any]) -> 
         layout: The format.
         facts: `folder_type`: `cross_encoder`, `bi_encoder`, `multi_vector`, `classifier` or `words`; `labels`: 1 or 2;
             `prompt`: whether pairs are laid out by `prompt.json`; `alone`: whether padding changes scores; for ONNX
-            `graphs` and `reads`; `limits`: longest query, doc and pair.
+            `graphs`, `reads` and `tokens`, whether each token has a vector; `calibrated`: whether the folder has
+            `calibration.json`; `limits`: longest query, doc and pair.
         parity: The content of `parity.json`.
     """
     query, doc, pair = facts["limits"]
@@ -79,6 +104,7 @@ def readme(layout: str, facts: Mapping[str, Any], parity: Mapping[str, Any]) -> 
         "With ranker, which lays texts out and cuts them as in the training:",
         "",
         RANKER,
+        *(CALIBRATED if facts["calibrated"] else ()),
         f"In the training, queries were cut to {query} tokens, docs to {doc}, and pairs with their special tokens to "
         f"{pair}; of a long pair only the doc is cut. Other programs shorten the longer text first.",
         "",
@@ -105,6 +131,8 @@ def _use(layout: str, facts: Mapping[str, Any]) -> list[str]:
             texts = '[prompt.replace("{query}", "a query").replace("{doc}", "a document")]'
         graphs = " and ".join(f"`{name}`" for name in facts["graphs"])
         text = ONNX.format(graph=facts["graphs"][0], texts=texts, output=output, shape=shape)
+        if facts["tokens"]:
+            text = ONNX_TOKENS.format(graph=facts["graphs"][0])
         note = " `prompt` is that of `prompt.json`." if facts["prompt"] else ""
         return [f"With onnxruntime ({graphs}; any numbers of rows and columns, padded at the end).{note}", "", text]
     return model_use(facts)

@@ -41,12 +41,15 @@ class AppOptions:
         sigmoid: Whether scores are the sigmoid of the model's scores, for requests that do not set `raw_scores`.
         token: The bearer token that /rerank, /score and /metrics require; None: no token.
         log_requests: Whether to log route, status and time of each request.
+        calibration: Returns probabilities of relevance for scores [pairs]; with it they replace the model's scores and
+            their sigmoid.
     """
 
     limits: Limits
     sigmoid: bool = False
     token: bytes | None = None
     log_requests: bool = False
+    calibration: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 def create_app(engine: Engine, options: AppOptions) -> Starlette:
@@ -81,13 +84,12 @@ class _Routes:
         is_list = "texts" in parsed.model_fields_set
         texts = [text_of(value) for value in (parsed.texts if is_list else parsed.documents)]
         query = text_of(parsed.query)
-        scores, tokens = await self._scores(request, [(query, text) for text in texts], parsed.raw_scores)
+        scores, tokens = await self._scores(request, [(query, text) for text in texts])
         results: list[dict[str, Any]] = []
-        for index in np.argsort(-scores, kind="stable")[: parsed.top_n].tolist():
-            if is_list:
-                results.append({"index": index, "score": float(scores[index])})
-            else:
-                results.append({"index": index, "relevance_score": float(scores[index])})
+        order = np.argsort(-scores, kind="stable")[: parsed.top_n].tolist()
+        values = self._shown(scores, parsed.raw_scores)
+        for index in order:
+            results.append({"index": index, "score" if is_list else "relevance_score": values[index]})
             if parsed.return_documents or parsed.return_text:
                 results[-1] |= {"text": texts[index]} if is_list else {"document": {"text": texts[index]}}
         return JSONResponse(results if is_list else {"results": results, "usage": {"total_tokens": tokens}})
@@ -95,8 +97,8 @@ class _Routes:
     async def score(self, request: Request) -> Response:
         parsed = self.schemas.parse_score(await self._body(request))
         pairs = [(text_of(query), text_of(doc)) for query, doc in parsed.pairs]
-        scores, tokens = await self._scores(request, pairs, parsed.raw_scores)
-        return JSONResponse({"scores": scores.tolist(), "usage": {"total_tokens": tokens}})
+        scores, tokens = await self._scores(request, pairs)
+        return JSONResponse({"scores": self._shown(scores, parsed.raw_scores), "usage": {"total_tokens": tokens}})
 
     async def health(self, _: Request) -> Response:
         state = self.engine.state
@@ -184,10 +186,19 @@ class _Routes:
             raise BadRequest(413, f"expected a body of at most {largest} bytes, got {size} or more")
         return b"".join(chunks)
 
-    async def _scores(
-        self, request: Request, pairs: Sequence[tuple[str, str]], raw: bool | None
-    ) -> tuple[np.ndarray, int]:
-        """Return the scores of pairs, float64 [pairs], and their number of tokens; stop if the client disconnects."""
+    def _shown(self, scores: np.ndarray, raw: bool | None) -> list[float]:
+        """Return scores [pairs] as the answer has them: as they are, their sigmoid, or probabilities."""
+        options = self.options
+        if raw or (raw is None and not options.sigmoid and options.calibration is None):
+            shown: list[float] = scores.astype(np.float64).tolist()
+        elif options.calibration is not None:
+            shown = options.calibration(scores).tolist()
+        else:
+            shown = [_sigmoid(value) for value in scores.tolist()]
+        return shown
+
+    async def _scores(self, request: Request, pairs: Sequence[tuple[str, str]]) -> tuple[np.ndarray, int]:
+        """Return the scores of pairs, float32 [pairs], and their number of tokens; stop if the client disconnects."""
         scoring = asyncio.ensure_future(self.engine.score(pairs))
         gone = asyncio.ensure_future(_client_gone(request))
         try:
@@ -200,14 +211,10 @@ class _Routes:
                 raise BadRequest(
                     504, f"no scores within {self.limits.request_seconds:g} seconds; send fewer documents", 1
                 )
-            scores, tokens = scoring.result()
+            return scoring.result()
         finally:
             scoring.cancel()
             gone.cancel()
-        values = scores.astype(np.float64)
-        if raw is False or (raw is None and self.options.sigmoid):
-            values = np.array([_sigmoid(value) for value in values.tolist()])
-        return values, tokens
 
 
 def _sigmoid(value: float) -> float:

@@ -82,6 +82,11 @@ class RerankerModel:
             A function that waits for the scores, one part after another, float32 [pairs], and returns them.
         """
         collator, query_rows, doc_rows, sizes = _joined(parts)
+        inverse = np.arange(len(doc_rows))
+        if not collator.whole_lists:  # a doc that a request has twice is scored once, so that both scores are the same
+            keys = query_rows * len(collator.docs) + doc_rows
+            _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+            query_rows, doc_rows, sizes = query_rows[first], doc_rows[first], sizes[first]
         order = np.arange(len(doc_rows))
         if collator.whole_lists:
             order = np.argsort(query_rows, kind="stable")  # equal queries of different requests have different rows
@@ -103,7 +108,7 @@ class RerankerModel:
         def scores() -> np.ndarray:
             found = np.empty(len(order), dtype=np.float32)
             found[order] = wait()[grid >= 0]
-            return found
+            return found[inverse]
 
         return scores
 

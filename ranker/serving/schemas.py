@@ -42,7 +42,9 @@ class ScoreOptions(BaseModel):
     """Keys of every request."""
 
     raw_scores: StrictBool | None = Field(
-        None, description="true: the model's scores; false: their sigmoid; null: as the server is set."
+        None,
+        description="true: the model's scores; false: their sigmoid, or probabilities if the server has a map to them; "
+        "null: as the server is set.",
     )
 
 

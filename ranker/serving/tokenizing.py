@@ -1,7 +1,7 @@
 """Processes that tokenize, so that the interpreter lock of the server's process is free for the model and the sockets.
 
-The tokenizer itself runs without the lock, but its results become Python objects under it: 3 to 4 ms for a request of 100
-docs, in which the model's thread can't launch anything.
+The tokenizer itself runs without the lock, but its results become Python objects under it: milliseconds for a request
+of 100 docs, in which the model's thread can't launch anything.
 """
 
 from __future__ import annotations

@@ -43,6 +43,9 @@ def done(forks, where, small_files):
         "set half": [*set_encoder, "trainer.max_steps=2", "name=set_half"],
         "set rest": ["train.py", "checkpoint=@outputs/set_half/*", "resume=true", "trainer.max_steps=4",
                      "name=set_rest", f"cache_dir={where / 'cache'}"],
+        "duo half": [*commands["duo"][:-2], "trainer.max_steps=2", "name=duo_half"],
+        "duo rest": ["train.py", "checkpoint=@outputs/duo_half/*", "resume=true", "trainer.max_steps=4",
+                     "name=duo_rest", f"cache_dir={where / 'cache'}"],
         "orders": ["evaluate.py", "checkpoint=@outputs/listwise_lm/*", "name=orders", "orders=3", *CPU,
                    "batch.max_tokens=300"],
         "no order": ["evaluate.py", "checkpoint=@outputs/set_encoder/*", "name=no_order", "orders=2", *CPU],
@@ -83,9 +86,9 @@ def test_a_reranker_gives_the_scores_of_the_run(done, where, small_files, name):
         assert {doc.doc_id: doc.score for doc in ranked} == pytest.approx(scores, abs=1e-5)
 
 
-@pytest.mark.parametrize(("whole", "rest"), [("listwise_lm", "rest"), ("window", "set_rest")])
+@pytest.mark.parametrize(("whole", "rest"), [("listwise_lm", "rest"), ("window", "set_rest"), ("duo", "duo_rest")])
 def test_a_resumed_training_ends_with_the_same_bits(done, where, whole, rest):
-    for name in ("half", "rest", "set half", "set rest"):
+    for name in ("half", "rest", "set half", "set rest", "duo half", "duo rest"):
         assert done[name]["code"] == 0, done[name]["out"]
     one, other = (
         torch.load(folder_of(where, name) / "checkpoints/last.ckpt", weights_only=True)["state_dict"]

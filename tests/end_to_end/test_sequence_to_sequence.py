@@ -2,9 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from commands import by_start, run_folder
+
+from ranker import Reranker
 
 CHOICES = [
     "model=mono_t5", "encoder=tiny_t5", "encoder.dropout=0.1", "data=files", "batch.queries=4", "batch.docs=4",
@@ -12,8 +15,9 @@ CHOICES = [
 ]  # fmt: skip
 
 
-def test_a_resumed_training_ends_as_a_whole_one_and_is_evaluated(forks, small_files, tmp_path):
-    choices = [*CHOICES, f"data.path={small_files}", f"cache_dir={tmp_path / 'cache'}"]
+@pytest.mark.parametrize("lora", [[], ["lora=default", "encoder.lora.merge=true"]], ids=["whole", "lora"])
+def test_a_resumed_training_ends_as_a_whole_one_and_is_evaluated(forks, small_files, tmp_path, lora):
+    choices = [*CHOICES, *lora, f"data.path={small_files}", f"cache_dir={tmp_path / 'cache'}"]
     for name in ("whole", "killed", "evaluated"):
         (tmp_path / name).mkdir()
     done = forks.run("train.py", *choices, cwd=tmp_path / "whole")
@@ -31,6 +35,11 @@ def test_a_resumed_training_ends_as_a_whole_one_and_is_evaluated(forks, small_fi
     )
     torch.testing.assert_close(whole, resumed, rtol=0, atol=0)
     assert any("head.decoder.block" in name for name in whole)
+    assert any("lora_B" in name and weight.any() for name, weight in whole.items()) == bool(lora)
+    if lora:
+        pairs = [("the river", "a sea"), ("7 apples", "apples and a river")]
+        scores = [Reranker.load(folder, accelerator="cpu").score(pairs) for folder in (runs[0], runs[0] / "merged")]
+        np.testing.assert_allclose(*scores, rtol=0, atol=1e-5)
     measures = json.loads((runs[0] / "result.json").read_text())["measures"]
     done = forks.run(
         "evaluate.py", f"checkpoint={runs[0]}", "data=files", f"data.path={small_files}", "depth=5",

@@ -25,6 +25,7 @@ class CalibrateConfig:
     candidates: Text | None = None
     depth: int | None = None
     add_positives: bool = False
+    store: bool = False
     batch: BatchConfig = field(default_factory=BatchConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     cache_dir: Text = ".cache"

@@ -22,6 +22,8 @@ class RerankConfig:
     docs: Text | None = None
     depth: int | None = None
     top_k: int | None = None
+    probabilities: bool = False
+    calibration: Text | None = None
     max_query_tokens: int | None = None
     max_doc_tokens: int | None = None
     trainer: TrainerConfig = field(default_factory=TrainerConfig)

@@ -36,6 +36,8 @@ class ServeConfig:
     token_file: Text | None = None
     scores: Text = "raw"
     log_requests: bool = False
+    probabilities: bool = False
+    calibration: Text | None = None
     max_query_tokens: int | None = None
     max_doc_tokens: int | None = None
     tokenizers: int | None = None

@@ -132,6 +132,28 @@ def test_with_adapters_the_decoder_is_frozen(tmp_path):
     assert second.grad.any()
 
 
+def test_adapters_are_stored_alone_and_merged_as_transformers_reads_them(tmp_path):
+    pytest.importorskip("peft")
+    from ranker.assembly.scorer import build_scorer
+    from ranker.checkpoint import load_scorer, save_merged, save_model
+    from tests.unit.models.test_lora import cfg_of
+
+    base = folder_of(tmp_path / "base")
+    cfg = cfg_of("model=mono_t5", "encoder=tiny_t5", f"encoder.name={base}", "encoder.pretrained=true")
+    scorer = build_scorer(cfg)
+    for name, weight in scorer.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.2, generator=torch.Generator().manual_seed(0))
+    expected = scores(scorer.eval())
+    assert (expected - theirs(base, ("true", "false"))).abs().max() > 1e-3
+    save_model(tmp_path / "model", scorer, cfg)
+    stored = {path.name for path in (tmp_path / "model").glob("*.safetensors")}
+    assert stored == {"adapter_model.safetensors"}
+    torch.testing.assert_close(scores(load_scorer(tmp_path / "model").eval()), expected, rtol=0, atol=1e-6)
+    save_merged(tmp_path / "merged", scorer, cfg)
+    torch.testing.assert_close(theirs(tmp_path / "merged", ("true", "false")), expected, rtol=0, atol=1e-5)
+
+
 def test_faults_in_one_line(tmp_path):
     encoder = load_encoder("tiny_t5")
     with pytest.raises(

@@ -1,6 +1,7 @@
 """The encoder of a trained ranker, from its folder: its states against transformers' forward on the ranker's input."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ from transformers import AutoModelForSequenceClassification
 
 from ranker.encoders.loading import load_encoder
 from ranker.errors import CheckpointError
+from ranker.lists.duo import Duo
+from ranker.lists.listwise_lm import ListwiseLM
+from ranker.lists.set_encoder import SetEncoder
 from ranker.models.colbert import ColBERT
 from ranker.models.dpr import DPR
 from ranker.models.monobert import MonoBERT
@@ -30,6 +34,8 @@ def encoder(seed: int = 0):
 def read(folder: Path, scorer, tmp_path: Path, **lengths: int) -> tuple[Subject, Sequences, Tensor]:
     """Save a ranker, take its encoder out of the folder, and cache the states of what it reads."""
     scorer.save(folder, max_tokens=64, **lengths)
+    target = f"{type(scorer).__module__}.{type(scorer).__name__}"
+    (folder / "ranker.yaml").write_text(f"model: {{_target_: {target}}}\n")
     subject = Subject.of_checkpoint(folder, "best")
     made = Sequences.of(
         PAIRS, subject.encoder.tokenizer, subject.reads, subject.encoder.max_tokens, 20, 40, subject.layouts
@@ -54,6 +60,20 @@ def test_cross_encoder_reads_the_pair(tmp_path: Path) -> None:
         length = len(subject.encoder.tokenizer(query, add_special_tokens=False)["input_ids"])
         assert_close(span_states(made, states, number, "query"), hidden[:, 1 : 1 + length], rtol=0, atol=2e-6)
         assert_close(span_states(made, states, number, "doc"), hidden[:, 2 + length : -1], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(SetEncoder, "tiny"), (ListwiseLM, "tiny_lm"), (Duo, "tiny"), (Duo, "tiny_t5")]
+)
+def test_a_model_of_lists_reads_a_pair(make: Any, name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    scorer = make(load_encoder(name))
+    subject, made, states = read(tmp_path / "list", scorer, tmp_path)
+    assert subject.reads == "pairs" and "without the other docs of a list" in caplog.text
+    for number in range(len(PAIRS)):
+        for side in ("query", "doc"):
+            found = span_states(made, states, number, side)
+            assert found.shape[1] and torch.isfinite(found).all() and (found[0] != found[-1]).any()
 
 
 def test_bi_encoder_reads_each_text_with_its_own_prompt_and_encoder(tmp_path: Path) -> None:

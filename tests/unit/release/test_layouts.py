@@ -38,7 +38,6 @@ def settings():
     ("model", "layout", "dtype", "message"),
     [
         ("colbert", "hf", "float32", "format: expected sentence_transformers, since ColBERT has vectors and no"),
-        ("colbert", "onnx", "float32", "format: expected sentence_transformers, since a graph has one vector per text"),
         ("dpr", "hf", "float32", "format: expected sentence_transformers, since DPR has vectors and no"),
         (
             "mean",
@@ -47,7 +46,7 @@ def settings():
             "since transformers has no ForSequenceClassification of bert with a linear head on poo",
         ),
         ("mean", "merged", "float32", "format: expected hf or sentence_transformers, since the model has no adapters"),
-        ("prompt", "sentence_transformers", "float32", "format: expected hf or onnx, since sentence-transformers lays"),
+        ("prompt", "sentence_transformers", "float32", "format: expected hf or onnx, since sentence-transformers puts"),
         ("mean", "onnx_int8", "fp16", "dtype: expected float32 with format=onnx_int8"),
         ("mean", "onnx", "bf16", "dtype: expected float32 or fp16 with format=onnx"),
     ],
@@ -89,6 +88,28 @@ def test_modernberts_head_becomes_modules_with_the_same_scores(tmp_path):
     weights = load_file(tmp_path / "modules/4_Dense/model.safetensors")
     assert torch.equal(weights["linear.weight"], scorer.head.whole.classifier.weight)
     assert cross_encoder.norm_head(back.classifier()) is not None
+
+
+@pytest.mark.parametrize("head", ["bert", "modernbert"])
+def test_a_prompt_becomes_one_of_sentence_transformers(head, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    torch.manual_seed(0)
+    prompt, encoder = "find the river: {query} [SEP] {doc}", load_encoder("tiny")
+    if head == "bert":  # whose rows have segments; those of a prompt are all 0
+        scorer = MonoBERT(encoder, head="own", pooling="cls", prompt=prompt)
+    else:
+        scorer = MonoBERT(modernbert().encoder, head="native", num_labels=2, prompt=prompt)
+    for weight in scorer.parameters():
+        weight.data += torch.randn_like(weight) * 0.1
+    check_format(scorer, "sentence_transformers", "float32")
+    write_layout(tmp_path / "model", scorer, settings(), "sentence_transformers")
+    ours = Reranker(scorer.eval(), TextLimits(64, 64), accelerator="cpu", precision="32-true").score(PAIRS)
+    np.testing.assert_allclose(program_of(tmp_path / "model")(PAIRS), ours, rtol=0, atol=1e-5)
+    theirs = sentence_transformers.CrossEncoder(str(tmp_path / "model"), device="cpu")
+    assert theirs.prompts[theirs.default_prompt_name] == "find the river: "
+    assert np.abs(theirs.predict(PAIRS, prompt="").ravel()[: len(ours)] - ours[: len(PAIRS)]).max() > 1e-3
+    back = Reranker.load(tmp_path / "model", accelerator="cpu", precision="32-true").score(PAIRS)
+    np.testing.assert_allclose(back, ours, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

@@ -16,8 +16,10 @@ from ranker.encoders.encoder import Encoder  # noqa: E402
 from ranker.encoders.loading import load_encoder  # noqa: E402
 from ranker.encoders.tiny import tiny_tokenizer  # noqa: E402
 from ranker.errors import CheckpointError  # noqa: E402
+from ranker.models.colbert import ColBERT  # noqa: E402
 from ranker.models.dpr import DPR  # noqa: E402
 from ranker.models.monobert import MonoBERT  # noqa: E402
+from ranker.release import usage  # noqa: E402
 from ranker.release.onnx_graph import copy_texts, quantize, write_graphs  # noqa: E402
 from ranker.release.onnx_program import write_settings  # noqa: E402
 
@@ -90,6 +92,27 @@ def test_vectors_are_those_of_sentence_transformers(tmp_path):
     expected = theirs.encode_query(QUERIES) @ theirs.encode_document(DOCS).T / 0.05  # the default temperature
     got = Reranker.load(tmp_path, accelerator="cpu").score(PAIRS)
     np.testing.assert_allclose(got, expected.ravel(), rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("attended", [False, True])
+def test_token_vectors_and_maxsim_are_those_of_sentence_transformers(tmp_path, attended):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    torch.manual_seed(0)
+    scorer = ColBERT(load_encoder("tiny"), projection=8, query_length=12, attend_to_expansion=attended)
+    assert exported(scorer, tmp_path) == ["model.onnx"]
+    theirs = sentence_transformers.MultiVectorEncoder(str(tmp_path / "layout"), device="cpu")
+    docs = [*DOCS, "a river, a sea; (cold)."]  # with tokens that have no vector
+    pairs = [(query, doc) for query in QUERIES for doc in docs]
+    expected = theirs.similarity(theirs.encode_query(QUERIES), theirs.encode_document(docs)).float().numpy()
+    got = Reranker.load(tmp_path, accelerator="cpu").score(pairs)
+    np.testing.assert_allclose(got.reshape(expected.shape), expected, rtol=0, atol=1e-5)
+    # the lines of the README, as they are
+    lines = usage.ONNX_TOKENS.format(graph="model.onnx").replace("FOLDER", str(tmp_path))
+    lines = lines.replace("a query", QUERIES[0]).replace("a document", docs[-1])
+    names = {}
+    exec(lines.removeprefix("```python\n").removesuffix("```\n"), names)
+    assert names["score"] == pytest.approx(expected[0, -1], abs=1e-5)
+    assert names["mask"].sum() < names["mask"].size
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last", "weightedmean"])

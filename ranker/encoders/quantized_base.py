@@ -1,0 +1,112 @@
+"""Frozen weights of adapted layers in 4 or 8 bits, by bitsandbytes (QLoRA, Dettmers et al., 2023, arXiv:2305.14314).
+
+`nf4` rounds blocks of 64 weights to the 16 values of NormalFloat. `int8` rounds rows to 8 bits and computes columns
+with large inputs in half precision (LLM.int8, arXiv:2208.07339).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ranker.encoders.lora import adapted_layers, cast_base, remember_base
+from ranker.errors import ConfigError
+
+INSTALL = "pip install bitsandbytes"
+
+
+def import_bitsandbytes(kind: str) -> Any:
+    """Return the module bitsandbytes.
+
+    Args:
+        kind: Value of `encoder.lora.base`, for the message.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        import bitsandbytes
+    except ImportError as error:
+        raise ConfigError(
+            f"encoder.lora.base: expected the package bitsandbytes for {kind}, which is not installed; {INSTALL}, or "
+            "set encoder.lora.base=bfloat16"
+        ) from error
+    return bitsandbytes
+
+
+def quantize_base(model: nn.Module, kind: str) -> None:
+    """Replace the frozen weights of adapted layers by rounded ones; the other frozen weights become bfloat16.
+
+    Args:
+        model: A transformers model with adapters.
+        kind: `nf4` or `int8`.
+
+    Raises:
+        ConfigError: bitsandbytes is not installed, or a layer is none of torch's linear layers.
+    """
+    library = import_bitsandbytes(kind)
+    remember_base(model)  # the fingerprint of a base does not depend on its precision
+    for layer in adapted_layers(model):
+        if type(layer.base_layer) is not nn.Linear:
+            raise ConfigError(
+                f"encoder.lora.base: expected float32 or bfloat16, since {type(layer.base_layer).__name__} has no form "
+                f"in {kind}; got {kind}"
+            )
+        layer.base_layer = _rounded(library, layer.base_layer, kind)
+    cast_base(model, torch.bfloat16)
+
+
+def _rounded(library: Any, linear: nn.Linear, kind: str) -> nn.Module:
+    sizes = (linear.in_features, linear.out_features, linear.bias is not None)
+    weight = linear.weight.detach()
+    rounded: Any
+    if kind == "nf4":
+        rounded = library.nn.Linear4bit(*sizes, quant_type="nf4")  # computes in the precision of states
+        rounded.weight = library.nn.Params4bit(weight, requires_grad=False, quant_type="nf4", module=rounded)
+    else:
+        rounded = library.nn.Linear8bitLt(*sizes, has_fp16_weights=False, threshold=6.0)
+        rounded.weight = library.nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False)
+    if linear.bias is not None:
+        rounded.bias = nn.Parameter(linear.bias.detach(), requires_grad=False)
+    rounded.__class__ = _stateless(type(rounded))
+    return rounded.to(weight.device)  # type: ignore[no-any-return]
+
+
+@cache
+def _stateless(layer: type) -> type:
+    """Return a class of layers whose rounded weights are in no state dict: the configuration names their origin."""
+
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    return type(layer.__name__, (layer,), {"_save_to_state_dict": nothing, "_load_from_state_dict": nothing})
+
+
+def plain_base(model: nn.Module) -> None:
+    """Replace the rounded weights of adapted layers by linear layers in float32 with the rounded values."""
+    for layer in adapted_layers(model):
+        if type(layer.base_layer).__name__ in ("Linear4bit", "Linear8bitLt"):
+            layer.base_layer = _dequantized(layer.base_layer)
+
+
+def _dequantized(linear: Any) -> nn.Linear:
+    """Return a rounded layer as a linear layer in float32, with the rounded values."""
+    plain = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None)
+    with torch.no_grad():
+        plain.weight.copy_(_values(linear))
+        if linear.bias is not None:
+            plain.bias.copy_(linear.bias)
+    return plain.requires_grad_(False)
+
+
+def _values(linear: Any) -> Tensor:
+    """Return the values of a rounded weight [outputs, inputs]."""
+    weight = linear.weight
+    if type(linear).__name__ == "Linear4bit":
+        values: Tensor = import_bitsandbytes("nf4").functional.dequantize_4bit(weight.data, weight.quant_state)
+        return values.float().cpu()
+    factors = linear.state.SCB if weight.SCB is None else weight.SCB  # largest absolute value of each row
+    return weight.data.float().cpu() * factors.float().cpu().unsqueeze(1) / 127
