@@ -37,7 +37,7 @@ from ranker.types import Run
 
 log = logging.getLogger(__name__)
 
-READER_DOC_TOKENS = 448  # longest doc of a reader, as of other programs' teachers
+READER_DOC_TOKENS = 448  # maximum tokens of a doc for a reader, the same as for teachers of other programs
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def shards_of_reader(cfg: DictConfig, collection: Collection, fabric: Any) -> Sc
 
 
 def scores_of_run(path: Path, candidates: Candidates) -> np.ndarray:
-    """Return the scores of a TREC run for the docs to score, float64 [pairs]; NaN where it has none."""
+    """Return the scores of a TREC run for the docs to score, float64 [pairs]; NaN for pairs that the run lacks."""
     run: Run = read_run(path, single=True)
     return np.array(
         [run.get(query_id, {}).get(doc_id, np.nan) for query_id in candidates for doc_id in candidates[query_id]]
