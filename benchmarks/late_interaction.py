@@ -2,8 +2,8 @@
 
 python benchmarks/late_interaction.py --checkpoint RUN --data FOLDER [--indexes plaid ...] [--device cuda]
 The program encodes the collection with a ColBERT and compares each index with exact MaxSim of the same vectors. Search
-times do not include the encoding of queries, which is measured by itself. They are given as wall time and as CPU time of
-this process, because other work on the machine lengthens wall times. fast_plaid and warp run if they are installed.
+times do not include the encoding of queries, which is measured by itself. They are given as wall time and as CPU time
+of this process, because other work on the machine lengthens wall times. fast_plaid and warp run if they are installed.
 late_generated.py measures large collections.
 """
 

@@ -7,8 +7,8 @@ There are two cases: one query of 32 vectors with `--docs` docs, forward only; a
    kernel   of its kernels alone, replayed as a CUDA graph, so without any work of the host;
    host     that the host needs to launch it, from many calls without a wait.
 The form in torch compares blocks of 1,024 query vectors and 8,192 doc vectors with masks, as the training does without
-the kernel. `torch, equal lengths` is one matrix product, a maximum and a sum, which only texts of equal length allow. On
-a CPU only the forms in torch run.
+the kernel. `torch, equal lengths` is one matrix product, a maximum and a sum, which only texts of equal length allow.
+On a CPU only the forms in torch run.
 """
 
 import argparse
