@@ -31,7 +31,7 @@ def command(run: Path, cache: Path, steps: int, layers: int | None, overrides: l
 
 
 def compare(rounds: int, steps: int, cores: int, layers: int | None) -> None:
-    """Train each way in turns, each time in processes of its own, and print pairs per second of wall time.
+    """Train in each way in turn, each time in new processes, and print pairs per second of wall time.
 
     The rates are those of `result.json`: over all processes, without start-up and the first three steps.
     """

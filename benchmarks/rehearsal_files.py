@@ -30,7 +30,7 @@ class Sizes:
 
     def relevant(self, split: str, queries: np.ndarray) -> np.ndarray:
         """Passage that is relevant to each query; queries are spread evenly over the passages."""
-        shift = 1 if split == "train" else 3  # quarters of a query's distance
+        shift = 1 if split == "train" else 3  # offset, in quarters of the distance between two queries' passages
         return (4 * queries + shift) * self.passages // (4 * self.queries[split])
 
     def queries_of(self, split: str, start: int, stop: int) -> np.ndarray:
@@ -99,7 +99,7 @@ def zipf_words() -> np.ndarray:
 
 
 def _keep(words: np.ndarray) -> None:
-    """Keep the words in a process, and a table of word numbers that has each as often as Zipf's law says."""
+    """Keep the words in a process, and a table of word numbers in which each occurs as often as Zipf's law says."""
     global _WORDS, _TABLE
     weights = np.cumsum(1 / (np.arange(len(words)) + 2.7))  # Zipf-Mandelbrot
     places = (np.arange(1 << 22) + 0.5) / (1 << 22) * weights[-1]

@@ -1,9 +1,9 @@
-"""SPLADE's projection to the vocabulary with pooling on CUDA: the Triton kernel beside blocks of torch's operations.
+"""SPLADE's projection to the vocabulary with pooling, on CUDA: the Triton kernel against blocks of torch's operations.
 
     python benchmarks/sparse_kernels.py --dim 768 --vocabulary 30522 50368
 
-bf16 inputs of rows of `--tokens` tokens. The backward pass gets a gradient for about 200 words of a row, as after a
-training. Medians of 20 calls.
+The inputs are rows of `--tokens` tokens in bf16. The backward pass gets a gradient for about 200 words of each row, as
+in a trained model. The figures are medians of 20 calls.
 """
 
 import argparse

@@ -1,12 +1,13 @@
-"""SPLADE beside sentence-transformers' SparseEncoder, trained on the same pairs, over full collections.
+"""SPLADE against sentence-transformers' SparseEncoder, trained on the same pairs, over full collections.
 
     python benchmarks/sparse_quality.py data=cwe
     python benchmarks/sparse_quality.py data=files data.path=../scifact --jobs 6 --precision bf16-mixed   # on a GPU
 
-`encoder=splade_tiny`, several seeds; the peer's trainings are those of sparse_peer.py and need the package datasets.
-Each step is a command as a user would type it. It is printed before it runs, and finished steps are reused. Every
-search ranks the whole collection from term weights, with `index=sparse`. The output is a table: means of the seeds, and
-paired tests over queries, of the seeds' means; then the largest difference of scores of the untrained model.
+The encoder is `splade_tiny`, with several seeds. The other program's trainings are those of sparse_peer.py and need the
+package datasets. Each step is a command as a user would type it. The command is printed before it runs, and finished
+steps are reused. Every search ranks the whole collection from term weights, with `index=sparse`. The output is a table
+with the means over seeds, paired tests over queries (of these means), and then the largest difference between both
+programs' scores of the untrained model.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Peer:
     folder: Path
 
     def run(self) -> None:
-        """Run it unless its result is there."""
+        """Run the training unless its result exists."""
         words = [str(ROOT / "benchmarks" / "sparse_peer.py"), str(self.run_folder), str(self.start), str(self.folder)]
         print("python", shlex.join(words), flush=True)
         if not (self.folder / "model" / "modules.json").is_file():

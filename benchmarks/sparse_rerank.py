@@ -1,10 +1,10 @@
-"""Re-ranking 1,000 candidates on one CPU thread: TILDEv2 from stored term weights, beside monoBERT.
+"""Re-ranking 1,000 candidates on one CPU thread: TILDEv2 from stored term weights, against monoBERT.
 
     OMP_NUM_THREADS=1 python benchmarks/sparse_rerank.py
 
-TILDEv2 has 100,000 stored docs of 60 random terms and queries of 6 terms, already tokenized; the median of 200 queries.
-monoBERT has the packaged encoders and docs of the built-in collection, cut to `--tokens` and already tokenized; the
-median of 3 queries.
+TILDEv2 scores 100,000 stored docs of 60 random terms for queries of 6 terms, already tokenized; its figure is the
+median of 200 queries. monoBERT has the packaged encoders and scores docs of the built-in collection, cut to `--tokens`
+and already tokenized; its figure is the median of 3 queries.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The map from a model's scores to probabilities: where `ranker calibrate store=true` puts it, and who reads it."""
+"""Read and copy the map from scores to probabilities that `ranker calibrate store=true` puts into a model's folder."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def read_calibration(checkpoint: str | Path, wanted: bool, file: str | Path | No
 
     Args:
         checkpoint: The model's folder.
-        wanted: Whether to take the map that lies in this folder.
-        file: `calibration.json` of `ranker calibrate` instead.
+        wanted: Whether to read the map in this folder.
+        file: A `calibration.json` of `ranker calibrate` to read instead.
 
     Raises:
         CheckpointError: There is no map, or the file has none.

@@ -1,11 +1,11 @@
 """Linear layers with adapters as one matrix product, on CUDA in half precision.
 
-y = W x + s B A x equals [W, s B] [x, A x]. So the adapter takes `rank` more columns in the product of the frozen
-weight, where separate products would read and write all outputs again. In the backward pass, one product with [W, s B]
+y = W x + s B A x equals [W, s B] [x, A x]. So the adapter adds `rank` columns to the product of the frozen weight,
+while separate products would read and write all outputs again. In the backward pass, one product with [W, s B]
 gives the gradients of x (through W) and of A x. Layers that read the same states (query, key and value; gate and up)
 are stacked: one product computes A x for all of them, and one their outputs.
 
-Without dropout on the adapter's input only: with it, each layer reads other states.
+This works only without dropout on the adapter's input, because with dropout each layer reads different states.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.library import custom_op
 from torch.nn import functional
 
-COLUMNS = 16  # the ranks are filled up with zeros to a multiple of this, so that rows begin at multiples of 32 bytes
+COLUMNS = 16  # zeros fill the ranks up to a multiple of this, so that rows begin at multiples of 32 bytes
 
 
 @custom_op("ranker::adapted_linear", mutates_args=())
@@ -39,7 +39,7 @@ def adapted_linear(
             of the layer's A, [outputs, inputs + columns], in the same precision.
 
     Returns:
-        [tokens, outputs of all layers]; what the backward pass needs: A x, [tokens, columns], or states and A x,
+        [tokens, outputs of all layers]; and, for the backward pass, A x, [tokens, columns], or the states and A x,
         [tokens, inputs + columns].
     """
     inputs = states.shape[1]
@@ -54,7 +54,7 @@ def adapted_linear(
 
 
 def _keeps_states(wide: Tensor, inputs: int) -> bool:
-    """Whether the states are copied beside A x: with more outputs than inputs, that is less than to add to outputs."""
+    """Whether the states are copied beside A x: with more outputs than inputs, a copy costs less."""
     return wide.shape[0] > inputs
 
 
@@ -139,7 +139,7 @@ class Siblings:
         self._outputs: tuple[Tensor, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the stacked weights out of copies, which make their own."""
+        """Leave out the stacked weights: copies stack their own."""
         empty = {"wide": None, "first": None, "bias": None, "_base": [], "_states": None, "_outputs": ()}
         return {**self.__dict__, **empty}
 
@@ -168,7 +168,7 @@ class Siblings:
 
     @torch.no_grad()
     def refresh(self, dtype: torch.dtype) -> None:
-        """Make the stacked weights in a precision, or copy the adapters' present values into them.
+        """Stack the weights in a precision, or copy the adapters' current values into the stacked weights.
 
         Frozen weights of this precision become a part of the stacked ones, so they are in memory once.
         """

@@ -1,4 +1,4 @@
-"""Files of adapters: read those of peft into a model, also of one that a head is around, and give them back."""
+"""Files of LoRA adapters: load peft's files into a model, also if peft saved them with a head, and return adapters."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ranker.encoders.model_folder import ADAPTER, read_object
 from ranker.errors import CheckpointError
 
 ADAPTER_FILE = "adapter_model.safetensors"
-NAME = "default"  # of the only adapter
+NAME = "default"  # peft's name of a model's only adapter
 
 
 def base_of(folder: str | Path) -> str | None:
     """Return the name of the base of an adapter's folder; None for any other folder or name.
 
     Raises:
-        CheckpointError: It is an adapter of another kind than LoRA.
+        CheckpointError: The folder has an adapter of another kind than LoRA.
     """
     folder = Path(folder)
     if not (folder / ADAPTER).is_file():
@@ -38,13 +38,13 @@ def base_of(folder: str | Path) -> str | None:
 
 
 def adapter_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of a model's adapter, under peft's names in files."""
+    """Return the weights of a model's adapter, under the names that peft gives them in files."""
     part = f".{NAME}."
     return {name.replace(part, "."): weight for name, weight in model.named_parameters() if part in name}
 
 
 def load_adapter(model: nn.Module, folder: Path) -> None:
-    """Load a file into the adapter of a model.
+    """Load the file of an adapter's folder into the adapter of a model.
 
     Args:
         model: The model, which has adapters of this shape.
@@ -57,7 +57,7 @@ def load_adapter(model: nn.Module, folder: Path) -> None:
 
 
 def adapter_weights(model: nn.Module, folder: Path) -> dict[str, Tensor]:
-    """Return the weights of an adapter's file, under their names in the model; a head's keep theirs."""
+    """Return the weights of an adapter's file under their names in the model; weights of a head keep their names."""
     stored = load_file(folder / ADAPTER_FILE)
     plain = {name.removeprefix("base_model.model."): value for name, value in stored.items()}
     prefix = f"{getattr(model, 'base_model_prefix', '')}."
@@ -65,10 +65,10 @@ def adapter_weights(model: nn.Module, folder: Path) -> dict[str, Tensor]:
 
 
 def load_state(model: nn.Module, state: dict[str, Tensor], folder: Path) -> None:
-    """Copy the weights of an adapter into a model's.
+    """Copy the weights of an adapter into a model's adapter.
 
     Raises:
-        CheckpointError: A weight is missing, too many, or of another shape.
+        CheckpointError: A weight is missing, has no place in the model, or has another shape.
     """
     own = adapter_state(model)
     for name in sorted(set(own) | set(state)):
@@ -98,11 +98,11 @@ def merge_folder(model: nn.Module, folder: Path) -> None:
     try:
         config: Any = peft.LoraConfig.from_pretrained(folder)
         config.modules_to_save, config.task_type = None, None
-        if isinstance(config.target_modules, set):  # full names are those of the model with its head
+        if isinstance(config.target_modules, set):  # full names begin with the encoder's name in a model with a head
             prefix = f"{getattr(model, 'base_model_prefix', '')}."
             config.target_modules = {target.removeprefix(prefix) for target in config.target_modules}
         peft.inject_adapter_in_model(config, model)
-    except Exception as error:  # of any kind, for a configuration that does not fit
+    except Exception as error:  # peft raises errors of any class if a configuration does not fit
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(
             f"{folder}: expected an adapter for this base, got one that does not fit: {reason}"

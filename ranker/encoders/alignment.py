@@ -8,10 +8,10 @@ CACHE_LINE = 64  # bytes; torch's own tensors begin at a multiple of it
 
 
 def align(module: nn.Module) -> None:
-    """Copy weights on the CPU that start inside of a cache line, so that the same weights give the same bits.
+    """Copy weights on the CPU that do not start at a cache line, so that equal weights give equal bits.
 
-    Weights of a file are read in place, wherever they begin in it. Matrix products of some processors add up in an
-    order that depends on the address.
+    Weights are mapped from their file, where they may begin at any address. On some processors, the order of additions
+    in a matrix product depends on the address.
     """
     for weight in [*module.parameters(), *module.buffers()]:
         if weight.device.type == "cpu" and weight.data_ptr() % CACHE_LINE:

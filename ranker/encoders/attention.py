@@ -31,7 +31,7 @@ class PackedRows(NamedTuple):
         key_indices: Indices of the attended tokens, int64 [keys]; None if all tokens are attended to.
         max_length: Upper bound of the row lengths, a host number.
         blocks: See `RaggedLayout.blocks`; read by the kernels of this package.
-        lists: Which rows are a list, `kernels.list_attention.ListTensors`; empty: no rows attend to each other.
+        lists: Which rows form a list, `kernels.list_attention.ListTensors`; empty: no rows attend to each other.
     """
 
     cu_seqlens: Tensor
@@ -139,7 +139,7 @@ def padded_attention(qkv: Tensor, rows: PaddedRows, window: int | None = None) -
         mask, lonely = group.key_mask[:, None, None, :], None
         if window is not None and window < mask.shape[-1] - 1:
             mask = mask & band(mask.shape[-1], window, mask.device)
-            # without a key in its window, SDPA would return NaN for a query: for padding, or far past the attended
+            # SDPA returns NaN for a query without a key in its window: padding, or a token far past the attended
             lonely = ~mask.any(-1, keepdim=True)
             mask = mask | lonely
         padded = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=rows.dropout)

@@ -1,4 +1,4 @@
-"""Whether a model is causal, and the pooling for it: such a model sees a whole text at the last token only."""
+"""Whether a model is causal, and which pooling suits it: in a causal model only the last token sees the whole text."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from transformers.models.auto.modeling_auto import (
 
 from ranker.data.template import Template
 
-# Types whose tokens see the whole text, though transformers has a causal language model of them: XLNet's predicts in a
-# permuted order, the others' sets `is_decoder`.
+# Model types whose tokens see the whole text, although transformers has a causal language model for them. XLNet's
+# predicts tokens in a permuted order; those of the other types set `is_decoder`.
 TWO_SIDED = {"xlnet", *MODEL_FOR_MASKED_LM_MAPPING_NAMES}
 
 
 def is_causal(model: nn.Module) -> bool:
     """Whether a token's state depends on no later token.
 
-    The modules' attribute `is_causal` decides; where no module has one (BLOOM, Mamba), `is_decoder` in the
-    configuration, and whether transformers knows the model type as a causal language model only.
+    The modules' attribute `is_causal` decides. If no module has it (BLOOM, Mamba), a model is causal if its
+    configuration sets `is_decoder`, or if transformers knows its type as a causal language model only.
 
     Args:
-        model: A transformers model; of an encoder-decoder its encoder.
+        model: A transformers model; for an encoder-decoder, its encoder.
     """
     config: Any = getattr(model, "config", None)
     flags = [module.is_causal for module in model.modules() if isinstance(getattr(module, "is_causal", None), bool)]
@@ -40,8 +40,8 @@ def is_causal(model: nn.Module) -> bool:
 def attend_both_ways(model: nn.Module) -> None:
     """Let the tokens of a language model attend in both directions, on all paths.
 
-    transformers' masks read `is_causal` in the configuration, and attention functions the modules' attribute. A family
-    that reads neither stays causal, which `is_causal` then says.
+    transformers' masks read `is_causal` in the configuration, and its attention functions read the modules' attribute.
+    A family that reads neither stays causal, and `is_causal` still returns True.
 
     Args:
         model: A transformers model whose configuration has `is_causal` False.
@@ -54,7 +54,7 @@ def attend_both_ways(model: nn.Module) -> None:
 def auto_pooling(encoder: Any) -> str:
     """Return the pooling that suits an encoder.
 
-    `last` for a causal model, `cls` where the tokenizer puts its cls token before the text, `mean` else.
+    `last` for a causal model; otherwise `cls` if the tokenizer puts its cls token before the text, or else `mean`.
 
     Args:
         encoder: An `Encoder`.

@@ -18,7 +18,7 @@ class Classifier:
         encoder: The encoder.
         head: The output layer, with 1 or 2 outputs, or a family's own head.
         pooling: What an output layer reads, see `ranker.interactions.pooling`; `auto` with a family's own head.
-        dense: The linear layer between pooling and a tanh before the output layer; None: neither.
+        dense: The linear layer after pooling, which a tanh follows; None: neither the layer nor the tanh.
         dropout: Dropout rate before the output layer, or in a family's own head.
     """
 

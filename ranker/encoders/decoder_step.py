@@ -37,13 +37,13 @@ class DecoderStep(nn.Module):
     """Return the logits of some words after the decoder's start token, for each row of encoder states.
 
     Args:
-        encoder: The encoder of a T5, mT5, umT5, Flan-T5 or LongT5; its weights' folder also has the decoder. If its
-            weights are random, so are the decoder's.
+        encoder: The encoder of a T5, mT5, umT5, Flan-T5 or LongT5; the folder of its weights has the decoder, too. If
+            the encoder's weights are random, so are the decoder's.
         words: Token ids of the words.
 
     Attributes:
         decoder: transformers' decoder without its embeddings.
-        rows: The output matrix' rows of the words, or those of the encoder's embeddings if the family ties them.
+        rows: The words' rows of the output matrix, or of the encoder's embeddings if the family ties the two.
 
     Raises:
         CheckpointError: The family has no such decoder, or the folder lacks its weights.
@@ -81,7 +81,7 @@ class DecoderStep(nn.Module):
             self.rows.embeddings = self._table
 
     def _checked(self, states: Tensor, batch: TokenBatch, expected: Tensor) -> None:
-        """Refuse a decoder whose logits are others than those of transformers."""
+        """Refuse a decoder whose logits differ from those of transformers."""
         with torch.no_grad():
             got = self.logits(self(states, batch))[0]
         if (got - expected).abs().max() > TOLERANCE * expected.abs().max() + 1e-6:
@@ -106,7 +106,7 @@ class DecoderStep(nn.Module):
             return self._decoded(memory, batch.num_rows)[:, 0]
 
     def _decoded(self, memory: list[tuple[PaddedGroup, Tensor]], num_rows: int) -> Tensor:
-        """Return the last states [rows, 1, dim]; `memory` has the encoder's states in groups of near lengths."""
+        """Return the last states [rows, 1, dim]; `memory` has the encoder's states in groups of similar lengths."""
         decoder: Any = self.decoder
         states = decoder.dropout(self._table[0].weight[self.start].expand(num_rows, 1, -1))
         for block in decoder.block:
@@ -158,7 +158,7 @@ def _cross_attention(attention: Any, states: Tensor, memory: list[tuple[PaddedGr
 
 
 def _with_one_encoder_layer(encoder: Encoder) -> Any:
-    """Return the whole model of an encoder, with one layer of the encoder alone.
+    """Return the whole model of an encoder, with only one of the encoder's layers.
 
     Raises:
         CheckpointError: The family has no decoder like T5's, or the folder lacks its weights.
@@ -202,5 +202,5 @@ def whole_config(encoder: Encoder) -> Any:
 
 
 def _full(values: Tensor) -> Tensor:
-    """Return values in float32, or in float64 if they are."""
+    """Return values in float32; float64 stays float64."""
     return values if values.dtype == torch.float64 else values.float()

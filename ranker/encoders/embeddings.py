@@ -73,7 +73,7 @@ class EmbeddingInputs(NamedTuple):
 
 
 def fused_embedding(embeddings: Any, inputs: EmbeddingInputs) -> Tensor:
-    """Look up words, positions and segments, sum, norm and drop them in one kernel.
+    """Look up words, positions and segments, add them, and apply norm and dropout, in one kernel.
 
     Args:
         embeddings: A BERT's embedding module, whose segment table has at most `SMALL_TABLE` rows.
@@ -99,7 +99,7 @@ def fused_embedding(embeddings: Any, inputs: EmbeddingInputs) -> Tensor:
 def fused_word_embedding(
     words: nn.Embedding, norm: nn.LayerNorm, tokens: Tensor, dropout: tuple[Tensor | None, float], dtype: torch.dtype
 ) -> Tensor:
-    """Look up words, norm and drop them in one kernel.
+    """Look up words, and apply norm and dropout, in one kernel.
 
     Args:
         words: Word table.
@@ -121,8 +121,8 @@ def position_sums(values: Tensor, layout: RaggedLayout, num_positions: int) -> T
     Args:
         values: [tokens, dim].
         layout: Layout of the tokens.
-        num_positions: Upper bound of the row lengths of any batch, not of this one: a CUDA graph is replayed with
-            batches of other maximum lengths than the one that it was captured with.
+        num_positions: Upper bound of the row lengths of all batches: a CUDA graph is also replayed with batches that
+            have longer rows than the captured one.
 
     Returns:
         [num_positions, dim]

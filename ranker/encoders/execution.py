@@ -24,8 +24,8 @@ class Execution:
             to gain from it; True: all.
         checkpointing: Compute the activations of each layer again in the backward pass, in place of storing them: a
             third more work for a fraction of the memory.
-        share_prefix: Compute the tokens that the prompts of a query's docs begin with once, for `LMReranker`. Dropout
-            masks of these tokens are then those of the query's first doc.
+        share_prefix: For `LMReranker`: compute only once the tokens with which the prompts of a query's docs all begin.
+            Dropout masks of these tokens are then those of the query's first doc.
         quantize_aware: Round the weights and inputs of linear layers to int8 in each forward pass, as int8 inference
             does (`ranker.encoders.quantized`). This changes results by more than rounding to full precision does.
         trust_remote_code: Whether code that comes with weights may run; never read from a stored configuration.

@@ -119,7 +119,7 @@ def check_layout(encoder: Any, texts: int, pooling: str | None = None) -> None:
 
 
 def check_shared_prefix(encoder: Any) -> None:
-    """Refuse an encoder whose rows can't share a prefix, by what it computes for two rows.
+    """Refuse an encoder whose rows can't share a prefix; a forward pass over two rows tests this.
 
     Args:
         encoder: An `Encoder`.
@@ -153,13 +153,13 @@ def check_shared_prefix(encoder: Any) -> None:
 
 
 def _end_texts(encoder: Any) -> bool:
-    """Give an encoder a tokenizer that ends texts with its separator or end-of-text token; whether it has one."""
+    """Let an encoder's tokenizer end texts with its separator or end-of-text token; return whether it has one."""
     old = encoder.tokenizer
     token = old.sep_token or old.eos_token
     if token is None:
         return False
     before, after = (old.convert_ids_to_tokens(list(ids)) for ids in Template.of(old, 1).specials)
-    # the classes of some families would build their own layout anew at each call, and after loading
+    # the tokenizer classes of some families would build their own layout again, at each call and after loading
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=copy.deepcopy(old.backend_tokenizer),
         model_max_length=old.model_max_length,

@@ -66,7 +66,7 @@ def triton_list_kernels() -> Kernels:
 
 
 def list_tensors(lists: Tensor, cu_seqlens: Tensor, token_rows: Tensor) -> tuple[Tensor, ...]:
-    """Return which rows are a list, as the kernels read it, see `kernels.list_attention.list_tensors`."""
+    """Return which rows form a list, in the form that kernels read (`kernels.list_attention.list_tensors`)."""
     return list_attention.list_tensors(lists, cu_seqlens, token_rows)
 
 

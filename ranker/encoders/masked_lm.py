@@ -1,4 +1,4 @@
-"""The head of a family's masked language model on states that the encoder computed, without its last product.
+"""The head of a family's masked language model, applied to the encoder's states, without the head's last product.
 
 The head turns states into inputs of the output layer (BERT: a linear layer, an activation and a norm). The logits of
 all words, `[tokens, vocabulary]`, are left to the caller, which computes them block by block.
@@ -29,8 +29,8 @@ class MaskedLMHead(nn.Module):
     If the family ties the output matrix to the embeddings, `weight` is the encoder's, and is trained with it.
 
     Args:
-        encoder: The encoder; the head's weights are read from beside its own, or are random if those are.
-        new: Whether the head may begin with random weights where the encoder's folder has none of it.
+        encoder: The encoder. The head's weights come from the encoder's folder; they are random if the encoder's are.
+        new: Whether the head may begin with random weights if the encoder's folder has no weights of a head.
 
     Raises:
         CheckpointError: The family has no masked language model, the folder has no weights of its head, or the logits
@@ -72,7 +72,7 @@ class MaskedLMHead(nn.Module):
             self._output.embeddings = [encoder.model.get_input_embeddings()]
 
     def _freeze_unused(self, states: Tensor) -> None:
-        """Freeze weights that no logit depends on, such as BERT's second bias without ties: DDP expects gradients.
+        """Freeze weights that no logit depends on, such as BERT's second bias without ties: DDP expects all gradients.
 
         Args:
             states: Some states, [tokens, dim].

@@ -1,4 +1,4 @@
-"""Checks of an untrusted model folder before libraries read it: it must name no files outside of it and no code."""
+"""Checks of an untrusted model folder before libraries read it: its files must name no outside file and no code."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def check_model_folder(folder: str | Path) -> None:
-    """Refuse a folder whose files name others outside of it, or code.
+    """Refuse a folder whose files name code, or files outside of the folder.
 
     A name that is not a folder is taken as a hub id and passes: the hub sends single files of one repository.
 
     Raises:
-        CheckpointError: Its index of weights names a file outside the folder, its configuration names code or quantised
-            weights.
+        CheckpointError: Its index of weights names a file outside the folder, or its configuration names code or
+            quantised weights.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -19,7 +19,7 @@ class Output(Enum):
 
 
 class Begin(NamedTuple):
-    """Where a forward pass goes on.
+    """The point from which a forward pass continues.
 
     Args:
         layer: Number of layers that have run.

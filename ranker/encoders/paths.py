@@ -103,7 +103,7 @@ def attention_is_unpadded(model: Any, device: torch.device, log: Log) -> bool:
 def can_skip_other_tokens(model: Any, execution: Execution, unpadded: bool, attention_dropout: float) -> bool:
     """Return whether the last layer can compute the states of first tokens alone.
 
-    ModernBERT's always can: the other tokens leave after attention. BERT's attention of first tokens
+    ModernBERT's can always do so: the other tokens are dropped after attention. BERT's attention of first tokens
     (`first_token_attention`) needs this package's kernel if it is not padded. With padding it needs attention dropout
     to be off, because dropped attention weights would also have to scale the bias of the values.
 

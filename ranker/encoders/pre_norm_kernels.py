@@ -2,7 +2,7 @@
 
 A residual sum and the norm after it are one kernel, also across layers: a layer returns the sum so far and the output
 of its last linear layer, which the next layer's first norm adds. Weight gradients are computed in the precision of the
-weights, and nothing is copied. Layers without biases only; ModernBERT has none.
+weights, and nothing is copied. Only layers without biases are supported; ModernBERT has none.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Rotation(torch.autograd.Function):
-    """Rotation of queries and keys, in place: nobody else reads the linear layer's output, nor its gradient."""
+    """Rotation of queries and keys, in place: nothing else reads the linear layer's output or its gradient."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, num_heads: int, rotary: Rotary, kernels: PreNormKernels) -> Tensor:

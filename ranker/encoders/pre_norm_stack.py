@@ -16,19 +16,19 @@ from ranker.encoders.pre_norm_kernels import Stream, final_norm
 from ranker.encoders.pre_norm_layer import PreNormSettings, PreNormWeights, Rotary
 from ranker.encoders.stack import RaggedPass, left_out
 
-WINDOWED = "sliding_attention"  # the kind of layers whose tokens attend to near ones
+WINDOWED = "sliding_attention"  # layers whose tokens attend only to tokens within a window
 
 
 class PreNormStack:
     """See `ranker.encoders.stack.Stack`."""
 
     def rates(self, model: Any) -> tuple[float, ...]:
-        """Return the rates of the embeddings and of the layers' two places, which are those of the first layer."""
+        """Return the dropout rates of the embeddings and of a layer's two sites, which are the same in all layers."""
         first = model.layers[0]
         return tuple(_rate(dropout) for dropout in (model.embeddings.drop, first.attn.out_drop, first.mlp.drop))
 
     def attention_dropout(self, model: Any) -> float:
-        """Return the last layer's rate on attention weights."""
+        """Return the last layer's dropout rate on attention weights."""
         attention = model.layers[-1].attn
         return attention.attention_dropout if attention.training else 0.0
 
@@ -80,7 +80,7 @@ class _Sites:
         dropouts = [model.embeddings.drop]
         for layer in model.layers:
             dropouts += [layer.attn.out_drop, layer.mlp.drop]
-        dropouts = [dropout for dropout in dropouts if isinstance(dropout, nn.Dropout)]  # others pass all values
+        dropouts = [dropout for dropout in dropouts if isinstance(dropout, nn.Dropout)]  # others drop nothing
         self._hashes = run.hashes(len(dropouts)) if any(map(_rate, dropouts)) else None
         self._site = 0
 

@@ -25,7 +25,7 @@ def import_bitsandbytes(kind: str) -> Any:
         kind: Value of `encoder.lora.base`, for the message.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: bitsandbytes is not installed.
     """
     try:
         import bitsandbytes

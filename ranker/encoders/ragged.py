@@ -19,7 +19,7 @@ TILE = 64  # tokens; see pad_to_tiles
 
 
 class PaddedGroup(NamedTuple):
-    """Rows of near lengths, padded to the longest of them.
+    """Rows of similar lengths, padded to the longest of them.
 
     Args:
         rows: Indices of the rows, int64 [group rows].
@@ -153,9 +153,9 @@ class RaggedLayout:
 def pad_to_tiles(batch: TokenBatch, multiple: int = TILE, row_multiple: int = 1) -> TokenBatch:
     """Append padding rows until the number of tokens is a multiple of `multiple` and that of rows of `row_multiple`.
 
-    Matrix products then work on full tiles, and compiled code meets few shapes. A padding row has up to `TILE` tokens,
-    or none. There is one for each `TILE` in `multiple`, and as many more as complete the rows. The maximum length is
-    rounded up to a multiple of `TILE`, too.
+    Matrix products then work on full tiles, and compiled code meets few shapes. A padding row has at most `TILE`
+    tokens. There is one padding row for each `TILE` in `multiple`, and as many empty ones as complete the number of
+    rows. The maximum length is rounded up to a multiple of `TILE`, too.
 
     Args:
         batch: The batch.
@@ -175,6 +175,6 @@ def pad_to_tiles(batch: TokenBatch, multiple: int = TILE, row_multiple: int = 1)
         None if batch.attended is None else torch.cat([batch.attended, row_offsets.diff()]),
         batch.num_attended + num_padding if batch.attended is not None else 0,
         None if batch.row_ids is None else functional.pad(batch.row_ids, (0, num_rows), value=-1),
-        lists=batch.lists,  # padding rows are of no list
+        lists=batch.lists,  # padding rows belong to no list
         max_list=batch.max_list,
     )

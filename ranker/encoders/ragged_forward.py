@@ -64,7 +64,7 @@ class RaggedForward:
             output: States to return.
             training: Whether the encoder is in training mode; only then passes are replayed.
             dropout_seed: Seed of the dropout masks; None: drawn from torch's generator, if dropout is on.
-            begin: Where the pass goes on; None: it begins at the embeddings.
+            begin: The point from which the pass continues; None: it begins at the embeddings.
             skipped: Numbers of the layers that the pass leaves out; a pass that may leave some out is not replayed.
         """
         unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
@@ -84,7 +84,7 @@ class RaggedForward:
 
     def can_skip_other_tokens(self, model: Any, batch: TokenBatch) -> bool:
         """Return whether `Output.FIRST_TOKENS` is available; see `paths.can_skip_other_tokens`."""
-        if batch.lists is not None:  # then the other tokens leave after attention
+        if batch.lists is not None:  # the other tokens are then dropped after attention
             return True
         unpadded = attention_is_unpadded(model, batch.tokens.device, self._log_once)
         return can_skip_other_tokens(model, self.execution, unpadded, _stack_of(model).attention_dropout(model))
@@ -151,7 +151,7 @@ class RaggedForward:
         )
 
     def _log_once(self, line: str) -> None:
-        """Log a line about the path that is taken, once."""
+        """Log a line about the chosen path, unless it was logged before."""
         if line not in self._logged:
             self._logged.add(line)
             log.info("encoder: %s", line)

@@ -1,7 +1,7 @@
 """Self-attention on a CPU: one call of torch's attention per row, so nothing is padded and most rows need no mask.
 
-On a CPU such a call is short beside the work on a row. On a GPU it is not, so rows are padded there where no kernel
-without padding runs (`padded_attention`).
+On a CPU the overhead of such a call is small compared with the work on a row. On a GPU it is not, so rows are padded
+there if no kernel without padding runs (`padded_attention`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def runs_by_row(device: torch.device, dropout: float = 0.0) -> bool:
 
 
 def row_attention(qkv: Tensor, rows: PaddedRows, window: int | None = None) -> Tensor:
-    """Attend row by row on a CPU; `padded_attention`, with the same arguments and result, where that is not done."""
+    """Attend row by row where `runs_by_row`, else through `padded_attention`, with the same arguments and result."""
     batch = rows.layout.batch
     if batch.lists is not None:
         query, key, value = qkv.unbind(1)
         return list_attention(query, key, value, rows.layout, window=window, dropout=rows.dropout)
-    # only `padded_attention` handles tokens without a key in their window, which those that are not attended to may be
+    # only `padded_attention` handles tokens without a key in their window, as tokens that no other attends to may be
     lonely = batch.attended is not None and window is not None and window < batch.max_length - 1
     if lonely or not runs_by_row(qkv.device, rows.dropout):
         return padded_attention(qkv, rows, window)
@@ -79,7 +79,7 @@ def attend_rows(
 
 
 def row_average(states: Tensor, queries: Tensor, rows: PaddedRows) -> Tensor:
-    """Average each row's states row by row on a CPU; `padded_average`, with the same arguments and result, elsewhere.
+    """Average each row's states: row by row on a CPU, elsewhere through `padded_average`, with the same result.
 
     Args:
         states: [tokens, dim].
@@ -101,7 +101,7 @@ def row_average(states: Tensor, queries: Tensor, rows: PaddedRows) -> Tensor:
 
 
 def precise(*parts: Tensor) -> tuple[Tensor, ...]:
-    """Return float32 in place of half precision where gradients are needed.
+    """Convert half precision to float32 if gradients are needed.
 
     torch's backward pass of attention on a CPU is slower in half precision than in float32.
     """

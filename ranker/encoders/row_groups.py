@@ -1,4 +1,4 @@
-"""Groups of rows with near lengths, so that padding a batch costs little where a computation needs padded tensors."""
+"""Groups of rows with similar lengths, so that padding costs little where a computation needs padded tensors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RowGroup(NamedTuple):
 
 
 def row_groups(cu_seqlens: Tensor, shortest: float = NEAR) -> list[RowGroup]:
-    """Sort rows by length, longest first, and cut them into groups of near lengths; empty rows are left out.
+    """Sort rows by length, longest first, and cut them into groups of similar lengths; empty rows are left out.
 
     Args:
         cu_seqlens: Cumulative row lengths, int32 [rows + 1]; on a GPU this waits for the device.

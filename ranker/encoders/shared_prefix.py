@@ -1,4 +1,4 @@
-"""One prefix, many rows: tokens that rows begin with alike are computed once, and all of the rows attend to them.
+"""One prefix, many rows: the tokens with which several rows begin are computed once, and all these rows attend to them.
 
 A causal model's state of a token depends on the tokens before it alone. So the rows of a query, whose prompts begin
 with the same instruction and query, have the same states there. The batch is cut into segments: the prefix of several
@@ -18,8 +18,8 @@ from torch import Tensor
 from ranker.data.ragged import ranges, row_offsets
 from ranker.types import TokenBatch
 
-SHORTEST = 8  # tokens that rows of different groups must have in common to share them
-NEAR = 0.75  # a row joins others if it has this share of their prefix
+SHORTEST = 8  # fewest tokens that rows of different groups share
+NEAR = 0.75  # a row joins other rows if it begins with at least this share of their prefix
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class SharedPrefixes:
         batch: The segments as rows, each token once. `max_length` is the longest whole row.
         starts: Position of each segment's first token in its row, int64 [segments].
         key_indices: Indices of the tokens that each segment attends to: its prefix, then its own, int64 [keys].
-        cu_keys: Cumulative counts of these, int32 [segments + 1].
+        cu_keys: Cumulative counts of these indices, int32 [segments + 1].
         lengths: Tokens of each segment, on the host.
         key_counts: Tokens that each segment attends to, on the host.
         last: Index of the last token of each row of the whole batch, int64 [rows].
@@ -51,13 +51,13 @@ class SharedPrefixes:
         Args:
             batch: The rows.
             sizes: Number of rows of each group; only the rows of a group share a prefix.
-            across: Whether adjacent rows of several groups may share one, too. Their dropout masks would then depend on
-                the batch.
+            across: Whether adjacent rows of different groups may share a prefix, too. Dropout masks would then depend
+                on the batch.
         """
         tokens, offsets = batch.tokens.cpu().numpy(), batch.cu_seqlens.cpu().numpy().astype(np.int64)
         rows = [tokens[start:end] for start, end in pairwise(offsets)]
         runs = _joined(rows) if across else _of_groups(rows, sizes)
-        # of each segment: index of its first token, length, row of its dropout masks, position, its prefix or -1
+        # for each segment: index of its first token, length, row of its dropout masks, position, its prefix or -1
         found: list[tuple[int, int, int, int, int]] = []
         last = np.zeros(len(rows), dtype=np.int64)
         for run, shared in runs:
@@ -131,7 +131,7 @@ def attend_segments(
 
 
 def _of_groups(rows: list[np.ndarray], sizes: Sequence[int]) -> list[tuple[list[int], int]]:
-    """Return the rows of each group and the length of their common prefix, which leaves each row a token."""
+    """Return the rows of each group and the length of their common prefix; each row keeps a token of its own."""
     found, start = [], 0
     for size in sizes:
         run = list(range(start, start + size))
@@ -143,7 +143,7 @@ def _of_groups(rows: list[np.ndarray], sizes: Sequence[int]) -> list[tuple[list[
 
 
 def _joined(rows: list[np.ndarray]) -> list[tuple[list[int], int]]:
-    """Return runs of adjacent rows with a prefix in common, and its length; 0 for a row by itself."""
+    """Return runs of adjacent rows with a common prefix, and the prefix' length; 0 for a row by itself."""
     found: list[tuple[list[int], int]] = []
     for row, tokens in enumerate(rows):
         if found:
@@ -157,7 +157,7 @@ def _joined(rows: list[np.ndarray]) -> list[tuple[list[int], int]]:
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Return the length of the longest common prefix that leaves both rows a token."""
+    """Return the length of the longest common prefix after which both rows still have a token."""
     length = max(0, min(len(one), len(other)) - 1)
     differ = one[:length] != other[:length]
     return int(differ.argmax()) if differ.any() else length

@@ -1,4 +1,4 @@
-"""What a forward pass over ragged rows hands to a model's embeddings and layers, and what it asks of them.
+"""The interface between a forward pass over ragged rows and a model's embeddings and layers.
 
 `post_norm_stack` (BERT) and `pre_norm_stack` (ModernBERT) implement `Stack`; `ragged_forward` calls it.
 """
@@ -34,7 +34,7 @@ class RaggedPass:
         seed: Seed of the dropout masks, a tensor int64 [] in a CUDA graph; None: drawn from torch's generator.
         ids_in_table: Whether every token id of the tokenizer has a row in the word table.
         log: Reports the chosen path.
-        begin: Where the pass goes on; None: it begins at the embeddings.
+        begin: The point from which the pass continues; None: it begins at the embeddings.
         skipped: Numbers of the layers that this pass leaves out.
     """
 
@@ -64,7 +64,7 @@ class RaggedPass:
         return firsts.clamp(max=self.layout.batch.num_tokens - 1)
 
     def selected(self, is_last: bool) -> Tensor | None:
-        """Return the tokens that leave a layer, as `first_tokens`; None: all."""
+        """Return the tokens whose states a layer returns, in the form of `first_tokens`; None: all."""
         return self.first_tokens if is_last and self.output is Output.FIRST_TOKENS else None
 
     def hashes(self, sites: int) -> Tensor:
@@ -84,7 +84,7 @@ class RaggedPass:
         """Run a layer; with `checkpointing` its activations are computed again in the backward pass."""
         if not (self.execution.checkpointing and torch.is_grad_enabled()):
             return layer(*arguments)
-        # dropout by hash repeats itself; only attention with padding draws random numbers
+        # dropout by hash is repeatable without saved state; only attention with padding draws random numbers
         return checkpoint(layer, *arguments, use_reentrant=False, preserve_rng_state=not self.unpadded)
 
 
@@ -92,15 +92,15 @@ class Stack(Protocol):
     """Embeddings and layers of one kind of model."""
 
     def rates(self, model: Any) -> tuple[float, ...]:
-        """Return the dropout rates in force, those on attention weights left out."""
+        """Return the dropout rates in use, except those on attention weights."""
         ...
 
     def attention_dropout(self, model: Any) -> float:
-        """Return the dropout rate in force on the last layer's attention weights."""
+        """Return the dropout rate in use on the last layer's attention weights."""
         ...
 
     def weights_per_layer(self, config: Any) -> int:
-        """Return the number of weights of a layer that each token is multiplied with."""
+        """Return the number of a layer's weights that each token is multiplied by."""
         ...
 
     def states(self, model: Any, run: RaggedPass) -> Iterator[Tensor]:
@@ -111,8 +111,8 @@ class Stack(Protocol):
 def left_out(layer: nn.Module, states: Tensor) -> Tensor:
     """Return the states unchanged, with a gradient of 0 for the weights of a layer that is left out.
 
-    On several devices every weight needs a gradient; and an optimizer moves a weight with a gradient of 0 otherwise
-    than one without, which would depend on the layout.
+    On several devices every weight needs a gradient. An optimizer also treats a gradient of 0 differently from no
+    gradient, so without this the result would depend on the number of devices.
     """
     if not torch.is_grad_enabled():
         return states

@@ -23,10 +23,10 @@ ATTENTION_DROPOUTS = ("attention_probs_dropout_prob", "attention_dropout", "attn
 
 
 def model_class(config: PretrainedConfig) -> Any:
-    """Return the class that encodes texts: of an encoder-decoder, its encoder, where transformers has a class for it.
+    """Return the class that encodes texts: for an encoder-decoder, its encoder, if transformers has a class for it.
 
-    Where it has none (BART), the whole model is taken. The states of a text are then its decoder's, which BART's own
-    classifier reads, too.
+    If there is no such class (BART), the whole model is used. The states of a text are then those of the decoder, which
+    BART's own classifier reads, too.
     """
     own = _own_class(config)
     return getattr(transformers, own.__name__.removesuffix("Model") + "EncoderModel", AutoModel) if own else AutoModel
@@ -57,7 +57,7 @@ def build(config: PretrainedConfig) -> PreTrainedModel:
 
 
 def place_of(name: str | Path) -> tuple[str, dict[str, str]]:
-    """Return the folder or hub id of weights, and what `from_pretrained` must know beside it: the name of a GGUF file.
+    """Return the folder or hub id of weights, and further arguments of `from_pretrained`: the name of a GGUF file.
 
     >>> place_of("models/small.Q4_1.gguf"), place_of("org/model")
     (('models', {'gguf_file': 'small.Q4_1.gguf'}), ('org/model', {}))
@@ -95,7 +95,7 @@ def read(
 
 
 def _forget_quantization(model: Any) -> None:
-    """Remove what a GGUF file leaves in a model: its weights are plain ones, and are saved as such."""
+    """Remove the marks of quantisation that a GGUF file leaves in a model whose weights are plain and saved as such."""
     for key in ("quantization_config", "_pre_quantization_dtype"):
         vars(model.config).pop(key, None)
     for key in ("hf_quantizer", "is_quantized", "quantization_method"):
@@ -103,7 +103,7 @@ def _forget_quantization(model: Any) -> None:
 
 
 def _without_unused(model: PreTrainedModel) -> PreTrainedModel:
-    """Freeze weights that no state depends on, such as a pooler that could not be left out: DDP expects gradients."""
+    """Freeze weights that no state depends on, such as a pooler that has to stay: DDP expects all gradients."""
     names = ("pooler.", *family_of(model.config).frozen)
     for name, weight in model.named_parameters():
         if any(part in name for part in names):
@@ -120,7 +120,7 @@ def _prepared(config: PretrainedConfig) -> PretrainedConfig:
 
 
 def keep_layers(config: PretrainedConfig, layers: int, name: str) -> None:
-    """Change a configuration to the lower layers.
+    """Change a configuration to that of the lower layers.
 
     Args:
         config: The configuration.

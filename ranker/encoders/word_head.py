@@ -1,7 +1,7 @@
-"""The logits of a few words from a language model's states: rows of its output matrix, and what the family does after.
+"""The logits of a few words from a language model's states: rows of its output matrix, then the family's own steps.
 
-The logits of all words, `[tokens, vocabulary]`, never exist. The rest of the family's own language model runs as it is,
-so that a bias, a scale or a cap of the logits (Gemma 2) is that of transformers.
+The logits of all words, `[tokens, vocabulary]`, never exist. The rest of the family's own language model runs
+unchanged, so that transformers applies a bias, a scale or a cap to the logits (Gemma 2).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class WordHead(nn.Module):
     """Return the logits of some words: `ForCausalLM` of the encoder's family with an output matrix of a few rows.
 
     If the family ties the output matrix to the embeddings, the rows are those of the encoder's embeddings and are
-    trained with them. Else they are weights of this module.
+    trained with them. Otherwise they are weights of this module.
 
     Args:
         encoder: A decoder-only encoder.
@@ -164,7 +164,7 @@ class TiedRows(OutputRows):
 
 
 def one_layer(encoder: Encoder, config: Any, auto_class: Any, whole_head: bool = False) -> Any:
-    """Return an encoder's model with a head and the lowest layer alone, to take its head.
+    """Return an encoder's model with a head and only its lowest layer; callers take the head from it.
 
     Args:
         encoder: The encoder.
@@ -173,7 +173,7 @@ def one_layer(encoder: Encoder, config: Any, auto_class: Any, whole_head: bool =
         whole_head: Whether the encoder's folder must have all weights of the head.
 
     Raises:
-        CheckpointError: It must, and has not.
+        CheckpointError: `whole_head` is True, and weights of the head are missing.
     """
     config._attn_implementation = None
     keep_layers(config, 1, config.name_or_path)

@@ -12,7 +12,7 @@ from ranker.export._modules import write_json
 log = logging.getLogger(__name__)
 
 FILE = "prompt.json"
-# texts whose ends may merge with what is around them
+# texts whose ends may merge with the text around them
 PAIRS = (("the river", "a sea"), ("7 a.", "(x) is 8?"), ("é-", "é's"), ("水", "水:"), ("a...", "- b"))
 
 
@@ -29,7 +29,7 @@ def read_prompt(folder: Path) -> str | None:
 
 
 def as_prefix(encoder: Encoder, prompt: str) -> str | None:
-    """Return what sentence-transformers must put before a query, so that its row of two texts is that of a prompt.
+    """Return the text that sentence-transformers must put before a query so that its rows equal those of a prompt.
 
     Its cross-encoders put a prompt before the query, and the tokenizer's special tokens between query and doc. So the
     prompt must have these tokens between the two, as in `Find: {query}[SEP]{doc}`, and nothing after the doc.
@@ -39,7 +39,7 @@ def as_prefix(encoder: Encoder, prompt: str) -> str | None:
         prompt: The template, with `{query}` and `{doc}` open.
 
     Returns:
-        The text before the query; None: the rows are others.
+        The text before the query; None: its rows would differ.
     """
     first, field, _ = prompt.partition("{query}")
     if not field or "{doc}" in first:

@@ -1,7 +1,7 @@
-"""Logits of all words, pooled over the tokens of each row in torch's operations, block by block.
+"""Logits of all words, pooled over the tokens of each row with torch's operations, block by block.
 
-`[tokens, words]` exists for one block at a time. On a CPU its 2 MiB in float32 stay in a processor's cache; on another
-device, a product of all words has fewer launches.
+Logits `[tokens, words]` exist for one block at a time. On a CPU, the 2 MiB of a block in float32 fit into a processor's
+cache. On other devices, blocks have all words, which needs fewer kernel launches.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ranker.interactions.pooling import sums_in_order
 
-CPU_TOKENS, CPU_WORDS = 1024, 512  # a block; one text may be longer
+CPU_TOKENS, CPU_WORDS = 1024, 512  # size of a block; a block of one text may have more tokens
 GPU_TOKENS, GPU_WORDS = 2048, 2**17
-CPU_ENTRIES, GPU_ENTRIES = 2**14, 2**17  # gradients of single terms that are carried to the states at a time
+CPU_ENTRIES, GPU_ENTRIES = 2**14, 2**17  # gradients of single terms that are propagated to the states at a time
 
 
 def activated(logits: Tensor, activation: str) -> Tensor:
@@ -55,10 +55,10 @@ def largest(
 
 
 def largest_backward(gradient: Tensor, tokens: Tensor, inputs: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of inputs and matrix; those of a word's logit that are 0 cost nothing.
+    """Return the gradients of inputs and matrix; words whose logit has a gradient of 0 cost nothing.
 
     Args:
-        gradient: Of the largest logits [rows, words].
+        gradient: Gradient of the largest logits [rows, words].
         tokens: As `largest` returned them.
         inputs: [tokens, dim].
         matrix: [words, dim].
@@ -100,8 +100,8 @@ def sums_backward(
     """Compute the logits again; returns the gradients of inputs, matrix and bias.
 
     Args:
-        gradient: Of the sums [rows, words].
-        inputs: As in `sums`, as the next ones.
+        gradient: Gradient of the sums [rows, words].
+        inputs: As in `sums`, like the next ones.
         matrix: [words, dim].
         bias: [words] or None.
         lengths: Tokens of each row.
@@ -125,7 +125,7 @@ def sums_backward(
             by_logits = by_logits.to(product)
             by_some += by_logits @ matrix[words].to(product)
             by_matrix[words] += by_logits.T @ some.to(product)
-        # each token is in one block, and its filling has gradient 0
+        # each token is in one block, and padding has gradient 0
         real = ~_filling(index).flatten()
         by_inputs[index.flatten()[real]] = by_some[real]
     return by_inputs, by_matrix, by_bias
@@ -137,10 +137,10 @@ def full(dtype: torch.dtype) -> torch.dtype:
 
 
 def _row_blocks(lengths: list[int], device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows of near lengths, at most a block's tokens with filling at a time.
+    """Yield rows of similar lengths, at most a block's tokens at a time, padding included.
 
     Yields:
-        Rows, int64 [rows], and the index of each of their tokens, int64 [rows, longest]; the filling repeats the last.
+        Rows, int64 [rows], and the index of each of their tokens, int64 [rows, longest]; padding repeats the last one.
     """
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     size = CPU_TOKENS if device.type == "cpu" else GPU_TOKENS
@@ -167,7 +167,7 @@ def _logits(inputs: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _filling(index: Tensor) -> Tensor:
-    """Return which tokens repeat the one before, bool [rows, longest, 1]."""
+    """Return which tokens are padding, that is, repeat the one before, bool [rows, longest, 1]."""
     repeats = torch.zeros_like(index, dtype=torch.bool)
     repeats[:, 1:] = index[:, 1:] == index[:, :-1]
     return repeats.unsqueeze(2)
@@ -181,7 +181,7 @@ def _slope(logits: Tensor, activation: str) -> Tensor:
 
 
 def _add_rows(out: Tensor, targets: Tensor, values: Tensor) -> None:
-    """Add each row of `values` [entries, dim] to the row `targets` [entries] of `out`, in an order that is fixed."""
+    """Add each row of `values` [entries, dim] to the row `targets` [entries] of `out`, in a fixed order."""
     if not out.is_cuda:
         out.index_add_(0, targets, values)
         return

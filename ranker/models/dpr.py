@@ -63,8 +63,8 @@ class DPR(nn.Module):
         in_batch_negatives: Whether, in training, the docs of a step's other queries are negatives; None: yes,
             unless the labels are a teacher's scores.
         symmetric: Whether each positive doc is also contrasted with the step's other queries.
-        matryoshka_dims: Sizes d for which the first d dimensions of a vector are trained to be usable alone, see
-            `ranker.training.matryoshka`, as for the next three.
+        matryoshka_dims: Sizes d for which the first d dimensions of a vector are trained to be usable alone. For this
+            key and the next three see `ranker.training.matryoshka`.
         matryoshka_layers: Lower layers whose states are also trained to be usable as vectors.
         matryoshka_layers_per_step: Number of these layers that each step draws.
         matryoshka_alignment: Weight of the divergence between the vectors after these layers and after the last.

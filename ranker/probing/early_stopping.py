@@ -1,4 +1,4 @@
-"""Early stopping of the probes of a stack, each for itself."""
+"""Early stopping of the probes of a stack, separately for each probe."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def write_impacts(folder: Path, description: Description, first: int, ids: np.nd
 
 
 def _read_shard(folder: Path, number: int, description: Description) -> tuple[Any, np.ndarray]:
-    """Return the weights of a shard's docs, CSR float32 [docs, words], and their ids, UTF-8 bytes [docs]."""
+    """Return the weights of a shard's docs, CSR float32 [docs, words], and the docs' ids, UTF-8 bytes [docs]."""
     num_docs = min(description.shard_docs, description.num_docs - number * description.shard_docs)
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))

@@ -30,7 +30,7 @@ class IndexType(Protocol):
     """A type of index with its options: conf/index/*.yaml.
 
     Attributes:
-        exact: Whether every vector is compared.
+        exact: Whether the query is compared with every vector.
         rescore: Number of vectors that are fetched for the exact comparison, as a multiple of the requested number.
         gpu: Whether to search on all GPUs; None: yes if faiss sees one.
     """
@@ -132,7 +132,7 @@ class VectorIndex:
         return self.index_type.rescore
 
     def margin(self, query: np.ndarray) -> float:  # noqa: ARG002
-        """Return by how much an inner product with a query may exceed the one that an exact index returns."""
+        """Return the largest amount by which an inner product with a query may exceed the exact one."""
         return 1e-5
 
     def search(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -209,12 +209,12 @@ def refuse_not_finite(store: VectorStore, vectors: np.ndarray, first: int) -> No
     """Refuse vectors with NaN or infinity.
 
     Args:
-        store: Where they are from.
+        store: The store that they are from.
         vectors: Some of its vectors, one after another [vectors, dim].
         first: Index of the first of them.
 
     Raises:
-        DataError: One is not finite; the message names its doc.
+        DataError: A vector is not finite; the message names its doc.
     """
     bad = np.flatnonzero(~np.isfinite(vectors).all(axis=1))
     if len(bad):

@@ -1,4 +1,4 @@
-"""An inverted index over term weights: for each word the docs that have it, stored whole and searched exactly."""
+"""An inverted index over term weights: for each word, all docs that have it. Searches are exact."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ranker.files import REBUILD, verify_folder, write_folder
 if TYPE_CHECKING:  # the first stages use the class without torch, which a store imports
     from ranker.retrieval.impact_store import ImpactStore
 
-LEVELS = 255  # of a weight in 8 bits
+LEVELS = 255  # levels above 0 of a weight in 8 bits
 FORMAT = 1  # raise it when the files change
 ARRAYS = ("starts", "rows", "impacts")
 
@@ -28,7 +28,7 @@ class Postings:
         starts: int64 [words + 1].
         rows: Row of the doc, ascending for each word, int32 [entries].
         impacts: The doc's weight for the word, float32; or uint8, a multiple of `scale` [entries].
-        scale: What impacts are multiplied by.
+        scale: Factor that turns impacts into weights.
         num_docs: Number of docs.
     """
 

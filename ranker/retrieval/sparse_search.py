@@ -57,8 +57,8 @@ class SparseEngine:
         scorer: The ranker.
         collator: Holds the queries' token store.
         store: The docs' weights.
-        index: The index over them, with `num_bytes` and `scores`, or `rows` if it is not `exact`.
-        device: Where queries are encoded.
+        index: The index over the weights, with `num_bytes` and `scores`, or `rows` if it is not `exact`.
+        device: The device on which queries are encoded.
     """
 
     def __init__(self, scorer: BiEncoder, collator: Collator, store: ImpactStore, index: Any, device: Device) -> None:
@@ -85,7 +85,7 @@ class SparseEngine:
         """Return the best docs of each query, among docs with a score above 0; ties by descending doc id."""
         with self.stages("encode"):
             terms = self.encode(query_ids)
-        if len(query_ids) > 1:  # not one that measures the latency
+        if len(query_ids) > 1:  # a single query only measures the latency
             self._searched = list(query_ids[:COUNTED]), terms[:COUNTED]
         best = [self._best(*some, depth) for some in terms]
         offsets = np.concatenate([[0], np.cumsum([len(rows) for rows, _ in best])]).astype(np.int64)
@@ -135,8 +135,8 @@ class SparseEngine:
 
         .. math:: \mathrm{FLOPS} = \sum_j p_j^{(q)} p_j^{(d)}
 
-        p is the share of queries and of docs that have term j (Formal et al., 2021, arXiv:2107.05720). Of an
-        approximate index also `recall@10`, the share of the exact ten best docs that it finds, over the first queries.
+        p is the share of queries and of docs that have term j (Formal et al., 2021, arXiv:2107.05720). For an
+        approximate index, also `recall@10`: the share of the exact ten best docs that it finds, over the first queries.
         """
         counted_ids = list(query_ids[:COUNTED])
         terms = self._searched[1] if self._searched[0] == counted_ids else self.encode(counted_ids)

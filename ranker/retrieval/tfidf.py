@@ -15,7 +15,7 @@ class TFIDF(BM25):
 
     Args:
         docs: The corpus; only the index stays in memory.
-        stemmer: As in BM25, as for the next.
+        stemmer: As in BM25.
         stopwords: As in BM25.
         min_word_chars: As in BM25.
         bigrams: As in BM25.

@@ -1,7 +1,7 @@
 """Processes that tokenize, so that the interpreter lock of the server's process is free for the model and the sockets.
 
-The tokenizer itself runs without the lock, but its results become Python objects under it: milliseconds for a request
-of 100 docs, in which the model's thread can't launch anything.
+The tokenizer itself runs without the lock, but converting its results to Python objects needs the lock. For a request
+of 100 docs this takes milliseconds, in which the model's thread can't launch kernels.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ranker.processes import available_cores
 
 log = logging.getLogger(__name__)
 
-MOST = 4  # with BERT's vocabulary enough for 500 requests of 100 docs per second on 16 cores
-CORES_EACH = 4  # a process uses several cores for the texts of a request
+MOST = 4  # maximum number of processes; with BERT's vocabulary it serves 500 requests of 100 docs a second on 16 cores
+CORES_EACH = 4  # cores per process: a process uses several cores for the texts of a request
 FEW_CHARS = 2000  # shorter requests are tokenized by the caller
 
 
@@ -52,7 +52,7 @@ class TokenizerProcesses:
 
     @property
     def encoders(self) -> list[Callable[[list[str]], Encoded]]:
-        """What does the same as each encoder, in one of the processes."""
+        """For each encoder, a function that does the same in one of the processes."""
         return [partial(self._encode, number) for number in range(len(self._encoders))]
 
     def _encode(self, number: int, texts: list[str]) -> Encoded:
@@ -62,7 +62,7 @@ class TokenizerProcesses:
         try:
             connection.send((number, texts))
             found: Encoded | Exception = connection.recv()
-        except (OSError, EOFError):  # somebody ended the process
+        except (OSError, EOFError):  # the process was ended from outside
             if not connection.closed:
                 log.warning("a tokenizer process has ended; this process does its work from now on")
             connection.close()

@@ -1,7 +1,7 @@
 """BigBird (Zaheer et al., 2020, arXiv:2007.14062).
 
-transformers switches a model from block-sparse to full attention for good at the first short text, so the scores of
-long texts would depend on what was read before. Full attention from the start gives each text the same score always.
+At the first short text, transformers switches a model permanently from block-sparse to full attention, so the scores of
+long texts would depend on what was read before. With full attention from the start, a text always has the same score.
 """
 
 from ranker.encoders.family import Family

@@ -4,5 +4,5 @@ from ranker.encoders.family import Family
 
 FAMILY = Family(
     "xlnet",
-    frozen=("mask_emb",),  # of its pretraining
+    frozen=("mask_emb",),  # only its pretraining uses them
 )

@@ -108,8 +108,8 @@ def add_norm(
         residual: As `x`.
         hashes: Dropout hashes, int32 [tokens] (`dropout_hashes`); None: no dropout.
         rate: Probability of dropout.
-        gain: Of the norm, [dim]; it has no shift.
-        epsilon: Of the norm.
+        gain: Gain of the norm, [dim]; the norm has no shift.
+        epsilon: Epsilon of the norm.
     """
     x, residual = x.contiguous(), residual.contiguous()
     summed, out = torch.empty_like(x), torch.empty_like(x)

@@ -146,9 +146,9 @@ def embedding_norm(
         offset: Row of the position table for position 0.
         hashes: Dropout hashes, int32 [tokens] (`dropout_hashes`); None: no dropout.
         rate: Probability of dropout.
-        gain: Of the norm, [dim].
-        shift: Of the norm, [dim].
-        epsilon: Of the norm.
+        gain: Gain of the norm, [dim].
+        shift: Shift of the norm, [dim].
+        epsilon: Epsilon of the norm.
         dtype: Precision of the result.
 
     Returns:

@@ -31,8 +31,8 @@ class ListTensors(NamedTuple):
         first_rows: Number of the first row of each row's list, int32 [rows].
         end_rows: Number of the row after the list's last one, int32 [rows].
         token_rows: Row of each token, int32 [tokens].
-        key_blocks: List's first row, and number in its list of the first of up to `KEYS` rows, int32 [blocks, 2]; the
-            first is -1 if unused.
+        key_blocks: Blocks of up to `KEYS` rows of one list: the list's first row (-1: unused), and the number of the
+            block's first row in the list, int32 [blocks, 2].
     """
 
     first_rows: Tensor

@@ -131,9 +131,9 @@ def residual_norm(
         residual: As `x`.
         hashes: Dropout hashes, int32 [tokens] (`dropout_hashes`); None: no dropout.
         rate: Probability of dropout.
-        gain: Of the norm, [dim].
-        shift: Of the norm, [dim].
-        epsilon: Of the norm.
+        gain: Gain of the norm, [dim].
+        shift: Shift of the norm, [dim].
+        epsilon: Epsilon of the norm.
     """
     x, residual = x.contiguous(), residual.contiguous()
     out, tokens = torch.empty_like(x), x.shape[0]
@@ -167,7 +167,7 @@ def residual_norm_backward(
     grad_residual = torch.empty_like(residual)
     grad_x = grad_residual if hashes is None else torch.empty_like(x)
     sums = torch.empty(PROGRAMS, 3, dim, dtype=torch.float32, device=x.device)
-    row_hashes = x if hashes is None else hashes.contiguous()  # not read without
+    row_hashes = x if hashes is None else hashes.contiguous()  # not read without dropout
     with torch.cuda.device_of(x):  # a program without tokens gives sums of 0
         _backward[(PROGRAMS,)](
             grad_out,

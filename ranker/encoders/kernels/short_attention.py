@@ -1,7 +1,7 @@
 """Attention within short ragged rows, forward and backward, in Triton.
 
-The kernels of libraries are built for long sequences: pairs of 86 tokens fill their tiles partly, and the backward pass
-reads everything three times. Here, with head sizes of up to 64:
+The kernels of libraries are built for long sequences: pairs of 86 tokens fill only a part of their tiles, and the
+backward pass reads everything three times. Here, with head sizes of up to 64:
 
 - a row of up to 128 tokens is one tile. Its backward pass is one pass without atomics: five products, which read only
   the states and the logarithms of the softmax sums;
@@ -42,7 +42,7 @@ def _is_near(i, j, num_keys, WINDOW: tl.constexpr):
 
 @triton.jit
 def _first(begin, WINDOW: tl.constexpr, SIZE: tl.constexpr):
-    """Return the first position, a multiple of SIZE, of the blocks that are near a block from `begin`."""
+    """Return the first position, a multiple of SIZE, of the blocks that are near a block that starts at `begin`."""
     if WINDOW >= 0:
         return tl.maximum(begin - WINDOW, 0) // SIZE * SIZE
     else:  # noqa: RET505
@@ -51,7 +51,7 @@ def _first(begin, WINDOW: tl.constexpr, SIZE: tl.constexpr):
 
 @triton.jit
 def _end(end, length, WINDOW: tl.constexpr):
-    """Return the end of the positions that are near a block up to `end`."""
+    """Return the end of the positions that are near a block that ends at `end`."""
     if WINDOW >= 0:
         return tl.minimum(end + WINDOW, length)
     else:  # noqa: RET505
@@ -184,7 +184,8 @@ def _queries_backward(
 ):  # fmt: skip
     """Compute the gradients of a block of queries and one head, in a row of more than SHORTEST tokens.
 
-    `means`, [HEADS, tokens], get the products of output and its gradient, which `_pairs_backward` reads.
+    The kernel also writes `means`, [HEADS, tokens], the inner product of each output with its gradient, which
+    `_pairs_backward` reads.
     """
     number, head = tl.program_id(0) // HEADS, tl.program_id(0) % HEADS
     row, begin = tl.load(blocks + number * 2), tl.load(blocks + number * 2 + 1)
@@ -223,7 +224,7 @@ def _queries_backward(
             _store_gradient(pointers, grad_query, in_row, i, cos, sin, SIZE, DIM, ROTARY)
             summed += tl.sum(grad_query, 0)
             if SUMS:  # noqa: SIM102 - decided when it is compiled
-                if begin == 0:  # a long row's own part is that of its blocks
+                if begin == 0:  # the sums of a long row are in the parts of its blocks
                     row_parts = parts + row.to(tl.int64) * (3 * HEADS * DIM) + head * DIM + dims
                     for kind in tl.static_range(3):
                         tl.store(row_parts + kind * (HEADS * DIM), tl.zeros([DIM], tl.float32))
@@ -322,8 +323,8 @@ def attend(
         blocks: Row and first position of each block of `BLOCK` tokens, int32 [blocks, 2]; row -1 if unused
             (`RaggedLayout.blocks`).
         wrap: Wrapper of the kernel; `wrap_triton` if it is traced.
-        window: Largest distance between a token and those that it attends to; None: no limit. A token without any gets
-            zeros.
+        window: Largest distance between a token and those that it attends to; None: no limit. A token that attends to
+            none gets zeros.
 
     Returns:
         Attention output [tokens, heads, dim]; base-2 logarithms of the softmax sums, float32 [heads, tokens].
@@ -347,9 +348,10 @@ def attend_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute the gradients of `attend`; arguments as there, `out` and `sums` are its results, `grad_out` is as `out`.
 
-    With `angles`, queries and keys were rotated by `rotation.rotate_`, and the gradients are those of the values
-    before: cosines and sines as there, float32 [at least the longest row's length, dim / 2]. Without `whole`, `out` and
-    `sums` are those of a softmax with further keys, and the gradients are the part of the row's own keys.
+    With `angles` (cosines and sines as in `rotation.rotate_`, float32 [at least the longest row's length, dim / 2]),
+    queries and keys were rotated by that function, and the gradients are those of the values before the rotation.
+    Without `whole`, `out` and `sums` are those of a softmax with further keys, and the gradients are the part of the
+    row's own keys.
 
     Returns:
         d/d(qkv) [tokens, 3, heads, dim]; d/d(bias) of the linear layer that computed `qkv`, float32 [3 * heads * dim],

@@ -1,7 +1,8 @@
 """Term weights in Triton: a product with the output matrix, pooled over the tokens of each row as it is computed.
 
-A program computes some words of one row. It keeps the logits of a block of tokens in registers, so that no logit is in
-the GPU's memory. The backward pass of the maxima sums in a fixed order: equal inputs give bit-identical gradients.
+A Triton program computes some words of one row. It keeps the logits of a block of tokens in registers, and never writes
+logits to the GPU's memory. The backward pass of the maxima sums in a fixed order, so equal inputs give bit-identical
+gradients.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from ranker.types import TokenBatch
 
-WARPS, STAGES = 8, 3  # of all kernels but the last
+WARPS, STAGES = 8, 3  # launch settings of all kernels except `_matrix_backward`
 INPUTS = {"WORDS": 64, "num_warps": WARPS, "num_stages": STAGES}
 MATRIX = {"WORDS": 32, "COLUMNS": 128, "num_warps": 4, "num_stages": 2}
-FEWEST = 16  # tokens or dims of a product; the dim must be a multiple
+FEWEST = 16  # smallest number of tokens or dims in a product; the dim must be a multiple of it
 
 
 @triton.jit
@@ -190,7 +191,7 @@ def sums(inputs: Tensor, matrix: Tensor, bias: Tensor | None, batch: TokenBatch,
     """Return the sum of each word's activated logits over the tokens of each row, float32 [rows, words].
 
     Args:
-        inputs: As in `largest`, as the next ones.
+        inputs: As in `largest`, like the next three.
         matrix: [words, dim].
         bias: [words] or None.
         batch: The batch.
@@ -207,14 +208,14 @@ def largest_backward(
     """Compute the gradients of `largest` with respect to inputs and matrix.
 
     Args:
-        gradient: Of the logits, float32 [rows, words].
-        places: Their tokens, as `largest` returned them.
+        gradient: Gradient of the logits, float32 [rows, words].
+        places: The tokens of the logits, as `largest` returned them.
         inputs: As in `largest`.
         matrix: As in `largest`.
         batch: The batch.
 
     Returns:
-        [tokens, dim] of the type of the inputs and float32 [words, dim].
+        The gradients, [tokens, dim] in the type of the inputs, and float32 [words, dim].
     """
     gradient, inputs, matrix = gradient.float().contiguous(), inputs.contiguous(), matrix.contiguous()
     words, dim = matrix.shape

@@ -1,4 +1,4 @@
-"""Vectors of one bit a number (RaBitQ; Gao and Long, 2024, arXiv:2405.12497); the best are rescored by stored ones."""
+"""Vectors of one bit per dimension (RaBitQ; Gao and Long, 2024, arXiv:2405.12497); stored vectors rescore the best."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 from ranker.retrieval.index import require
 
-TRAINED = 100_000  # vectors that the centre is taken from
-SEED = 1  # of the rotation
+TRAINED = 100_000  # number of vectors whose mean is the centre
+SEED = 1  # seed of the rotation
 
 
 class Binary:
-    """Estimated inner products with all vectors in one bit a number; exact ones for the best results.
+    """Estimated inner products with all vectors, one bit per dimension; exact inner products for the best results.
 
-    A vector minus the mean of all is rotated at random, and the signs of its numbers are stored, with two factors of 4
-    bytes that make the estimate unbiased.
+    A vector minus the mean of all vectors is rotated at random. The signs of the rotated numbers are stored, with two
+    factors of 4 bytes that make the estimate unbiased.
 
     Args:
         rescore: Number of docs that are compared again exactly, as a multiple of the number of requested docs.

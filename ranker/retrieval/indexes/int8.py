@@ -1,4 +1,4 @@
-"""Vectors of 8 bits a number, compared all; the best results are rescored by stored vectors."""
+"""Exhaustive search over vectors with 8 bits per dimension; stored vectors rescore the best results."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from typing import Any
 
 from ranker.retrieval.index import require
 
-TRAINED = 100_000  # vectors that the range of each number is taken from
+TRAINED = 100_000  # number of vectors from which the range of each dimension is taken
 
 
 class Int8:
-    """Inner products with all vectors in 8 bits: a quarter of the size of float32; exact ones for the best results.
+    """Inner products with all vectors in 8 bits, a quarter of float32's size; exact ones for the best results.
 
-    Each number of a vector is rounded to one of 256 values between its smallest and its largest value in the
-    collection.
+    Each number of a vector is rounded to one of 256 values between the smallest and the largest value of its dimension
+    in the collection.
 
     Args:
         rescore: Number of docs that are compared again exactly, as a multiple of the number of requested docs.

@@ -17,14 +17,14 @@ from ranker.retrieval.impact_store import ImpactStore
 
 
 class Seismic:
-    """Blocks of each word's postings are skipped by a summary of their weights; found docs are rescored exactly.
+    """Searches blocks of each word's postings whose summary of weights is high; found docs are rescored exactly.
 
     The index is built each time that it is opened.
 
     Args:
         postings: Postings per word, on average; the largest weights are kept.
         query_terms: Words of a query that are searched, those of the largest weights.
-        heap_factor: Blocks are skipped unless their summary reaches the score of the last result times this factor;
+        heap_factor: Blocks are skipped unless their summary reaches this factor times the score of the worst result;
             lower values find more.
         rescore: This many times the requested number of docs are rescored.
     """

@@ -126,7 +126,7 @@ def read_codec(folder: Path, settings: Settings) -> tuple[Centroids, Buckets]:
     """Read centroids and buckets.
 
     Raises:
-        DataError: They are missing or damaged.
+        DataError: The files are missing or damaged.
     """
     part = folder / "codec"
     if not part.is_dir():
@@ -165,7 +165,7 @@ def read_shard(folder: Path, settings: Settings, num_bytes: int) -> Shard:
         num_bytes: Bytes of a packed residual.
 
     Raises:
-        DataError: It is missing or damaged.
+        DataError: The shard is missing or damaged.
     """
     if not (folder / "meta.json").is_file():
         raise DataError(f"{folder}: expected a shard of the index, got none; search again, missing shards are built")
