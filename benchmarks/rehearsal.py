@@ -69,7 +69,7 @@ class Memory:
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._stop.wait(0.1):
+        while not self._stop.wait(0.25):
             sizes = [_memory_of(process) for process in _tree(self.process)]
             self.peak = max(self.peak, sum(size for size, _ in sizes))
             self.anonymous = max(self.anonymous, sum(size for _, size in sizes))
