@@ -6,11 +6,12 @@ import json
 import shutil
 from pathlib import Path
 
+import commands
 import ir_measures
 import numpy as np
 import pytest
 import yaml
-from commands import run, run_all
+from commands import run_all
 
 from ranker.data.trec import read_qrels, read_run
 
@@ -224,15 +225,15 @@ def test_a_suite_of_ir_datasets_ids_runs_on_its_files_and_is_refused_without_a_n
     assets.lay_out_unpacked_msmarco(tmp_path / "home")
     environment = {"IR_DATASETS_HOME": str(tmp_path / "home"), "HTTPS_PROXY": "http://127.0.0.1:9"}
     checkpoint = [f"checkpoint={folder_of(where, 'own')}", *SMALL]
-    ran = run("evaluate.py", *checkpoint, "suite=msmarco_dl", "name=run", cwd=tmp_path, **environment)
+    ran = commands.run("evaluate.py", *checkpoint, "suite=msmarco_dl", "name=run", cwd=tmp_path, **environment)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     content = json.loads((folder_of(tmp_path, "run") / "suite.json").read_text())
     judged = {"trec-dl-2019": assets.DL19_QRELS, "trec-dl-2020": assets.DL20_QRELS, "msmarco-passage": assets.DEV_QRELS}
-    assert {name: entry["num_queries"] for name, entry in content["sets"].items()} == {
+    assert {name: entry["queries"] for name, entry in content["sets"].items()} == {
         name: len(qrels) for name, qrels in judged.items()
     }
     assert all(name in ran.stdout for name in judged), "the table names each set"
-    refused = run("evaluate.py", *checkpoint, "suite=nanobeir", "name=no", cwd=tmp_path, **environment)
+    refused = commands.run("evaluate.py", *checkpoint, "suite=nanobeir", "name=no", cwd=tmp_path, **environment)
     errors = [line for line in refused.stderr.splitlines() if line.startswith("error: ")]
     assert refused.returncode == 1 and len(errors) == 1 and "Traceback" not in refused.stderr
     assert errors[0].startswith("error: ir_datasets nano-beir/arguana: expected to read it, got ConnectionError")
