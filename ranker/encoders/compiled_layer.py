@@ -23,15 +23,30 @@ from ranker.encoders.pre_norm_layer import PreNormFunctions, PreNormSettings, Pr
 def compile_layers(model: nn.Module) -> int:
     """Compile the layers of a transformers model in place, for any number of tokens; return their number.
 
-    Attention and the reading of dropout hashes stay outside of the compiled code.
+    Attention with padding, soft caps, biases or shared prefixes, and the reading of dropout hashes stay outside of the
+    compiled code.
     """
     _configure()
+    for module in model.modules():
+        for key, hook in module._forward_hooks.items():
+            if getattr(hook, "__module__", "").startswith("transformers.utils."):
+                module._forward_hooks[key] = _when_all_layers(hook)
     layers: list[nn.Module] = [part for part in model.modules() if isinstance(part, GradientCheckpointingLayer)]
     if not layers:  # ALBERT: the parts of its first list of modules
         layers = next((list(module) for module in model.modules() if isinstance(module, nn.ModuleList)), [])
     for layer in layers:
         layer.compile(dynamic=True)
     return len(layers)
+
+
+def _when_all_layers(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook of transformers, which collects states and can't be compiled, for passes that return all states."""
+
+    def call(module: Any, inputs: tuple[Any, ...], output: Any) -> Any:
+        forward = module.packing.current
+        return None if forward is not None and forward.last_only else hook(module, inputs, output)
+
+    return call
 
 
 @cache

@@ -52,6 +52,7 @@ class Pass:
         prefixes: How the rows share prefixes; `batch` and `layout` are then those of its segments. None: they do not.
         rows: Row boundaries, if attention of plain rows runs without padding on CUDA; compiled layers read them.
         stacked: Whether layers with adapters run stacked (`adapted_linear.Siblings`).
+        last_only: Whether the pass returns the last layer's states alone.
     """
 
     batch: TokenBatch
@@ -62,6 +63,7 @@ class Pass:
     prefixes: SharedPrefixes | None = None
     rows: GroupedRows | None = None
     stacked: bool = False
+    last_only: bool = False
 
     @cached_property
     def groups(self) -> list[RowGroup]:

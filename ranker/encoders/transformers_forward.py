@@ -190,6 +190,7 @@ class TransformersForward:
         dtype = _precision(model, batch.tokens.device)
         unpadded = not unpadded_unavailable(batch.tokens.device, dtype)
         forward = Pass(batch, layout, True, hashes, request.seed or 0, prefixes)
+        forward.last_only = not request.all_layers
         forward.stacked = unpadded and has_adapter(model) and refresh_stacked(model, dtype)
         if unpadded and prefixes is None and batch.attended is None and batch.lists is None:
             forward.rows = grouped_rows(layout, forward.longest)
