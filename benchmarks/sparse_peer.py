@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,14 +78,17 @@ class InOrder:
         """Do nothing: the epochs are one after another."""
 
 
-def train(config: Any, start: Path, out: Path) -> None:
-    """Train and save the other program's model."""
+def train(config: Any, start: Path, out: Path, steps: int) -> None:
+    """Train the other program's model for the first `steps` steps, and save it."""
+    import pyarrow
     from datasets import Dataset
+    from datasets.table import InMemoryTable
     from sentence_transformers import SparseEncoder, SparseEncoderTrainer, SparseEncoderTrainingArguments
     from sentence_transformers.sparse_encoder.callbacks import SpladeRegularizerWeightSchedulerCallback
     from sentence_transformers.sparse_encoder.losses import SparseMultipleNegativesRankingLoss, SpladeLoss
 
     batches, columns = steps_of(config, start)
+    batches = batches[:steps]
     torch.manual_seed(config.seed)
     gpu = torch.cuda.is_available()
     model = SparseEncoder(str(start), device="cuda" if gpu else "cpu")
@@ -117,9 +121,9 @@ def train(config: Any, start: Path, out: Path) -> None:
         use_cpu=not gpu,
     )
     warmup = SpladeRegularizerWeightSchedulerCallback(loss, warmup_ratio=config.model.penalty_warmup)
-    trainer = SparseEncoderTrainer(
-        model=model, args=options, train_dataset=Dataset.from_dict(columns), loss=loss, callbacks=[warmup]
-    )
+    # a name, since not every version of pyarrow can be hashed
+    rows = Dataset(InMemoryTable(pyarrow.table(columns)), fingerprint="steps")
+    trainer = SparseEncoderTrainer(model=model, args=options, train_dataset=rows, loss=loss, callbacks=[warmup])
     trainer.train()
     if trainer.state.global_step != len(batches):
         sys.exit(f"expected {len(batches)} steps, got {trainer.state.global_step}")
@@ -133,7 +137,8 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
     with contextlib.chdir(args.run.parent):
-        train(load_stored(args.run / "config.yaml"), args.start.absolute(), args.out.absolute())
+        steps = json.loads((args.run / "result.json").read_text())["steps"]
+        train(load_stored(args.run / "config.yaml"), args.start.absolute(), args.out.absolute(), steps)
 
 
 if __name__ == "__main__":

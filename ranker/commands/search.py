@@ -27,7 +27,7 @@ from ranker.data.instructions import refuse_instructions
 from ranker.data.query_docs import allowed_run
 from ranker.data.trec import read_candidates, read_run, write_run
 from ranker.errors import ConfigError
-from ranker.evaluation.explanation import explained_pair, write_explanation
+from ranker.evaluation.explanation import check_pair, explained_pair, write_explanation
 from ranker.evaluation.report import first_stage_run, print_table, write_evaluation
 from ranker.models.interface import is_bi_encoder
 from ranker.retrieval.encode import Device
@@ -69,6 +69,7 @@ def search(cfg: DictConfig) -> None:
     sets = chosen_sets(loaded, cfg.split) if cfg.split is not None else {}
     mined = mined_set(loaded, cfg.mine)
     refuse_instructions(sets | mined)
+    check_pair(pair, (sets | mined).values())
     if cfg.baseline == "bm25" and cfg.model is None:
         sets = with_candidates(Splits(None, None, sets), cfg.depth, Path(cfg.cache_dir), FirstStage.of(source)).tests
     folder = open_run(cfg)

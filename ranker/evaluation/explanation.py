@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ranker.data.collection import Collection
 from ranker.errors import ConfigError, DataError
 from ranker.files import write_whole
 
@@ -27,6 +28,27 @@ def explained_pair(value: str | None) -> tuple[str, str] | None:
     if len(ids) != 2 or not all(ids):
         raise ConfigError(f"explain: expected QUERY_ID,DOC_ID, got {value!r}")
     return ids[0], ids[1]
+
+
+def check_pair(pair: tuple[str, str] | None, sets: Iterable[Collection]) -> None:
+    """Refuse a pair that no set has.
+
+    Args:
+        pair: Query id and doc id; None: nothing is explained.
+        sets: The sets that are searched.
+
+    Raises:
+        DataError: No set has both.
+    """
+    if pair is None:
+        return
+    missing = set()
+    for collection in sets:
+        lacks_query, lacks_doc = pair[0] not in collection.queries, pair[1] not in collection.docs
+        if not lacks_query and not lacks_doc:
+            return
+        missing.add(f"query {pair[0]!r}" if lacks_query else f"doc {pair[1]!r}")
+    raise DataError(f"explain: expected QUERY_ID,DOC_ID of the set, got no {' or no '.join(sorted(missing))}")
 
 
 def write_explanation(folder: Path, engines: Mapping[str, Any], pair: tuple[str, str]) -> None:

@@ -37,11 +37,15 @@ COMMANDS = {
     "dense index": ["search.py", "checkpoint=@outputs/splade/*", "index=flat"],
     "dense candidates": [*BM25, "model=bm25", "candidates=@outputs/bm25/*/evaluation/small/run.trec"],
     "one id": [*SEARCH, "checkpoint=@outputs/splade/*", "explain=q33"],
+    "no such query": [*SEARCH, "checkpoint=@outputs/splade/*", "explain=q99,d33"],
+    "no such doc": [*BM25, "model=bm25", "explain=q33,d99"],
     "regularizer": ["train.py", *SMALL, "model=splade", "model.regularizer=l2"],
 }  # fmt: skip
 MISTAKES = {
     "dense index": "index: expected sparse for SPLADE, got flat; set index=sparse",
     "dense candidates": "candidates: expected null with model=...",
+    "no such query": "explain: expected QUERY_ID,DOC_ID of the set, got no query 'q99'",
+    "no such doc": "explain: expected QUERY_ID,DOC_ID of the set, got no doc 'd99'",
     "one id": "explain: expected QUERY_ID,DOC_ID, got 'q33'",
     "regularizer": "model.regularizer: expected one of flops, l1, df_flops; got 'l2'",
 }
